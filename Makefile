@@ -1,0 +1,82 @@
+# Slicewise: every entry point. `make serve` and `make test` are all a newcomer needs.
+#
+# PYTHON       the Python 3.11 that makes the virtual environment
+# TORCH_INDEX  where pip finds torch's CPU build, if no wheel of it is at hand:
+#              make serve TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# CONFIG       what `make serve` serves
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+CONFIG ?= serve_config.yaml
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
+
+.PHONY: help setup setup-dev serve check format lint types imports unit test test-long bench lock \
+	model sizes clean
+
+help:
+	@echo "make serve      set up and serve $(CONFIG) on port 8000"
+	@echo "make test       set up and run the tests"
+	@echo "make check      format, lint, types, import rules, unit tests"
+	@echo "make setup      the virtual environment alone, with the slicewise command"
+	@echo "make test-long  the long suites: 50 kills, 2,000 requests"
+	@echo "make bench      what Slicewise adds to the engine, side by side"
+	@echo "make model      train the shipped model again"
+	@echo "make lock       resolve the pinned package lists again"
+
+setup: $(VENV)/.cpu
+
+setup-dev: $(VENV)/.dev
+
+$(VENV)/.cpu: requirements/cpu.lock pyproject.toml
+	@echo "setting up $(VENV): about 3 GB, a few minutes the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -r requirements/cpu.lock || { echo $(TORCH_HELP); exit 1; }
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.cpu
+	@$(INSTALL) -r requirements/dev.lock
+	@touch $@
+
+serve: setup
+	@exec $(BIN)/slicewise serve $(CONFIG)
+
+check: setup-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m serving.config_reference --check README.md
+	$(BIN)/python -m pytest -q -m "not vllm and not e2e and not long"
+
+format: setup-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+unit: setup-dev
+	$(BIN)/python -m pytest -q -m "not vllm and not e2e and not long"
+
+test: setup-dev
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: setup-dev
+	$(BIN)/python -m pytest -m long
+
+bench: setup-dev
+	$(BIN)/python -m benchmarks
+
+lock:
+	$(PYTHON) scripts/lock.py
+
+model: setup
+	$(BIN)/python -m scripts.demo_model.train --out models/slicewise-demo
+
+sizes:
+	@git ls-files '*.py' | xargs wc -l | sort -rn | head -20
+
+clean:
+	rm -rf $(VENV)

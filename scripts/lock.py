@@ -1,0 +1,66 @@
+"""Writes the pinned lists of packages: `requirements/cpu.lock` and `requirements/dev.lock`.
+
+pip resolves; this script leaves out what CPU does not need and writes the rest with exact versions.
+The lists are installed with `--no-deps`, so what is left out stays out.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements"
+
+# Name: why it is left out.
+LEFT_OUT = {
+    "triton": "GPU kernels, 1 GB",
+    "torchvision": "its index build is linked to CUDA and breaks transformers beside CPU torch",
+    "torchaudio": "as torchvision",
+    "torchcodec": "as torchvision",
+    "fastapi-cloud-cli": "uploads to a hosted service; comes with vLLM's fastapi[standard]",
+    "sentry-sdk": "only for fastapi-cloud-cli",
+    "agent-detector": "only for fastapi-cloud-cli",
+    "rignore": "only for fastapi-cloud-cli",
+    "fastar": "only for fastapi-cloud-cli",
+    "detect-installer": "only for fastapi-cloud-cli",
+}
+
+
+def resolve(*inputs: Path) -> dict[str, str]:
+    """Package versions that satisfy all `inputs` together, by normalised name."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        command += ["--quiet", "--report", report.name]
+        for path in inputs:
+            command += ["-r", str(path)]
+        subprocess.run(command, check=True)
+        installs = json.loads(Path(report.name).read_text())["install"]
+    names = (
+        (entry["metadata"]["name"].lower().replace("_", "-"), entry["metadata"]["version"])
+        for entry in installs
+    )
+    return {name: version for name, version in sorted(names) if name not in LEFT_OUT}
+
+
+def write(path: Path, head: str, versions: dict[str, str]) -> None:
+    """One pin per line, under a comment."""
+    lines = [f"# {head} Written by `make lock`; install with --no-deps.", ""]
+    lines += [f"{name}=={version}" for name, version in versions.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Both lists, the second without what the first already has."""
+    cpu = resolve(REQUIREMENTS / "cpu.in")
+    both = resolve(REQUIREMENTS / "cpu.in", REQUIREMENTS / "dev.in")
+    clashes = {name for name in cpu if both.get(name) != cpu[name]}
+    if clashes:
+        sys.exit(f"dev.in changes versions of cpu.in: {', '.join(sorted(clashes))}")
+    write(REQUIREMENTS / "cpu.lock", "The embedded default, x86-64, Python 3.11.", cpu)
+    dev = {name: version for name, version in both.items() if name not in cpu}
+    write(REQUIREMENTS / "dev.lock", "Checks, tests and benchmarks.", dev)
+
+
+if __name__ == "__main__":
+    main()

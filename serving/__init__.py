@@ -1,0 +1,1 @@
+"""Slicewise's Serve application: gateway, token link, engines, slices."""

@@ -1,0 +1,55 @@
+"""The `slicewise` command: wiring only, one module per command.
+
+A command of another package registers itself as an entry point of the group `slicewise.commands`,
+because imports point down: `serving` names neither `autoscaling` nor `loadtest`. The entry point's
+name is the command's; it is a function, or a `typer.Typer` with commands of its own.
+"""
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+import typer
+
+from serving.config_check import check_command
+from serving.fleet_status import status_command
+from serving.launch import serve_command
+
+COMMAND_GROUP = "slicewise.commands"
+
+
+def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
+    """The whole command line: our own commands and those of `commands`."""
+    cli = typer.Typer(
+        help="Slicewise: large language models on Cloud TPUs with Ray Serve.",
+        no_args_is_help=True,
+        add_completion=False,
+        # A rich traceback prints local variables, and with them API keys.
+        pretty_exceptions_enable=False,
+    )
+    config = typer.Typer(help="Work on a serve_config.yaml.", no_args_is_help=True)
+    # Without a callback typer would drop the name of an only command.
+    config.callback()(_config_group)
+    config.command("check")(check_command)
+    cli.add_typer(config, name="config")
+    cli.command("serve")(serve_command)
+    cli.command("status")(status_command)
+    for entry_point in commands:
+        command = entry_point.load()
+        if isinstance(command, typer.Typer):
+            cli.add_typer(command, name=entry_point.name)
+        else:
+            cli.command(entry_point.name)(command)
+    return cli
+
+
+def main() -> None:
+    """Runs the command line of this process."""
+    build_cli(entry_points(group=COMMAND_GROUP))()
+
+
+def _config_group() -> None:
+    """Work on a serve_config.yaml."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The secret that both ends of every token link prove to each other."""
+
+import os
+import secrets
+from pathlib import Path
+
+from ray.experimental import internal_kv
+
+from serving.config import LinkConfig
+
+_KEY = b"slicewise:link-secret"
+_NUM_BYTES = 32
+
+
+def cluster_secret(link: LinkConfig) -> bytes:
+    """The configured secret; without one, a random one shared by this Ray cluster.
+
+    The random one is made by whoever asks first and kept in Ray's own key-value store, so that
+    every part of the application, and every later deployment of it, finds the same. Whoever can
+    read that store can already run code in the cluster.
+
+    Raises:
+        ValueError: a named source is empty.
+    """
+    if link.secret_file is not None:
+        return _not_empty(Path(link.secret_file).read_bytes().strip(), link.secret_file)
+    if link.secret_env is not None:
+        return _not_empty(os.environ.get(link.secret_env, "").encode(), link.secret_env)
+    internal_kv._internal_kv_put(_KEY, secrets.token_bytes(_NUM_BYTES), overwrite=False)
+    secret: bytes = internal_kv._internal_kv_get(_KEY)
+    return secret
+
+
+def _not_empty(secret: bytes, source: str) -> bytes:
+    if not secret:
+        raise ValueError(f"the link secret in {source!r} is empty")
+    return secret

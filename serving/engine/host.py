@@ -1,0 +1,117 @@
+"""The engine host: one engine behind one link server, watched until its end.
+
+Owns the order of things: start the engine, serve it, prove now and then that it turns, and end both
+together. Ray-free; `host_actor` puts it into an actor.
+"""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+
+from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.protocol import Engine, EngineDiedError
+from serving.engine.spec import EngineSpec, resolve_source
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
+
+logger = logging.getLogger(__name__)
+
+
+async def start_engine(spec: EngineSpec) -> Engine:
+    """The engine that `spec` describes, ready for requests.
+
+    Raises:
+        ValueError: the engine refuses its arguments. Do not retry.
+        EngineDiedError: it failed while starting. Another attempt may succeed.
+    """
+    if spec.paced is not None:
+        return PacedEngine(PacedConfig(**spec.paced))
+    # Imported here because it takes vLLM and torch with it, which the paced engine does without.
+    from serving.engine.vllm_engine import VllmEngine  # noqa: PLC0415
+
+    return await VllmEngine.start(resolve_source(spec.source), spec.engine_args)
+
+
+class EngineHost:
+    """One engine, its link server, and the watch over both."""
+
+    def __init__(self, spec: EngineSpec, engine: Engine, secret: bytes) -> None:
+        self.engine_id = uuid.uuid4().hex[:12]
+        self.engine = engine
+        self._spec = spec
+        self._server = LinkServer(
+            engine,
+            engine_id=self.engine_id,
+            secret=secret,
+            heartbeat=HeartbeatConfig(spec.heartbeat_interval_s, DEFAULT_HEARTBEAT.timeout_s),
+            limits=ServerLimits(max_buffered_bytes=spec.max_buffered_bytes),
+        )
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def listen(self, host: str) -> tuple[str, int]:
+        """Serves the engine on a free port of `host`; the address to connect to."""
+        await self._server.listen(host)
+        self._watch = asyncio.create_task(self._watch_engine(), name="watch-engine")
+        return self._server.address
+
+    @property
+    def num_requests(self) -> int:
+        """Requests on the engine."""
+        return self._server.num_requests
+
+    @property
+    def gateway_ids(self) -> frozenset[str]:
+        """The gateways connected."""
+        return self._server.gateway_ids
+
+    async def wait_died(self) -> str:
+        """Waits for the engine's end, and says why."""
+        return await asyncio.shield(self._death)
+
+    def ensure_alive(self) -> None:
+        """Raises `EngineDiedError` once the engine is gone; the replica then has to be replaced."""
+        if self._death.done():
+            raise EngineDiedError(self._death.result())
+
+    def drain(self, reason: str, grace_s: float) -> None:
+        """Tells every gateway to take its requests elsewhere."""
+        self._server.drain(reason, grace_s)
+
+    async def close(self) -> None:
+        """Ends links, then engine. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+            self._watch = None
+        await self._server.close()
+        await self.engine.close()
+        if not self._death.done():
+            self._death.set_result("closed")
+
+    async def _watch_engine(self) -> None:
+        """Ends everything with the engine: when it dies, and when it has stopped turning."""
+        died = asyncio.create_task(self._server.wait_died())
+        turning = asyncio.create_task(self._check_turning())
+        try:
+            done, _ = await asyncio.wait({died, turning}, return_when=asyncio.FIRST_COMPLETED)
+            reason = done.pop().result()
+        finally:
+            died.cancel()
+            turning.cancel()
+        logger.error("engine_ended engine_id=%s reason=%r", self.engine_id, reason)
+        # First the links: what is in flight resumes elsewhere while a hung engine is still being
+        # ended.
+        await self._server.close(reason)
+        self._death.set_result(reason)
+        await self.engine.close()
+
+    async def _check_turning(self) -> str:
+        while True:
+            await asyncio.sleep(self._spec.check_period_s)
+            try:
+                await self.engine.check(self._spec.hang_timeout_s - self._spec.check_period_s)
+            except EngineDiedError as error:
+                return str(error)

@@ -1,0 +1,80 @@
+"""The Ray actor around an engine host. One per slice replica, on the first host of its slice."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from serving.engine.host import EngineHost, start_engine
+from serving.engine.protocol import EngineDiedError
+from serving.engine.spec import EngineSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """A ready engine: where its link listens, and what the engine says of itself."""
+
+    engine_id: str
+    address: tuple[str, int]
+    engine_info: dict[str, Any]
+
+
+class EngineHostActor:
+    """Async actor; its methods are called by its slice replica only."""
+
+    def __init__(self, spec: EngineSpec, secret: bytes) -> None:
+        logging.getLogger("serving").setLevel(logging.INFO)
+        self._spec = spec
+        self._secret = secret
+        self._host: EngineHost | None = None
+
+    async def start(self) -> HostReport:
+        """Starts engine and link; returns when requests can come.
+
+        Raises:
+            ValueError: the engine refuses its arguments.
+            EngineDiedError: it failed while starting.
+        """
+        engine = await start_engine(self._spec)
+        self._host = EngineHost(self._spec, engine, self._secret)
+        loopback = self._spec.listens_on_loopback
+        address = await self._host.listen(
+            "127.0.0.1" if loopback else ray.util.get_node_ip_address()
+        )
+        return HostReport(self._host.engine_id, address, dict(engine.info))
+
+    async def wait_died(self) -> str:
+        """Returns why, when the engine is gone."""
+        if self._host is None:
+            raise EngineDiedError("not started")
+        return await self._host.wait_died()
+
+    async def status(self) -> dict[str, Any]:
+        """Requests and gateways now. Raises `EngineDiedError` when the engine is gone."""
+        if self._host is None:
+            raise EngineDiedError("not started")
+        self._host.ensure_alive()
+        return {
+            "num_requests": self._host.num_requests,
+            "gateway_ids": sorted(self._host.gateway_ids),
+            "process_ids": list(getattr(self._host.engine, "process_ids", [])),
+        }
+
+    async def drain(self, reason: str, grace_s: float) -> None:
+        """Tells the gateways to take their requests elsewhere, and waits until they have."""
+        if self._host is None:
+            return
+        self._host.drain(reason, grace_s)
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        # A drain is rare and the link server's table has no event to wait for.
+        while self._host.num_requests and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """Ends link and engine."""
+        if self._host is not None:
+            await self._host.close()

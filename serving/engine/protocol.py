@@ -1,0 +1,63 @@
+"""The seam every engine stands behind: vLLM on CPU, vLLM on TPU, the paced fake.
+
+Nothing above this protocol knows which of the three it has.
+"""
+
+from typing import Protocol
+
+from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
+
+
+class EngineDiedError(Exception):
+    """The engine is gone; what it held must be resumed on another one. Carries the reason."""
+
+
+class Engine(Protocol):
+    """Turns token requests into tokens, one step at a time."""
+
+    async def submit(self, request: TokenRequest) -> None:
+        """Takes one request; its outputs follow from `next_step`.
+
+        Raises:
+            ValueError: the request can never be served here (a malformed payload). Fail it.
+            EngineDiedError: resume it elsewhere.
+        """
+        ...
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Frees these sequences at the next step. Unknown ids are ignored."""
+        ...
+
+    async def next_step(self) -> list[TokenOutput]:
+        """Waits for the next step that added something.
+
+        Raises:
+            EngineDiedError: no step will ever come.
+        """
+        ...
+
+    async def call(self, method: str, args: bytes) -> bytes:
+        """Runs a rare operation by name. Raises `ValueError` for a name it does not have."""
+        ...
+
+    async def check(self, timeout_s: float) -> None:
+        """Proves that the engine loop still turns.
+
+        Raises:
+            EngineDiedError: it does not within `timeout_s`. Replace it.
+        """
+        ...
+
+    @property
+    def load(self) -> EngineLoad:
+        """The latest known load; costs nothing to read."""
+        ...
+
+    @property
+    def info(self) -> dict[str, object]:
+        """Facts fixed at start: `max_model_len`, `supported_tasks`, and so on. JSON-able."""
+        ...
+
+    async def close(self) -> None:
+        """Stops the engine and every process it started. Idempotent."""
+        ...

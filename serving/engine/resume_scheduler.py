@@ -1,0 +1,61 @@
+"""vLLM schedulers that let a request continue where another engine left it.
+
+A resumed request is, to vLLM, a preempted one: prompt known, some output known, nothing computed.
+vLLM already recomputes such a request exactly. All that is missing is the output it had emitted
+elsewhere, which is put back here before it is queued, so that token budgets, stop rules, repetition
+checks and block hashes see what they would have seen; and its grammar, which is advanced over the
+same tokens once it is compiled. What the worker has to know is in `resume_worker`.
+"""
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from serving.vllm_codec import emitted_token_ids
+
+logger = init_logger(__name__)
+
+
+class _Resuming(Scheduler):
+    def add_request(self, request: Request) -> None:
+        emitted = emitted_token_ids(request.sampling_params)
+        if emitted and request.request_id not in self.requests:
+            request.append_output_token_ids(emitted)
+            # Prefill statistics were reported when the request first ran; vLLM computes them on the
+            # assumption that no output can be in the prefix cache yet.
+            request.prefill_stats = None
+        super().add_request(request)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        proceeds = super()._handle_blocked_waiting_request(request)
+        if proceeds and waited_for_grammar and request.num_output_tokens:
+            self._advance_grammar(request)
+        return bool(proceeds)
+
+    def _advance_grammar(self, request: Request) -> None:
+        """Feeds the emitted tokens to the fresh grammar, by vLLM's own rule for reasoning."""
+        emitted = list(request.output_token_ids)
+        if not self.structured_output_manager.accept_tokens(request, emitted):
+            # The first engine sampled these tokens under the same grammar, so this is a bug of ours
+            # or a changed model; the output so far stands, only its tail is no longer constrained.
+            logger.error(
+                "resume grammar_rejected request_id=%s emitted=%d",
+                request.request_id,
+                len(emitted),
+            )
+
+
+class ResumingScheduler(_Resuming):
+    """For engines that schedule synchronously (vLLM on CPU)."""
+
+
+class ResumingAsyncScheduler(_Resuming, AsyncScheduler):
+    """For engines that schedule ahead of the device."""
+
+
+def scheduler_path(*, async_scheduling: bool) -> str:
+    """The import path for vLLM's `scheduler_cls`."""
+    cls = ResumingAsyncScheduler if async_scheduling else ResumingScheduler
+    return f"{cls.__module__}.{cls.__qualname__}"

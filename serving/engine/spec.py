@@ -1,0 +1,44 @@
+"""What an engine host has to be told to run one engine. Values only; travels through Ray."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine: which model, which engine, how watched.
+
+    `paced` holds the options of the paced engine and is `None` for vLLM. Times are seconds.
+    """
+
+    model: str
+    source: str
+    compute_class: str
+    engine_args: Mapping[str, JsonValue] = field(default_factory=dict)
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    paced: Mapping[str, Any] | None = None
+    num_cpus: float = 0.1
+    check_period_s: float = 1.0
+    hang_timeout_s: float = 4.0
+    heartbeat_interval_s: float = 0.25
+    max_buffered_bytes: int = 8 * 1024 * 1024
+    listens_on_loopback: bool = False
+
+
+def resolve_source(source: str) -> str:
+    """A model or adapter folder as an absolute path, or a Hugging Face id as it stands.
+
+    A relative folder is looked for in the working directory, then beside the `serving` package:
+    Ray's processes need not start where `serve_config.yaml` lies.
+    """
+    for base in (Path.cwd(), PROJECT_ROOT):
+        folder = base / source
+        if folder.is_dir():
+            return str(folder.resolve())
+    return source

@@ -1,0 +1,237 @@
+"""vLLM behind the engine protocol: an engine core in its own processes, driven by token requests.
+
+Owns the engine core's life in this host: start, steps, proof of life, end. Does not own the link,
+nor what a request means. The engine core and its workers end with this process, however it ends
+(`watch_host`), and the end of any of them is known here at once.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from serving.engine.host_watch import HOST_PID_VARIABLE
+from serving.engine.protocol import EngineDiedError
+from serving.engine.resume_scheduler import scheduler_path
+from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
+from serving.vllm_codec import decode_request, encode_outputs, request_decoder
+
+# Import paths, because vLLM hands them to processes of its own.
+_WORKER_CLASSES = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.resume_worker.ResumingCPUWorker",
+}
+
+# Engine operations a gateway may call, by the name of vLLM's own client method.
+_CALLS = {
+    "add_lora": "add_lora_async",
+    "remove_lora": "remove_lora_async",
+    "list_loras": "list_loras_async",
+    "pin_lora": "pin_lora_async",
+    "reset_prefix_cache": "reset_prefix_cache_async",
+    "reset_mm_cache": "reset_mm_cache_async",
+}
+
+
+def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
+    """VLLM's whole configuration of one engine, made to resume requests.
+
+    Raises:
+        ValueError: vLLM refuses the arguments; its message says why. Nothing was started.
+    """
+    args = AsyncEngineArgs(model=model, **engine_args)
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    scheduler = config.scheduler_config
+    scheduler.scheduler_cls = scheduler_path(async_scheduling=bool(scheduler.async_scheduling))
+    parallel = config.parallel_config
+    parallel.worker_cls = _WORKER_CLASSES.get(parallel.worker_cls, parallel.worker_cls)
+    return config
+
+
+class VllmEngine:
+    """One vLLM engine core and its workers. See `Engine` for the contract of each method."""
+
+    def __init__(self, config: VllmConfig, client: AsyncMPClient) -> None:
+        self._config = config
+        self._client = client
+        self._encoder = MsgpackEncoder()
+        self._decoder = request_decoder()
+        self._load = EngineLoad()
+        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._info = self._describe()
+        self._watch_processes()
+
+    @classmethod
+    async def start(cls, model: str, engine_args: Mapping[str, Any]) -> "VllmEngine":
+        """Starts the engine core and waits until it can take requests (seconds to many minutes).
+
+        Cancelling it stops what was started.
+
+        Raises:
+            ValueError: the arguments are refused. Do not retry.
+            EngineDiedError: the engine core failed while starting.
+        """
+        config = await asyncio.to_thread(engine_config, model, engine_args)
+        # Read by `host_watch` in the engine core and in its workers.
+        os.environ[HOST_PID_VARIABLE] = str(os.getpid())
+        launch = asyncio.create_task(asyncio.to_thread(_launch, config))
+        try:
+            client = await asyncio.shield(launch)
+        except asyncio.CancelledError:
+            launch.add_done_callback(_shut_down_unwanted)
+            raise
+        except RuntimeError as error:
+            raise EngineDiedError(f"engine core failed to start: {error}") from error
+        engine = cls(config, client)
+        tasks = await client.get_supported_tasks_async()
+        engine._info["supported_tasks"] = list(tasks)
+        return engine
+
+    @property
+    def info(self) -> dict[str, object]:
+        """Facts fixed at start."""
+        return self._info
+
+    @property
+    def load(self) -> EngineLoad:
+        """As of the latest step."""
+        return self._load
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The engine core's process ids (not its workers')."""
+        return [process.pid for process in self._processes() if process.pid is not None]
+
+    async def submit(self, request: TokenRequest) -> None:
+        """See `Engine.submit`."""
+        try:
+            engine_request = decode_request(request, self._decoder)
+        except (msgspec.DecodeError, TypeError, IndexError) as error:
+            raise ValueError(f"malformed request payload: {error}") from error
+        self._ensure_alive()
+        try:
+            await self._client.add_request_async(engine_request)
+        except EngineDeadError as error:
+            raise EngineDiedError(self._death_reason()) from error
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """See `Engine.abort`."""
+        await self._client.abort_requests_async(request_ids)
+
+    async def next_step(self) -> list[TokenOutput]:
+        """See `Engine.next_step`."""
+        while True:
+            outputs = await self._next_outputs()
+            stats = outputs.scheduler_stats
+            if stats is not None:
+                self._load = _load_from(stats)
+            if outputs.outputs:
+                return encode_outputs(outputs.outputs, self._encoder)
+
+    async def call(self, method: str, args: bytes) -> bytes:
+        """See `Engine.call`. `args` and the result are msgpack."""
+        name = _CALLS.get(method)
+        if name is None:
+            raise ValueError(f"unknown engine call {method!r}; known: {', '.join(sorted(_CALLS))}")
+        self._ensure_alive()
+        arguments = msgspec.msgpack.decode(args) if args else []
+        if method == "add_lora":
+            arguments = [msgspec.convert(arguments[0], LoRARequest)]
+        result = await getattr(self._client, name)(*arguments)
+        return msgspec.msgpack.encode(list(result) if isinstance(result, set) else result)
+
+    async def check(self, timeout_s: float) -> None:
+        """See `Engine.check`: a call that only a turning engine loop answers."""
+        self._ensure_alive()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.is_sleeping_async()
+        except TimeoutError as error:
+            raise EngineDiedError(f"engine loop did not turn for {timeout_s:g} s") from error
+        except EngineDeadError as error:
+            raise EngineDiedError(self._death_reason()) from error
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        self._report_death("closed")
+        await asyncio.to_thread(self._client.shutdown, 0)
+
+    # -- the end of the processes --
+
+    def _processes(self) -> list[Any]:
+        manager = self._client.resources.engine_manager
+        return list(manager.processes) if manager is not None else []
+
+    def _watch_processes(self) -> None:
+        """Learns of the engine core's end from the kernel, not from vLLM's slower clean-up."""
+        loop = asyncio.get_running_loop()
+        for process in self._processes():
+            pidfd = os.pidfd_open(process.pid)
+            loop.add_reader(pidfd, self._on_exit, pidfd, process.pid)
+
+    def _on_exit(self, pidfd: int, pid: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        self._report_death(f"engine core process {pid} ended")
+
+    def _report_death(self, reason: str) -> None:
+        if not self._died.done():
+            self._died.set_result(reason)
+            # Wakes `next_step`, behind whatever outputs arrived before.
+            self._client.outputs_queue.put_nowait(EngineDiedError(reason))
+
+    def _death_reason(self) -> str:
+        return self._died.result() if self._died.done() else "engine core reported its death"
+
+    def _ensure_alive(self) -> None:
+        if self._died.done():
+            raise EngineDiedError(self._died.result())
+
+    async def _next_outputs(self) -> EngineCoreOutputs:
+        """The next batch of outputs; what came before the engine's death is still delivered."""
+        if self._client.outputs_queue.empty():
+            self._ensure_alive()
+        try:
+            return await self._client.get_output_async()
+        except (EngineDeadError, EngineDiedError) as error:
+            self._report_death("engine core reported its death (see its log)")
+            raise EngineDiedError(self._death_reason()) from error
+
+    def _describe(self) -> dict[str, object]:
+        model, cache = self._config.model_config, self._config.cache_config
+        return {
+            "model": model.model,
+            "max_model_len": model.max_model_len,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "block_size": cache.block_size,
+            "num_kv_blocks": cache.num_gpu_blocks,
+            "max_num_seqs": self._config.scheduler_config.max_num_seqs,
+            "async_scheduling": bool(self._config.scheduler_config.async_scheduling),
+        }
+
+
+def _launch(config: VllmConfig) -> AsyncMPClient:
+    return AsyncMPClient(config, Executor.get_class(config), log_stats=True)
+
+
+def _shut_down_unwanted(launch: "asyncio.Task[AsyncMPClient]") -> None:
+    """The start was cancelled but could not be interrupted: stop what came of it, off the loop."""
+    if launch.cancelled() or launch.exception() is not None:
+        return
+    threading.Thread(target=launch.result().shutdown, args=(0,), daemon=True).start()
+
+
+def _load_from(stats: SchedulerStats) -> EngineLoad:
+    return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)

@@ -1,0 +1,241 @@
+"""Every error Slicewise raises on purpose, and the HTTP status of each.
+
+    SlicewiseError
+    ├── ConfigError                  no status: the application does not start
+    ├── UnsupportedVllmError         no status: install the vLLM that Slicewise is pinned to
+    └── RequestError
+        ├── MalformedRequestError    400  the client must change the request
+        ├── UnauthorizedError        401  the client must send a valid API key
+        ├── UnknownModelError        404  the client must name a served model or adapter
+        ├── RequestTooLargeError     413  the client must send less
+        ├── OverloadedError          429  retry after the stated time
+        ├── PoisonRequestError       500  give up: the same request would take engines down again
+        ├── CannotResumeError        500, or 503 when another attempt may succeed
+        └── NoEngineInTimeError      503  retry after the stated time
+
+Owns the errors and their two wire shapes, OpenAI's and Anthropic's. Does not own the HTTP response
+they travel in. Every error survives pickling, because Ray carries them between processes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Anthropic's error types by HTTP status. Source: Claude API reference, "Errors", read 2026-11-20.
+# 503 has no type of its own there; "overloaded_error" is what its clients wait and retry on.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class SlicewiseError(Exception):
+    """The base of the tree; catch it only at the rim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration.
+
+    `value` is the value as text, with secrets hidden; `None` when nothing was given. `allowed` says
+    what would be accepted in its place.
+    """
+
+    path: str
+    complaint: str
+    allowed: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        """One line: where, what is wrong with which value, what is allowed."""
+        given = "" if self.value is None else f" (value {self.value})"
+        return f"{self.path}: {self.complaint}{given}; {self.allowed}"
+
+
+class ConfigError(SlicewiseError):
+    """The configuration cannot be used. Correct every problem it lists and start again."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        """A count, then one line per problem."""
+        count = len(self.problems)
+        head = f"{count} problem{'s' if count != 1 else ''} in the configuration"
+        return "\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)])
+
+
+class UnsupportedVllmError(SlicewiseError):
+    """The installed vLLM is not one whose arguments can be read. Install the pinned version."""
+
+
+class RequestError(SlicewiseError):
+    """A request that gets no answer but this one.
+
+    `kind` is OpenAI's error `type`. `param` names the field of the request that is to blame, `None`
+    when no single field is. `retry_after_s` is how long a client should wait before it tries again,
+    `None` when waiting does not help. Each subclass passes its own arguments to `Exception`, which
+    is what lets it be pickled.
+    """
+
+    status: int
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
+    message: str
+
+    def __str__(self) -> str:
+        """The message a client reads."""
+        return self.message
+
+
+class MalformedRequestError(RequestError):
+    """The request cannot be understood. The client must change it."""
+
+    status = 400
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param, code)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class UnauthorizedError(RequestError):
+    """No API key, or not one of ours. `reason` never repeats the key."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    def __init__(self, reason: str = "Incorrect API key provided.") -> None:
+        super().__init__(reason)
+        self.message = reason
+
+
+class UnknownModelError(RequestError):
+    """No model or adapter of that name is served here."""
+
+    status = 404
+    code = "model_not_found"
+    param = "model"
+
+    def __init__(self, model: str, served: Sequence[str] = ()) -> None:
+        super().__init__(model, tuple(served))
+        self.message = f"The model {model!r} does not exist."
+        if served:
+            self.message += f" Served here: {', '.join(served)}."
+
+
+class RequestTooLargeError(RequestError):
+    """The body is longer than the gateway reads."""
+
+    status = 413
+    code = "request_too_large"
+
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(max_body_bytes)
+        self.message = f"The request body is larger than the {max_body_bytes} bytes allowed."
+
+
+class OverloadedError(RequestError):
+    """As many requests wait for an engine as may wait. Retry after the stated time."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "overloaded"
+
+    def __init__(self, model: str, num_waiting: int, retry_after_s: float) -> None:
+        super().__init__(model, num_waiting, retry_after_s)
+        self.message = (
+            f"{num_waiting} requests already wait for an engine of {model!r}; "
+            f"retry in {retry_after_s:.0f} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class NoEngineInTimeError(RequestError):
+    """No engine became ready before the deadline. Retry when a slice is expected."""
+
+    status = 503
+    kind = "server_error"
+    code = "no_engine_in_time"
+
+    def __init__(self, model: str, waited_s: float, retry_after_s: float) -> None:
+        super().__init__(model, waited_s, retry_after_s)
+        self.message = (
+            f"No engine of {model!r} became ready within {waited_s:.1f} s; "
+            f"retry in {retry_after_s:.0f} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class PoisonRequestError(RequestError):
+    """Engine after engine was lost while it held this request. Give up: it is not sent again."""
+
+    status = 500
+    kind = "server_error"
+    code = "poison_request"
+
+    def __init__(self, num_engines_lost: int) -> None:
+        super().__init__(num_engines_lost)
+        self.message = (
+            f"{num_engines_lost} engines were lost while they held this request, which is the "
+            "bound; it will not be sent to another one."
+        )
+
+
+class CannotResumeError(RequestError):
+    """The engine was lost and the request cannot go on elsewhere.
+
+    503 when a fresh attempt may succeed, which `retry_after_s` says; 500 when it is `None`.
+    """
+
+    kind = "server_error"
+    code = "cannot_resume"
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason, retry_after_s)
+        self.message = f"The engine was lost and the request cannot be resumed: {reason}"
+        self.status = 500 if retry_after_s is None else 503
+        self.retry_after_s = retry_after_s
+
+
+def openai_error_body(error: RequestError) -> dict[str, object]:
+    """The JSON body OpenAI's clients expect."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def anthropic_error_body(error: RequestError) -> dict[str, object]:
+    """The JSON body Anthropic's clients expect, for `/v1/messages`."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """The response headers that go with `error`; the same for both shapes.
+
+    OpenAI's and Anthropic's own clients resend on every status from 500 up unless
+    `x-should-retry` is "false"; resending a poison request would cost as many engines again.
+    """
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif error.status >= 500:
+        headers["x-should-retry"] = "false"
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers

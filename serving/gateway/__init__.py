@@ -1,0 +1,1 @@
+"""The gateway: vLLM's OpenAI frontend over a fleet of engines."""

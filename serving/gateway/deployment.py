@@ -1,0 +1,152 @@
+"""The gateway as a Serve deployment: its parts, made once and wired here."""
+
+import asyncio
+import gc
+import logging
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from serving.cluster_secret import cluster_secret
+from serving.config import AppConfig, AuthConfig
+from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.gateway.http_edge import EdgeRules, HttpEdge
+from serving.gateway.keys import ApiKeys, read_keys
+from serving.gateway.membership import LinkSettings, Membership
+from serving.gateway.metrics_page import render_metrics
+from serving.gateway.served_model import ServedModel
+from serving.link.client import ClientLimits
+from serving.link.heartbeat import HeartbeatConfig
+
+logger = logging.getLogger(__name__)
+
+
+def load_keys(auth: AuthConfig) -> ApiKeys:
+    """The accepted API keys.
+
+    Raises:
+        ValueError: a named source has no key; serving without would open the gateway to everybody.
+    """
+    if auth.keys_file is not None:
+        source, text = f"auth.keys_file {auth.keys_file!r}", Path(auth.keys_file).read_text()
+    elif auth.keys_env is not None:
+        source, text = f"auth.keys_env {auth.keys_env!r}", os.environ.get(auth.keys_env, "")
+    else:
+        return ApiKeys(())
+    keys = read_keys(text)
+    if not keys:
+        raise ValueError(f"{source} holds no API key")
+    return ApiKeys(keys)
+
+
+class Gateway:
+    """vLLM's OpenAI frontend over the fleet, behind the HTTP edge. `app` makes it a deployment."""
+
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self, config: AppConfig, directory: DeploymentHandle, *_engines: Any
+    ) -> None:
+        # `_engines` binds the engine deployments into the application; requests reach them by link.
+        logging.getLogger("serving").setLevel(logging.INFO)
+        self._gateway_id = uuid.uuid4().hex[:12]
+        self._started_at_s = time.time()
+        self._directory = directory
+        self._models = {
+            model.name: await ServedModel.build(model, config.gateway) for model in config.models
+        }
+        self._edge = HttpEdge(
+            self._models,
+            EdgeRules(
+                keys=load_keys(config.auth),
+                max_body_bytes=config.gateway.max_body_bytes,
+                allows_anonymous_beyond_loopback=config.auth.allow_anonymous_beyond_loopback,
+            ),
+            self._render_metrics,
+            self._describe_fleet,
+        )
+        link = config.link
+        self._membership = Membership(
+            self._models,
+            LinkSettings(
+                gateway_id=self._gateway_id,
+                secret=cluster_secret(link),
+                heartbeat=HeartbeatConfig(link.heartbeat_interval_s, link.heartbeat_timeout_s),
+                limits=ClientLimits(max_buffered_bytes=link.max_buffered_bytes),
+            ),
+        )
+        self._follower = asyncio.create_task(self._membership.follow(self._watch_directory))
+        # What start-up made lives as long as the process: the collector need not walk it again.
+        gc.collect()
+        gc.freeze()
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Called by Serve when the constructor is done."""
+        return self._edge
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What an autoscaling policy may want to know of this gateway, by model."""
+        stats = {}
+        for name, model in self._models.items():
+            described = model.describe()
+            stats[f"{name}/waiting"] = float(described["waiting"])
+            stats[f"{name}/in_flight"] = float(described["in_flight"])
+        return stats
+
+    async def __del__(self) -> None:
+        """Ends the links; engines free what was in flight here."""
+        if hasattr(self, "_follower"):
+            self._follower.cancel()
+            await self._membership.close()
+
+    async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
+        snapshot: Snapshot = await self._directory.watch.remote(version, timeout_s)
+        return snapshot
+
+    def _render_metrics(self) -> tuple[bytes, str]:
+        return render_metrics([REGISTRY, *(model.metrics for model in self._models.values())])
+
+    def _describe_fleet(self) -> dict[str, Any]:
+        now_s = time.time()
+        records = self._membership.snapshot.records
+        models = []
+        for name, model in self._models.items():
+            seats = {seat.engine_id: seat for seat in model.core.seats}
+            rows = [
+                _engine_row(record, seats.pop(record.engine_id or "", None), now_s)
+                for record in records
+                if record.model == name
+            ]
+            # Linked, but not listed: the directory has just restarted.
+            rows += [_engine_row(None, seat, now_s) for seat in seats.values()]
+            models.append(model.describe() | {"engines": rows})
+        gateway = {"id": self._gateway_id, "uptime_s": round(now_s - self._started_at_s, 1)}
+        return {"gateway": gateway, "models": models}
+
+
+def _engine_row(record: EngineRecord | None, seat: Any, now_s: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"engine_id": None, "compute_class": None, "state": None, "since_s": None}
+    if record is not None:
+        row |= {
+            "replica_id": record.replica_id,
+            "engine_id": record.engine_id,
+            "compute_class": record.compute_class,
+            "state": str(record.state),
+            "since_s": round(now_s - record.since_s, 1),
+        }
+    row["linked"] = seat is not None
+    if seat is not None:
+        row |= {"engine_id": seat.engine_id, "compute_class": seat.compute_class}
+        row["state"] = str(SliceState.DRAINING) if seat.is_draining else str(SliceState.READY)
+        row["in_flight"] = len(seat.flights)
+        if seat.load is not None:
+            row |= {
+                "num_running": seat.load.num_running,
+                "num_waiting": seat.load.num_waiting,
+                "kv_usage_ratio": round(seat.load.kv_usage_ratio, 4),
+            }
+    return row

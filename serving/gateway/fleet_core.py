@@ -1,0 +1,467 @@
+"""The fleet client: stands where vLLM's frontend expects one engine core, and is many.
+
+Owns every request in flight of one model at one gateway: which engine it is on, what it has
+emitted, and its move to another engine when that one is lost. Does not own connections
+(`membership`), the choice of an engine (`routing`), or who is to blame for a loss (`flights`).
+
+Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterrupted token stream.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import msgspec
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from serving.errors import (
+    CannotResumeError,
+    MalformedRequestError,
+    NoEngineInTimeError,
+    PoisonRequestError,
+    RequestError,
+)
+from serving.gateway.flights import Flight, count_loss
+from serving.gateway.routing import EngineView, choose_engine
+from serving.link.errors import FrameError, LinkClosedError
+from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
+from serving.vllm_codec import decode_output, encode_request, output_decoder
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLink(Protocol):
+    """What the fleet client needs of a connection to an engine host."""
+
+    def submit(self, request: TokenRequest) -> None:
+        """Sends one request; raises `LinkClosedError` or, when it is too large, `FrameError`."""
+        ...
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Frees these requests; a no-op when the link is closed."""
+        ...
+
+    async def call(self, method: str, args: bytes, timeout_s: float) -> bytes:
+        """Runs a rare engine operation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """How long a request waits for an engine, and how many engines it may take down."""
+
+    request_deadline_s: float = 60.0
+    max_engine_losses: int = 3
+    retry_after_s: float = 30.0
+    call_timeout_s: float = 30.0
+
+
+@dataclass(slots=True)
+class EngineSeat:
+    """One connected engine and the requests on it, by wire id."""
+
+    engine_id: str
+    compute_class: str
+    link: EngineLink
+    flights: dict[str, Flight] = field(default_factory=dict)
+    num_dispatched: int = 0
+    is_draining: bool = False
+    load: EngineLoad | None = None
+
+    def view(self) -> EngineView:
+        """What routing may see."""
+        return EngineView(
+            engine_id=self.engine_id,
+            num_in_flight=len(self.flights),
+            num_dispatched=self.num_dispatched,
+            is_draining=self.is_draining,
+            has_trial=any(flight.is_on_trial for flight in self.flights.values()),
+        )
+
+
+class FleetCore:
+    """An `EngineCoreClient` over a changing set of engines. Used from one event loop only."""
+
+    engine_ranks_managed = (0,)
+
+    def __init__(
+        self,
+        model: str,
+        limits: FleetLimits,
+        supported_tasks: tuple[str, ...],
+    ) -> None:
+        self.resources = SimpleNamespace(engine_dead=False)
+        self._model = model
+        self._limits = limits
+        self.supported_tasks = supported_tasks
+        self._seats: dict[str, EngineSeat] = {}
+        self._flights: dict[str, Flight] = {}
+        self._waiting: deque[Flight] = deque()
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._encoder = MsgpackEncoder()
+        self._decoder = output_decoder()
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._engine_came = asyncio.Event()
+        self._adapters: dict[int, LoRARequest] = {}
+        self._fail: Callable[[str, RequestError], None] = _no_frontend
+        self.num_resumes = 0
+        self.num_at_the_door = 0  # callers inside `wait_for_engine`
+
+    # -- what the gateway reads --
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests taken and not finished, waiting ones included."""
+        return len(self._flights)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an engine."""
+        return sum(1 for flight in self._waiting if self._is_waiting(flight))
+
+    @property
+    def seats(self) -> tuple[EngineSeat, ...]:
+        """The connected engines."""
+        return tuple(self._seats.values())
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether a request could be dispatched now."""
+        return any(not seat.is_draining for seat in self._seats.values())
+
+    async def wait_for_engine(self, timeout_s: float) -> bool:
+        """Waits until an engine takes requests; `False` when none came in time."""
+        self.num_at_the_door += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.has_engine:
+                    self._engine_came.clear()
+                    await self._engine_came.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.num_at_the_door -= 1
+        return True
+
+    @property
+    def retry_after_s(self) -> float:
+        """When a refused client may try again."""
+        return self._limits.retry_after_s
+
+    def no_engine_in_time(self) -> NoEngineInTimeError:
+        """The refusal of a request that waited its whole deadline."""
+        limits = self._limits
+        return NoEngineInTimeError(self._model, limits.request_deadline_s, limits.retry_after_s)
+
+    def set_failure_sink(self, fail: Callable[[str, RequestError], None]) -> None:
+        """Names the one who tells a request's caller that it failed: `fail(request_id, error)`."""
+        self._fail = fail
+
+    # -- engines come and go --
+
+    def add_engine(self, engine_id: str, compute_class: str, link: EngineLink) -> None:
+        """Takes an engine into use, and gives it what has been waiting."""
+        self._seats[engine_id] = EngineSeat(engine_id, compute_class, link)
+        logger.info("engine_added model=%s engine_id=%s", self._model, engine_id)
+        self._engine_came.set()
+        self._dispatch_waiting()
+
+    def drain_engine(self, engine_id: str, reason: str) -> None:
+        """Moves every request off an engine that still works, and gives it no more."""
+        seat = self._seats.get(engine_id)
+        if seat is None or seat.is_draining:
+            return
+        seat.is_draining = True
+        flights = list(seat.flights.values())
+        logger.info(
+            "engine_draining model=%s engine_id=%s in_flight=%d reason=%r",
+            self._model,
+            engine_id,
+            len(flights),
+            reason,
+        )
+        if flights:
+            seat.link.abort([flight.wire_id for flight in flights])
+        seat.flights.clear()
+        self._move(flights)
+
+    def lose_engine(self, engine_id: str, reason: str) -> None:
+        """Resumes elsewhere what was on an engine that is gone, and counts its death against it."""
+        seat = self._seats.pop(engine_id, None)
+        if seat is None:
+            return
+        flights = list(seat.flights.values())
+        logger.warning(
+            "engine_lost model=%s engine_id=%s in_flight=%d reason=%r",
+            self._model,
+            engine_id,
+            len(flights),
+            reason,
+        )
+        count_loss(flights)
+        survivors = []
+        for flight in flights:
+            if flight.num_losses >= self._limits.max_engine_losses:
+                self._fail_flight(flight, PoisonRequestError(flight.num_losses))
+            else:
+                survivors.append(flight)
+        self._move(survivors)
+
+    def take_step(self, engine_id: str, step: Step) -> None:
+        """Takes in what one step of one engine brought."""
+        seat = self._seats.get(engine_id)
+        if seat is None:
+            return
+        if step.load is not None:
+            seat.load = step.load
+        outputs: list[EngineCoreOutput] = []
+        for message in step.outputs:
+            flight = seat.flights.get(message.request_id)
+            if flight is None:
+                continue
+            if message.finish == Finish.ERROR and isinstance(message.stop_reason, str):
+                del seat.flights[message.request_id]
+                self._fail_flight(flight, CannotResumeError(message.stop_reason))
+                continue
+            flight.emitted.extend(message.token_ids)
+            if message.finish is not None:
+                del seat.flights[message.request_id]
+                del self._flights[flight.request_id]
+            output = decode_output(message, self._decoder)
+            output.request_id = flight.request_id
+            outputs.append(output)
+            if flight.is_on_trial and (message.finish is not None or flight.has_cleared_itself):
+                self._acquit(flight)
+        if outputs:
+            self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
+
+    # -- what vLLM's frontend calls --
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """What the model can do; fixed by its configuration."""
+        return self.supported_tasks
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next step's outputs, from whichever engine."""
+        return await self._outputs.get()
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Takes one request; it is dispatched now, or waits until an engine is ready."""
+        params = request.sampling_params
+        flight = Flight(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids or [],
+            max_tokens=params.max_tokens if params is not None else None,
+            payload=encode_request(request, self._encoder),
+            arrived_at_s=asyncio.get_running_loop().time(),
+            is_resumable=request.prompt_embeds is None,
+        )
+        if params is not None and params.prompt_logprobs is not None:
+            # Delivered with the first token and never again: a resumed request must not ask for
+            # them.
+            flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
+        self._flights[flight.request_id] = flight
+        self._dispatch(flight)
+
+    async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+        """Frees these requests wherever they are; unknown ids are ignored."""
+        self.abort_requests(request_ids)
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """`abort_requests_async`, which has nothing to wait for."""
+        for request_id in request_ids:
+            flight = self._flights.pop(request_id, None)
+            if flight is None or flight.engine_id is None:
+                continue
+            seat = self._seats.get(flight.engine_id)
+            if seat is not None and seat.flights.pop(flight.wire_id, None) is not None:
+                seat.link.abort([flight.wire_id])
+                if flight.is_on_trial:
+                    self._acquit(flight)
+        self._forget_aborted_waiters()
+
+    def dp_engines_running(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._flights)
+
+    def get_kv_event_sources(self) -> dict[int, Any]:
+        """None: KV events do not travel over the link."""
+        return {}
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
+        """Forgets everything. Connections are closed by their owner."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._flights.clear()
+        self._waiting.clear()
+        self._seats.clear()
+
+    # -- adapters and caches: told to every engine --
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
+        """Remembers the adapter. Engines load it with its first request, which names its path."""
+        self._adapters[lora_request.lora_int_id] = lora_request
+        return True
+
+    async def remove_lora_async(self, lora_id: int) -> bool:
+        """Unloads the adapter on every engine; `False` if none knew it."""
+        known = self._adapters.pop(lora_id, None) is not None
+        return any(await self._call_all("remove_lora", lora_id)) or known
+
+    async def list_loras_async(self) -> set[int]:
+        """The adapters of this gateway."""
+        return set(self._adapters)
+
+    async def pin_lora_async(self, lora_id: int) -> bool:
+        """Keeps the adapter loaded on every engine."""
+        return all(await self._call_all("pin_lora", lora_id))
+
+    async def reset_prefix_cache_async(
+        self,
+        reset_running_requests: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+        reset_connector: bool = False,  # noqa: FBT001, FBT002
+    ) -> bool:
+        """Empties the prefix cache of every engine."""
+        return all(
+            await self._call_all("reset_prefix_cache", reset_running_requests, reset_connector)
+        )
+
+    async def reset_mm_cache_async(self) -> None:
+        """Empties the multi-modal cache of every engine."""
+        await self._call_all("reset_mm_cache")
+
+    async def is_sleeping_async(self) -> bool:
+        """Never: an engine that should not run is released with its slice."""
+        return False
+
+    async def _call_all(self, method: str, *args: Any) -> list[Any]:
+        body = msgspec.msgpack.encode(args)
+        timeout_s = self._limits.call_timeout_s
+        calls = [seat.link.call(method, body, timeout_s) for seat in self._seats.values()]
+        return [msgspec.msgpack.decode(reply) for reply in await asyncio.gather(*calls)]
+
+    # -- dispatch --
+
+    def _payload_without_prompt_logprobs(
+        self, request: EngineCoreRequest, params: SamplingParams
+    ) -> list[bytes]:
+        request.sampling_params = params.clone()
+        request.sampling_params.prompt_logprobs = None
+        try:
+            return encode_request(request, self._encoder)
+        finally:
+            request.sampling_params = params
+
+    def _dispatch(self, flight: Flight) -> None:
+        views = (seat.view() for seat in self._seats.values())
+        route = choose_engine(views, needs_trial=flight.needs_trial)
+        if route.engine_id is None:
+            self._park(flight)
+            return
+        seat = self._seats[route.engine_id]
+        flight.engine_id = seat.engine_id
+        flight.waiting_since_s = None
+        flight.is_on_trial = flight.needs_trial
+        flight.num_emitted_at_dispatch = len(flight.emitted)
+        seat.flights[flight.wire_id] = flight
+        seat.num_dispatched += 1
+        try:
+            seat.link.submit(flight.to_message())
+        except LinkClosedError as error:
+            # The link broke a moment ago; its owner is about to report the loss of all that was on
+            # it.
+            logger.info("submit_failed engine_id=%s error=%r", seat.engine_id, str(error))
+        except FrameError as error:
+            del seat.flights[flight.wire_id]
+            self._fail_flight(flight, MalformedRequestError(str(error)))
+
+    def _move(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            if flight.emitted and not flight.is_resumable:
+                self._fail_flight(
+                    flight, CannotResumeError("its prompt was given as embeddings, not as tokens")
+                )
+                continue
+            self.num_resumes += 1
+            flight.attempt += 1
+            flight.engine_id = None
+            flight.is_on_trial = False
+            self._dispatch(flight)
+
+    def _park(self, flight: Flight) -> None:
+        loop = asyncio.get_running_loop()
+        flight.engine_id = None
+        if flight.waiting_since_s is None:
+            flight.waiting_since_s = loop.time()
+        self._waiting.append(flight)
+        self._arm_deadline()
+
+    def _is_waiting(self, flight: Flight) -> bool:
+        return flight.engine_id is None and self._flights.get(flight.request_id) is flight
+
+    def _dispatch_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for flight in waiting:
+            if self._is_waiting(flight):
+                self._dispatch(flight)
+
+    def _acquit(self, flight: Flight) -> None:
+        """The suspect is not what kills engines, or is gone: the next one may be tried."""
+        flight.is_on_trial = False
+        flight.num_losses = 0
+        self._dispatch_waiting()
+
+    def _forget_aborted_waiters(self) -> None:
+        while self._waiting and not self._is_waiting(self._waiting[0]):
+            self._waiting.popleft()
+
+    # -- deadlines and failures --
+
+    def _arm_deadline(self) -> None:
+        """One timer, for the request that has waited longest."""
+        self._forget_aborted_waiters()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        if self._waiting:
+            since_s = min(flight.waiting_since_s or 0.0 for flight in self._waiting)
+            loop = asyncio.get_running_loop()
+            at_s = since_s + self._limits.request_deadline_s
+            self._deadline_timer = loop.call_at(at_s, self._expire_waiting)
+
+    def _expire_waiting(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        kept: deque[Flight] = deque()
+        expired: list[Flight] = []
+        for flight in self._waiting:
+            if not self._is_waiting(flight):
+                continue
+            waited_s = now_s - (flight.waiting_since_s or now_s)
+            (expired if waited_s >= self._limits.request_deadline_s else kept).append(flight)
+        self._waiting = kept
+        for flight in expired:
+            self._fail_flight(flight, self.no_engine_in_time())
+        self._arm_deadline()
+
+    def _fail_flight(self, flight: Flight, error: RequestError) -> None:
+        self._flights.pop(flight.request_id, None)
+        logger.warning(
+            "request_failed model=%s request_id=%s emitted=%d losses=%d error=%s",
+            self._model,
+            flight.request_id,
+            len(flight.emitted),
+            flight.num_losses,
+            type(error).__name__,
+        )
+        self._fail(flight.request_id, error)
+
+
+def _no_frontend(request_id: str, error: RequestError) -> None:
+    raise RuntimeError(f"request {request_id} failed before a frontend was attached") from error

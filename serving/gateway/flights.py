@@ -1,0 +1,86 @@
+"""Requests in flight: where each is, what it has emitted, what its engines' deaths say of it.
+
+Pure records and decisions: no clock, no I/O, no vLLM. `fleet_core` owns the table and acts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from serving.link.messages import TokenRequest
+
+# A request that produced this many tokens on an engine is not what killed it: whatever is poisonous
+# in a request (its prompt, a grammar, a parameter) acts at its prefill or in its first steps.
+CLEARING_TOKENS = 8
+
+# From this many losses on, a request is tried alone: at most one such request per engine.
+TRIAL_LOSSES = 2
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request between the frontend and the fleet.
+
+    `engine_id` is `None` while the request waits for an engine. `attempt` numbers the dispatches,
+    so that what a lost engine still sends can be told from what the present one sends.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int | None
+    payload: list[bytes]
+    arrived_at_s: float
+    is_resumable: bool = True
+    emitted: list[int] = field(default_factory=list)
+    engine_id: str | None = None
+    attempt: int = 0
+    num_emitted_at_dispatch: int = 0
+    num_losses: int = 0
+    waiting_since_s: float | None = None
+    is_on_trial: bool = False
+    # Sent in place of `payload` once something has been emitted; `None` means `payload` serves.
+    resume_payload: list[bytes] | None = None
+
+    @property
+    def wire_id(self) -> str:
+        """The request's id on the link: one per attempt, so that attempts cannot be mistaken."""
+        return self.request_id if self.attempt == 0 else f"{self.request_id}~{self.attempt}"
+
+    def to_message(self) -> TokenRequest:
+        """The request as it stands now: whole at first, resumed after what was emitted later."""
+        resumes = bool(self.emitted) and self.resume_payload is not None
+        return TokenRequest(
+            request_id=self.wire_id,
+            prompt_token_ids=self.prompt_token_ids,
+            emitted_token_ids=list(self.emitted),
+            max_tokens=self.max_tokens,
+            payload=(self.resume_payload if resumes else self.payload) or [],
+        )
+
+    @property
+    def num_tokens_since_dispatch(self) -> int:
+        """Tokens this attempt has produced."""
+        return len(self.emitted) - self.num_emitted_at_dispatch
+
+    @property
+    def has_cleared_itself(self) -> bool:
+        """Whether this attempt has run long enough not to be what kills engines."""
+        return self.num_tokens_since_dispatch >= CLEARING_TOKENS
+
+    @property
+    def needs_trial(self) -> bool:
+        """Whether the request may only be dispatched as its engine's one suspect."""
+        return self.num_losses >= TRIAL_LOSSES
+
+
+def count_loss(lost: Iterable[Flight]) -> None:
+    """Counts the death of one engine against the requests that were on it.
+
+    A request on trial takes the blame alone. Without one, each request is counted, and one that had
+    cleared itself starts again from one.
+    """
+    flights = list(lost)
+    suspects = [flight for flight in flights if flight.is_on_trial]
+    for flight in suspects or flights:
+        if flight.has_cleared_itself:
+            flight.num_losses = 0
+        flight.num_losses += 1

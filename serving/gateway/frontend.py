@@ -1,0 +1,166 @@
+"""vLLM's own OpenAI frontend for one model, over a fleet instead of one engine.
+
+Owns the join: which vLLM objects are built and on what. Does not own the wire format (vLLM's), nor
+requests in flight (`fleet_core`), nor the HTTP edge (`http_edge`).
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import ASGIApp
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.exceptions import GracefulHTTPError
+from vllm.reasoning import ReasoningParserManager
+from vllm.renderers import renderer_from_config
+from vllm.tool_parsers import ToolParserManager
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
+
+from serving.errors import RequestError
+from serving.gateway.fleet_core import FleetCore
+
+
+class FleetRequestError(GracefulHTTPError):
+    """A `RequestError` as vLLM's handlers answer it, before a stream or inside one."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message, HTTPStatus(error.status))
+
+
+class FleetLLM(AsyncLLM):
+    """vLLM's `AsyncLLM` over a `FleetCore`.
+
+    The constructor is written anew because vLLM's starts an engine; it sets every attribute that
+    vLLM's own sets (a test compares them).
+    """
+
+    def __init__(self, config: VllmConfig, core: FleetCore, metrics: CollectorRegistry) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.scheduler_config = config.scheduler_config
+        self.observability_config = config.observability_config
+        self.log_requests = False
+        self.log_stats = True
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self.admission_stats = None
+        self.output_processor = OutputProcessor(
+            self.renderer.tokenizer,
+            log_stats=True,
+            stream_interval=config.scheduler_config.stream_interval,
+            tracing_enabled=False,
+        )
+        self.engine_core = core  # type: ignore[assignment]
+        self.logger_manager = StatLoggerManager(
+            vllm_config=config,
+            engine_idxs=list(core.engine_ranks_managed),
+            custom_stat_loggers=[_prometheus_logger(metrics)],
+            enable_default_loggers=False,
+        )
+        self._client_count = 1
+        self.output_handler = None
+        self.profiler = None
+        self._frontend_profiler_injected = False
+        self._profile_session_guard_enabled = False
+        self._profile_session_active = False
+        core.set_failure_sink(self.fail_request)
+
+    def fail_request(self, request_id: str, error: RequestError) -> None:
+        """Ends a request, and its siblings if `n > 1`, with an error that its client reads."""
+        state = self.output_processor.request_states.get(request_id)
+        if state is None:
+            return
+        queue, parent = state.queue, state.parent_req
+        whole = parent.request_id if parent is not None else request_id
+        siblings = self.output_processor.abort_requests([whole], internal=True)
+        self.engine_core.abort_requests(siblings)
+        if queue is not None:
+            queue.put(FleetRequestError(error))
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests the frontend holds; zero when nothing leaks."""
+        return int(self.output_processor.get_num_unfinished_requests())
+
+
+def _prometheus_logger(registry: CollectorRegistry) -> type[PrometheusStatLogger]:
+    """VLLM's metrics in a registry of their own: several models in one process share the names."""
+
+    class ModelPrometheusStatLogger(PrometheusStatLogger):
+        _gauge_cls = partial(Gauge, registry=registry)
+        _counter_cls = partial(Counter, registry=registry)
+        _histogram_cls = partial(Histogram, registry=registry)
+
+    return ModelPrometheusStatLogger
+
+
+def frontend_config(model: str, name: str, engine_args: Mapping[str, Any]) -> VllmConfig:
+    """VLLM's configuration as the frontend needs it.
+
+    Raises:
+        ValueError: vLLM refuses the arguments; its message says why.
+    """
+    args = AsyncEngineArgs(model=model, served_model_name=[name], **engine_args)
+    return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+async def build_frontend(
+    llm: FleetLLM,
+    tasks: tuple[str, ...],
+    *,
+    name: str,
+    adapters: Sequence[tuple[str, str]],
+    frontend_args: Mapping[str, Any],
+) -> ASGIApp:
+    """VLLM's whole ASGI application for one model. `adapters` are LoRA names and paths.
+
+    Raises:
+        ValueError: a frontend argument or an adapter is refused by vLLM.
+    """
+    config = llm.vllm_config
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    for key, value in frontend_args.items():
+        setattr(args, key, value)
+    args.model = config.model_config.model
+    args.served_model_name = [name]
+    args.structured_outputs_config = config.structured_outputs_config
+    args.lora_modules = [LoRAModulePath(adapter, path) for adapter, path in adapters] or None
+    args.enable_request_id_headers = False  # the HTTP edge does it, for every route
+    args.disable_fastapi_docs = True
+    _load_parser_plugins(args.tool_parser_plugin, config)
+    _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
+    app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]
+    await init_app_state(llm, app.state, args, tasks)
+    return app
+
+
+def _load_parser_plugins(tool_parser_plugin: str, config: VllmConfig) -> None:
+    if tool_parser_plugin:
+        ToolParserManager.import_tool_parser(tool_parser_plugin)
+    reasoning_plugin = config.structured_outputs_config.reasoning_parser_plugin
+    if reasoning_plugin:
+        ReasoningParserManager.import_reasoning_parser(reasoning_plugin)
+
+
+def _check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
+    # Looked up here, so that a misspelt name stops the deployment and not the first request.
+    try:
+        if tool_parser:
+            ToolParserManager.get_tool_parser(tool_parser)
+        if reasoning_parser:
+            ReasoningParserManager.get_reasoning_parser(reasoning_parser)
+    except KeyError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,291 @@
+"""The HTTP edge of the gateway: who may ask, for which model, and with which request id.
+
+Owns keys, body limits, request ids, the choice of a model's frontend, admission before a stream
+starts, and the gateway's own routes (`/health`, `/v1/models`, `/metrics`, `/fleet`). Every other
+byte of a response is vLLM's. Prompts and answers are never logged.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.errors import (
+    MalformedRequestError,
+    RequestError,
+    RequestTooLargeError,
+    UnauthorizedError,
+    UnknownModelError,
+    anthropic_error_body,
+    error_headers,
+    openai_error_body,
+)
+from serving.gateway.keys import ApiKeys, is_loopback, presented_key
+
+logger = logging.getLogger(__name__)
+
+# What a model's frontend serves to clients. vLLM registers more (scaling, adapters, profiling),
+# which are operations on a server of its own and not for whoever holds an API key.
+_MODEL_ROUTES = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/score",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/score",
+        "/rerank",
+        "/classify",
+        "/pooling",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+
+# Routes of `_MODEL_ROUTES` that no engine is needed for.
+_ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+# A taken-over request id is logged and echoed, so it may not carry line ends or grow without bound.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+
+class ModelFrontend(Protocol):
+    """One served model, as the edge sees it."""
+
+    @property
+    def name(self) -> str:
+        """The `model` field that selects it."""
+        ...
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The LoRA adapters that select it too."""
+        ...
+
+    async def app(self) -> ASGIApp:
+        """VLLM's application. Raises `RequestError` while it cannot be built."""
+        ...
+
+    async def admit(self) -> None:
+        """Waits until an engine takes requests. Raises `RequestError` when none does in time."""
+        ...
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """Its entries of `/v1/models`."""
+        ...
+
+
+class _ModelField(msgspec.Struct):
+    model: str | None = None
+
+
+_MODEL_FIELD = msgspec.json.Decoder(_ModelField)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRules:
+    """What the edge lets through.
+
+    Without keys only this machine may ask, unless `allows_anonymous_beyond_loopback`.
+    """
+
+    keys: ApiKeys
+    max_body_bytes: int
+    allows_anonymous_beyond_loopback: bool = False
+
+
+class HttpEdge:
+    """The gateway's ASGI application."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelFrontend],
+        rules: EdgeRules,
+        render_metrics: Callable[[], tuple[bytes, str]],
+        describe_fleet: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._models = models
+        self._rules = rules
+        self._render_metrics = render_metrics
+        self._describe_fleet = describe_fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request; refuses anything that is not HTTP."""
+        if scope["type"] == "lifespan":
+            await _serve_lifespan(receive, send)
+        elif scope["type"] == "http":
+            await _Exchange(scope, receive, send).run(self._serve)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _serve(self, exchange: "_Exchange") -> None:
+        path = exchange.path
+        if path == "/health":
+            await exchange.respond(PlainTextResponse(""))
+            return
+        self._authorize(exchange.scope)
+        if path == "/v1/models":
+            await exchange.respond(JSONResponse(await self._model_list()))
+        elif path == "/metrics":
+            body, content_type = self._render_metrics()
+            await exchange.respond(Response(body, media_type=content_type))
+        elif path == "/fleet":
+            await exchange.respond(JSONResponse(self._describe_fleet()))
+        elif path in _MODEL_ROUTES:
+            await self._serve_model(exchange)
+        else:
+            error = MalformedRequestError(f"There is no route {path}.", code="not_found")
+            await exchange.respond(JSONResponse(openai_error_body(error), status_code=404))
+
+    def _authorize(self, scope: Scope) -> None:
+        rules = self._rules
+        if rules.keys:
+            rules.keys.check(presented_key(scope["headers"]))
+            return
+        client = scope.get("client")
+        if rules.allows_anonymous_beyond_loopback or is_loopback(client[0] if client else None):
+            return
+        raise UnauthorizedError("Without API keys this gateway serves its own machine only.")
+
+    async def _serve_model(self, exchange: "_Exchange") -> None:
+        body = await exchange.read_body(self._rules.max_body_bytes)
+        frontend = self._select(_model_field(body))
+        exchange.model = frontend.name
+        app = await frontend.app()
+        if exchange.path not in _ENGINELESS_ROUTES:
+            await frontend.admit()
+        await exchange.delegate(app, body)
+
+    def _select(self, model: str | None) -> ModelFrontend:
+        if model is None:
+            if len(self._models) > 1:
+                names = ", ".join(sorted(self._models))
+                raise MalformedRequestError(
+                    f"Several models are served here; name one of them: {names}.", param="model"
+                )
+            return next(iter(self._models.values()))
+        for frontend in self._models.values():
+            if model == frontend.name or model in frontend.adapter_names:
+                return frontend
+        raise UnknownModelError(model, sorted(self._models))
+
+    async def _model_list(self) -> dict[str, Any]:
+        cards = [card for frontend in self._models.values() for card in await frontend.cards()]
+        return {"object": "list", "data": cards}
+
+
+class _Exchange:
+    """One HTTP request and its response: request id, time, status, and how errors look."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.path: str = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        self.model: str | None = None
+        self._receive = receive
+        self._send = send
+        self._status: int | None = None
+        self._started_at_s = time.monotonic()
+        taken = _taken_request_id(scope)
+        self._request_id = taken or uuid.uuid4().hex
+        # Serve gives every request an id and puts it on the response itself; only an id that we had
+        # to make (none came, or not a fit one) is ours to add.
+        self._own_headers = [] if taken else [(b"x-request-id", self._request_id.encode())]
+
+    async def run(self, serve: Callable[["_Exchange"], Awaitable[None]]) -> None:
+        try:
+            await serve(self)
+        except RequestError as error:
+            if self._status is not None:
+                raise
+            is_anthropic = self.path.startswith("/v1/messages")
+            body = anthropic_error_body(error) if is_anthropic else openai_error_body(error)
+            response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
+            await self.respond(response)
+        finally:
+            logger.info(
+                "request request_id=%s path=%s model=%s status=%s duration_ms=%d",
+                self._request_id,
+                self.path,
+                self.model,
+                self._status,
+                (time.monotonic() - self._started_at_s) * 1000,
+            )
+
+    async def respond(self, response: Response) -> None:
+        await response(self.scope, self._receive, self._send_with_headers)
+
+    async def delegate(self, app: ASGIApp, body: bytes) -> None:
+        """Hands the request over, its body already read, as if it had just arrived."""
+        scope = dict(self.scope, root_path="", path=self.path)
+        scope["headers"] = [
+            *((name, value) for name, value in scope["headers"] if name != b"x-request-id"),
+            (b"x-request-id", self._request_id.encode()),
+        ]
+        pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return pending.pop() if pending else await self._receive()
+
+        await app(scope, receive, self._send_with_headers)
+
+    async def read_body(self, max_bytes: int) -> bytes:
+        """The whole body; a larger one is refused before it is held."""
+        for name, value in self.scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+                raise RequestTooLargeError(max_bytes)
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise MalformedRequestError("The client left before its request was complete.")
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > max_bytes:
+                raise RequestTooLargeError(max_bytes)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    async def _send_with_headers(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = [*message.get("headers", []), *self._own_headers]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+def _taken_request_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = str(value.decode("latin-1"))
+            if _REQUEST_ID.fullmatch(text):
+                return text
+    return None
+
+
+def _model_field(body: bytes) -> str | None:
+    try:
+        return _MODEL_FIELD.decode(body).model
+    except msgspec.ValidationError as error:
+        raise MalformedRequestError(f"model: {error}", param="model") from error
+    except msgspec.DecodeError as error:
+        raise MalformedRequestError(f"The body is not valid JSON: {error}") from error
+
+
+async def _serve_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

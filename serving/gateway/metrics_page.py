@@ -1,0 +1,52 @@
+"""The gateway's `/metrics`: several registries as one page, each metric family once.
+
+vLLM registers the same family names for every model it serves in a process, so each model has a
+registry of its own; Prometheus takes a page that names a family twice as broken.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+# Families that vLLM's frontend derives from one engine's scheduler. Here there are many engines, so
+# they would stay at their initial zero; missing is better than a false zero.
+_SCHEDULER_FAMILIES = frozenset(
+    {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:kv_cache_usage_perc",
+        "vllm:engine_sleep_state",
+        "vllm:prefix_cache_queries",
+        "vllm:prefix_cache_hits",
+        "vllm:external_prefix_cache_queries",
+        "vllm:external_prefix_cache_hits",
+    }
+)
+
+
+class _Merged(Collector):
+    def __init__(self, registries: Iterable[CollectorRegistry]) -> None:
+        self._registries = tuple(registries)
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for registry in self._registries:
+            for family in registry.collect():
+                if family.name in _SCHEDULER_FAMILIES:
+                    continue
+                known = families.get(family.name)
+                if known is None:
+                    families[family.name] = family
+                else:
+                    known.samples.extend(family.samples)
+        yield from families.values()
+
+
+def render_metrics(registries: Iterable[CollectorRegistry]) -> tuple[bytes, str]:
+    """The page and its content type."""
+    merged = CollectorRegistry(auto_describe=False)
+    merged.register(_Merged(registries))
+    return generate_latest(merged), CONTENT_TYPE_LATEST

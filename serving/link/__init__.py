@@ -1,0 +1,1 @@
+"""The token link: one authenticated, multiplexed connection per gateway and engine host."""

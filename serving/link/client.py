@@ -1,0 +1,285 @@
+"""The gateway's end of a link: requests go down, tokens come up.
+
+Owns one connection to one engine host, its calls in flight, and what waits to be written. Does not
+own the requests: whoever is told that a link is lost resumes them on another one.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from serving.link.connection import HANDSHAKE_TIMEOUT_S, LinkConnection
+from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkClosedError
+from serving.link.handshake import NONCE_BYTES, GatewayHandshake
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import (
+    MAX_FRAME_BYTES,
+    Abort,
+    Call,
+    Challenge,
+    Draining,
+    EngineLoad,
+    EngineLost,
+    EngineMessage,
+    GatewayMessage,
+    Ping,
+    Refused,
+    Reply,
+    Step,
+    TokenRequest,
+    Welcome,
+)
+
+# A token id below 2**32 takes at most 5 bytes of msgpack; names and lengths fit in the envelope.
+_TOKEN_BYTES = 5
+_ENVELOPE_BYTES = 4 * 1024
+
+_DECODER = msgspec.msgpack.Decoder(EngineMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Bounds of one link, and what happens at each.
+
+    Frames beyond `max_buffered_bytes` wait unencoded, so that a thousand long prompts resumed at
+    once cost neither memory nor a stalled event loop. An engine host that takes too little for
+    `write_stall_timeout_s`, or lets more than `max_waiting_messages` wait, is lost.
+    """
+
+    max_buffered_bytes: int = 1024 * 1024
+    max_waiting_messages: int = 65_536
+    write_stall_timeout_s: float = 5.0
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+
+
+DEFAULT_HEARTBEAT = HeartbeatConfig()
+DEFAULT_LIMITS = ClientLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCallbacks:
+    """What the gateway does with what arrives. All run in the event loop and must not block.
+
+    `on_step` and `on_draining` run while the socket is read. `on_lost` runs exactly once when an
+    open link ends by anything but `close`, never from inside `submit`, `abort` or `call`, and no
+    other callback runs after it. Each may run before `connect` has returned to its caller.
+    """
+
+    on_step: Callable[[Step], None]
+    on_lost: Callable[[str], None]
+    on_draining: Callable[[Draining], None]
+
+
+class LinkClient(LinkConnection):
+    """An open link to one engine host. Made by `connect`."""
+
+    def __init__(
+        self,
+        handshake: GatewayHandshake,
+        callbacks: LinkCallbacks,
+        heartbeat: HeartbeatConfig,
+        limits: ClientLimits,
+    ) -> None:
+        write_buffer_bytes = (limits.max_buffered_bytes // 4, limits.max_buffered_bytes)
+        super().__init__(_DECODER, heartbeat, limits.handshake_timeout_s, write_buffer_bytes)
+        self.engine_id = ""
+        self.engine_info: dict[str, object] = {}
+        self.load: EngineLoad | None = None  # None until the engine host has told it
+        self._handshake = handshake
+        self._callbacks = callbacks
+        self._limits = limits
+        self._welcomed: asyncio.Future[None] = self._loop.create_future()
+        self._is_closed_here = False
+        self._waiting: deque[msgspec.Struct] = deque()
+        self._write_stalled_at_s: float | None = None  # None while the transport takes more
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+
+    @classmethod
+    async def connect(
+        cls,
+        address: tuple[str, int],
+        *,
+        gateway_id: str,
+        secret: bytes,
+        callbacks: LinkCallbacks,
+        heartbeat: HeartbeatConfig = DEFAULT_HEARTBEAT,
+        limits: ClientLimits = DEFAULT_LIMITS,
+    ) -> Self:
+        """Opens a link. `gateway_id` is unique to this process: a new link replaces its old one.
+
+        Raises:
+            HandshakeError: the engine host refused, or could not prove itself. Do not retry soon.
+            LinkClosedError: it cannot be reached or did not answer in time. Retry later.
+        """
+        handshake = GatewayHandshake(gateway_id, secret, secrets.token_bytes(NONCE_BYTES))
+        client = cls(handshake, callbacks, heartbeat, limits)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limits.handshake_timeout_s):
+                await loop.create_connection(lambda: client, *address)
+                await client._welcomed
+        except OSError as error:  # TimeoutError is one
+            reason = str(error) or f"no answer within {limits.handshake_timeout_s} s"
+            msg = f"no link to {address[0]}:{address[1]}: {reason}"
+            raise LinkClosedError(msg) from error
+        finally:
+            if not client._welcomed.done():
+                client._welcomed.cancel()
+            if client._welcomed.cancelled():
+                client.end("gave up connecting")
+        return client
+
+    def submit(self, request: TokenRequest) -> None:
+        """Sends a request; does not wait.
+
+        Raises:
+            LinkClosedError: it was not sent. Resume it elsewhere.
+            FrameError: it is too large for any engine. Fail it.
+        """
+        num_tokens = len(request.prompt_token_ids) + len(request.emitted_token_ids)
+        most_bytes = _ENVELOPE_BYTES + _TOKEN_BYTES * num_tokens + sum(map(len, request.payload))
+        if most_bytes > MAX_FRAME_BYTES:
+            msg = f"request of up to {most_bytes} bytes, at most {MAX_FRAME_BYTES} fit in a frame"
+            raise FrameError(msg)
+        self._send(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Stops these requests; their outputs may still arrive for a moment. Idempotent."""
+        if self.is_open:
+            self._send(Abort(request_ids))
+
+    async def call(self, method: str, args: bytes, timeout_s: float) -> bytes:
+        """Runs a rare engine operation and returns its result.
+
+        Raises:
+            LinkCallError: the engine host answered with an error.
+            LinkClosedError: the link ended before the answer; the operation may have run.
+            TimeoutError: no answer within `timeout_s`; the operation may still run.
+        """
+        call_id = next(self._call_ids)
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._send(Call(call_id, method, args))
+        self._calls[call_id] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def close(self) -> None:
+        """Ends the link without telling `on_lost`, and waits until it is gone. Idempotent."""
+        self._is_closed_here = True
+        self.end("closed by the gateway")
+        await asyncio.shield(self.closed)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Says who we are."""
+        super().connection_made(transport)
+        self._write(self._handshake.hello)
+
+    def pause_writing(self) -> None:
+        """From now on messages wait."""
+        super().pause_writing()
+        self._write_stalled_at_s = self._loop.time()
+
+    def resume_writing(self) -> None:
+        """Writes what waited, until the transport has enough again."""
+        super().resume_writing()
+        self._write_stalled_at_s = None
+        while self._waiting and not self._is_write_paused:
+            self._write(self._waiting.popleft())
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if not self.is_open:
+            raise LinkClosedError(self.end_reason or "the link is not open yet")
+        if not self._is_write_paused:
+            self._write(message)
+            return
+        if len(self._waiting) >= self._limits.max_waiting_messages:
+            self.end(f"the engine host does not read: {len(self._waiting)} messages wait")
+            raise LinkClosedError(self.end_reason)
+        self._waiting.append(message)
+
+    def _receive(self, message: GatewayMessage | EngineMessage) -> None:
+        if not self.is_open:
+            self._shake_hands(message)
+        elif isinstance(message, Step):
+            if message.load is not None:
+                self.load = message.load
+            self._callbacks.on_step(message)
+        elif isinstance(message, Ping):
+            if message.load is not None:
+                self.load = message.load
+        elif isinstance(message, Reply):
+            self._receive_reply(message)
+        elif isinstance(message, Draining):
+            self._callbacks.on_draining(message)
+        elif isinstance(message, EngineLost):
+            self.end(f"engine lost: {message.reason}")
+        else:
+            self._violated(message)
+
+    def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:
+        if isinstance(message, Challenge) and not self.engine_id:
+            try:
+                proof = self._handshake.answer(message)
+            except HandshakeError as error:
+                self._refuse(str(error))
+                return
+            self.engine_id = message.engine_id
+            self._trust()
+            self._write(proof)
+        elif isinstance(message, Welcome) and self.engine_id:
+            try:
+                self.engine_info = msgspec.json.decode(message.engine_info, type=dict[str, object])
+            except msgspec.MsgspecError as error:
+                self.end(f"protocol error: engine_info is not a JSON object: {error}")
+                return
+            self._open()
+            self._welcomed.set_result(None)
+        elif isinstance(message, Refused):
+            self._refuse(f"refused by the engine host: {message.reason}")
+        else:
+            self._violated(message)
+
+    def _refuse(self, reason: str) -> None:
+        self._welcomed.set_exception(HandshakeError(reason))
+        self.end(reason)
+
+    def _receive_reply(self, reply: Reply) -> None:
+        answer = self._calls.get(reply.call_id)
+        if answer is None or answer.done():  # its caller has stopped waiting
+            return
+        if reply.error is not None:
+            answer.set_exception(LinkCallError(reply.error))
+        else:
+            answer.set_result(reply.result)
+
+    def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:
+        timeout_s = self._limits.write_stall_timeout_s
+        if self._write_stalled_at_s is None:
+            if is_ping_due:
+                self._write(Ping())
+        elif not is_late and self._loop.time() - self._write_stalled_at_s >= timeout_s:
+            self.end(f"the engine host does not read: it took too little for {timeout_s} s")
+
+    def _ended(self, reason: str) -> None:
+        self._waiting.clear()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(LinkClosedError(reason))
+        if not self._welcomed.done():
+            self._welcomed.set_exception(LinkClosedError(reason))
+        elif not self._welcomed.cancelled() and self._welcomed.exception() is None:
+            self._loop.call_soon(self._tell_lost, reason)
+
+    def _tell_lost(self, reason: str) -> None:
+        if not self._is_closed_here:
+            self._callbacks.on_lost(reason)

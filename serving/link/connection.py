@@ -1,0 +1,172 @@
+"""One end of one link: frames in and out, its deadlines, and one end with one reason.
+
+Owns the transport and every timer on it. Does not own the handshake's rules or what a message
+means: that is for the two ends, `client` and `gateway_connection`.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import cast
+
+import msgspec
+
+from serving.link.errors import FrameError
+from serving.link.framing import MAX_HANDSHAKE_FRAME_BYTES, FrameSplitter, encode_frame
+from serving.link.heartbeat import HeartbeatConfig, Pulse
+from serving.link.messages import MAX_FRAME_BYTES, EngineMessage, GatewayMessage
+
+# Bounds how long a peer that does not read can keep an ended link's last words in memory.
+FAREWELL_TIMEOUT_S = 1.0
+
+# The longest handshake is two round trips; the rest is room for a busy event loop at either end.
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class LinkConnection(asyncio.Protocol):
+    """A link in one of three states: shaking hands, open, ended.
+
+    Ends exactly once, with a reason in words (`end_reason`, `None` until then). Nothing is received
+    or sent after that. `closed` is done when the transport is gone too.
+    """
+
+    def __init__(
+        self,
+        decoder: "msgspec.msgpack.Decoder[GatewayMessage] | msgspec.msgpack.Decoder[EngineMessage]",
+        heartbeat: HeartbeatConfig,
+        handshake_timeout_s: float,
+        write_buffer_bytes: tuple[
+            int, int
+        ],  # resume writing below the first, pause above the other
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.end_reason: str | None = None
+        self.is_open = False
+        self._is_write_paused = False
+        self._transport: asyncio.Transport | None = None
+        self._decode = decoder.decode
+        self._splitter = FrameSplitter(MAX_HANDSHAKE_FRAME_BYTES)
+        self._heartbeat = heartbeat
+        self._handshake_timeout_s = handshake_timeout_s
+        self._write_buffer_bytes = write_buffer_bytes
+        self._pulse = Pulse(heartbeat, self._loop.time())
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What the two ends fill in.
+
+    def _receive(self, message: GatewayMessage | EngineMessage) -> None:
+        """One message, in order, while the link has not ended."""
+        raise NotImplementedError
+
+    def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:
+        """A tick of the heartbeat, with the peer alive."""
+        raise NotImplementedError
+
+    def _ended(self, reason: str) -> None:
+        """The link has just ended; called once, possibly from within a send."""
+        raise NotImplementedError
+
+    # What the two ends use.
+
+    def _open(self) -> None:
+        """The handshake is done, and heartbeats begin."""
+        self.is_open = True
+        self._pulse = Pulse(self._heartbeat, self._loop.time())
+        self._set_timer(self._pulse.due_at_s)
+
+    def _trust(self) -> None:
+        """The peer has proved itself: large frames are welcome."""
+        self._splitter.max_frame_bytes = MAX_FRAME_BYTES
+
+    def _write(self, message: msgspec.Struct) -> None:
+        """Hands one frame to the transport. Raises `FrameError` when the frame is too large."""
+        if self.end_reason is None and self._transport is not None:
+            self._transport.write(encode_frame(message))
+
+    def _violated(self, message: msgspec.Struct) -> None:
+        """Ends the link over a message that has no place in its present state."""
+        self.end(f"protocol error: {type(message).__name__} out of place")
+
+    def end(self, reason: str, farewell: msgspec.Struct | None = None) -> None:
+        """Ends the link; with a `farewell` it is sent after what is buffered, in bounded time."""
+        if self.end_reason is not None:
+            return
+        if farewell is not None:
+            self._write(farewell)
+        self.end_reason = reason
+        self.is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            if farewell is None:
+                self._transport.abort()
+            else:
+                self._transport.close()
+                self._timer = self._loop.call_later(FAREWELL_TIMEOUT_S, self._transport.abort)
+        self._ended(reason)
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Starts the handshake's deadline."""
+        # uvloop's transports are no subclass of asyncio's, though they behave as one.
+        self._transport = cast("asyncio.Transport", transport)
+        if self.end_reason is not None:  # given up while it was being connected
+            self._transport.abort()
+            return
+        low_bytes, high_bytes = self._write_buffer_bytes
+        self._transport.set_write_buffer_limits(high=high_bytes, low=low_bytes)
+        self._timer = self._loop.call_later(
+            self._handshake_timeout_s,
+            self.end,
+            f"handshake not finished within {self._handshake_timeout_s} s",
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """Cuts, decodes and delivers; whatever cannot be understood ends the link."""
+        self._pulse.heard_at_s = self._loop.time()
+        for message in self._messages(data):
+            self._receive(message)
+            if self.end_reason is not None:
+                return
+
+    def eof_received(self) -> None:
+        """A peer that stopped sending is gone, whatever is still unsent."""
+        self.end("the peer closed the link")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone, by us or by the peer."""
+        self.end(f"connection lost: {exc}" if exc else "the peer closed the link")
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """The transport holds more than its limit."""
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        """The transport takes more again."""
+        self._is_write_paused = False
+
+    def _messages(self, data: bytes) -> Iterator[GatewayMessage | EngineMessage]:
+        try:
+            for body in self._splitter.feed(data):
+                yield self._decode(body)
+        except (FrameError, msgspec.MsgspecError, RecursionError) as error:
+            self.end(f"protocol error: {error}")
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._tick)
+
+    def _tick(self) -> None:
+        beat = self._pulse.tick(self._loop.time())
+        if beat.is_peer_dead:
+            self.end(f"heartbeat missed: nothing heard for {self._heartbeat.timeout_s} s")
+            return
+        self._beat(is_ping_due=beat.is_ping_due, is_late=beat.is_late)
+        if self.is_open:
+            self._set_timer(beat.next_at_s)

@@ -1,0 +1,188 @@
+"""One gateway's connection to an engine host, from the engine host's end.
+
+Owns its handshake, its heartbeat and the bound on what it leaves unread. Does not own its requests:
+that is the host's, who is told of everything that arrives.
+"""
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from serving.link.connection import LinkConnection
+from serving.link.errors import FrameError, HandshakeError
+from serving.link.handshake import NONCE_BYTES, EngineHandshake
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import (
+    Abort,
+    Call,
+    EngineLoad,
+    EngineMessage,
+    GatewayMessage,
+    Hello,
+    Ping,
+    Proof,
+    Refused,
+    Step,
+    TokenOutput,
+    TokenRequest,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+_DECODER = msgspec.msgpack.Decoder(GatewayMessage)
+
+
+class EngineHost(Protocol):
+    """What a connection tells its engine host, which is `LinkServer` or a test."""
+
+    def connected(self, connection: "GatewayConnection") -> None:
+        """Somebody connected, who has proved nothing yet."""
+
+    def opened(self, gateway: "GatewayConnection") -> None:
+        """The gateway has proved itself and been welcomed."""
+
+    def ended(self, gateway: "GatewayConnection", reason: str) -> None:
+        """An open link has ended."""
+
+    def disconnected(self, connection: "GatewayConnection") -> None:
+        """The transport of any connection, proven or not, is gone."""
+
+    def submitted(self, gateway: "GatewayConnection", request: TokenRequest) -> None:
+        """A request has arrived."""
+
+    def aborted(self, gateway: "GatewayConnection", abort: Abort) -> None:
+        """An abort has arrived."""
+
+    def called(self, gateway: "GatewayConnection", call: Call) -> None:
+        """A call has arrived."""
+
+    def engine_info(self) -> bytes:
+        """What the engine says of itself, as JSON."""
+        ...
+
+    def load_for(self, gateway: "GatewayConnection") -> EngineLoad | None:
+        """The engine's load, or `None` when this gateway has been told a moment ago."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """What all connections of one engine host share. `secret` stays out of the representation."""
+
+    engine_id: str
+    secret: bytes = field(repr=False)
+    heartbeat: HeartbeatConfig
+    max_buffered_bytes: int
+    handshake_timeout_s: float
+
+
+class GatewayConnection(LinkConnection):
+    """A connection that may become one gateway's link.
+
+    `gateway_id` is what the peer claims until `is_open`, and true from then on.
+    """
+
+    def __init__(self, host: EngineHost, config: ConnectionConfig) -> None:
+        # Paused means exactly: more than the limit is unsent.
+        write_buffer_bytes = (config.max_buffered_bytes, config.max_buffered_bytes)
+        super().__init__(_DECODER, config.heartbeat, config.handshake_timeout_s, write_buffer_bytes)
+        self.gateway_id = ""
+        self.batch: list[TokenOutput] = []  # its part of the step being published, else empty
+        self.load_due_at_s = 0.0
+        self._host = host
+        self._config = config
+        self._handshake = EngineHandshake(
+            config.engine_id, config.secret, secrets.token_bytes(NONCE_BYTES)
+        )
+        self._was_open = False
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends to an open link; disconnects a gateway that has left too much unread.
+
+        Raises:
+            FrameError: the message is larger than a frame may be. Nothing was sent.
+        """
+        if self._may_send():
+            self._write(message)
+
+    def send_outputs(self, outputs: list[TokenOutput], load: EngineLoad | None) -> list[str]:
+        """Sends its part of one engine step, as one frame unless that would be too large.
+
+        Returns the ids of requests whose output alone is larger than a frame may be: not sent.
+        """
+        return self._write_step(outputs, load) if self._may_send() else []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Waits for a `Hello`."""
+        super().connection_made(transport)
+        self._host.connected(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        super().connection_lost(exc)
+        self._host.disconnected(self)
+
+    def _may_send(self) -> bool:
+        if self.is_open and self._is_write_paused:
+            self.end(f"slow gateway: more than {self._config.max_buffered_bytes} bytes unread")
+        return self.is_open
+
+    def _write_step(self, outputs: list[TokenOutput], load: EngineLoad | None) -> list[str]:
+        try:
+            self._write(Step(outputs, load))
+        except FrameError:
+            if len(outputs) == 1:
+                return [outputs[0].request_id]
+            middle = len(outputs) // 2
+            return self._write_step(outputs[:middle], load) + self._write_step(
+                outputs[middle:], None
+            )
+        return []
+
+    def _receive(self, message: GatewayMessage | EngineMessage) -> None:
+        if not self.is_open:
+            self._shake_hands(message)
+        elif isinstance(message, TokenRequest):
+            self._host.submitted(self, message)
+        elif isinstance(message, Abort):
+            self._host.aborted(self, message)
+        elif isinstance(message, Call):
+            self._host.called(self, message)
+        elif not isinstance(message, Ping):
+            self._violated(message)
+
+    def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:
+        try:
+            if isinstance(message, Hello):
+                self._write(self._handshake.challenge(message))
+                self.gateway_id = message.gateway_id
+            elif isinstance(message, Proof):
+                self._handshake.verify(message)
+                self._welcome()
+            else:
+                self._violated(message)
+        except HandshakeError as error:
+            self.end(str(error), farewell=Refused(str(error)))
+
+    def _welcome(self) -> None:
+        self._trust()
+        self._open()
+        self._was_open = True
+        self._write(Welcome(self._host.engine_info()))
+        self._host.opened(self)
+
+    def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:  # noqa: ARG002 - only a client cares
+        # What is already on its way is as good a sign of life as one more ping behind it.
+        if is_ping_due and not self._is_write_paused:
+            self._write(Ping(self._host.load_for(self)))
+
+    def _ended(self, reason: str) -> None:
+        if self._was_open:
+            self._host.ended(self, reason)
+        else:
+            logger.warning("link not opened gateway_id=%r reason=%s", self.gateway_id, reason)

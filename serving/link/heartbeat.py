@@ -1,0 +1,80 @@
+"""When to send a ping, and when a peer has been silent for too long.
+
+Owns the judgement, including what to make of our own event loop standing still. Does not own timers
+or sockets. Pure: time is an argument (seconds of one monotonic clock), no I/O, no chance.
+"""
+
+from dataclasses import dataclass
+
+# uvloop rounds timers to whole milliseconds, so a tick may come half of one too early.
+EARLY_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatConfig:
+    """How often an end speaks and how long it listens to nothing. Both in seconds.
+
+    The peer's `interval_s` has to fit several times into `timeout_s`.
+    """
+
+    interval_s: float = 0.25
+    timeout_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval_s < self.timeout_s:
+            msg = f"interval_s={self.interval_s} must lie between 0 and timeout_s={self.timeout_s}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What one tick decided.
+
+    `is_late` says that our own loop stood still, so nothing was judged by waiting. `next_at_s` is
+    the instant of the next tick, meaningless once the peer is dead.
+    """
+
+    is_peer_dead: bool
+    is_ping_due: bool
+    is_late: bool
+    next_at_s: float
+
+
+class Pulse:
+    """Liveness of one peer.
+
+    Only time in which our own loop turned counts as the peer's silence. A tick that comes late may
+    run before the socket has been read, so it judges nothing; the next one, late or not, does.
+    """
+
+    __slots__ = ("_config", "_due_at_s", "_ping_at_s", "_was_late", "heard_at_s")
+
+    def __init__(self, config: HeartbeatConfig, now_s: float) -> None:
+        self._config = config
+        self.heard_at_s = now_s
+        self._ping_at_s = now_s + config.interval_s
+        self._due_at_s = self._ping_at_s
+        self._was_late = False
+
+    @property
+    def due_at_s(self) -> float:
+        """The instant at which `tick` wants to be called."""
+        return self._due_at_s
+
+    def tick(self, now_s: float) -> Beat:
+        """Judges the peer and schedules the next tick."""
+        interval_s, timeout_s = self._config.interval_s, self._config.timeout_s
+        late_s = now_s - self._due_at_s
+        is_late = late_s > interval_s / 2
+        if is_late:
+            self.heard_at_s = min(now_s, self.heard_at_s + late_s)
+        is_judged = not is_late or self._was_late
+        self._was_late = is_late and not self._was_late
+        is_peer_dead = is_judged and now_s - self.heard_at_s >= timeout_s - EARLY_S
+        is_ping_due = now_s >= self._ping_at_s - EARLY_S
+        if is_ping_due:
+            self._ping_at_s = now_s + interval_s
+        # A peer already past the timeout is looked at again soon, once the socket has been read.
+        silent_at_s = max(self.heard_at_s + timeout_s, now_s + interval_s / 4)
+        self._due_at_s = min(self._ping_at_s, silent_at_s)
+        return Beat(is_peer_dead, is_ping_due, is_late, self._due_at_s)

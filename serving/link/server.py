@@ -1,0 +1,330 @@
+"""The engine host's end of the links: many gateways, one engine.
+
+Owns which gateway each request belongs to, the pump from engine steps to frames, and what happens
+to requests when a gateway goes. Does not own the engine's life: the host starts and closes it, and
+watches `wait_died`.
+
+Bounds, and what happens at each: a gateway that leaves more than `max_buffered_bytes` unread is
+disconnected; a request that finds `max_waiting_messages` in front of the engine is refused; so is a
+call beyond `max_calls`; of too many unproven connections the oldest goes.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from serving.engine.protocol import Engine, EngineDiedError
+from serving.link.connection import HANDSHAKE_TIMEOUT_S
+from serving.link.errors import FrameError
+from serving.link.gateway_connection import ConnectionConfig, GatewayConnection
+from serving.link.handshake import validate_secret
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import (
+    Abort,
+    Call,
+    Draining,
+    EngineLoad,
+    EngineLost,
+    Finish,
+    Reply,
+    Step,
+    TokenOutput,
+    TokenRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+MIB = 1024 * 1024
+
+# A gateway may stand still for seconds (a long tokenization, a pause to collect garbage); cutting
+# it off costs every stream it carries, a dead one only keeps some slots busy meanwhile.
+DEFAULT_HEARTBEAT = HeartbeatConfig(interval_s=0.25, timeout_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of one engine host's links; the module says what happens at each."""
+
+    max_buffered_bytes: int = 8 * MIB
+    max_waiting_messages: int = 16_384
+    max_calls: int = 64
+    max_unproven: int = 256
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    load_interval_s: float = 0.1
+
+
+DEFAULT_LIMITS = ServerLimits()
+
+_Work = tuple[GatewayConnection, TokenRequest] | Abort
+
+
+class LinkServer:
+    """Serves one engine to many gateways. Made and used inside one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        engine_id: str,
+        secret: bytes,
+        heartbeat: HeartbeatConfig = DEFAULT_HEARTBEAT,
+        limits: ServerLimits = DEFAULT_LIMITS,
+    ) -> None:
+        validate_secret(secret)
+        self.engine_id = engine_id
+        self.limits = limits
+        self.death_reason: str | None = None  # None while the engine lives
+        self._engine = engine
+        self._connection_config = ConnectionConfig(
+            engine_id, secret, heartbeat, limits.max_buffered_bytes, limits.handshake_timeout_s
+        )
+        self._died = asyncio.Event()
+        self._draining: Draining | None = None  # None until `drain`
+        self._is_closed = False
+        self._listener: asyncio.Server | None = None
+        self._connections: dict[GatewayConnection, None] = {}  # oldest first, proven or not
+        self._gateways: dict[str, GatewayConnection] = {}  # gateway id -> its open link
+        self._owners: dict[str, GatewayConnection] = {}  # request id -> where its outputs go
+        self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calls: set[asyncio.Task[bytes]] = set()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port it listens on; the port is the one chosen when 0 was asked for."""
+        assert self._listener is not None, "listen first"
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return host, port
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that some gateway still expects outputs for."""
+        return len(self._owners)
+
+    @property
+    def gateway_ids(self) -> frozenset[str]:
+        """The gateways with an open link."""
+        return frozenset(self._gateways)
+
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Accepts gateways and starts the pump. Raises `OSError` when the address is taken."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._accept, host, port)
+        for work in (self._pump(), self._feed_engine()):
+            task = loop.create_task(work)
+            task.add_done_callback(self._work_ended)
+            self._tasks.append(task)
+        logger.info("link listens engine_id=%s address=%s:%d", self.engine_id, *self.address)
+
+    async def wait_died(self) -> str:
+        """Waits until the engine is gone, and says why."""
+        await self._died.wait()
+        assert self.death_reason is not None
+        return self.death_reason
+
+    def drain(self, reason: str, grace_s: float) -> None:
+        """Tells all gateways, and those that come later, to send nothing new.
+
+        What is already on its way is still taken: the gateway resumes it elsewhere if it has to.
+        """
+        self._draining = Draining(reason, grace_s)
+        logger.info(
+            "link drains engine_id=%s reason=%s grace_s=%.1f requests=%d gateways=%d",
+            self.engine_id, reason, grace_s, self.num_requests, len(self._gateways),
+        )  # fmt: skip
+        for gateway in list(self._gateways.values()):
+            gateway.send(self._draining)
+
+    async def close(self, reason: str = "the engine host closed") -> None:
+        """Ends every link, aborts what they carried and stops listening. Idempotent."""
+        self._is_closed = True
+        if self._listener is not None:
+            self._listener.close()
+        orphans = list(self._owners)
+        self._end_all(reason)
+        workers = [*self._tasks, *self._calls]
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        # Bounded by the farewell timeout of each.
+        await asyncio.gather(*(asyncio.shield(link.closed) for link in list(self._connections)))
+        if orphans and self.death_reason is None:
+            try:
+                await self._engine.abort(orphans)
+            except EngineDiedError as error:
+                logger.info("engine died at close engine_id=%s reason=%s", self.engine_id, error)
+
+    # What the connections call.
+
+    def _accept(self) -> GatewayConnection:
+        return GatewayConnection(self, self._connection_config)
+
+    def connected(self, connection: GatewayConnection) -> None:
+        """A connection has come that has proved nothing yet."""
+        unproven = [
+            link for link in self._connections if not link.is_open and link.end_reason is None
+        ]
+        if len(unproven) >= self.limits.max_unproven:
+            unproven[0].end(f"more than {self.limits.max_unproven} connections shake hands at once")
+        self._connections[connection] = None
+
+    def disconnected(self, connection: GatewayConnection) -> None:
+        """A connection's transport is gone."""
+        self._connections.pop(connection, None)
+
+    def engine_info(self) -> bytes:
+        """What the engine says of itself, as JSON."""
+        return msgspec.json.encode(self._engine.info)
+
+    def load_for(self, gateway: GatewayConnection) -> EngineLoad | None:
+        """The engine's load, or `None` when this gateway has been told a moment ago."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < gateway.load_due_at_s:
+            return None
+        gateway.load_due_at_s = now_s + self.limits.load_interval_s
+        return self._engine.load
+
+    def opened(self, gateway: GatewayConnection) -> None:
+        """A gateway has proved itself. Its older link, if there still is one, is replaced."""
+        older = self._gateways.get(gateway.gateway_id)
+        if older is not None:
+            older.end("replaced by a newer link of the same gateway")
+        self._gateways[gateway.gateway_id] = gateway
+        logger.info("link opened engine_id=%s gateway_id=%s", self.engine_id, gateway.gateway_id)
+        if self._draining is not None:
+            gateway.send(self._draining)
+
+    def ended(self, gateway: GatewayConnection, reason: str) -> None:
+        """A proven gateway's link has ended: its requests are aborted on the engine."""
+        orphans = [request_id for request_id, owner in self._owners.items() if owner is gateway]
+        for request_id in orphans:
+            del self._owners[request_id]
+        if orphans:
+            self._waiting.put_nowait(Abort(orphans))
+        if self._gateways.get(gateway.gateway_id) is gateway:
+            del self._gateways[gateway.gateway_id]
+        logger.info(
+            "link ended engine_id=%s gateway_id=%s reason=%s requests_aborted=%d",
+            self.engine_id, gateway.gateway_id, reason, len(orphans),
+        )  # fmt: skip
+
+    def submitted(self, gateway: GatewayConnection, request: TokenRequest) -> None:
+        """Takes a request from its gateway, or refuses it with an error output."""
+        owner = self._owners.get(request.request_id)
+        if owner is gateway:
+            # An error output would end the live request at its gateway, which knows it by this id.
+            logger.warning("duplicate request ignored request_id=%s", request.request_id)
+        elif owner is not None:
+            self._refuse(gateway, request.request_id, "another gateway's request has this id")
+        elif self._waiting.qsize() >= self.limits.max_waiting_messages:
+            self._refuse(gateway, request.request_id, "too many requests wait for the engine")
+        else:
+            self._owners[request.request_id] = gateway
+            self._waiting.put_nowait((gateway, request))
+
+    def aborted(self, gateway: GatewayConnection, abort: Abort) -> None:
+        """Forgets those of the requests that are this gateway's, and frees them on the engine."""
+        owned = [rid for rid in abort.request_ids if self._owners.get(rid) is gateway]
+        for request_id in owned:
+            del self._owners[request_id]
+        if owned:
+            self._waiting.put_nowait(Abort(owned))
+
+    def called(self, gateway: GatewayConnection, call: Call) -> None:
+        """Runs a call beside everything else and answers when it is done."""
+        if len(self._calls) >= self.limits.max_calls:
+            error = f"more than {self.limits.max_calls} calls at once"
+            gateway.send(Reply(call.call_id, error=error))
+            return
+        task = asyncio.get_running_loop().create_task(self._call(call))
+        self._calls.add(task)
+
+        def reply(done: asyncio.Task[bytes]) -> None:
+            self._calls.discard(done)
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is None:
+                answer = Reply(call.call_id, done.result())
+            else:
+                answer = Reply(call.call_id, error=str(error) or type(error).__name__)
+            try:
+                gateway.send(answer)
+            except FrameError as too_large:
+                gateway.send(Reply(call.call_id, error=str(too_large)))
+
+        task.add_done_callback(reply)
+
+    # The work between the gateways and the engine.
+
+    async def _call(self, call: Call) -> bytes:
+        return await self._engine.call(call.method, call.args)
+
+    async def _pump(self) -> None:
+        while True:
+            self._publish(await self._engine.next_step())
+
+    async def _feed_engine(self) -> None:
+        """Hands requests and aborts to the engine in the order they came, one at a time."""
+        while True:
+            work = await self._waiting.get()
+            if isinstance(work, Abort):
+                await self._engine.abort(work.request_ids)
+                continue
+            gateway, request = work
+            if self._owners.get(request.request_id) is not gateway:
+                continue  # aborted before the engine ever saw it
+            try:
+                await self._engine.submit(request)
+            except ValueError as error:
+                if self._owners.get(request.request_id) is gateway:  # it may have left meanwhile
+                    del self._owners[request.request_id]
+                    self._refuse(gateway, request.request_id, str(error))
+
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
+        """Pump and feed end only with the engine, or by a fault that makes it useless."""
+        if task.cancelled() or self._is_closed or self.death_reason is not None:
+            return
+        error = task.exception()
+        reason = str(error) if isinstance(error, EngineDiedError) else repr(error)
+        self.death_reason = reason
+        logger.error(
+            "engine died engine_id=%s reason=%s requests=%d gateways=%d",
+            self.engine_id, reason, self.num_requests, len(self._gateways),
+        )  # fmt: skip
+        if self._listener is not None:
+            self._listener.close()
+        self._end_all(reason)
+        for worker in self._tasks:
+            worker.cancel()
+        self._died.set()
+
+    def _end_all(self, reason: str) -> None:
+        self._owners.clear()
+        for link in list(self._connections):
+            link.end(reason, farewell=EngineLost(reason) if link.is_open else None)
+
+    def _publish(self, outputs: list[TokenOutput]) -> None:
+        """Splits one engine step by owner: one frame per gateway that has a part in it."""
+        owners = self._owners
+        touched: list[GatewayConnection] = []
+        for output in outputs:
+            gateway = owners.get(output.request_id)
+            if gateway is None:  # aborted meanwhile
+                continue
+            if output.finish is not None:
+                del owners[output.request_id]
+            if not gateway.batch:
+                touched.append(gateway)
+            gateway.batch.append(output)
+        for gateway in touched:
+            batch, gateway.batch = gateway.batch, []
+            for request_id in gateway.send_outputs(batch, self.load_for(gateway)):
+                self.aborted(gateway, Abort([request_id]))
+                self._refuse(gateway, request_id, "one step's output is larger than a frame")
+
+    def _refuse(self, gateway: GatewayConnection, request_id: str, reason: str) -> None:
+        logger.warning("request refused request_id=%s reason=%s", request_id, reason)
+        gateway.send(Step([TokenOutput(request_id, [], int(Finish.ERROR), reason)]))

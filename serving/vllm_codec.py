@@ -1,0 +1,140 @@
+"""vLLM's request and output records to and from the token link's messages.
+
+Both ends of the link import this and nothing else of each other. What the link understands travels
+as plain fields; the rest of a record is vLLM's own msgpack encoding, opaque to the link.
+
+Tokens travel once: the payload of a request leaves its prompt out. Most outputs carry tokens only
+and have no payload at all.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from serving.link.messages import TokenOutput, TokenRequest
+
+# The key in `SamplingParams.extra_args` under which a resumed request carries, inside the engine
+# only, the tokens that it had already emitted elsewhere.
+EMITTED_KEY = "slicewise_emitted_token_ids"
+
+
+def _join(buffers: Sequence[Any]) -> list[bytes]:
+    return [bytes(buffer) for buffer in buffers]
+
+
+def encode_request(request: EngineCoreRequest, encoder: MsgpackEncoder) -> list[bytes]:
+    """The opaque part of `request`; its prompt tokens are left to `TokenRequest`."""
+    prompt_token_ids = request.prompt_token_ids
+    request.prompt_token_ids = None
+    try:
+        return _join(encoder.encode(request))
+    finally:
+        request.prompt_token_ids = prompt_token_ids
+
+
+def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCoreRequest:
+    """The request as the engine core takes it, emitted tokens in `extra_args`.
+
+    Raises:
+        msgspec.DecodeError, msgspec.ValidationError: the payload is not vLLM's. Fail the request.
+    """
+    request: EngineCoreRequest = decoder.decode(message.payload)
+    request.request_id = (
+        message.request_id
+    )  # one per attempt, where the payload's is the first one's
+    request.prompt_token_ids = message.prompt_token_ids
+    params = request.sampling_params
+    if message.emitted_token_ids and params is not None:
+        params.extra_args = {
+            **(params.extra_args or {}),
+            EMITTED_KEY: message.emitted_token_ids,
+        }
+    return request
+
+
+def emitted_token_ids(params: SamplingParams | None) -> list[int] | None:
+    """The tokens a resumed request had already emitted; `None` for a request that starts here."""
+    if params is None or params.extra_args is None:
+        return None
+    emitted: list[int] | None = params.extra_args.get(EMITTED_KEY)
+    return emitted
+
+
+def _has_more_than_tokens(output: EngineCoreOutput) -> bool:
+    return (
+        output.new_logprobs is not None
+        or output.prefill_stats is not None
+        or output.events is not None
+        or output.pooling_output is not None
+        or output.new_prompt_logprobs_tensors is not None
+        or output.spec_decode_metrics is not None
+        or output.kv_transfer_params is not None
+        or output.ec_transfer_params is not None
+        or output.trace_headers is not None
+        or output.routed_experts is not None
+        or output.num_nans_in_logits != 0
+        or output.mm_cache_miss_hashes is not None
+        or output.new_sampling_mask is not None
+        or output.prompt_token_id_logprobs is not None
+    )
+
+
+def _shift_events(output: EngineCoreOutput, offset_s: float) -> None:
+    for event in output.events or ():
+        event.timestamp += offset_s
+
+
+def encode_outputs(
+    outputs: Sequence[EngineCoreOutput],
+    encoder: MsgpackEncoder,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[TokenOutput]:
+    """One step's outputs for the link. Event times leave as ages: no clock is shared."""
+    messages = []
+    for output in outputs:
+        payload = None
+        if _has_more_than_tokens(output):
+            _shift_events(output, -clock())
+            payload = _join(encoder.encode(output))
+        finish = output.finish_reason
+        messages.append(
+            TokenOutput(
+                output.request_id,
+                output.new_token_ids,
+                None if finish is None else int(finish),
+                output.stop_reason,
+                payload,
+            )
+        )
+    return messages
+
+
+def decode_output(
+    message: TokenOutput, decoder: MsgpackDecoder, clock: Callable[[], float] = time.monotonic
+) -> EngineCoreOutput:
+    """The output as vLLM's frontend takes it. The fields of the message win over the payload's."""
+    finish = None if message.finish is None else FinishReason(message.finish)
+    if message.payload is None:
+        return EngineCoreOutput(
+            message.request_id,
+            message.token_ids,
+            finish_reason=finish,
+            stop_reason=message.stop_reason,
+        )
+    output: EngineCoreOutput = decoder.decode(message.payload)
+    _shift_events(output, clock())
+    return output
+
+
+def request_decoder() -> MsgpackDecoder:
+    """A decoder for `decode_request`; not thread-safe."""
+    return MsgpackDecoder(EngineCoreRequest)
+
+
+def output_decoder() -> MsgpackDecoder:
+    """A decoder for `decode_output`; not thread-safe."""
+    return MsgpackDecoder(EngineCoreOutput)

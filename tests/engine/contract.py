@@ -1,0 +1,114 @@
+"""What every engine promises to what stands above it. Subclass, and say how to start one.
+
+class TestSomeEngine(EngineContract):
+    @pytest.fixture
+    async def subject(self) -> AsyncIterator[Subject]: ...
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from serving.engine.protocol import Engine, EngineDiedError
+from serving.link.messages import Finish, TokenRequest
+
+# Long enough for a real engine on a busy machine to run a few short requests.
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine, and greedy requests that it understands: id, tokens in all, tokens already out."""
+
+    engine: Engine
+    make_request: Callable[[str, int, list[int]], TokenRequest]
+
+
+async def collect(engine: Engine, *request_ids: str) -> dict[str, list[int]]:
+    """Every token of every request, until these have finished."""
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+    unfinished = set(request_ids)
+    async with asyncio.timeout(DEADLINE_S):
+        while unfinished:
+            for output in await engine.next_step():
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                if output.finish is not None:
+                    unfinished.discard(output.request_id)
+    return tokens
+
+
+class EngineContract:
+    async def test_request_runs_to_its_length(self, subject: Subject) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await subject.engine.submit(subject.make_request("a", 5, []))
+            num_tokens, finish = 0, None
+            while finish is None:
+                for output in await subject.engine.next_step():
+                    assert output.request_id == "a"
+                    num_tokens += len(output.token_ids)
+                    finish = output.finish
+        assert (num_tokens, finish) == (5, Finish.LENGTH)
+
+    async def test_many_requests_each_complete(self, subject: Subject) -> None:
+        wanted = {f"r{i}": i + 1 for i in range(6)}
+        async with asyncio.timeout(DEADLINE_S):
+            for request_id, max_tokens in wanted.items():
+                await subject.engine.submit(subject.make_request(request_id, max_tokens, []))
+            tokens = await collect(subject.engine, *wanted)
+        assert {request_id: len(ids) for request_id, ids in tokens.items()} == wanted
+
+    @pytest.mark.parametrize("num_emitted", [1, 4, 7])
+    async def test_resumed_request_continues_exactly(
+        self, subject: Subject, num_emitted: int
+    ) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await subject.engine.submit(subject.make_request("whole", 8, []))
+            whole = (await collect(subject.engine, "whole"))["whole"]
+            await subject.engine.submit(subject.make_request("rest", 8, whole[:num_emitted]))
+            rest = (await collect(subject.engine, "rest"))["rest"]
+        assert whole[:num_emitted] + rest == whole
+
+    async def test_aborted_request_gets_nothing_more(self, subject: Subject) -> None:
+        engine = subject.engine
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.submit(subject.make_request("long", 500, []))
+            await engine.next_step()
+            await engine.abort(["long"])
+            # Its last step may already be on its way; the first probe is behind that.
+            for probe in ("first", "second"):
+                await engine.submit(subject.make_request(probe, 2, []))
+                tokens = await collect(engine, probe)
+        assert set(tokens) == {"second"}
+        assert engine.load.num_running <= 1
+
+    async def test_abort_of_unknown_requests_is_ignored(self, subject: Subject) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await subject.engine.abort(["nobody"])
+            await subject.engine.submit(subject.make_request("a", 2, []))
+            assert len((await collect(subject.engine, "a"))["a"]) == 2
+
+    async def test_check_of_a_turning_engine_passes(self, subject: Subject) -> None:
+        await subject.engine.check(DEADLINE_S)
+
+    async def test_call_of_an_unknown_name_is_refused(self, subject: Subject) -> None:
+        with pytest.raises(ValueError, match="no_such_operation"):
+            await subject.engine.call("no_such_operation", b"")
+
+    async def test_info_is_json_with_the_model_length(self, subject: Subject) -> None:
+        info = json.loads(json.dumps(subject.engine.info))
+        assert info["max_model_len"] > 0
+        assert "generate" in info["supported_tasks"]
+
+    async def test_close_ends_a_waiting_step_and_everything_after(self, subject: Subject) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            step = asyncio.create_task(subject.engine.next_step())
+            await asyncio.sleep(0)
+            await subject.engine.close()
+            with pytest.raises(EngineDiedError):
+                await step
+            with pytest.raises(EngineDiedError):
+                await subject.engine.submit(subject.make_request("late", 2, []))
+            await subject.engine.close()
