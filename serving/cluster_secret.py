@@ -2,11 +2,11 @@
 
 import os
 import secrets
-from pathlib import Path
 
 from ray.experimental import internal_kv
 
 from serving.config import LinkConfig
+from serving.model_source import resolve_file
 
 _KEY = b"slicewise:link-secret"
 _NUM_BYTES = 32
@@ -23,7 +23,7 @@ def cluster_secret(link: LinkConfig) -> bytes:
         ValueError: a named source is empty.
     """
     if link.secret_file is not None:
-        return _not_empty(Path(link.secret_file).read_bytes().strip(), link.secret_file)
+        return _not_empty(resolve_file(link.secret_file).read_bytes().strip(), link.secret_file)
     if link.secret_env is not None:
         return _not_empty(os.environ.get(link.secret_env, "").encode(), link.secret_env)
     internal_kv._internal_kv_put(_KEY, secrets.token_bytes(_NUM_BYTES), overwrite=False)

@@ -11,6 +11,7 @@
         ├── OverloadedError          429  retry after the stated time
         ├── PoisonRequestError       500  give up: the same request would take engines down again
         ├── CannotResumeError        500, or 503 when another attempt may succeed
+        ├── EngineRefusedError       503  retry: the engine took the request and would not run it
         └── NoEngineInTimeError      503  retry after the stated time
 
 Owns the errors and their two wire shapes, OpenAI's and Anthropic's. Does not own the HTTP response
@@ -204,6 +205,19 @@ class CannotResumeError(RequestError):
         super().__init__(reason, retry_after_s)
         self.message = f"The engine was lost and the request cannot be resumed: {reason}"
         self.status = 500 if retry_after_s is None else 503
+        self.retry_after_s = retry_after_s
+
+
+class EngineRefusedError(RequestError):
+    """An engine would not run the request; `reason` is its own (a full queue, a bad payload)."""
+
+    status = 503
+    kind = "server_error"
+    code = "engine_refused"
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason, retry_after_s)
+        self.message = f"The engine refused the request: {reason}"
         self.retry_after_s = retry_after_s
 
 

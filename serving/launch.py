@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,39 +16,66 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import psutil
 import typer
 import yaml
 
+from serving.config_check import check_serve_config, load_yaml
+from serving.engine_arg_names import installed_vllm_args
+from serving.errors import UnsupportedVllmError
+from serving.gateway.keys import read_keys
+from serving.start_failure import start_failure
+
 # `serve run` stops its replicas one after the other, each with a drain; after that it is killed.
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
-_EXPLAINED_WAIT_S = 20.0
+# Ray Serve's own default.
+_SERVE_PORT = 8000
 
 
 def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str, str]:
-    """What `serve run` is started with; a variable the user has set wins.
+    """What `serve run` is started with; the user's own variables win, save the cluster's place.
 
     `ray_folder` keeps this cluster apart from any other on the machine. Ray's sockets lie below it,
     and their paths may have at most 107 bytes.
     """
+    haproxy_folder = f"{ray_folder}/h"
+    place = {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder}
     ours = {
-        "RAY_ADDRESS": "local",
-        "RAY_TMPDIR": ray_folder,
         # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Replicas serve HTTP themselves, with HAProxy in front: no Python proxy on a token's way.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # By default these are the same for every cluster of a machine, and of every user of it.
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{haproxy_folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": haproxy_folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{haproxy_folder}/server-state",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{haproxy_folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{haproxy_folder}/metrics.sock",
         # The gateway's code runs in the loop that serves its HTTP: no thread change per chunk.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        # Ray gives its workers niceness 15, which leaves every stream behind any other process.
+        "RAY_worker_niceness": "0",
+        # How long a leaving gateway still listens. The one HAProxy, on this machine, knows at once.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    return {**ours, **inherited}
+    return {**ours, **inherited, **place}
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def serve_command(
@@ -55,26 +83,84 @@ def serve_command(
     verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
 ) -> None:
     """Serve CONFIG on this machine until Ctrl-C."""
-    if not config.is_file():
-        typer.echo(f"slicewise: there is no file {config}", err=True)
-        raise typer.Exit(1)
+    settings = _checked_settings(config)
+    options = settings.get("http_options") or {}
+    host, port = options.get("host", "127.0.0.1"), int(options.get("port", _SERVE_PORT))
+    if not _is_free(host, port):
+        _refuse(
+            f"port {port} of {host} is in use by another program; "
+            f"http_options.port in {config} chooses another one"
+        )
     with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "serve.log"
-        code = _Launch(config, Path(folder), None if verbose else log).run()
+        site = _Site(f"http://127.0.0.1:{port}", _api_key(settings, os.environ))
+        code = _Launch(config, Path(folder), None if verbose else log, site).run()
     raise typer.Exit(code)
+
+
+def _checked_settings(config: Path) -> dict[str, Any]:
+    """What the file says; ends the command with every problem of a file that cannot be served."""
+    if not config.is_file():
+        _refuse(f"there is no file {config}")
+    try:
+        settings = load_yaml(config.read_text(encoding="utf-8"))
+        problems = check_serve_config(settings, installed_vllm_args()).problems
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        _refuse(f"{config} is not readable as YAML: {error}")
+    except UnsupportedVllmError as error:
+        _refuse(str(error))
+    if problems or not isinstance(settings, dict):
+        _refuse(f"{config} cannot be served:\n" + "\n".join(f"  {problem}" for problem in problems))
+    return settings
+
+
+def _refuse(reason: str) -> NoReturn:
+    typer.echo(f"slicewise: {reason}", err=True)
+    raise typer.Exit(1)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As HAProxy does: what only lingers of an ended server is not in the way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """A key for asking the application how it is; `None` where none is needed."""
+    if key := environment.get("SLICEWISE_API_KEY"):
+        return key
+    for application in settings["applications"]:
+        auth = (application.get("args") or {}).get("auth") or {}
+        text = environment.get(auth.get("keys_env") or "", "")
+        if file := auth.get("keys_file"):
+            with contextlib.suppress(OSError):  # the gateway says that it is missing
+                text = Path(file).read_text()
+        if keys := read_keys(text):
+            return keys[0]
+    return None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Site:
+    """Where the application answers, and a key for it; `None` where none is needed."""
+
+    url: str
+    api_key: str | None
 
 
 class _Launch:
     """One `serve run` from start to end. `log` is `None` when its output goes to the terminal."""
 
-    def __init__(self, config: Path, folder: Path, log: Path | None) -> None:
+    def __init__(self, config: Path, folder: Path, log: Path | None, site: _Site) -> None:
         self._config = config
         self._folder = folder
         self._log = log
-        settings = yaml.safe_load(config.read_text())
-        options = settings.get("http_options") or {}
-        self._url = f"http://127.0.0.1:{options.get('port', 8000)}"
-        self._has_keys = "keys_" in config.read_text()
+        self._site = site
         self._told = ""
         self._stopping = False
 
@@ -82,6 +168,8 @@ class _Launch:
         """The exit code: 0 after Ctrl-C, 1 when the application failed."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        # A closed terminal ends the command like Ctrl-C does.
+        signal.signal(signal.SIGHUP, self._on_signal)
         with self._child() as child:
             try:
                 return self._watch(child)
@@ -142,25 +230,30 @@ class _Launch:
 
     def _tell_how_to_ask(self, model: str) -> None:
         body = {"model": model, "messages": [{"role": "user", "content": "What is Slicewise?"}]}
-        typer.echo(f"\nServing on {self._url}. Try it:\n")
-        typer.echo(f"  curl {self._url}/v1/chat/completions \\")
+        url = self._site.url
+        typer.echo(f"\nServing on {url}. Try it:\n")
+        typer.echo(f"  curl {url}/v1/chat/completions \\")
+        if self._site.api_key is not None:
+            typer.echo("    -H 'Authorization: Bearer '\"$SLICEWISE_API_KEY\" \\")
         typer.echo("    -H 'Content-Type: application/json' \\")
         typer.echo(f"    -d '{json.dumps(body)}'\n")
         typer.echo("Engines and requests: slicewise status. Ctrl-C stops everything.")
 
     def _has_failed(self, waited_s: float) -> bool:
-        """Whether Serve has given the application up; its reason is shown."""
-        text = self._log.read_text(errors="replace") if self._log is not None else ""
-        if "DEPLOY_FAILED" in text or ("Deploying app" in text and "failed" in text):
-            self._say(f"the application could not be deployed (after {waited_s:.0f} s):")
-            self._show_log()
-            return True
-        return False
+        """Whether a part could not be started; says why. Serve would try again for minutes."""
+        logs = sorted(self._folder.glob("ray/session_latest/logs/serve/controller_*.log"))
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        reason = start_failure(lines)
+        if reason is None:
+            return False
+        self._say(f"the application could not be started (after {waited_s:.0f} s)")
+        typer.echo(f"slicewise: {reason}", err=True)
+        return True
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        request = urllib.request.Request(self._url + path)
-        if key := os.environ.get("SLICEWISE_API_KEY"):
-            request.add_header("Authorization", f"Bearer {key}")
+        request = urllib.request.Request(self._site.url + path)
+        if self._site.api_key is not None:
+            request.add_header("Authorization", f"Bearer {self._site.api_key}")
         try:
             with urllib.request.urlopen(request, timeout=2) as response:
                 answer: dict[str, Any] = json.load(response)

@@ -11,9 +11,10 @@ import uuid
 
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.engine.protocol import Engine, EngineDiedError
-from serving.engine.spec import EngineSpec, resolve_source
+from serving.engine.spec import EngineSpec
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
+from serving.model_source import resolve_source
 
 logger = logging.getLogger(__name__)
 

@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
-
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +26,3 @@ class EngineSpec:
     heartbeat_interval_s: float = 0.25
     max_buffered_bytes: int = 8 * 1024 * 1024
     listens_on_loopback: bool = False
-
-
-def resolve_source(source: str) -> str:
-    """A model or adapter folder as an absolute path, or a Hugging Face id as it stands.
-
-    A relative folder is looked for in the working directory, then beside the `serving` package:
-    Ray's processes need not start where `serve_config.yaml` lies.
-    """
-    for base in (Path.cwd(), PROJECT_ROOT):
-        folder = base / source
-        if folder.is_dir():
-            return str(folder.resolve())
-    return source

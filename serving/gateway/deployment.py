@@ -6,16 +6,17 @@ import logging
 import os
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from serving.cluster_secret import cluster_secret
-from serving.config import AppConfig, AuthConfig
+from serving.config import AppConfig, AuthConfig, exposure_problem
 from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.errors import ConfigError
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys, read_keys
 from serving.gateway.membership import LinkSettings, Membership
@@ -23,8 +24,20 @@ from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
+from serving.model_source import resolve_file
 
 logger = logging.getLogger(__name__)
+
+
+def ensure_not_exposed(auth: AuthConfig) -> None:
+    """Refuses to serve everybody who reaches an address other machines reach, unless told to.
+
+    Raises:
+        ConfigError: no keys, and Serve listens beyond this machine.
+    """
+    problem = exposure_problem(auth, _get_global_client().http_config.host)
+    if problem is not None:
+        raise ConfigError([problem])
 
 
 def load_keys(auth: AuthConfig) -> ApiKeys:
@@ -34,7 +47,10 @@ def load_keys(auth: AuthConfig) -> ApiKeys:
         ValueError: a named source has no key; serving without would open the gateway to everybody.
     """
     if auth.keys_file is not None:
-        source, text = f"auth.keys_file {auth.keys_file!r}", Path(auth.keys_file).read_text()
+        source, text = (
+            f"auth.keys_file {auth.keys_file!r}",
+            resolve_file(auth.keys_file).read_text(),
+        )
     elif auth.keys_env is not None:
         source, text = f"auth.keys_env {auth.keys_env!r}", os.environ.get(auth.keys_env, "")
     else:
@@ -53,6 +69,7 @@ class Gateway:
     ) -> None:
         # `_engines` binds the engine deployments into the application; requests reach them by link.
         logging.getLogger("serving").setLevel(logging.INFO)
+        ensure_not_exposed(config.auth)
         self._gateway_id = uuid.uuid4().hex[:12]
         self._started_at_s = time.time()
         self._directory = directory
@@ -64,7 +81,6 @@ class Gateway:
             EdgeRules(
                 keys=load_keys(config.auth),
                 max_body_bytes=config.gateway.max_body_bytes,
-                allows_anonymous_beyond_loopback=config.auth.allow_anonymous_beyond_loopback,
             ),
             self._render_metrics,
             self._describe_fleet,

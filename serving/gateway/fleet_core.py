@@ -23,6 +23,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.errors import (
     CannotResumeError,
+    EngineRefusedError,
     MalformedRequestError,
     NoEngineInTimeError,
     PoisonRequestError,
@@ -60,6 +61,7 @@ class FleetLimits:
     request_deadline_s: float = 60.0
     max_engine_losses: int = 3
     retry_after_s: float = 30.0
+    refused_retry_after_s: float = 1.0
     call_timeout_s: float = 30.0
 
 
@@ -174,7 +176,10 @@ class FleetCore:
         self._dispatch_waiting()
 
     def drain_engine(self, engine_id: str, reason: str) -> None:
-        """Moves every request off an engine that still works, and gives it no more."""
+        """Gives an engine that still works no more, and moves what it has to the others.
+
+        Without another engine its requests stay: they may finish before it goes, and resume if not.
+        """
         seat = self._seats.get(engine_id)
         if seat is None or seat.is_draining:
             return
@@ -187,10 +192,10 @@ class FleetCore:
             len(flights),
             reason,
         )
-        if flights:
+        if flights and self.has_engine:
             seat.link.abort([flight.wire_id for flight in flights])
-        seat.flights.clear()
-        self._move(flights)
+            seat.flights.clear()
+            self._move(flights)
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
         """Resumes elsewhere what was on an engine that is gone, and counts its death against it."""
@@ -228,7 +233,10 @@ class FleetCore:
                 continue
             if message.finish == Finish.ERROR and isinstance(message.stop_reason, str):
                 del seat.flights[message.request_id]
-                self._fail_flight(flight, CannotResumeError(message.stop_reason))
+                error = EngineRefusedError(message.stop_reason, self._limits.refused_retry_after_s)
+                self._fail_flight(flight, error)
+                if flight.is_on_trial:
+                    self._acquit(flight)
                 continue
             flight.emitted.extend(message.token_ids)
             if message.finish is not None:
@@ -384,6 +392,8 @@ class FleetCore:
 
     def _move(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
+            if self._flights.get(flight.request_id) is not flight:
+                continue  # the failure of its sibling has ended it
             if flight.emitted and not flight.is_resumable:
                 self._fail_flight(
                     flight, CannotResumeError("its prompt was given as embeddings, not as tokens")

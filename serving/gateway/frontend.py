@@ -4,12 +4,14 @@ Owns the join: which vLLM objects are built and on what. Does not own the wire f
 requests in flight (`fleet_core`), nor the HTTP edge (`http_edge`).
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp
 from vllm.config import VllmConfig
@@ -29,7 +31,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-from serving.errors import RequestError
+from serving.errors import (
+    RequestError,
+    anthropic_error_body,
+    error_headers,
+    openai_error_body,
+)
 from serving.gateway.fleet_core import FleetCore
 
 
@@ -38,6 +45,16 @@ class FleetRequestError(GracefulHTTPError):
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message, HTTPStatus(error.status))
+        self.error = error
+
+
+async def _answer_fleet_error(request: Request, raised: Exception) -> JSONResponse:
+    """The whole error, with its code and retry headers, which vLLM's own handler does not know."""
+    assert isinstance(raised, FleetRequestError)
+    error = raised.error
+    is_anthropic = request.url.path.startswith("/v1/messages")
+    body = anthropic_error_body(error) if is_anthropic else openai_error_body(error)
+    return JSONResponse(body, status_code=error.status, headers=error_headers(error))
 
 
 class FleetLLM(AsyncLLM):
@@ -49,6 +66,7 @@ class FleetLLM(AsyncLLM):
 
     def __init__(self, config: VllmConfig, core: FleetCore, metrics: CollectorRegistry) -> None:
         self.vllm_config = config
+        self._elastic_ep_lock = asyncio.Lock()
         self.model_config = config.model_config
         self.scheduler_config = config.scheduler_config
         self.observability_config = config.observability_config
@@ -74,6 +92,7 @@ class FleetLLM(AsyncLLM):
         self.output_handler = None
         self.profiler = None
         self._frontend_profiler_injected = False
+        self._profile_lock = asyncio.Lock()
         self._profile_session_guard_enabled = False
         self._profile_session_active = False
         core.set_failure_sink(self.fail_request)
@@ -143,6 +162,7 @@ async def build_frontend(
     _load_parser_plugins(args.tool_parser_plugin, config)
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]
+    app.add_exception_handler(FleetRequestError, _answer_fleet_error)
     await init_app_state(llm, app.state, args, tasks)
     return app
 

@@ -21,13 +21,12 @@ from serving.errors import (
     MalformedRequestError,
     RequestError,
     RequestTooLargeError,
-    UnauthorizedError,
     UnknownModelError,
     anthropic_error_body,
     error_headers,
     openai_error_body,
 )
-from serving.gateway.keys import ApiKeys, is_loopback, presented_key
+from serving.gateway.keys import ApiKeys, presented_key
 
 logger = logging.getLogger(__name__)
 
@@ -95,14 +94,10 @@ _MODEL_FIELD = msgspec.json.Decoder(_ModelField)
 
 @dataclass(frozen=True, slots=True)
 class EdgeRules:
-    """What the edge lets through.
-
-    Without keys only this machine may ask, unless `allows_anonymous_beyond_loopback`.
-    """
+    """What the edge lets through. Without keys: whoever reaches it (`deployment` sees to that)."""
 
     keys: ApiKeys
     max_body_bytes: int
-    allows_anonymous_beyond_loopback: bool = False
 
 
 class HttpEdge:
@@ -149,14 +144,7 @@ class HttpEdge:
             await exchange.respond(JSONResponse(openai_error_body(error), status_code=404))
 
     def _authorize(self, scope: Scope) -> None:
-        rules = self._rules
-        if rules.keys:
-            rules.keys.check(presented_key(scope["headers"]))
-            return
-        client = scope.get("client")
-        if rules.allows_anonymous_beyond_loopback or is_loopback(client[0] if client else None):
-            return
-        raise UnauthorizedError("Without API keys this gateway serves its own machine only.")
+        self._rules.keys.check(presented_key(scope["headers"]))
 
     async def _serve_model(self, exchange: "_Exchange") -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)

@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 
 from serving.errors import UnauthorizedError
@@ -55,16 +54,6 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         elif name == b"x-api-key":
             return value.decode("latin-1")
     return None
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether a peer address is this machine's own. `None` (a local socket) is."""
-    if host is None:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_keys(text: str) -> list[str]:

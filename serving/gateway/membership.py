@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serving.directory import EngineRecord, SliceState, Snapshot
-from serving.gateway.fleet_core import FleetCore
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import Step
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,31 @@ _REFUSED_RETRY_S = 5.0
 _WATCH_TIMEOUT_S = 10.0
 
 
+class Fleet(Protocol):
+    """A model's engines, as membership tells of them; `FleetCore` says what each call does."""
+
+    def add_engine(self, engine_id: str, compute_class: str, link: LinkClient) -> None:
+        """An engine is linked."""
+        ...
+
+    def drain_engine(self, engine_id: str, reason: str) -> None:
+        """It takes no more."""
+        ...
+
+    def lose_engine(self, engine_id: str, reason: str) -> None:
+        """Its link has ended; a no-op when that has been said before."""
+        ...
+
+    def take_step(self, engine_id: str, step: Step) -> None:
+        """It has sent a step."""
+        ...
+
+
 class FleetModel(Protocol):
     """A served model, as membership sees it."""
 
     @property
-    def core(self) -> FleetCore:
+    def core(self) -> Fleet:
         """Where its engines are added."""
         ...
 

@@ -10,10 +10,10 @@ from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 
 from serving.config import GatewayConfig, ModelConfig
-from serving.engine.spec import resolve_source
 from serving.errors import OverloadedError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.model_source import resolve_source
 
 logger = logging.getLogger(__name__)
 

@@ -184,7 +184,8 @@ class LinkServer:
         if now_s < gateway.load_due_at_s:
             return None
         gateway.load_due_at_s = now_s + self.limits.load_interval_s
-        return self._engine.load
+        # An engine may report with its steps only, and after an abort there is no next step.
+        return self._engine.load if self._owners else EngineLoad()
 
     def opened(self, gateway: GatewayConnection) -> None:
         """A gateway has proved itself. Its older link, if there still is one, is replaced."""

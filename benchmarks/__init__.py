@@ -1,0 +1,1 @@
+"""What Slicewise adds to the engine it serves, measured side by side in one run."""

@@ -1,0 +1,146 @@
+"""The fleet client, real links and paced engines together, as a gateway wires them."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.engine.paced import PacedConfig, PacedEngine
+from serving.errors import PoisonRequestError, RequestError
+from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.gateway.membership import LinkSettings, Membership
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.server import LinkServer
+
+from .engines import answer_to, core_request
+
+pytestmark = pytest.mark.vllm
+
+SECRET = b"the cluster secret of these tests"
+DEADLINE_S = 30.0
+
+
+class Gateway:
+    """A served model's fleet, its engines, and the answers so far."""
+
+    def __init__(self) -> None:
+        self.core = FleetCore("demo", FleetLimits(), ("generate",))
+        self.core.set_failure_sink(self._on_failure)
+        self.membership = Membership({"demo": self}, LinkSettings("gw", SECRET, HeartbeatConfig()))
+        self.servers: list[LinkServer] = []
+        self.records: list[EngineRecord] = []
+        self.engines: dict[str, PacedEngine] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: set[str] = set()
+        self.failures: dict[str, RequestError] = {}
+        self.changed = asyncio.Condition()
+        self._num_engines = 0
+
+    def learn(self, engine_info: Any) -> None:
+        """See `FleetModel`."""
+
+    def _on_failure(self, request_id: str, error: RequestError) -> None:
+        self.failures[request_id] = error
+
+    async def start_engine(self, poison: int | None = None) -> None:
+        """One more engine; it is listed at once."""
+        self._num_engines += 1
+        engine_id = f"e{self._num_engines}"
+        engine = self.engines[engine_id] = PacedEngine(PacedConfig())
+        if poison is not None:
+            engine.poison(poison)
+        server = LinkServer(engine, engine_id=engine_id, secret=SECRET)
+        await server.listen()
+        self.servers.append(server)
+        record = EngineRecord(
+            engine_id, "demo", "local", SliceState.READY, 0.0, engine_id, server.address
+        )
+        self.records.append(record)
+        self.membership.apply(Snapshot(str(self._num_engines), tuple(self.records)))
+
+    async def read(self) -> None:
+        while True:
+            outputs = await self.core.get_output_async()
+            async with self.changed:
+                for output in outputs.outputs:
+                    self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+                    if output.finish_reason is not None:
+                        self.finished.add(output.request_id)
+                self.changed.notify_all()
+
+    async def replace_the_dead(self, poison: int) -> None:
+        """As Serve does with replicas: a new engine for each one that died."""
+        while True:
+            for engine_id, engine in list(self.engines.items()):
+                try:
+                    await engine.check(1.0)
+                except Exception:  # noqa: BLE001 - dead, whatever it says
+                    del self.engines[engine_id]
+                    await self.start_engine(poison)
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def gateway(num_engines: int, poison: int | None = None) -> AsyncIterator[Gateway]:
+    subject = Gateway()
+    reader = asyncio.create_task(subject.read())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(num_engines):
+                await subject.start_engine(poison)
+            while len(subject.core.seats) < num_engines:
+                await subject.core.wait_for_engine(DEADLINE_S)
+                await asyncio.sleep(0)
+            yield subject
+    finally:
+        reader.cancel()
+        await subject.membership.close()
+        for server in subject.servers:
+            await server.close()
+        for engine in subject.engines.values():
+            await engine.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_requests_finish_token_exactly_whenever_their_engines_die(seed: int) -> None:
+    chance = random.Random(seed)
+    wanted = {f"r{number}": chance.randint(50, 400) for number in range(32)}
+    async with gateway(num_engines=3) as subject:
+        for request_id, max_tokens in wanted.items():
+            await subject.core.add_request_async(core_request(request_id, max_tokens))
+        for engine_id in ("e1", "e2"):
+            position = chance.randint(0, 100)
+            async with subject.changed:
+                await subject.changed.wait_for(
+                    lambda position=position: (
+                        max(map(len, subject.tokens.values()), default=0) >= position
+                    )
+                )
+            subject.engines[engine_id].die("killed by the test")
+        async with subject.changed:
+            await subject.changed.wait_for(lambda: subject.finished == wanted.keys())
+        assert subject.tokens == {key: answer_to(key, count) for key, count in wanted.items()}
+        assert (subject.failures, subject.core.num_in_flight) == ({}, 0)
+        assert [server.num_requests for server in subject.servers] == [0, 0, 0]
+
+
+async def test_poison_request_takes_down_its_allowance_of_engines_and_nobody_else() -> None:
+    poison = 255
+    innocents = {f"r{number}": 300 for number in range(16)}
+    async with gateway(num_engines=2, poison=poison) as subject:
+        replacing = asyncio.create_task(subject.replace_the_dead(poison))
+        for request_id, max_tokens in innocents.items():
+            await subject.core.add_request_async(core_request(request_id, max_tokens))
+        await subject.core.add_request_async(core_request("bad", 5, prompt=[poison]))
+        async with subject.changed:
+            await subject.changed.wait_for(lambda: subject.finished == innocents.keys())
+        replacing.cancel()
+        while subject.core.num_in_flight:  # noqa: ASYNC110 - the core tells nobody
+            await asyncio.sleep(0.001)
+        assert isinstance(subject.failures.pop("bad"), PoisonRequestError)
+        assert subject.failures == {}
+        assert subject.tokens == {key: answer_to(key, 300) for key in innocents}

@@ -1,0 +1,141 @@
+"""Our subclass of vLLM's frontend: it has vLLM's attributes, and failures end requests."""
+
+import ast
+import asyncio
+import inspect
+import textwrap
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from serving.errors import NoEngineInTimeError, PoisonRequestError
+from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config
+from serving.model_source import resolve_source
+
+from .engines import ScriptedLink
+
+pytestmark = pytest.mark.vllm
+
+DEADLINE_S = 30.0
+
+# Set by vLLM only when its frontend is profiled, which ours never is.
+PROFILED_ONLY = {"_frontend_profiler_worker_name"}
+
+
+def attributes_set_by(cls: type) -> set[str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__)))
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+@pytest.fixture(scope="module")
+def config():
+    return frontend_config(
+        resolve_source("models/slicewise-demo"), "demo", {"max_model_len": 512, "dtype": "float32"}
+    )
+
+
+@pytest.fixture
+async def llm(config) -> AsyncIterator[FleetLLM]:
+    core = FleetCore("demo", FleetLimits(request_deadline_s=600.0), ("generate",))
+    llm = FleetLLM(config, core, CollectorRegistry())
+    yield llm
+    llm.shutdown()
+
+
+def start(llm: FleetLLM, request_id: str, **params: int) -> "asyncio.Task[int]":
+    """Generates; returns how many outputs came."""
+
+    async def run() -> int:
+        num_outputs = 0
+        sampling = SamplingParams(max_tokens=100, **params)
+        async for _ in llm.generate(TokensPrompt(prompt_token_ids=[1, 2]), sampling, request_id):
+            num_outputs += 1
+        return num_outputs
+
+    return asyncio.create_task(run())
+
+
+async def until_in_flight(llm: FleetLLM, num_requests: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while llm.engine_core.num_in_flight != num_requests:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+
+
+def test_constructor_sets_every_attribute_that_vllms_sets() -> None:
+    assert attributes_set_by(AsyncLLM) - attributes_set_by(FleetLLM) == PROFILED_ONLY
+
+
+async def test_answer_of_an_engine_reaches_the_caller(llm: FleetLLM) -> None:
+    link = ScriptedLink(llm.engine_core)
+    answer = start(llm, "r")
+    await until_in_flight(llm, 1)
+    async with asyncio.timeout(DEADLINE_S):
+        while not answer.done():
+            link.step()
+            await asyncio.sleep(0)
+    assert answer.result() > 0
+    assert (llm.num_in_flight, llm.engine_core.num_in_flight) == (0, 0)
+
+
+async def test_failed_request_raises_at_its_caller_and_leaves_others_alone(llm: FleetLLM) -> None:
+    link = ScriptedLink(llm.engine_core)
+    bad, good = start(llm, "bad"), start(llm, "good")
+    await until_in_flight(llm, 2)
+    (bad_id,) = (key for key in llm.output_processor.request_states if key.startswith("bad"))
+    llm.fail_request(bad_id, PoisonRequestError(3))
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(FleetRequestError, match="3 engines were lost"):
+            await bad
+        while not good.done():
+            link.step()
+            await asyncio.sleep(0)
+    assert (llm.num_in_flight, llm.engine_core.num_in_flight) == (0, 0)
+
+
+async def test_failure_of_one_sample_ends_its_siblings_everywhere(llm: FleetLLM) -> None:
+    link = ScriptedLink(llm.engine_core)
+    answer = start(llm, "r", n=3)
+    await until_in_flight(llm, 3)
+    link.step(2)
+    child_id = next(key for key in llm.output_processor.request_states if key.startswith("1_"))
+    llm.fail_request(child_id, PoisonRequestError(3))
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(FleetRequestError):
+            await answer
+    assert (llm.num_in_flight, llm.engine_core.num_in_flight) == (0, 0)
+    assert link.running == []
+    assert llm.output_processor.parent_requests == {}
+
+
+async def test_failure_carries_its_http_status(llm: FleetLLM) -> None:
+    error = FleetRequestError(NoEngineInTimeError("demo", 60.0, 30.0))
+    assert error.http_status == 503
+    assert "60.0 s" in str(error)
+
+
+async def test_failure_of_a_request_that_is_gone_is_ignored(llm: FleetLLM) -> None:
+    llm.fail_request("nobody", PoisonRequestError(3))
+    assert llm.num_in_flight == 0
+
+
+async def test_caller_that_leaves_frees_its_request_on_the_engine(llm: FleetLLM) -> None:
+    link = ScriptedLink(llm.engine_core)
+    answer = start(llm, "r", n=2)
+    await until_in_flight(llm, 2)
+    link.step()
+    answer.cancel()
+    await until_in_flight(llm, 0)
+    assert link.running == []
+    assert llm.num_in_flight == 0

@@ -1,0 +1,45 @@
+"""One page out of several registries."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.gateway.metrics_page import render_metrics
+
+
+def model_registry(model: str, num_requests: int) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    counter = Counter("vllm:request_success", "Requests.", ["model_name"], registry=registry)
+    counter.labels(model).inc(num_requests)
+    histogram = Histogram("vllm:ttft_seconds", "TTFT.", ["model_name"], registry=registry)
+    histogram.labels(model).observe(0.5)
+    Gauge("vllm:num_requests_running", "Running.", ["model_name"], registry=registry).labels(model)
+    return registry
+
+
+def test_family_of_two_registries_is_named_once_with_the_samples_of_both() -> None:
+    body, content_type = render_metrics([model_registry("one", 3), model_registry("two", 5)])
+    text = body.decode()
+    assert text.count("# TYPE vllm:request_success_total") == 1
+    assert text.count("# TYPE vllm:ttft_seconds histogram") == 1
+    samples = {
+        sample.labels["model_name"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "vllm:request_success_total"
+    }
+    assert samples == {"one": 3, "two": 5}
+    assert content_type.startswith("text/plain")
+
+
+def test_rendering_twice_shows_the_same_page() -> None:
+    registries = [model_registry("one", 3), model_registry("two", 5)]
+    assert render_metrics(registries) == render_metrics(registries)
+
+
+def test_families_of_a_single_engines_scheduler_are_left_out() -> None:
+    body, _ = render_metrics([model_registry("one", 1)])
+    assert b"num_requests_running" not in body
+
+
+def test_without_registries_the_page_is_empty() -> None:
+    assert render_metrics([])[0] == b""

@@ -1,0 +1,69 @@
+"""Which engine a request goes to, and the reason that is given."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.gateway.routing import EngineView, choose_engine
+
+views = st.builds(
+    EngineView,
+    engine_id=st.text("abcdef", min_size=1, max_size=3),
+    num_in_flight=st.integers(0, 3),
+    num_dispatched=st.integers(0, 3),
+    is_draining=st.booleans(),
+    has_trial=st.booleans(),
+)
+fleets = st.lists(views, max_size=6, unique_by=lambda view: view.engine_id)
+
+
+def test_request_goes_where_the_fewest_are_in_flight() -> None:
+    route = choose_engine([EngineView("a", 3, 0), EngineView("b", 1, 9)], needs_trial=False)
+    assert (route.engine_id, route.reason) == ("b", "fewest in flight (1)")
+
+
+def test_among_equals_the_least_used_takes_it() -> None:
+    route = choose_engine([EngineView("a", 1, 5), EngineView("b", 1, 4)], needs_trial=False)
+    assert route.engine_id == "b"
+
+
+def test_without_engines_the_request_waits_and_knows_why() -> None:
+    route = choose_engine([], needs_trial=False)
+    assert (route.engine_id, route.reason) == (None, "no engine is ready")
+
+
+def test_draining_engine_takes_nothing() -> None:
+    route = choose_engine([EngineView("a", 0, 0, is_draining=True)], needs_trial=False)
+    assert route.engine_id is None
+
+
+def test_suspect_does_not_join_another_suspect() -> None:
+    engines = [EngineView("a", 0, 0, has_trial=True), EngineView("b", 5, 5)]
+    assert choose_engine(engines, needs_trial=True).engine_id == "b"
+    assert choose_engine(engines, needs_trial=False).engine_id == "a"
+    route = choose_engine(engines[:1], needs_trial=True)
+    assert (route.engine_id, route.reason) == (None, "every engine has a request on trial")
+
+
+@given(fleets, st.booleans())
+def test_choice_is_allowed_and_no_allowed_one_is_idler(
+    fleet: list[EngineView], needs_trial: bool
+) -> None:
+    allowed = {
+        view.engine_id: view.num_in_flight
+        for view in fleet
+        if not view.is_draining and not (needs_trial and view.has_trial)
+    }
+    route = choose_engine(fleet, needs_trial=needs_trial)
+    assert route.reason
+    if route.engine_id is None:
+        assert not allowed
+    else:
+        assert allowed[route.engine_id] == min(allowed.values())
+
+
+@given(fleets, st.randoms(use_true_random=False))
+def test_choice_does_not_depend_on_the_order_of_engines(fleet: list[EngineView], random) -> None:
+    shuffled = list(fleet)
+    random.shuffle(shuffled)
+    chosen = choose_engine(fleet, needs_trial=False)
+    assert choose_engine(shuffled, needs_trial=False) == chosen

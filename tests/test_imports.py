@@ -1,0 +1,45 @@
+"""Importing a leaf stays light: no Ray, no vLLM, no torch. Layers are `lint-imports`' business."""
+
+import subprocess
+import sys
+
+import pytest
+
+LEAVES = [
+    "serving.errors",
+    "serving.config",
+    "serving.directory",
+    "serving.model_source",
+    "serving.link.client",
+    "serving.link.server",
+    "serving.engine.host",
+    "serving.engine.paced",
+    "serving.engine.spec",
+    "serving.gateway.flights",
+    "serving.gateway.http_edge",
+    "serving.gateway.keys",
+    "serving.gateway.membership",
+    "serving.gateway.metrics_page",
+    "serving.gateway.routing",
+    "serving.cli",
+]
+HEAVY = ("ray", "vllm", "torch", "transformers", "jax")
+
+_PROBE = """
+import importlib, sys
+heavy = set(sys.argv[2:])
+importlib.import_module(sys.argv[1])
+print(" ".join(sorted(heavy & sys.modules.keys())))
+"""
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_importing_a_leaf_loads_no_framework(leaf: str) -> None:
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, leaf, *HEAVY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert probe.stdout.split() == []
