@@ -1,10 +1,11 @@
 """A closed loop of streams against an OpenAI-compatible server, timed at the client.
 
-Owns sending, timing and summing up. Does not own servers. One process on one event loop: above about
-10,000 chunks per second the client itself is what is measured.
+Owns sending, timing and summing up. Does not own servers. One process on one event loop: above
+about 10,000 chunks per second the client itself is what is measured.
 """
 
 import asyncio
+import itertools
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -90,7 +91,8 @@ async def run_load(url: str, model: str, load: Load, *, seed: int) -> Result:
 
         async def worker() -> None:
             for number in numbers:
-                streams.append(await _stream(session, _body(model, load, seed, number)))
+                stream = await _stream(session, _body(model, load, seed, number))
+                streams.append(stream)
 
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
@@ -129,7 +131,7 @@ async def _stream(session: aiohttp.ClientSession, body: dict[str, object]) -> St
     if usage is None or usage.completion_tokens != body["max_tokens"]:
         raise RuntimeError(f"stream ended early: {last[:200]!r}")
     times_s = arrivals_s[:-1]  # the last chunk carries the usage, not a token
-    gaps = tuple(after - before for before, after in zip(times_s, times_s[1:], strict=False))
+    gaps = tuple(after - before for before, after in itertools.pairwise(times_s))
     return Stream(
         ttft_s=times_s[0] - started_s,
         e2e_s=times_s[-1] - started_s,

@@ -4,6 +4,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
 
 from serving.config import (
     AppConfig,
@@ -16,6 +17,7 @@ from serving.config import (
 from serving.directory_deployment import FleetDirectory
 from serving.engine.slice_replica import DRAIN_GRACE_S, SliceReplica
 from serving.engine.spec import EngineSpec
+from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
 
 # Wrapped here and not where they are written: Serve sends a decorated class by value, with all its
@@ -27,15 +29,21 @@ _SliceReplica = serve.deployment(SliceReplica)
 # The control parts wait for messages; they need a place, not a core.
 _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
+# No bound: the frontend has held token ids against the vocabulary of the model that it plays.
+_PACED_VOCAB_SIZE = 2**31
 
 
 def build(args: dict[str, Any]) -> Application:
     """What `serve run` and `serve deploy` call.
 
     Raises:
-        ConfigError: the configuration is refused, with every problem; nothing that runs is touched.
+        RayServeException: the configuration is refused, with every problem; nothing that runs is
+            touched. Of this class alone Serve shows the words, at once and without a traceback.
     """
-    config = parse_app_config(args)
+    try:
+        config = parse_app_config(args)
+    except ConfigError as error:
+        raise RayServeException(str(error)) from error
     directory = _FleetDirectory.options(
         name="directory",
         ray_actor_options={"num_cpus": _CONTROL_CPUS},
@@ -52,15 +60,23 @@ def build(args: dict[str, Any]) -> Application:
     gateway = _Gateway.options(
         name="gateway",
         num_replicas=config.gateway.replicas,
-        ray_actor_options={"num_cpus": config.gateway.num_cpus},
+        ray_actor_options={
+            "num_cpus": config.gateway.num_cpus,
+            # To set up its own log vLLM would close the handlers of everybody else's.
+            "runtime_env": {"env_vars": {"VLLM_CONFIGURE_LOGGING": "0"}},
+        },
         max_ongoing_requests=config.gateway.max_ongoing_requests,
+        # An update starts the new gateways before it ends the old ones: somebody always answers.
+        max_surge_percent=100,
     )
     return gateway.bind(config, directory, *engines)
 
 
 def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentConfig) -> EngineSpec:
     """What one engine of this deployment is told."""
-    paced = model.paced_options() if model.engine == EngineKind.PACED else None
+    paced = None
+    if model.engine == EngineKind.PACED:
+        paced = model.paced_options() | {"vocab_size": _PACED_VOCAB_SIZE}
     return EngineSpec(
         model=model.name,
         source=model.source,

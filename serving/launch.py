@@ -7,6 +7,7 @@ command, nothing it started goes on. Everything else is `serve run`'s.
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -35,6 +36,9 @@ STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 # Ray Serve's own default.
 _SERVE_PORT = 8000
+# Ports of one cluster besides: four of HAProxy and its fallback, the rest for gateways.
+_NUM_PORTS = 64
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
 def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str, str]:
@@ -43,7 +47,9 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
     `ray_folder` keeps this cluster apart from any other on the machine. Ray's sockets lie below it,
     and their paths may have at most 107 bytes.
     """
+    # HAProxy takes no longer path than 97 bytes for a socket, and a node's id has 56 of them.
     haproxy_folder = f"{ray_folder}/h"
+    ports = free_ports(_NUM_PORTS)
     place = {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder}
     ours = {
         # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
@@ -52,13 +58,18 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         # Replicas serve HTTP themselves, with HAProxy in front: no Python proxy on a token's way.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         # By default these are the same for every cluster of a machine, and of every user of it.
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
+        # Where HAProxy turns while no gateway is up: with the default, to another cluster's proxy.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports[3]),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[4]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1]),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{haproxy_folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": haproxy_folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{haproxy_folder}/server-state",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{haproxy_folder}/admin.sock",
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{haproxy_folder}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{haproxy_folder}/a",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{haproxy_folder}/m",
         # The gateway's code runs in the loop that serves its HTTP: no thread change per chunk.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # Ray gives its workers niceness 15, which leaves every stream behind any other process.
@@ -71,11 +82,22 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
     return {**ours, **inherited, **place}
 
 
-def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> range:
+    """A run of TCP ports that nothing listens on at this moment.
+
+    They lie below the ports that Linux hands out by itself (32768 on), because Serve binds them
+    only after seconds in which Ray opens many connections.
+
+    Raises:
+        OSError: no such run was found. Stop some of what listens on this machine.
+    """
+    firsts = list(range(_FIRST_PORT, _LAST_PORT - count, count))
+    random.SystemRandom().shuffle(firsts)
+    for first in firsts:
+        ports = range(first, first + count)
+        if all(_is_free("", port) for port in ports):
+            return ports
+    raise OSError(f"no {count} free ports between {_FIRST_PORT} and {_LAST_PORT}")
 
 
 def serve_command(

@@ -167,8 +167,6 @@ def test_every_field_of_an_output_is_known_here() -> None:
     assert set(EngineCoreOutput.__struct_fields__) == PLAIN_FIELDS | PAYLOAD_FIELDS.keys()
 
 
-# What arrives lies in the frame's own bytes, which nobody writes to.
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 @pytest.mark.parametrize(
     "name", [name for name, value in PAYLOAD_FIELDS.items() if value is not None]
 )

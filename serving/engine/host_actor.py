@@ -10,6 +10,7 @@ import ray
 from serving.engine.host import EngineHost, start_engine
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
+from serving.process_log import log_as_actor
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class EngineHostActor:
     """Async actor; its methods are called by its slice replica only."""
 
     def __init__(self, spec: EngineSpec, secret: bytes) -> None:
-        logging.getLogger("serving").setLevel(logging.INFO)
+        log_as_actor()
         self._spec = spec
         self._secret = secret
         self._host: EngineHost | None = None

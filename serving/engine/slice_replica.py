@@ -20,6 +20,7 @@ from serving.directory import RENEWAL_S, EngineRecord, SliceState
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
+from serving.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class SliceReplica:
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, spec: EngineSpec, link: LinkConfig, directory: DeploymentHandle
     ) -> None:
-        logging.getLogger("serving").setLevel(logging.INFO)
+        log_as_replica()
         self._spec = spec
         self._directory = directory
         self._death_reason: str | None = None

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutputs
@@ -27,6 +26,7 @@ from serving.engine.host_watch import HOST_PID_VARIABLE
 from serving.engine.protocol import EngineDiedError
 from serving.engine.resume_scheduler import scheduler_path
 from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
+from serving.vllm_args import async_engine_args
 from serving.vllm_codec import decode_request, encode_outputs, request_decoder
 
 # Import paths, because vLLM hands them to processes of its own.
@@ -51,7 +51,7 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     Raises:
         ValueError: vLLM refuses the arguments; its message says why. Nothing was started.
     """
-    args = AsyncEngineArgs(model=model, **engine_args)
+    args = async_engine_args(model, engine_args)
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = scheduler_path(async_scheduling=bool(scheduler.async_scheduling))

@@ -25,6 +25,7 @@ from serving.gateway.served_model import ServedModel
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
 from serving.model_source import resolve_file
+from serving.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Gateway:
         self, config: AppConfig, directory: DeploymentHandle, *_engines: Any
     ) -> None:
         # `_engines` binds the engine deployments into the application; requests reach them by link.
-        logging.getLogger("serving").setLevel(logging.INFO)
+        log_as_replica()
         ensure_not_exposed(config.auth)
         self._gateway_id = uuid.uuid4().hex[:12]
         self._started_at_s = time.time()
@@ -159,10 +160,12 @@ def _engine_row(record: EngineRecord | None, seat: Any, now_s: float) -> dict[st
         row |= {"engine_id": seat.engine_id, "compute_class": seat.compute_class}
         row["state"] = str(SliceState.DRAINING) if seat.is_draining else str(SliceState.READY)
         row["in_flight"] = len(seat.flights)
-        if seat.load is not None:
+        # The link's, which heartbeats keep fresh while the engine makes no step.
+        load = seat.link.load
+        if load is not None:
             row |= {
-                "num_running": seat.load.num_running,
-                "num_waiting": seat.load.num_waiting,
-                "kv_usage_ratio": round(seat.load.kv_usage_ratio, 4),
+                "num_running": load.num_running,
+                "num_waiting": load.num_waiting,
+                "kv_usage_ratio": round(load.kv_usage_ratio, 4),
             }
     return row

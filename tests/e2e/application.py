@@ -22,7 +22,7 @@ import httpx
 import psutil
 import yaml
 
-from serving.launch import child_environment, free_port
+from serving.launch import child_environment, free_ports
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
@@ -109,7 +109,7 @@ class RunningApplication:
         api_key: str = "none",
     ) -> None:
         self.args = dict(args)
-        self.port = free_port()
+        self.port = free_ports(1)[0]
         self.base_url = f"http://127.0.0.1:{self.port}"
         # Ray's and HAProxy's sockets lie below it, and their paths have to be short.
         self.folder = Path(tempfile.mkdtemp(prefix="s-" if through == "slicewise" else "sw-"))
@@ -148,6 +148,8 @@ class RunningApplication:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Below a shell's background job it would be ignored.
+                preexec_fn=_heed_interrupts,
             )
 
     def environment(self) -> dict[str, str]:
@@ -210,7 +212,8 @@ class RunningApplication:
     def fleet(self) -> dict[str, Any]:
         """`/fleet` at this moment."""
         headers = {"Authorization": f"Bearer {self.api_key}"}
-        answer = httpx.get(f"{self.base_url}/fleet", headers=headers, timeout=5)
+        # Plain HTTP: without `verify` every call would read all root certificates anew.
+        answer = httpx.get(f"{self.base_url}/fleet", headers=headers, timeout=5, verify=False)
         answer.raise_for_status()
         fleet: dict[str, Any] = answer.json()
         return fleet
@@ -316,6 +319,10 @@ class RunningApplication:
             for model in self.args["models"]
         }
         return linked_engines(fleet) == wanted
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def linked_engines(fleet: Mapping[str, Any]) -> dict[str, int]:

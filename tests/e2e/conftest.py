@@ -1,25 +1,16 @@
 """Applications that end-to-end tests share: starting one takes a minute, so each starts once."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from .application import (
-    PROJECT_ROOT,
-    RunningApplication,
-    application_args,
-    demo_model,
-    paced_model,
-)
+from .application import RunningApplication, application_args, demo_model, paced_model
+from .several_models import KEYS, adapted_model, embedding_model, write_adapter
 
 # In this order, so that each is started once and ended before the next one needs its memory.
 SHARED = ("demo_application", "keyed_application")
-KEYS = ("sk-first-0123456789abcdef", "sk-second-fedcba9876543210")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -103,65 +94,3 @@ def paced_application(request: pytest.FixtureRequest) -> Iterator[RunningApplica
     args: dict[str, Any] = getattr(request, "param", None) or application_args(paced_model(2))
     with RunningApplication(args) as application:
         yield application
-
-
-def adapted_model(adapter: Path) -> dict[str, Any]:
-    """The shipped model on one engine, with `adapter` served as `adapted`."""
-    arguments = demo_model()["engine_args"]
-    arguments |= {"enable_lora": True, "max_lora_rank": 8, "max_model_len": 512}
-    return demo_model(
-        name="base",
-        engine_args=arguments,
-        lora_adapters=[{"name": "adapted", "path": str(adapter)}],
-        deployments=[{"compute_class": "local", "replicas": 1}],
-    )
-
-
-def embedding_model() -> dict[str, Any]:
-    """The shipped model's weights as an embedder, on one engine."""
-    arguments = {
-        "runner": "pooling",
-        "convert": "embed",
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": 512,
-        "gpu_memory_utilization": 0.1,
-    }
-    return {
-        "name": "embedder",
-        "source": "models/slicewise-demo",
-        "engine_args": arguments,
-        "engine_env": demo_model()["engine_env"],
-        "deployments": [{"compute_class": "local", "replicas": 1}],
-    }
-
-
-def write_adapter(folder: Path, rank: int = 4) -> Path:
-    """A LoRA adapter over the shipped model, in PEFT's format, strong enough to change its words."""
-    config = json.loads((PROJECT_ROOT / "models/slicewise-demo/config.json").read_text())
-    num_outputs = {
-        "q_proj": config["num_attention_heads"] * config["head_dim"],
-        "v_proj": config["num_key_value_heads"] * config["head_dim"],
-    }
-    chance = torch.Generator().manual_seed(0)
-    weights = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, outputs in num_outputs.items():
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{prefix}.lora_A.weight"] = torch.randn(
-                rank, config["hidden_size"], generator=chance
-            )
-            weights[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank, generator=chance)
-    folder.mkdir()
-    save_file(weights, folder / "adapter_model.safetensors")
-    adapter = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": "models/slicewise-demo",
-        "r": rank,
-        "lora_alpha": 2 * rank,
-        "target_modules": list(num_outputs),
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(adapter))
-    return folder

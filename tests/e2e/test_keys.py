@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from .application import RunningApplication
-from .conftest import KEYS
+from .several_models import KEYS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
 

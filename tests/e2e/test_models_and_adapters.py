@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from .application import RunningApplication
-from .conftest import KEYS
+from .several_models import KEYS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
 

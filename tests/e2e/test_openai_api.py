@@ -102,7 +102,7 @@ def test_stream_includes_usage_in_its_last_chunk_when_asked(client: OpenAI) -> N
 
 
 def test_chat_returns_n_choices(client: OpenAI) -> None:
-    answer = ask(client, n=3, temperature=1.0, seed=3)
+    answer = ask(client, n=3, temperature=2.0, seed=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) > 1
     assert answer.usage.completion_tokens <= 3 * 24
@@ -198,11 +198,11 @@ def test_min_tokens_and_ignore_eos_are_passed_on(client: OpenAI) -> None:
 def test_json_schema_answer_is_valid(client: OpenAI) -> None:
     schema = {"name": "person", "schema": PERSON, "strict": True}
     options = {"response_format": {"type": "json_schema", "json_schema": schema}}
-    answer = ask(client, max_tokens=60, **options).choices[0]
+    answer = ask(client, max_tokens=400, **options).choices[0]
     person = json.loads(answer.message.content)
     assert person["name"] in {"Anna", "Ben"}
     assert isinstance(person["age"], int)
-    parts = ask(client, max_tokens=60, stream=True, **options)
+    parts = ask(client, max_tokens=400, stream=True, **options)
     streamed = "".join(part.choices[0].delta.content or "" for part in parts)
     assert streamed == answer.message.content
 
@@ -213,7 +213,7 @@ def test_json_schema_answer_is_valid(client: OpenAI) -> None:
         ({"regex": r"v[56]e-(8|16)"}, r"v[56]e-(8|16)"),
         ({"choice": ["ready", "draining"]}, r"ready|draining"),
         ({"grammar": 'root ::= "chips=" [0-9] [0-9]'}, r"chips=\d\d"),
-        ({"json": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}}, r"\[.*\]"),
+        ({"json": {"enum": ["ready", "draining"]}}, r'"(ready|draining)"'),
     ],
     ids=["regex", "choice", "grammar", "json"],
 )

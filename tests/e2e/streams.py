@@ -1,0 +1,148 @@
+"""Streamed requests to a running application, written down token by token."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+# Between two chunks of a stream, whatever happens to its engine.
+READ_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Choice:
+    """One choice of an answer, put together from its chunks."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprob_tokens: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def same_as(self, other: "Choice") -> bool:
+        """Whether both are one answer; log-probabilities may differ by rounding."""
+        return (
+            self.text == other.text
+            and self.token_ids == other.token_ids
+            and self.logprob_tokens == other.logprob_tokens
+            and len(self.logprobs) == len(other.logprobs)
+            and all(abs(a - b) < 1e-2 for a, b in zip(self.logprobs, other.logprobs, strict=True))
+            and (self.finish_reason, self.stop_reason) == (other.finish_reason, other.stop_reason)
+        )
+
+
+@dataclass
+class Answer:
+    """One whole streamed answer. `error` is what the stream or the connection failed with."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    error: str | None = None
+    is_done: bool = False
+    # When each chunk came, seconds on the monotonic clock.
+    chunk_times_s: list[float] = field(default_factory=list)
+
+    def same_as(self, other: "Answer") -> bool:
+        """Whether a client could not tell them apart but by their timing."""
+        return (
+            self.error == other.error is None
+            and self.is_done
+            and other.is_done
+            and self.usage == other.usage
+            and self.choices.keys() == other.choices.keys()
+            and all(choice.same_as(other.choices[at]) for at, choice in self.choices.items())
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, over all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices.values())
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time between two chunks."""
+        times = self.chunk_times_s
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+    def take(self, chunk: Mapping[str, Any]) -> None:
+        """One event of the stream, of either API."""
+        if "error" in chunk:
+            self.error = json.dumps(chunk["error"])
+            return
+        self.chunk_times_s.append(time.monotonic())
+        self.usage = chunk.get("usage") or self.usage
+        for part in chunk["choices"]:
+            choice = self.choices.setdefault(part["index"], Choice())
+            delta = part.get("delta", part)
+            choice.text += delta.get("text") or delta.get("content") or ""
+            choice.token_ids += part.get("token_ids") or []
+            choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+            choice.stop_reason = part.get("stop_reason") or choice.stop_reason
+            self._take_logprobs(choice, part.get("logprobs") or {})
+
+    @staticmethod
+    def _take_logprobs(choice: Choice, logprobs: Mapping[str, Any]) -> None:
+        for entry in logprobs.get("content") or ():
+            choice.logprob_tokens.append(entry["token"])
+            choice.logprobs.append(entry["logprob"])
+        choice.logprob_tokens += logprobs.get("tokens") or []
+        choice.logprobs += logprobs.get("token_logprobs") or []
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to ask, and where."""
+
+    path: str
+    body: Mapping[str, Any]
+
+    async def stream(
+        self, client: httpx.AsyncClient, on_chunk: Callable[[Answer], None] = lambda _: None
+    ) -> Answer:
+        """Asks and reads to the end; a failure is written down, not raised."""
+        answer = Answer()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with client.stream("POST", self.path, json={**self.body, **options}) as response:
+                if response.status_code != 200:
+                    answer.error = f"{response.status_code}: {(await response.aread()).decode()}"
+                    return answer
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        answer.is_done = True
+                    elif line.startswith("data: "):
+                        answer.take(json.loads(line.removeprefix("data: ")))
+                        on_chunk(answer)
+        except httpx.HTTPError as error:
+            answer.error = repr(error)
+        return answer
+
+
+def client_of(base_url: str) -> httpx.AsyncClient:
+    """A client without a bound on connections: every stream has its own."""
+    return httpx.AsyncClient(
+        base_url=base_url,
+        timeout=httpx.Timeout(READ_TIMEOUT_S),
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
+async def stream_all(
+    base_url: str,
+    requests: list[Request],
+    on_chunk: Callable[[int, Answer], None] = lambda *_: None,
+) -> list[Answer]:
+    """All at once; `on_chunk` gets the request's number and its answer so far."""
+    async with client_of(base_url) as client:
+        return await asyncio.gather(
+            *(
+                request.stream(client, lambda answer, number=number: on_chunk(number, answer))
+                for number, request in enumerate(requests)
+            )
+        )

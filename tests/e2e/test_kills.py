@@ -1,0 +1,237 @@
+"""Engines die under 16 streams, and no client can tell. See `WORKLOAD` for what the streams ask."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import psutil
+import pytest
+
+from .application import (
+    Role,
+    RunningApplication,
+    engine_ids,
+    linked_engines,
+)
+from .streams import Answer, Request, stream_all
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(420)]
+
+MODEL = "slicewise-demo"
+NUM_TOKENS = 300
+REPLACEMENT_TIMEOUT_S = 150.0
+NUM_LONG_KILLS = 50
+
+INVENTORY = {
+    "type": "object",
+    "properties": {
+        "slices": {
+            "type": "array",
+            "minItems": 12,
+            "maxItems": 16,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "pattern": "^[a-z]{3,6}$"},
+                    "chips": {"type": "integer", "minimum": 0, "maximum": 999},
+                },
+                "required": ["name", "chips"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["slices"],
+    "additionalProperties": False,
+}
+
+
+def completion(prompt: str, **options: Any) -> Request:
+    defaults = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": NUM_TOKENS}
+    defaults |= {"ignore_eos": True, "return_token_ids": True}
+    return Request("/v1/completions", defaults | options)
+
+
+def chat(question: str, **options: Any) -> Request:
+    defaults = {"model": MODEL, "messages": [{"role": "user", "content": question}]}
+    defaults |= {"temperature": 0, "max_tokens": 700, "return_token_ids": True}
+    return Request("/v1/chat/completions", defaults | options)
+
+
+def inventory(question: str) -> Request:
+    schema = {"name": "inventory", "schema": INVENTORY, "strict": True}
+    return chat(question, response_format={"type": "json_schema", "json_schema": schema})
+
+
+PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+WORKLOAD = [
+    *(completion(f"What is slice number {number}?") for number in range(4)),
+    completion("A slice is", **PENALTIES),
+    completion("A host is", **PENALTIES),
+    completion("The gateway", logprobs=2),
+    completion("The engine", logprobs=2, **PENALTIES),
+    completion("Two samples:", n=2, temperature=0.8, seed=7),
+    completion("A seeded sample:", temperature=0.9, seed=8),
+    completion("Never again:", bad_words=["slice", "the chip"]),
+    chat("What is Slicewise?", min_tokens=250),
+    chat(
+        "What is a compute class?",
+        logprobs=True,
+        top_logprobs=2,
+        ignore_eos=True,
+        max_tokens=NUM_TOKENS,
+    ),
+    *(inventory(f"List the slices of zone {zone}.") for zone in "abc"),
+]
+INVENTORIES = [at for at, request in enumerate(WORKLOAD) if "response_format" in request.body]
+
+
+class Kill(StrEnum):
+    """What happens to one engine."""
+
+    ENGINE_CORE = "engine core is killed"
+    WORKER = "worker is killed"
+    ENGINE_HOST = "engine host is killed"
+    SLICE_REPLICA = "slice replica is killed"
+    HANG = "engine core is stopped"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kill: what, of which engine, and when. All of it comes from the seed."""
+
+    kill: Kill
+    engine: int
+    stream: int
+    position: int
+
+    @classmethod
+    def from_seed(cls, seed: int, kill: Kill | None = None) -> "Plan":
+        chance = random.Random(seed)
+        drawn = chance.choice(list(Kill))
+        return cls(
+            kill or drawn,
+            engine=chance.randrange(2),
+            stream=chance.randrange(len(WORKLOAD)),
+            position=chance.randrange(1, 200),
+        )
+
+    def victim(self, application: RunningApplication) -> psutil.Process:
+        """The process to send the signal to."""
+        host = application.processes(Role.ENGINE_HOST)[self.engine]
+        cores = application.below(host, Role.ENGINE_CORE)
+        workers = [each for core in cores for each in application.below(core, Role.ENGINE_WORKER)]
+        if self.kill == Kill.ENGINE_HOST:
+            return host
+        if self.kill == Kill.SLICE_REPLICA:
+            return application.processes(Role.SLICE_REPLICA)[self.engine]
+        return workers[0] if self.kill == Kill.WORKER else cores[0]
+
+    @property
+    def signal(self) -> signal.Signals:
+        return signal.SIGSTOP if self.kill == Kill.HANG else signal.SIGKILL
+
+
+class Disturbance:
+    """Carries a plan out, once, when its stream has come as far as it says."""
+
+    def __init__(self, plan: Plan, pid: int) -> None:
+        self._plan = plan
+        self._pid = pid
+        self.at_s: float | None = None
+
+    def __call__(self, number: int, answer: Answer) -> None:
+        is_due = number == self._plan.stream and answer.num_tokens >= self._plan.position
+        if self.at_s is None and is_due:
+            os.kill(self._pid, self._plan.signal)
+            self.at_s = time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(demo_application: RunningApplication) -> list[Answer]:
+    """What the streams answer when nothing happens."""
+    answers = asyncio.run(stream_all(demo_application.base_url, WORKLOAD))
+    assert [answer.error for answer in answers] == [None] * len(WORKLOAD)
+    return answers
+
+
+def wait_replaced(application: RunningApplication, before: set[str]) -> None:
+    """Waits until two engines are linked and one of them is new."""
+    application.wait_fleet(
+        lambda fleet: linked_engines(fleet) == {MODEL: 2} and engine_ids(fleet) != before,
+        REPLACEMENT_TIMEOUT_S,
+    )
+
+
+def survive(application: RunningApplication, undisturbed: list[Answer], plan: Plan) -> str:
+    """Runs the streams through the kill and compares; a line with what was measured."""
+    before = engine_ids(application.fleet())
+    victim = plan.victim(application)
+    disturbance = Disturbance(plan, victim.pid)
+    answers = asyncio.run(stream_all(application.base_url, WORKLOAD, disturbance))
+    try:
+        assert disturbance.at_s is not None, f"stream {plan.stream} never came to {plan.position}"
+        errors = {at: answer.error for at, answer in enumerate(answers) if answer.error}
+        assert errors == {}
+        differing = [
+            at
+            for at, (one, other) in enumerate(zip(answers, undisturbed, strict=True))
+            if not one.same_as(other)
+        ]
+        assert [WORKLOAD[at].body for at in differing] == []
+        for at in INVENTORIES:
+            assert 12 <= len(json.loads(answers[at].choices[0].text)["slices"]) <= 16
+        fleet = application.wait_idle()
+        num_resumes = fleet["models"][0]["resumes"]
+        longest_s = max(answer.longest_gap_s for answer in answers)
+        usual_s = max(answer.longest_gap_s for answer in undisturbed)
+        return (
+            f"{plan.kill} at token {plan.position} of stream {plan.stream}: longest stall "
+            f"{longest_s * 1000:.0f} ms (undisturbed {usual_s * 1000:.0f} ms), "
+            f"{num_resumes} resumes since the start"
+        )
+    finally:
+        wait_replaced(application, before)
+        assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
+
+
+def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    with capsys.disabled():
+        sys.stdout.write(f"\n    {line}\n")
+
+
+def test_undisturbed_streams_repeat_exactly(
+    demo_application: RunningApplication, undisturbed: list[Answer]
+) -> None:
+    again = asyncio.run(stream_all(demo_application.base_url, WORKLOAD))
+    assert [one.same_as(other) for one, other in zip(again, undisturbed, strict=True)] == (
+        [True] * len(WORKLOAD)
+    )
+
+
+@pytest.mark.parametrize("kill", Kill)
+def test_streams_survive_exactly_when(
+    demo_application: RunningApplication,
+    undisturbed: list[Answer],
+    capsys: pytest.CaptureFixture[str],
+    kill: Kill,
+) -> None:
+    plan = Plan.from_seed(list(Kill).index(kill), kill)
+    report(capsys, survive(demo_application, undisturbed, plan))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1000 + NUM_LONG_KILLS))
+def test_streams_survive_exactly_whatever_the_seed_says(
+    demo_application: RunningApplication,
+    undisturbed: list[Answer],
+    capsys: pytest.CaptureFixture[str],
+    seed: int,
+) -> None:
+    report(capsys, f"seed {seed}: {survive(demo_application, undisturbed, Plan.from_seed(seed))}")

@@ -1,0 +1,251 @@
+"""What an operator does to an application: update, refuse, watch, stop."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from .application import (
+    Role,
+    RunningApplication,
+    application_args,
+    demo_model,
+    engine_ids,
+    linked_engines,
+    paced_model,
+    serve_config,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+
+KEY = "sk-operations-0123456789"
+BODY = {"model": "paced", "prompt": "a", "max_tokens": 4}
+
+
+def args_with(**gateway: Any) -> dict[str, Any]:
+    """Two paced engines behind keys from an environment variable."""
+    return application_args(
+        paced_model(2), auth={"keys_env": "OPERATIONS_KEYS"}, gateway=dict(gateway)
+    )
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[RunningApplication]:
+    environment = {"OPERATIONS_KEYS": f"{KEY},sk-other"}
+    running = RunningApplication(
+        args_with(request_deadline_s=2.0), environment=environment, api_key=KEY
+    )
+    with running:
+        yield running
+
+
+def post(application: RunningApplication, **changes: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {application.api_key}"}
+    url = f"{application.base_url}/v1/completions"
+    return httpx.post(url, json=BODY | changes, headers=headers, timeout=30)
+
+
+class Caller(threading.Thread):
+    """Asks without a pause and notes every answer that is not an answer."""
+
+    def __init__(self, application: RunningApplication) -> None:
+        super().__init__(daemon=True)
+        self._application = application
+        self._stop_asking = threading.Event()
+        self.num_answers = 0
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        while not self._stop_asking.is_set():
+            try:
+                answer = post(self._application, max_tokens=20)
+            except httpx.HTTPError as error:
+                self.failures.append(repr(error))
+                continue
+            if answer.status_code == 200:
+                self.num_answers += 1
+            else:
+                self.failures.append(f"{answer.status_code} {answer.text}")
+
+    def finish(self) -> None:
+        self._stop_asking.set()
+        self.join(30)
+
+
+@contextlib.contextmanager
+def calling(application: RunningApplication) -> Iterator[Caller]:
+    caller = Caller(application)
+    caller.start()
+    try:
+        yield caller
+    finally:
+        caller.finish()
+
+
+def wait_status(application: RunningApplication, word: str, timeout_s: float = 60) -> str:
+    """Waits until `serve status` says `word`; all that it says then."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        status = application.serve("status").stdout
+        if f"status: {word}" in status:
+            return status
+        assert time.monotonic() < deadline_s, status
+
+
+def test_keys_come_from_the_environment(application: RunningApplication) -> None:
+    assert post(application).status_code == 200
+    url = f"{application.base_url}/v1/completions"
+    assert httpx.post(url, json=BODY).status_code == 401
+    for path in application.log_files():
+        assert KEY.encode() not in path.read_bytes(), path.name
+
+
+def test_status_names_every_deployment(application: RunningApplication) -> None:
+    status = wait_status(application, "RUNNING")
+    for name in ("slicewise:", "gateway:", "engine-paced-local:", "directory:"):
+        assert name in status
+
+
+def test_bad_config_is_refused_while_the_application_goes_on(
+    application: RunningApplication, tmp_path: Path
+) -> None:
+    before = engine_ids(application.fleet())
+    bad = tmp_path / "bad.yaml"
+    args = args_with(request_deadline_s=-5)
+    bad.write_text(yaml.safe_dump(serve_config(args, application.port)))
+    with calling(application) as caller:
+        assert application.serve("deploy", str(bad)).returncode == 0
+        status = wait_status(application, "DEPLOY_FAILED")
+    message = " ".join(status.split())
+    assert "gateway.request_deadline_s" in message
+    assert "(value -5)" in message
+    assert "more than 0, at most 86400" in message
+    assert caller.failures == []
+    assert caller.num_answers > 0
+    assert engine_ids(application.fleet()) == before
+    # The good one again; nothing restarts.
+    good = application.write_config(args_with(request_deadline_s=2.0))
+    assert application.serve("deploy", str(good)).returncode == 0
+    wait_status(application, "RUNNING")
+
+
+def test_more_replicas_are_added_to_those_that_run(
+    application: RunningApplication, tmp_path: Path
+) -> None:
+    before = engine_ids(application.fleet())
+    assert len(before) == 2
+    config = serve_config(args_with(request_deadline_s=2.0), application.port)
+    config["applications"][0]["deployments"] = [{"name": "engine-paced-local", "num_replicas": 3}]
+    more = tmp_path / "more.yaml"
+    more.write_text(yaml.safe_dump(config))
+    assert application.serve("deploy", str(more)).returncode == 0
+    fleet = application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 3}, 60)
+    assert before < engine_ids(fleet)
+    assert application.serve("deploy", str(application.config_path)).returncode == 0
+    application.wait_fleet(lambda fleet: len(engine_ids(fleet)) == 2, 60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_update_of_a_gateway_option_loses_no_request(application: RunningApplication) -> None:
+    changed = application.write_config(args_with(request_deadline_s=2.0, max_body_bytes=2048))
+    with calling(application) as caller:
+        assert application.serve("deploy", str(changed)).returncode == 0
+        deadline_s = time.monotonic() + 240
+        while post(application, prompt="x" * 4096).status_code != 413:
+            assert time.monotonic() < deadline_s, "the old gateway still answers"
+        wait_status(application, "RUNNING", 120)
+    assert caller.failures == []
+    assert caller.num_answers > 100
+
+
+def test_request_without_an_engine_in_time_is_503_with_retry_after(
+    application: RunningApplication,
+) -> None:
+    # Stopped, not killed: nobody replaces them, and they are silent.
+    hosts = application.processes(Role.ENGINE_HOST)
+    for host in hosts:
+        host.suspend()
+    try:
+        application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 0}, 10)
+        answer = post(application)
+    finally:
+        for host in hosts:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                host.resume()
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    error = answer.json()["error"]
+    assert error["code"] == "no_engine_in_time"
+    assert "2.0 s" in error["message"]
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 2}, 60)
+    assert post(application).status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_farewell_leaves_no_process(number: signal.Signals) -> None:
+    application = RunningApplication(application_args(paced_model(1)), through="slicewise")
+    with application:
+        started = application.processes()
+        assert len(started) > 5
+        code = application.interrupt(number)
+        assert code == 0
+        assert "Try it:\n\n  curl http://127.0.0.1" in application.log_text()
+        assert [process for process in started if process.is_running()] == []
+        assert application.processes() == []
+        assert list(application.folder.glob("sw-*")) == []
+
+
+@pytest.mark.long
+def test_shutdown_ends_the_application(application: RunningApplication) -> None:
+    assert application.serve("shutdown", "-y", timeout_s=90).returncode == 0
+    assert application.processes(Role.ENGINE_HOST) == []
+    assert application.processes(Role.GATEWAY) == []
+
+
+def test_serve_command_refuses_a_bad_config_within_seconds() -> None:
+    args = application_args(paced_model(1), gateway={"replicas": 0})
+    application = RunningApplication(args, through="slicewise")
+    try:
+        application.launch()
+        assert application.wait_exit(30) == 1
+        text = application.log_text()
+        assert "applications[0].args.gateway.replicas" in text
+        assert "value 0" in text
+        assert "allowed: " in text
+        assert application.processes() == []
+    finally:
+        application.stop()
+
+
+@pytest.mark.long
+def test_serve_command_tells_why_vllm_refuses_its_arguments() -> None:
+    arguments = demo_model()["engine_args"] | {"max_model_len": 100_000}
+    args = application_args(demo_model(engine_args=arguments))
+    application = RunningApplication(args, through="slicewise")
+    try:
+        application.launch()
+        assert application.wait_exit(150) == 1
+        assert "max_model_len (100000) is greater than" in application.log_text()
+        assert application.processes() == []
+    finally:
+        application.stop()
+
+
+def test_serve_command_refuses_a_port_in_use(application: RunningApplication) -> None:
+    other = RunningApplication(application_args(paced_model(1)), through="slicewise")
+    other.port = application.port
+    try:
+        other.launch()
+        assert other.wait_exit(30) == 1
+        assert f"port {application.port} of 127.0.0.1 is in use" in other.log_text()
+    finally:
+        other.stop()

@@ -1,0 +1,161 @@
+"""One engine, its links and the watch over both, with the paced engine and real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from serving.engine.host import EngineHost, start_engine
+from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.protocol import EngineDiedError
+from serving.engine.spec import EngineSpec
+from serving.link.client import LinkCallbacks, LinkClient
+from serving.link.messages import Draining, Step, TokenRequest
+
+SECRET = b"the cluster secret of these tests"
+DEADLINE_S = 15.0
+
+# Looks often and gives up soon: a hang is what these tests wait for.
+SPEC = EngineSpec(
+    model="paced",
+    source="models/slicewise-demo",
+    compute_class="local",
+    paced={},
+    check_period_s=0.05,
+    hang_timeout_s=0.25,
+)
+
+
+@dataclass
+class Peer:
+    """A gateway's end of one link, and what it heard."""
+
+    tokens: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    drained: list[Draining] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    client: LinkClient | None = None
+
+    async def connect(self, address: tuple[str, int]) -> LinkClient:
+        callbacks = LinkCallbacks(self._on_step, self._on_lost, self._on_draining)
+        self.client = await LinkClient.connect(
+            address, gateway_id="gw", secret=SECRET, callbacks=callbacks
+        )
+        return self.client
+
+    async def until_lost(self) -> str:
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.lost:
+                await self.changed.wait()
+                self.changed.clear()
+        return self.lost[0]
+
+    def _on_step(self, step: Step) -> None:
+        self.tokens += [token for output in step.outputs for token in output.token_ids]
+        self.changed.set()
+
+    def _on_lost(self, reason: str) -> None:
+        self.lost.append(reason)
+        self.changed.set()
+
+    def _on_draining(self, draining: Draining) -> None:
+        self.drained.append(draining)
+        self.changed.set()
+
+
+@asynccontextmanager
+async def hosted(engine: PacedEngine) -> AsyncIterator[tuple[EngineHost, Peer]]:
+    host = EngineHost(SPEC, engine, SECRET)
+    peer = Peer()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await peer.connect(await host.listen("127.0.0.1"))
+            yield host, peer
+    finally:
+        if peer.client is not None:
+            await peer.client.close()
+        await host.close()
+
+
+async def test_engine_is_served_under_the_hosts_engine_id() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        assert peer.client is not None
+        assert peer.client.engine_id == host.engine_id
+        assert host.gateway_ids == {"gw"}
+        peer.client.submit(TokenRequest("r", [1], max_tokens=3))
+        while len(peer.tokens) < 3:
+            await peer.changed.wait()
+            peer.changed.clear()
+        assert host.num_requests == 0
+        host.ensure_alive()
+
+
+async def test_death_of_the_engine_ends_the_links_and_is_told_with_its_reason() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        engine.die("out of memory")
+        assert "out of memory" in await peer.until_lost()
+        assert "out of memory" in await host.wait_died()
+        with pytest.raises(EngineDiedError, match="out of memory"):
+            host.ensure_alive()
+
+
+async def test_engine_that_stops_turning_is_noticed_and_ended() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        engine.hang()
+        assert "turn" in await peer.until_lost()
+        assert "turn" in await host.wait_died()
+        with pytest.raises(EngineDiedError):
+            await engine.check(DEADLINE_S)
+
+
+async def test_pause_shorter_than_the_hang_timeout_is_forgiven() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        assert peer.client is not None
+        engine.stall_for(SPEC.check_period_s)
+        peer.client.submit(TokenRequest("r", [1], max_tokens=3))
+        while len(peer.tokens) < 3:
+            await peer.changed.wait()
+            peer.changed.clear()
+        host.ensure_alive()
+        assert peer.lost == []
+
+
+async def test_drain_is_told_to_every_gateway() -> None:
+    async with hosted(PacedEngine(PacedConfig())) as (host, peer):
+        host.drain("scaling down", 3.0)
+        while not peer.drained:
+            await peer.changed.wait()
+            peer.changed.clear()
+        assert (peer.drained[0].reason, peer.drained[0].grace_s) == ("scaling down", 3.0)
+
+
+async def test_close_ends_links_and_engine_and_may_be_repeated() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        await host.close()
+        await host.close()
+        await peer.until_lost()
+        assert await host.wait_died() == "closed"
+        with pytest.raises(EngineDiedError):
+            await engine.check(DEADLINE_S)
+
+
+async def test_engine_that_dies_while_being_closed_leaves_nothing_open() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        engine.die("at the worst moment")
+        await host.close()
+        await peer.until_lost()
+        assert await host.wait_died()
+
+
+async def test_spec_with_a_pace_starts_the_paced_engine() -> None:
+    engine = await start_engine(EngineSpec("m", "nowhere", "local", paced={"max_model_len": 64}))
+    assert engine.info["max_model_len"] == 64
+    await engine.close()

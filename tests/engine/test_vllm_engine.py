@@ -1,0 +1,121 @@
+"""The engine contract over vLLM on CPU, and how the end of its processes is noticed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from vllm.sampling_params import SamplingParams
+
+from serving.engine.protocol import EngineDiedError
+from serving.engine.vllm_engine import VllmEngine, engine_config
+from serving.link.messages import TokenRequest
+
+from .contract import DEADLINE_S, EngineContract, Subject, collect
+from .vllm_requests import (
+    ENGINE_ARGS,
+    MODEL,
+    RequestMaker,
+    set_engine_environment,
+    start_demo_engine,
+)
+
+# One event loop for the module, because one engine serves it all.
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+
+class EngineShelf:
+    """One live engine, started again after a test that ended it: a start takes ten seconds."""
+
+    def __init__(self) -> None:
+        self.engine: VllmEngine | None = None
+
+    async def take(self) -> VllmEngine:
+        if self.engine is not None:
+            try:
+                await self.engine.check(DEADLINE_S)
+            except EngineDiedError:
+                await self.engine.close()
+                self.engine = None
+        if self.engine is None:
+            self.engine = await start_demo_engine()
+        return self.engine
+
+
+@pytest.fixture(scope="module")
+def requests() -> RequestMaker:
+    set_engine_environment()
+    return RequestMaker()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shelf(requests: RequestMaker) -> AsyncIterator[EngineShelf]:
+    shelf = EngineShelf()
+    yield shelf
+    if shelf.engine is not None:
+        await shelf.engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def subject(shelf: EngineShelf, requests: RequestMaker) -> Subject:
+    def make(request_id: str, max_tokens: int, emitted: list[int]) -> TokenRequest:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        return requests.make(request_id, [5, 6, 7, 8], params, emitted)
+
+    return Subject(await shelf.take(), make)
+
+
+class TestVllmEngine(EngineContract):
+    pass
+
+
+async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_process_ended(
+    subject: Subject,
+) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    async with asyncio.timeout(DEADLINE_S):
+        await engine.submit(subject.make_request("a", 2, []))
+        await collect(engine, "a")
+        step = asyncio.create_task(engine.next_step())
+        await asyncio.sleep(0)
+        (pid,) = engine.process_ids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match=f"process {pid} ended"):
+            await step
+        with pytest.raises(EngineDiedError):
+            await engine.submit(subject.make_request("b", 2, []))
+        with pytest.raises(EngineDiedError):
+            await engine.check(DEADLINE_S)
+
+
+async def test_stopped_engine_core_fails_its_check(subject: Subject) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    (pid,) = engine.process_ids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineDiedError, match=r"did not turn for 0\.2 s"):
+            await engine.check(0.2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await engine.check(DEADLINE_S)
+
+
+async def test_malformed_payload_is_refused_and_the_engine_goes_on(subject: Subject) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(ValueError, match="malformed request payload"):
+            await subject.engine.submit(TokenRequest("bad", [1], [], 5, [b"\x93\x01"]))
+        await subject.engine.submit(subject.make_request("a", 2, []))
+        assert len((await collect(subject.engine, "a"))["a"]) == 2
+
+
+async def test_prefix_cache_can_be_reset_by_call(subject: Subject) -> None:
+    assert await subject.engine.call("reset_prefix_cache", b"") == b"\xc3"  # msgpack: true
+
+
+async def test_arguments_that_vllm_refuses_start_nothing() -> None:
+    with pytest.raises(ValueError, match="max_model_len"):
+        engine_config(MODEL, ENGINE_ARGS | {"max_model_len": 1_000_000})
