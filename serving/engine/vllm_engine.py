@@ -6,16 +6,20 @@ nor what a request means. The engine core and its workers end with this process,
 """
 
 import asyncio
+import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
@@ -26,8 +30,11 @@ from serving.engine.host_watch import HOST_PID_VARIABLE
 from serving.engine.protocol import EngineDiedError
 from serving.engine.resume_scheduler import scheduler_path
 from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
-from serving.vllm_args import async_engine_args
 from serving.vllm_codec import decode_request, encode_outputs, request_decoder
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_PROMPT_TOKENS = 16
 
 # Import paths, because vLLM hands them to processes of its own.
 _WORKER_CLASSES = {
@@ -51,7 +58,7 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     Raises:
         ValueError: vLLM refuses the arguments; its message says why. Nothing was started.
     """
-    args = async_engine_args(model, engine_args)
+    args = AsyncEngineArgs(model=model, **engine_args)
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = scheduler_path(async_scheduling=bool(scheduler.async_scheduling))
@@ -97,6 +104,8 @@ class VllmEngine:
         engine = cls(config, client)
         tasks = await client.get_supported_tasks_async()
         engine._info["supported_tasks"] = list(tasks)
+        if "generate" in tasks:
+            await engine._warm_up()
         return engine
 
     @property
@@ -167,6 +176,37 @@ class VllmEngine:
         """See `Engine.close`."""
         self._report_death("closed")
         await asyncio.to_thread(self._client.shutdown, 0)
+
+    async def _warm_up(self) -> None:
+        """One short request that takes the sampler's long way, before anybody waits for an answer.
+
+        What is compiled or built on first use is built here, where it is not yet a hung engine.
+        """
+        params = SamplingParams(
+            max_tokens=3,
+            temperature=1.0,
+            top_p=0.9,
+            top_k=8,
+            repetition_penalty=1.1,
+            presence_penalty=0.1,
+            logprobs=1,
+        )
+        request = EngineCoreRequest(
+            request_id="warm-up",
+            prompt_token_ids=list(range(_WARM_UP_PROMPT_TOKENS)),
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        await self._client.add_request_async(request)
+        started_s = time.monotonic()
+        while not any(output.finish is not None for output in await self.next_step()):
+            pass
+        logger.info("engine_warm duration_ms=%d", (time.monotonic() - started_s) * 1000)
 
     # -- the end of the processes --
 

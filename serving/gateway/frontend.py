@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp
 from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -37,7 +38,6 @@ from serving.errors import (
     openai_error_body,
 )
 from serving.gateway.fleet_core import FleetCore
-from serving.vllm_args import async_engine_args
 
 
 class FleetRequestError(GracefulHTTPError):
@@ -132,7 +132,7 @@ def frontend_config(model: str, name: str, engine_args: Mapping[str, Any]) -> Vl
     Raises:
         ValueError: vLLM refuses the arguments; its message says why.
     """
-    args = async_engine_args(model, engine_args, served_model_name=[name])
+    args = AsyncEngineArgs(model=model, served_model_name=[name], **engine_args)
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 

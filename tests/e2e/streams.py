@@ -64,11 +64,10 @@ class Answer:
         """Tokens so far, over all choices."""
         return sum(len(choice.token_ids) for choice in self.choices.values())
 
-    @property
-    def longest_gap_s(self) -> float:
-        """The longest time between two chunks."""
-        times = self.chunk_times_s
-        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+    def longest_gap_s(self, since_s: float = 0.0) -> float:
+        """The longest time between two chunks, of which the second came after `since_s`."""
+        pairs = itertools.pairwise(self.chunk_times_s)
+        return max((later - earlier for earlier, later in pairs if later > since_s), default=0.0)
 
     def take(self, chunk: Mapping[str, Any]) -> None:
         """One event of the stream, of either API."""

@@ -25,9 +25,10 @@ from .streams import Answer, Request, stream_all
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(420)]
 
 MODEL = "slicewise-demo"
-NUM_TOKENS = 300
+NUM_TOKENS = 400
 REPLACEMENT_TIMEOUT_S = 150.0
 NUM_LONG_KILLS = 50
+NUM_ATTEMPTS = 3
 
 INVENTORY = {
     "type": "object",
@@ -119,7 +120,7 @@ class Plan:
             kill or drawn,
             engine=chance.randrange(2),
             stream=chance.randrange(len(WORKLOAD)),
-            position=chance.randrange(1, 200),
+            position=chance.randrange(1, 150),
         )
 
     def victim(self, application: RunningApplication) -> psutil.Process:
@@ -170,7 +171,25 @@ def wait_replaced(application: RunningApplication, before: set[str]) -> None:
 
 
 def survive(application: RunningApplication, undisturbed: list[Answer], plan: Plan) -> str:
-    """Runs the streams through the kill and compares; a line with what was measured."""
+    """Runs the streams through the kill and compares; a line with what was measured.
+
+    On a busy machine the streams may be read long after they were written, and the kill then finds
+    nothing in flight: it is tried again.
+    """
+    for _ in range(NUM_ATTEMPTS):
+        num_resumes_before = num_resumes(application.fleet())
+        line = kill_and_compare(application, undisturbed, plan)
+        moved = num_resumes(application.fleet()) - num_resumes_before
+        if moved:
+            return f"{line}, {moved} requests moved"
+    raise AssertionError(f"{plan}: nothing was in flight, {NUM_ATTEMPTS} times")
+
+
+def num_resumes(fleet: dict[str, Any]) -> int:
+    return int(fleet["models"][0]["resumes"])
+
+
+def kill_and_compare(application: RunningApplication, undisturbed: list[Answer], plan: Plan) -> str:
     before = engine_ids(application.fleet())
     victim = plan.victim(application)
     disturbance = Disturbance(plan, victim.pid)
@@ -179,22 +198,17 @@ def survive(application: RunningApplication, undisturbed: list[Answer], plan: Pl
         assert disturbance.at_s is not None, f"stream {plan.stream} never came to {plan.position}"
         errors = {at: answer.error for at, answer in enumerate(answers) if answer.error}
         assert errors == {}
-        differing = [
-            at
-            for at, (one, other) in enumerate(zip(answers, undisturbed, strict=True))
-            if not one.same_as(other)
-        ]
+        pairs = enumerate(zip(answers, undisturbed, strict=True))
+        differing = [at for at, (one, other) in pairs if not one.same_as(other)]
         assert [WORKLOAD[at].body for at in differing] == []
         for at in INVENTORIES:
             assert 12 <= len(json.loads(answers[at].choices[0].text)["slices"]) <= 16
-        fleet = application.wait_idle()
-        num_resumes = fleet["models"][0]["resumes"]
-        longest_s = max(answer.longest_gap_s for answer in answers)
-        usual_s = max(answer.longest_gap_s for answer in undisturbed)
+        application.wait_idle()
+        longest_s = max(answer.longest_gap_s(disturbance.at_s) for answer in answers)
+        usual_s = max(answer.longest_gap_s() for answer in undisturbed)
         return (
             f"{plan.kill} at token {plan.position} of stream {plan.stream}: longest stall "
-            f"{longest_s * 1000:.0f} ms (undisturbed {usual_s * 1000:.0f} ms), "
-            f"{num_resumes} resumes since the start"
+            f"{longest_s * 1000:.0f} ms (undisturbed {usual_s * 1000:.0f} ms)"
         )
     finally:
         wait_replaced(application, before)

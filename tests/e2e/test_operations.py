@@ -164,7 +164,7 @@ def test_update_of_a_gateway_option_loses_no_request(application: RunningApplica
             assert time.monotonic() < deadline_s, "the old gateway still answers"
         wait_status(application, "RUNNING", 120)
     assert caller.failures == []
-    assert caller.num_answers > 100
+    assert caller.num_answers > 20
 
 
 def test_request_without_an_engine_in_time_is_503_with_retry_after(
@@ -190,7 +190,13 @@ def test_request_without_an_engine_in_time_is_503_with_retry_after(
     assert post(application).status_code == 200
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.long),
+    ],
+)
 def test_farewell_leaves_no_process(number: signal.Signals) -> None:
     application = RunningApplication(application_args(paced_model(1)), through="slicewise")
     with application:

@@ -21,9 +21,12 @@ ENGINE_ARGS: dict[str, Any] = {
     "max_model_len": 2048,
     "max_num_seqs": 64,
     "gpu_memory_utilization": 0.1,
-    "reasoning_parser": "qwen3",
     # The shipped model is small, and would go on with line ends between two keys.
-    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+    "structured_outputs_config": {
+        "reasoning_parser": "qwen3",
+        "backend": "xgrammar",
+        "disable_any_whitespace": True,
+    },
 }
 
 
