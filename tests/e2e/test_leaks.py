@@ -80,7 +80,9 @@ async def ask_many(base_url: str, model: str, num_requests: int, chance: random.
 
 
 def serving_processes(application: RunningApplication) -> list[psutil.Process]:
-    roles = (Role.GATEWAY, Role.ENGINE_HOST, Role.ENGINE_CORE, Role.ENGINE_WORKER)
+    """Those that hold requests. Not vLLM's workers: their KV cache is reserved at the start and
+    becomes resident block by block, as requests first touch it."""
+    roles = (Role.GATEWAY, Role.ENGINE_HOST, Role.ENGINE_CORE)
     return [process for role in roles for process in application.processes(role)]
 
 
