@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import compare, overhead
+from benchmarks import compare, overhead, pause
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
@@ -31,6 +31,15 @@ each process over the output tokens of the load.
 closed loop, 64 output tokens, {pairs} pairs in turns after one warm-up pair; median (range).
 
 {compare}
+
+## The pause when an engine is lost
+
+The shipped model on two engines, {streams} greedy streams of {tokens} tokens; one process of the
+first engine gets SIGKILL after {kill_after:.0f} s. The gap is what the client sees between two
+chunks of one stream: detection, prefill of prompt and emitted tokens, and from then on one engine
+for all streams.
+
+{pauses}
 """
 
 
@@ -39,6 +48,8 @@ async def _run() -> None:
     print(overhead.report(rows))
     pairs = await compare.run()
     print(compare.report(pairs))
+    pauses = await pause.run()
+    print(pause.report(pauses))
     text = _TEXT.format(
         date=datetime.datetime.now(datetime.UTC).date(),
         cpus=os.cpu_count(),
@@ -49,6 +60,10 @@ async def _run() -> None:
         overhead=overhead.report(rows),
         pairs=compare.NUM_PAIRS,
         compare=compare.report(pairs),
+        streams=pause.LOAD.num_streams,
+        tokens=pause.LOAD.max_tokens,
+        kill_after=pause.KILL_AFTER_S,
+        pauses=pause.report(pauses),
     )
     REPORT.write_text(text)
     print(f"written: {REPORT}")

@@ -15,7 +15,12 @@ ENGINE_ARGS = {
     "max_num_seqs": 64,
     "gpu_memory_utilization": 0.1,
 }
-ENGINE_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
+ENGINE_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 LOADS = (
     Load(num_streams=1, num_requests=24),
     Load(num_streams=8, num_requests=96),

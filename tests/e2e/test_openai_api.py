@@ -23,6 +23,7 @@ WEATHER: ChatCompletionToolParam = {
     "type": "function",
     "function": {
         "name": "get_weather",
+        "strict": True,  # otherwise vLLM leaves the arguments to the model
         "description": "The weather in a city.",
         "parameters": {
             "type": "object",
