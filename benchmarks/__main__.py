@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import compare, overhead, pause
+from benchmarks import compare, overhead
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
@@ -16,6 +16,10 @@ _TEXT = """# What Slicewise adds to the engine
 Written by `make bench` on {date}, {cpus} CPU cores ({machine}), Python {python}. Client, server and
 engine share those cores. Ratios are of one run; absolute figures are those of a small shared
 machine and say nothing about a TPU.
+
+The client is often the victim here: an engine core and its worker wait for each other by spinning
+(vLLM's shared-memory queue, up to a second after the last message), which on two cores keeps
+everything else waiting. Spreads are mostly that.
 
 ## Against an engine with known times
 
@@ -31,15 +35,6 @@ each process over the output tokens of the load.
 closed loop, 64 output tokens, {pairs} pairs in turns after one warm-up pair; median (range).
 
 {compare}
-
-## The pause when an engine is lost
-
-The shipped model on two engines, {streams} greedy streams of {tokens} tokens; one process of the
-first engine gets SIGKILL after {kill_after:.0f} s. The gap is what the client sees between two
-chunks of one stream: detection, prefill of prompt and emitted tokens, and from then on one engine
-for all streams.
-
-{pauses}
 """
 
 
@@ -48,8 +43,6 @@ async def _run() -> None:
     print(overhead.report(rows))
     pairs = await compare.run()
     print(compare.report(pairs))
-    pauses = await pause.run()
-    print(pause.report(pauses))
     text = _TEXT.format(
         date=datetime.datetime.now(datetime.UTC).date(),
         cpus=os.cpu_count(),
@@ -60,10 +53,6 @@ async def _run() -> None:
         overhead=overhead.report(rows),
         pairs=compare.NUM_PAIRS,
         compare=compare.report(pairs),
-        streams=pause.LOAD.num_streams,
-        tokens=pause.LOAD.max_tokens,
-        kill_after=pause.KILL_AFTER_S,
-        pauses=pause.report(pauses),
     )
     REPORT.write_text(text)
     print(f"written: {REPORT}")
