@@ -239,6 +239,13 @@ def anthropic_error_body(error: RequestError) -> dict[str, object]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
+def error_body(error: RequestError, path: str) -> dict[str, object]:
+    """The body that the clients of this route expect."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error_body(error)
+    return openai_error_body(error)
+
+
 def error_headers(error: RequestError) -> dict[str, str]:
     """The response headers that go with `error`; the same for both shapes.
 

@@ -31,12 +31,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-from serving.errors import (
-    RequestError,
-    anthropic_error_body,
-    error_headers,
-    openai_error_body,
-)
+from serving.errors import RequestError, error_body, error_headers
 from serving.gateway.fleet_core import FleetCore
 
 
@@ -52,8 +47,7 @@ async def _answer_fleet_error(request: Request, raised: Exception) -> JSONRespon
     """The whole error, with its code and retry headers, which vLLM's own handler does not know."""
     assert isinstance(raised, FleetRequestError)
     error = raised.error
-    is_anthropic = request.url.path.startswith("/v1/messages")
-    body = anthropic_error_body(error) if is_anthropic else openai_error_body(error)
+    body = error_body(error, request.url.path)
     return JSONResponse(body, status_code=error.status, headers=error_headers(error))
 
 

@@ -22,7 +22,7 @@ from serving.errors import (
     RequestError,
     RequestTooLargeError,
     UnknownModelError,
-    anthropic_error_body,
+    error_body,
     error_headers,
     openai_error_body,
 )
@@ -196,8 +196,7 @@ class _Exchange:
         except RequestError as error:
             if self._status is not None:
                 raise
-            is_anthropic = self.path.startswith("/v1/messages")
-            body = anthropic_error_body(error) if is_anthropic else openai_error_body(error)
+            body = error_body(error, self.path)
             response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
             await self.respond(response)
         finally:
