@@ -210,7 +210,8 @@ class FleetCore:
             len(flights),
             reason,
         )
-        count_loss(flights)
+        if not seat.is_draining:  # it was meant to go: what stayed on it is no suspect
+            count_loss(flights)
         survivors = []
         for flight in flights:
             if flight.num_losses >= self._limits.max_engine_losses:

@@ -491,3 +491,14 @@ async def test_shutdown_forgets_everything() -> None:
     assert fleet.is_empty()
     await asyncio.sleep(0.02)
     assert fleet.failures == {}
+
+
+async def test_end_of_a_drained_engine_counts_against_no_request() -> None:
+    fleet = Fleet()
+    await fleet.core.add_request_async(core_request("r"))
+    for number in range(FleetLimits().max_engine_losses + 1):
+        link = ScriptedLink(fleet.core, f"e{number}")
+        fleet.core.drain_engine(f"e{number}", "the replica is leaving")
+        link.end()
+    assert fleet.failures == {}
+    assert fleet.core.num_waiting == 1
