@@ -8,17 +8,20 @@ PYTHON ?= python3.11
 TORCH_INDEX ?=
 CONFIG ?= serve_config.yaml
 VENV ?= .venv
+# The tests of the everyday loop: those that start no engine, no Ray, no browser.
+FAST := not vllm and not e2e and not browser and not long
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
-.PHONY: help setup setup-dev serve check format lint types imports unit test test-long bench lock \
+.PHONY: help setup setup-dev serve sim check format lint types imports unit test test-long bench lock \
 	model sizes clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) on port 8000"
+	@echo "make sim        the same on a simulated TPU cluster, with slices to take away"
 	@echo "make test       set up and run the tests"
 	@echo "make check      format, lint, types, import rules, unit tests"
 	@echo "make setup      the virtual environment alone, with the slicewise command"
@@ -45,20 +48,23 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.cpu
 serve: setup
 	@exec $(BIN)/slicewise serve $(CONFIG)
 
+sim: setup
+	@exec $(BIN)/slicewise sim up
+
 check: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m serving.config_reference --check README.md
-	$(BIN)/python -m pytest -q -m "not vllm and not e2e and not long"
+	$(BIN)/python -m pytest -q -m "$(FAST)"
 
 format: setup-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 unit: setup-dev
-	$(BIN)/python -m pytest -q -m "not vllm and not e2e and not long"
+	$(BIN)/python -m pytest -q -m "$(FAST)"
 
 test: setup-dev
 	$(BIN)/python -m pytest -m "not long"

@@ -8,6 +8,7 @@ from ray.serve.exceptions import RayServeException
 
 from serving.config import (
     AppConfig,
+    ControlPlacement,
     DeploymentConfig,
     EngineKind,
     ListenOn,
@@ -19,6 +20,9 @@ from serving.engine.slice_replica import DRAIN_GRACE_S, SliceReplica
 from serving.engine.spec import EngineSpec
 from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
+from serving.slices.inventory import ACCELERATOR_LABEL, ZONE_LABEL
+from serving.slices.spec import SliceSpec
+from serving.topology import TPU_ACCELERATOR_TYPES
 
 # Wrapped here and not where they are written: Serve sends a decorated class by value, with all its
 # module holds, and an undecorated one by name.
@@ -29,6 +33,9 @@ _SliceReplica = serve.deployment(SliceReplica)
 # The control parts wait for messages; they need a place, not a core.
 _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
+# How long before an end that was announced long ago a slice stops taking requests: time for them
+# to finish or move. The notices themselves may come an hour or a week before.
+MAX_DRAIN_S = 120.0
 # No bound: the frontend has held token ids against the vocabulary of the model that it plays.
 _PACED_VOCAB_SIZE = 2**31
 
@@ -46,22 +53,22 @@ def build(args: dict[str, Any]) -> Application:
         raise RayServeException(str(error)) from error
     directory = _FleetDirectory.options(
         name="directory",
-        ray_actor_options={"num_cpus": _CONTROL_CPUS},
+        ray_actor_options=_actor_options(config, _CONTROL_CPUS),
         max_ongoing_requests=_DIRECTORY_MAX_ONGOING,
         health_check_period_s=1.0,
     ).bind()
-    engines = [
-        _engine(config, model, deployment).bind(
-            engine_spec(config, model, deployment), config.link, directory
-        )
-        for model in config.models
-        for deployment in model.deployments
-    ]
+    engines = []
+    for model in config.models:
+        for deployment in model.deployments:
+            spec = engine_spec(config, model, deployment)
+            engines.append(
+                _engine(config, model, deployment, spec).bind(spec, config.link, directory)
+            )
     gateway = _Gateway.options(
         name="gateway",
         num_replicas=config.gateway.replicas,
-        ray_actor_options={
-            "num_cpus": config.gateway.num_cpus,
+        ray_actor_options=_actor_options(config, config.gateway.num_cpus)
+        | {
             # To set up its own log vLLM would close the handlers of everybody else's.
             "runtime_env": {"env_vars": {"VLLM_CONFIGURE_LOGGING": "0"}},
         },
@@ -90,17 +97,48 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         heartbeat_interval_s=config.link.heartbeat_interval_s,
         max_buffered_bytes=config.link.max_buffered_bytes,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+        slice=_slice_spec(config, deployment),
     )
 
 
+def _slice_spec(config: AppConfig, deployment: DeploymentConfig) -> SliceSpec | None:
+    """What each replica is told of its slice; `None` where it reserves none."""
+    if deployment.slice is None:
+        return None
+    compute_class = config.compute_class(deployment.compute_class)
+    node_labels = dict(compute_class.node_labels)
+    if deployment.slice.zone is not None:
+        node_labels[ZONE_LABEL] = deployment.slice.zone
+    return SliceSpec(
+        compute_class=deployment.compute_class,
+        shape=deployment.slice.shape,
+        node_labels=node_labels,
+        drain_notice_s=min(compute_class.drain_notice_s, MAX_DRAIN_S),
+        probe_timeout_s=config.health.probe_timeout_s,
+        cpus_per_host=deployment.num_cpus,
+        listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+    )
+
+
+def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:
+    """What Ray is told of an actor that is not an engine."""
+    options: dict[str, Any] = {"num_cpus": num_cpus}
+    if config.control_placement == ControlPlacement.OFF_TPU_HOSTS:
+        # Nodes without the label match too.
+        options["label_selector"] = {ACCELERATOR_LABEL: f"!in({','.join(TPU_ACCELERATOR_TYPES)})"}
+    return options
+
+
 def _engine(
-    config: AppConfig, model: ModelConfig, deployment: DeploymentConfig
+    config: AppConfig, model: ModelConfig, deployment: DeploymentConfig, spec: EngineSpec
 ) -> serve.Deployment:
     return _SliceReplica.options(
         name=model.deployment_name(deployment),
         num_replicas=deployment.replicas,
-        ray_actor_options={"num_cpus": _CONTROL_CPUS},
+        ray_actor_options=_actor_options(config, _CONTROL_CPUS),
         health_check_period_s=config.health.check_period_s,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=2 * DRAIN_GRACE_S,
+        # A drain that a notice has begun is not cut short.
+        graceful_shutdown_timeout_s=2 * DRAIN_GRACE_S
+        + (spec.slice.drain_notice_s if spec.slice is not None else 0.0),
     )

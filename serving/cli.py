@@ -13,6 +13,7 @@ import typer
 from serving.config_check import check_command
 from serving.fleet_status import status_command
 from serving.launch import serve_command
+from serving.simulation.command import sim
 
 COMMAND_GROUP = "slicewise.commands"
 
@@ -33,6 +34,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.add_typer(config, name="config")
     cli.command("serve")(serve_command)
     cli.command("status")(status_command)
+    cli.add_typer(sim, name="sim")
     for entry_point in commands:
         command = entry_point.load()
         if isinstance(command, typer.Typer):

@@ -1,20 +1,29 @@
 """What `serve_config.yaml` may say to the application: strict, frozen, parsed once.
 
-Owns the fields under `args`, their types, ranges and defaults. Rules between fields, and what vLLM
-takes, are in `serving.config_rules`. Only `parse_app_config` applies both, so an `AppConfig` comes
-from there. Reads no file and no environment variable.
+Owns the fields under `args`, their types, ranges and defaults; those of slices are in
+`serving.slice_config`. Rules between fields, and what vLLM takes, are in `serving.config_rules` and
+`serving.slice_rules`. Only `parse_app_config` applies all of them, so an `AppConfig` comes from
+there. Reads no file and no environment variable.
 """
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from serving import config_rules as rules
+from serving import slice_rules
 from serving.config_schema import problems_of
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem
+from serving.slice_config import (
+    STRICT_SECTION,
+    ComputeClassConfig,
+    ComputeClassName,
+    SliceConfig,
+    built_in_classes,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -37,13 +46,7 @@ Items = Field(strict=False)
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    model_config = STRICT_SECTION
 
 
 class EngineKind(StrEnum):
@@ -78,21 +81,20 @@ class AdapterConfig(_Section):
 class DeploymentConfig(_Section):
     """One Serve deployment: the engines of one model on one compute class."""
 
-    compute_class: Annotated[
-        str,
-        Field(
-            pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-            json_schema_extra={
-                "allowed": "a DNS-1123 label: lower-case letters, digits and inner `-`, "
-                "up to 63 characters"
-            },
-        ),
-    ]
+    compute_class: ComputeClassName
     """Where the slices come from, by the name of the GKE ComputeClass; once per model."""
+    slice: SliceConfig | None = None
+    """The slice of each engine; none is reserved, when left out. Parallel sizes left out of
+    `engine_args` are set from it."""
     replicas: Annotated[int, Field(ge=1, le=4096)] = 1
     """Engines, one slice each."""
     num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
     """CPUs that Ray reserves for each engine host; the engine itself may use more."""
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of each engine: those of its slice, 1 without one."""
+        return 1 if self.slice is None else self.slice.shape.num_hosts
 
 
 class ModelConfig(_Section):
@@ -207,6 +209,15 @@ class HealthConfig(_Section):
     """Time between two checks of an engine."""
     hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
     """Time without an answer after which an engine counts as hung; more than one period."""
+    probe_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 120.0
+    """How long the probe of a slice may take before an engine starts on it; 0: no probe."""
+
+
+class ControlPlacement(StrEnum):
+    """Which hosts the parts run on that are not an engine: gateways, directory, slice replicas."""
+
+    OFF_TPU_HOSTS = "off_tpu_hosts"  # a lost slice takes none of them with it
+    ANYWHERE = "anywhere"  # for a cluster that is one TPU VM
 
 
 class AppConfig(_Section):
@@ -214,6 +225,8 @@ class AppConfig(_Section):
 
     models: Annotated[tuple[ModelConfig, ...], Items, Field(min_length=1)]
     """The models served."""
+    compute_classes: Annotated[tuple[ComputeClassConfig, ...], Items] = ()
+    """Where slices come from, beside the built-in classes; one named as those replaces it."""
     gateway: GatewayConfig = GatewayConfig()
     """What the gateway takes, and how long a request may wait."""
     auth: AuthConfig = AuthConfig()
@@ -222,16 +235,30 @@ class AppConfig(_Section):
     """The token link between gateways and engine hosts."""
     health: HealthConfig = HealthConfig()
     """How soon a hung engine is found out."""
+    control_placement: Annotated[ControlPlacement, Field(strict=False)] = (
+        ControlPlacement.OFF_TPU_HOSTS
+    )
+    """Where gateways, directory and slice replicas run: `off_tpu_hosts`, so that a lost slice takes
+    none of them with it, or `anywhere` on a cluster that is one TPU VM."""
 
     @property
     def num_cpus(self) -> float:
         """CPUs that Ray reserves for the whole application."""
         engine_hosts = sum(
-            deployment.replicas * deployment.num_cpus
+            deployment.replicas * deployment.num_hosts * deployment.num_cpus
             for model in self.models
             for deployment in model.deployments
         )
         return engine_hosts + self.gateway.replicas * self.gateway.num_cpus
+
+    def compute_class(self, name: str) -> ComputeClassConfig:
+        """The compute class of this name, declared or built in.
+
+        Raises:
+            KeyError: neither. Only a deployment without a slice may name such a class.
+        """
+        declared = {entry.name: entry for entry in self.compute_classes}
+        return (built_in_classes() | declared)[name]
 
 
 def parse_app_config(raw: object) -> AppConfig:
@@ -282,7 +309,9 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     models = rules.mappings_in(raw.get("models"))
     for index, model in models:
         yield from rules.model_problems(f"models[{index}]", model, vllm_args)
+        yield from slice_rules.model_slice_problems(f"models[{index}]", model)
     yield from rules.duplicate_name_problems(models)
+    yield from slice_rules.compute_class_problems(raw, models)
     yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))
     yield from rules.auth_problems(_with_defaults(raw, "auth", AuthConfig()))
     yield from rules.link_problems(_with_defaults(raw, "link", LinkConfig()))

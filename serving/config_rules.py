@@ -102,6 +102,31 @@ def mappings_in(value: object) -> list[tuple[int, Raw]]:
     return [(index, entry) for index, entry in enumerate(entries) if isinstance(entry, dict)]
 
 
+def mapping_in(raw: Raw, name: str) -> Raw:
+    """A raw field that is a mapping; an empty one in place of anything else."""
+    value = raw.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def numbers_in(section: Raw, *names: str) -> list[float | None]:
+    """The values of these fields; `None` for one that is not a number."""
+    values = (section.get(name) for name in names)
+    return [
+        value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        for value in values
+    ]
+
+
+def repeats(named: Sequence[tuple[str, object]]) -> Iterator[tuple[str, str, str]]:
+    """Path, name and path of the first use, of every string used before."""
+    strings = [(path, name) for path, name in named if isinstance(name, str)]
+    first_path: dict[str, str] = {}
+    for path, name in strings:
+        if name in first_path:
+            yield path, name, first_path[name]
+        first_path.setdefault(name, path)
+
+
 def model_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
     """What is impossible within one model."""
     yield from _engine_kind_problems(path, model)
@@ -131,16 +156,16 @@ def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Probl
             if "compute_class" in entry
         )
     allowed = "allowed: a name that no other model or adapter has"
-    for path, name, first in _repeats(served):
+    for path, name, first in repeats(served):
         yield Problem(path, f"already the name at {first}", allowed, shown("name", name))
     allowed = "allowed: a compute class once per model, and no two deployments of one name"
-    for path, name, first in _repeats(deployed):
+    for path, name, first in repeats(deployed):
         yield Problem(path, f"the deployment {name!r} is already the one at {first}", allowed)
 
 
 def gateway_problems(gateway: Raw) -> Iterator[Problem]:
     """A bound on waiting that can never be reached."""
-    waiting, ongoing = _numbers(gateway, "max_waiting_requests", "max_ongoing_requests")
+    waiting, ongoing = numbers_in(gateway, "max_waiting_requests", "max_ongoing_requests")
     if waiting is not None and ongoing is not None and waiting > ongoing:
         yield Problem(
             "gateway.max_waiting_requests",
@@ -158,7 +183,7 @@ def auth_problems(auth: Raw) -> Iterator[Problem]:
 def link_problems(link: Raw) -> Iterator[Problem]:
     """Two secrets, or a timeout that one late heartbeat would trip."""
     yield from _one_source("link", link, "secret_file", "secret_env")
-    interval_s, timeout_s = _numbers(link, "heartbeat_interval_s", "heartbeat_timeout_s")
+    interval_s, timeout_s = numbers_in(link, "heartbeat_interval_s", "heartbeat_timeout_s")
     if interval_s is not None and timeout_s is not None and timeout_s <= 2 * interval_s:
         yield Problem(
             "link.heartbeat_timeout_s",
@@ -170,7 +195,7 @@ def link_problems(link: Raw) -> Iterator[Problem]:
 
 def health_problems(health: Raw) -> Iterator[Problem]:
     """A hang that would be declared before the second check."""
-    period_s, timeout_s = _numbers(health, "check_period_s", "hang_timeout_s")
+    period_s, timeout_s = numbers_in(health, "check_period_s", "hang_timeout_s")
     if period_s is not None and timeout_s is not None and timeout_s <= period_s:
         yield Problem(
             "health.hang_timeout_s",
@@ -195,7 +220,7 @@ def _engine_kind_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
-    engine_args = _mapping(model, "engine_args")
+    engine_args = mapping_in(model, "engine_args")
     enabled = engine_args.get("enable_lora")
     if model.get("lora_adapters") and model.get("engine", "vllm") == "vllm" and enabled is not True:
         yield Problem(
@@ -208,7 +233,7 @@ def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 def _tool_choice_problems(path: str, model: Raw) -> Iterator[Problem]:
     """Automatic tool choice and its parser come together."""
-    args = _mapping(model, "frontend_args")
+    args = mapping_in(model, "frontend_args")
     parser, automatic = args.get("tool_call_parser"), args.get("enable_auto_tool_choice")
     if parser is not None and automatic is not True:
         yield Problem(
@@ -227,7 +252,7 @@ def _tool_choice_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
     """One place for the reasoning parser: vLLM 0.32 fails at start when it finds both."""
-    args = _mapping(model, "engine_args")
+    args = mapping_in(model, "engine_args")
     for name in ("reasoning_parser", "reasoning_parser_plugin"):
         if args.get(name) and isinstance(args.get("structured_outputs_config"), dict):
             yield Problem(
@@ -240,7 +265,7 @@ def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
     for section in CLOSED_ARGS:
-        args = _mapping(model, section)
+        args = mapping_in(model, section)
         for name, value in args.items():
             if not isinstance(name, str) or kind_of(value) == "something else":
                 continue
@@ -289,27 +314,3 @@ def _one_source(path: str, section: Raw, first: str, second: str) -> Iterator[Pr
             f"allowed: {first} or {second}, not both",
             shown(second, section.get(second)),
         )
-
-
-def _repeats(named: Sequence[tuple[str, object]]) -> Iterator[tuple[str, str, str]]:
-    """Path, name and path of the first use, of every string used before."""
-    strings = [(path, name) for path, name in named if isinstance(name, str)]
-    first_path: dict[str, str] = {}
-    for path, name in strings:
-        if name in first_path:
-            yield path, name, first_path[name]
-        first_path.setdefault(name, path)
-
-
-def _mapping(raw: Raw, name: str) -> Raw:
-    value = raw.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _numbers(section: Raw, *names: str) -> list[float | None]:
-    """The values of these fields; `None` for one that is not a number."""
-    values = (section.get(name) for name in names)
-    return [
-        value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-        for value in values
-    ]

@@ -4,82 +4,156 @@ Soft state. Nothing is stored: every slice replica says again and again that it 
 forgotten when it stops. After a restart of the directory, of a replica or of a gateway, in any
 order, the picture is whole again within one lease. A gateway never drops an engine because the
 directory forgot it; only its link says that an engine is gone.
+
+What has ended is kept for a reader, not for a decision: the last lives, with why each ended. A
+restart of the directory loses them.
 """
 
 import asyncio
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-# A replica that has not said for this long that it is there is forgotten.
+from serving.slices.lifecycle import WAITING, EndCause, SliceLife, SliceState
+
+# A replica that has not said for this long that it is there is taken for gone.
 LEASE_S = 5.0
 RENEWAL_S = 1.0
-
-
-class SliceState(StrEnum):
-    """Where a slice is in its life (the states that a `local` slice can be in)."""
-
-    LOADING = "loading"  # the engine is starting
-    READY = "ready"  # it takes requests
-    DRAINING = "draining"  # it takes no more
+# Of the lives that have ended, this many of the latest are kept: a bad night of a large fleet, and
+# well below a megabyte in every snapshot.
+MAX_ENDED = 200
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRecord:
-    """One slice replica. `engine_id` and `address` are `None` until its engine has started.
+class HostRecord:
+    """One host of a held slice: a Ray node, by its place in the slice and its id."""
 
-    `since_s` is the wall-clock time at which it entered `state`, seconds since the epoch.
+    worker_id: int
+    node_id: str
+    address: str
+    num_chips: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """One slice replica and the slice that it waits for or holds.
+
+    `generation` and `topology` are `None` on a compute class without slices (`local`); `hosts` is
+    empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
+    until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
+    slice ends, `None` when it is not draining or nobody takes it away.
     """
 
     replica_id: str
     model: str
     compute_class: str
-    state: SliceState
-    since_s: float
+    life: SliceLife
+    generation: str | None = None
+    topology: str | None = None
+    hosts: tuple[HostRecord, ...] = ()
     engine_id: str | None = None
     address: tuple[str, int] | None = None
+    drain_deadline_s: float | None = None
+
+    @property
+    def state(self) -> SliceState:
+        """The slice's state."""
+        return self.life.state
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All records at one moment. `version` changes whenever a record does."""
+    """All records at one moment. `version` changes whenever a record does.
+
+    `ended` are the lives that have ended lately, in the order in which the directory learned it.
+    """
 
     version: str
-    records: tuple[EngineRecord, ...] = ()
+    records: tuple[SliceRecord, ...] = ()
+    ended: tuple[SliceRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    record: SliceRecord
+    until_s: float  # monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A life that is over. `is_presumed`: nobody said so, its replica has only fallen silent."""
+
+    record: SliceRecord
+    is_presumed: bool
 
 
 class Directory:
-    """Records under lease, and a way to wait for a change. Clockless: callers pass `now_s`."""
+    """Records under lease, and a way to wait for a change.
+
+    Clockless: callers pass `now_s`, monotonic, for leases, and `wall_s`, seconds since the epoch,
+    for what is written into a life.
+    """
 
     def __init__(self, instance_id: str) -> None:
         # Versions of different directories must differ, or a gateway would wait for a change that
         # happened before the restart.
         self._instance_id = instance_id
         self._counter = 0
-        self._leases: dict[str, tuple[EngineRecord, float]] = {}
+        self._leases: dict[str, _Lease] = {}  # by replica id
+        # By replica and the start of its life: one replica may lose a slice and take another one.
+        self._ended: dict[tuple[str, float], _Ended] = {}
         self._changed = asyncio.Event()
 
     def snapshot(self) -> Snapshot:
         """What is known now."""
-        records = tuple(record for record, _ in self._leases.values())
-        return Snapshot(f"{self._instance_id}:{self._counter}", records)
+        return Snapshot(
+            f"{self._instance_id}:{self._counter}",
+            tuple(lease.record for lease in self._leases.values()),
+            tuple(ended.record for ended in self._ended.values()),
+        )
 
-    def renew(self, record: EngineRecord, now_s: float) -> None:
-        """Takes in a record, or keeps it for another lease."""
+    def renew(self, record: SliceRecord, now_s: float) -> None:
+        """Takes in a record, or keeps it for another lease.
+
+        A replica that was only presumed gone is back with its life. One whose life has ended by its
+        own word is not: that renewal was overtaken on its way here.
+        """
+        ended = self._ended.get(_life_of(record))
+        if ended is not None:
+            if not ended.is_presumed:
+                return
+            del self._ended[_life_of(record)]
         known = self._leases.get(record.replica_id)
-        self._leases[record.replica_id] = (replace(record), now_s + LEASE_S)
-        if known is None or known[0] != record:
+        self._leases[record.replica_id] = _Lease(record, now_s + LEASE_S)
+        if known is None or known.record != record:
             self._note_change()
 
     def forget(self, replica_id: str) -> None:
-        """Drops a replica that has said it is leaving."""
+        """Drops a replica that has said it is leaving, without a word on how its life ended."""
         if self._leases.pop(replica_id, None) is not None:
             self._note_change()
 
-    def expire(self, now_s: float) -> None:
-        """Drops the replicas whose lease has run out."""
-        late = [key for key, (_, until_s) in self._leases.items() if until_s <= now_s]
-        for key in late:
-            del self._leases[key]
+    def end(self, record: SliceRecord) -> None:
+        """Takes in a replica's last word on a life, which is GONE, and keeps it among the ended.
+
+        Raises:
+            ValueError: the life has not ended. The caller has to end it first.
+        """
+        if record.state != SliceState.GONE:
+            raise ValueError(f"the life of {record.replica_id} is {record.state}, not gone")
+        known = self._leases.get(record.replica_id)
+        # A replica that already lives its next life keeps it.
+        if known is not None and _life_of(known.record) == _life_of(record):
+            del self._leases[record.replica_id]
+        self._keep_ended(_Ended(record, is_presumed=False))
+        self._note_change()
+
+    def expire(self, now_s: float, wall_s: float) -> None:
+        """Ends the lives of the replicas whose lease has run out."""
+        late = [lease.record for lease in self._leases.values() if lease.until_s <= now_s]
+        for record in late:
+            del self._leases[record.replica_id]
+            reason = f"its replica was not heard of for {LEASE_S:g} s"
+            life = record.life.end(_presumed_cause(record), wall_s, reason)
+            self._keep_ended(_Ended(replace(record, life=life), is_presumed=True))
         if late:
             self._note_change()
 
@@ -93,7 +167,27 @@ class Directory:
             pass
         return self.snapshot()
 
+    def _keep_ended(self, ended: _Ended) -> None:
+        key = _life_of(ended.record)
+        self._ended.pop(key, None)
+        self._ended[key] = ended
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
     def _note_change(self) -> None:
         self._counter += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _life_of(record: SliceRecord) -> tuple[str, float]:
+    return record.replica_id, record.life.phases[0].at_s
+
+
+def _presumed_cause(record: SliceRecord) -> EndCause:
+    """The likeliest end of a replica that fell silent, from what it had."""
+    if record.state in WAITING:
+        return EndCause.RELEASED  # it held nothing that could have been taken
+    if record.hosts:
+        return EndCause.PREEMPTED  # a replica whose host dies says nothing any more
+    return EndCause.UNHEALTHY  # on this very machine (`local`), its process died or hung

@@ -1,10 +1,18 @@
-"""The fleet directory as a Serve deployment: one replica of soft state, restarted by Serve."""
+"""The fleet directory as a Serve deployment: one replica of soft state, restarted by Serve.
+
+It also gives free slices to the replicas that wait for one. What it forgets at a restart, offers
+and quarantine, costs a race or another failed probe; the placement groups are the locks.
+"""
 
 import asyncio
 import time
 import uuid
 
-from serving.directory import RENEWAL_S, Directory, EngineRecord, Snapshot
+from serving.directory import RENEWAL_S, Directory, SliceRecord, Snapshot
+from serving.slices.claims import Offer
+from serving.slices.clerk import SliceClerk
+from serving.slices.inventory import SliceWant, WholeSlice
+from serving.slices.ray_hosts import look
 
 
 class FleetDirectory:
@@ -12,9 +20,10 @@ class FleetDirectory:
 
     async def __init__(self) -> None:  # type: ignore[misc] # Serve awaits it
         self._directory = Directory(uuid.uuid4().hex[:8])
+        self._clerk = SliceClerk(look)
         self._expiry = asyncio.create_task(self._expire())
 
-    async def renew(self, record: EngineRecord) -> None:
+    async def renew(self, record: SliceRecord) -> None:
         """A slice replica says that it is there, and in which state."""
         self._directory.renew(record, time.monotonic())
 
@@ -22,11 +31,33 @@ class FleetDirectory:
         """A slice replica says that it is leaving."""
         self._directory.forget(replica_id)
 
+    async def end(self, record: SliceRecord) -> None:
+        """A slice replica says that a life is over, and why; it may begin another one."""
+        self._directory.end(record)
+
     async def watch(self, version: str, timeout_s: float) -> Snapshot:
         """A gateway asks for the next picture after `version`."""
         return await self._directory.wait_change(version, timeout_s)
 
+    async def claim(
+        self,
+        replica_id: str,
+        want: SliceWant,
+        tried: frozenset[frozenset[str]],
+        timeout_s: float,
+    ) -> Offer:
+        """A slice replica asks for a free slice; see `SliceClerk.claim`."""
+        return await self._clerk.claim(replica_id, want, tried, timeout_s)
+
+    async def quarantine(self, whole: WholeSlice, suspects: frozenset[str], reason: str) -> None:
+        """A slice replica says that a slice failed, by the node ids of the hosts to blame."""
+        self._clerk.quarantine(whole, suspects, reason)
+
+    async def absolve(self, slice_name: str) -> None:
+        """A slice replica says that a slice serves."""
+        self._clerk.absolve(slice_name)
+
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(RENEWAL_S)
-            self._directory.expire(time.monotonic())
+            self._directory.expire(time.monotonic(), time.time())

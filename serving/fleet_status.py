@@ -1,13 +1,17 @@
-"""`slicewise status`: which engines a gateway sees, and how busy they are.
+"""`slicewise status`: which slices and engines a gateway sees, and how busy they are.
 
-Reads the gateway's `/fleet` and prints it. Owns the reader's half of that contract: it takes what
-it knows and passes over what a newer gateway adds.
+Reads the gateway's `/fleet` and prints it, once or again and again. Owns the reader's half of that
+contract: it takes what it knows and passes over what a newer gateway adds.
 """
 
 import http.client
+import shutil
+import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -21,6 +25,13 @@ _HEADER = ("ENGINE", "COMPUTE CLASS", "STATE", "SINCE", "RUNNING", "WAITING", "K
 MINUTE_S = 60
 HOUR_S = 60 * MINUTE_S
 DAY_S = 24 * HOUR_S
+
+WATCH_PERIOD_S = 2.0
+_SLICE_HEADER = (
+    "SLICE", "COMPUTE CLASS", "STATE", "SINCE", "SHAPE", "HOSTS", "MODEL", "IN FLIGHT", "REASON",
+)  # fmt: skip
+# Each line is overwritten and what is left of it erased: a redraw that does not flicker.
+_HOME, _ERASE_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class FleetUnavailableError(Exception):
@@ -44,6 +55,28 @@ class EngineView(_Record):
     in_flight: int | None = None
 
 
+class HostView(_Record):
+    """One host of a slice."""
+
+    num_chips: int
+
+
+class SliceView(_Record):
+    """One slice, or a replica that waits for one. `None` means that there is none or none known."""
+
+    name: str | None = None
+    replica_id: str | None = None
+    compute_class: str | None = None
+    state: str | None = None
+    since_s: float | None = None
+    reason: str | None = None
+    generation: str | None = None
+    topology: str | None = None
+    hosts: tuple[HostView, ...] = ()
+    model: str | None = None
+    in_flight: int | None = None
+
+
 class ModelView(_Record):
     """One model: its engines, and the requests that wait for any of them."""
 
@@ -60,10 +93,11 @@ class GatewayView(_Record):
 
 
 class FleetView(_Record):
-    """The answer of `/fleet`."""
+    """The answer of `/fleet`. `slices` is `None` when the gateway is too old to tell of them."""
 
     models: tuple[ModelView, ...]
     gateway: GatewayView
+    slices: tuple[SliceView, ...] | None = None
 
 
 def status_command(
@@ -75,19 +109,62 @@ def status_command(
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as it came.")] = False,
+    is_watching: Annotated[
+        bool, typer.Option("--watch", help="Print it again every 2 s until Ctrl-C.")
+    ] = False,
 ) -> None:
-    """Show the models, their engines and their load, as one gateway sees them."""
-    try:
+    """Show the models, their engines and slices, and their load, as one gateway sees them."""
+
+    def look() -> list[str]:
         body = fetch_fleet(url, api_key, timeout_s)
-        if as_json:
-            typer.echo(body)
-            return
-        lines = list(fleet_lines(parse_fleet(body)))
+        return [body] if as_json else list(fleet_lines(parse_fleet(body)))
+
+    try:
+        if is_watching:
+            _watch(look)
+        else:
+            _print_lines(look())
     except FleetUnavailableError as error:
         typer.echo(f"slicewise status: {error}", err=True)
         raise typer.Exit(_UNUSABLE) from error
+
+
+def _print_lines(lines: list[str]) -> None:
     for line in lines:
         typer.echo(line)
+
+
+def _watch(look: Callable[[], list[str]]) -> None:
+    """Prints what `look` finds until Ctrl-C: on a terminal in place, else one after the other.
+
+    A gateway that stops to answer is asked again. One that does not answer at first is an error,
+    most likely of the address.
+    """
+    lines, problem = look(), None
+    try:
+        while True:
+            if sys.stdout.isatty():
+                typer.echo(_screen(lines if problem is None else [problem, "", *lines]), nl=False)
+            elif problem is None:
+                _print_lines(lines)
+            else:
+                typer.echo(problem, err=True)
+            time.sleep(WATCH_PERIOD_S)
+            try:
+                lines, problem = look(), None
+            except FleetUnavailableError as error:
+                problem = f"{error}; the fleet as it was last:"
+    except KeyboardInterrupt:
+        return
+
+
+def _screen(lines: list[str]) -> str:
+    """The lines as they overwrite what is on the terminal, cut to its size."""
+    columns, rows = shutil.get_terminal_size()
+    fitting = (
+        lines if len(lines) < rows else [*lines[: rows - 2], f"… {len(lines) - rows + 2} more"]
+    )
+    return _HOME + "".join(f"{line[:columns]}{_ERASE_LINE}\n" for line in fitting) + _ERASE_BELOW
 
 
 def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
@@ -132,7 +209,7 @@ def parse_fleet(body: str) -> FleetView:
 
 
 def fleet_lines(fleet: FleetView) -> Iterator[str]:
-    """The fleet as a table per model."""
+    """The fleet as a table of engines per model, and one of all slices."""
     gateway = fleet.gateway
     yield f"gateway {gateway.id}, running for {duration_words(gateway.uptime_s)}"
     for model in fleet.models:
@@ -142,6 +219,12 @@ def fleet_lines(fleet: FleetView) -> Iterator[str]:
             yield "  no engines"
             continue
         yield from _table([_HEADER, *(_cells(engine) for engine in model.engines)])
+    if fleet.slices is not None:
+        yield ""
+        yield f"slices: {_counts(fleet.slices)}"
+        if fleet.slices:
+            ordered = sorted(fleet.slices, key=_slice_order)
+            yield from _table([_SLICE_HEADER, *(_slice_cells(each) for each in ordered)])
 
 
 def duration_words(seconds: float) -> str:
@@ -158,7 +241,7 @@ def duration_words(seconds: float) -> str:
 
 def _cells(engine: EngineView) -> tuple[str, ...]:
     since_s, usage = engine.since_s, engine.kv_usage_ratio
-    known = (
+    return _words(
         engine.engine_id,
         engine.compute_class,
         engine.state,
@@ -168,7 +251,48 @@ def _cells(engine: EngineView) -> tuple[str, ...]:
         None if usage is None else f"{usage:.0%}",
         engine.in_flight,
     )
-    return tuple("-" if value is None else str(value) for value in known)
+
+
+def _slice_cells(row: SliceView) -> tuple[str, ...]:
+    shape = [word for word in (row.generation, row.topology) if word is not None]
+    return _words(
+        # What has no name is told apart by its replica; a waiting one has nothing else.
+        row.name or row.replica_id,
+        row.compute_class,
+        row.state,
+        None if row.since_s is None else duration_words(row.since_s),
+        " ".join(shape) or None,
+        _hosts_words(row.hosts),
+        row.model,
+        row.in_flight,
+        row.reason,
+    )
+
+
+def _hosts_words(hosts: tuple[HostView, ...]) -> str | None:
+    """Such as `4 x 4 chips`: hosts times the chips of each, or all chips where hosts differ."""
+    if not hosts:
+        return None
+    chips = [host.num_chips for host in hosts]
+    if len(set(chips)) == 1:
+        return f"{len(hosts)} x {chips[0]} chips"
+    return f"{len(hosts)}, {sum(chips)} chips"
+
+
+def _slice_order(row: SliceView) -> tuple[str, bool, str]:
+    return row.compute_class or "", row.name is None, row.name or row.replica_id or ""
+
+
+def _counts(slices: tuple[SliceView, ...]) -> str:
+    counts = Counter(row.state or "unknown" for row in slices)
+    words = [f"{count} {state}" for state, count in sorted(counts.items())]
+    return ", ".join(words) or "none"
+
+
+def _words(*values: object) -> tuple[str, ...]:
+    # What came from elsewhere may not move the cursor or colour the terminal.
+    texts = ("-" if value is None else str(value) for value in values)
+    return tuple("".join(c if c.isprintable() else "?" for c in text) for text in texts)
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -36,7 +36,8 @@ STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 # Ray Serve's own default.
 _SERVE_PORT = 8000
-# Ports of one cluster besides: four of HAProxy and its fallback, the rest for gateways.
+# Ports of one cluster besides: four of HAProxy and its fallback, the last for a simulated
+# cluster's dashboard, the rest for gateways.
 _NUM_PORTS = 64
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
@@ -64,7 +65,7 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports[3]),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[4]),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-2]),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{haproxy_folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": haproxy_folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{haproxy_folder}/server-state",
@@ -80,6 +81,11 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         "PYTHONUNBUFFERED": "1",
     }
     return {**ours, **inherited, **place}
+
+
+def dashboard_port(environment: Mapping[str, str]) -> int:
+    """The port that this `child_environment` leaves for Ray's dashboard: its last one."""
+    return int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]) + 1
 
 
 def free_ports(count: int) -> range:
@@ -105,6 +111,17 @@ def serve_command(
     verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
 ) -> None:
     """Serve CONFIG on this machine until Ctrl-C."""
+    site = site_of(config)
+    with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
+        code = run_serve(config, Path(folder), site, verbose=verbose)
+    raise typer.Exit(code)
+
+
+def site_of(config: Path) -> "Site":
+    """Where the application of this file will answer.
+
+    Ends the command, with every problem, when the file cannot be served or its port is taken.
+    """
     settings = _checked_settings(config)
     options = settings.get("http_options") or {}
     host, port = options.get("host", "127.0.0.1"), int(options.get("port", _SERVE_PORT))
@@ -113,11 +130,19 @@ def serve_command(
             f"port {port} of {host} is in use by another program; "
             f"http_options.port in {config} chooses another one"
         )
-    with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
-        log = Path(folder) / "serve.log"
-        site = _Site(f"http://127.0.0.1:{port}", _api_key(settings, os.environ))
-        code = _Launch(config, Path(folder), None if verbose else log, site).run()
-    raise typer.Exit(code)
+    return Site(f"http://127.0.0.1:{port}", _api_key(settings, os.environ))
+
+
+def run_serve(
+    config: Path, folder: Path, site: "Site", *, verbose: bool, ray_address: str | None = None
+) -> int:
+    """Runs `serve run` until Ctrl-C or its end, and ends what it started; the exit code.
+
+    With a `ray_address` it runs on that cluster, which must have been started with
+    `child_environment(…, folder)`; with `None` it starts one of its own.
+    """
+    log = None if verbose else folder / "serve.log"
+    return _Launch(config, folder, log, site, ray_address).run()
 
 
 def _checked_settings(config: Path) -> dict[str, Any]:
@@ -168,7 +193,7 @@ def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Site:
+class Site:
     """Where the application answers, and a key for it; `None` where none is needed."""
 
     url: str
@@ -176,11 +201,23 @@ class _Site:
 
 
 class _Launch:
-    """One `serve run` from start to end. `log` is `None` when its output goes to the terminal."""
+    """One `serve run` from start to end. `log` is `None` when its output goes to the terminal.
 
-    def __init__(self, config: Path, folder: Path, log: Path | None, site: _Site) -> None:
+    With a `ray_address` it runs on that cluster, which must have been started below `folder` with
+    `child_environment`; with `None` it starts its own.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        folder: Path,
+        log: Path | None,
+        site: Site,
+        ray_address: str | None = None,
+    ) -> None:
         self._config = config
         self._folder = folder
+        self._ray_address = ray_address
         self._log = log
         self._site = site
         self._told = ""
@@ -203,10 +240,13 @@ class _Launch:
         command = [str(Path(sys.executable).with_name("serve")), "run", str(self._config)]
         self._say(f"starting: serve run {self._config}")
         output = self._log.open("wb") if self._log is not None else None
+        environment = child_environment(os.environ, str(self._folder))
+        if self._ray_address is not None:
+            environment["RAY_ADDRESS"] = self._ray_address
         try:
             yield subprocess.Popen(
                 command,
-                env=child_environment(os.environ, str(self._folder)),
+                env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT if output else None,
                 # Ctrl-C reaches this command alone, which then ends the rest in order.

@@ -1,22 +1,39 @@
 """Leases, versions, and waiting for a change."""
 
 import asyncio
+from dataclasses import replace
 
-from serving.directory import LEASE_S, Directory, EngineRecord, SliceState
+import pytest
+
+from serving.directory import LEASE_S, MAX_ENDED, Directory, HostRecord, SliceRecord
+from serving.slices.lifecycle import EndCause, Phase, SliceLife, SliceState
 
 DEADLINE_S = 10.0
+HOST = HostRecord(0, "node", "10.0.0.1", 4)
+SILENT = "its replica was not heard of for 5 s"
 
 
-def record(replica_id: str = "r", state: SliceState = SliceState.LOADING) -> EngineRecord:
-    return EngineRecord(replica_id, "demo", "local", state, since_s=1.0)
+def record(
+    replica_id: str = "r",
+    state: SliceState = SliceState.LOADING,
+    *,
+    began_at_s: float = 1.0,
+    hosts: tuple[HostRecord, ...] = (),
+) -> SliceRecord:
+    life = SliceLife((Phase(state, began_at_s, "the test says so"),))
+    return SliceRecord(replica_id, "demo", "local", life, hosts=hosts)
+
+
+def ended(record: SliceRecord, cause: EndCause, at_s: float, reason: str) -> SliceRecord:
+    return replace(record, life=record.life.end(cause, at_s, reason))
 
 
 def test_record_is_listed_until_its_lease_ends() -> None:
     directory = Directory("d")
     directory.renew(record(), now_s=100.0)
-    directory.expire(100.0 + LEASE_S - 0.001)
+    directory.expire(100.0 + LEASE_S - 0.001, wall_s=50.0)
     assert directory.snapshot().records == (record(),)
-    directory.expire(100.0 + LEASE_S)
+    directory.expire(100.0 + LEASE_S, wall_s=50.0)
     assert directory.snapshot().records == ()
 
 
@@ -25,7 +42,7 @@ def test_renewal_extends_the_lease_without_a_new_version() -> None:
     directory.renew(record(), now_s=100.0)
     version = directory.snapshot().version
     directory.renew(record(), now_s=104.0)
-    directory.expire(104.0 + LEASE_S - 0.001)
+    directory.expire(104.0 + LEASE_S - 0.001, wall_s=50.0)
     assert directory.snapshot().version == version
     assert directory.snapshot().records == (record(),)
 
@@ -46,8 +63,101 @@ def test_forgetting_the_unknown_changes_nothing() -> None:
     directory = Directory("d")
     version = directory.snapshot().version
     directory.forget("nobody")
-    directory.expire(1e9)
+    directory.expire(1e9, wall_s=50.0)
     assert directory.snapshot().version == version
+
+
+# -- what has ended --
+
+
+def test_last_word_of_a_replica_moves_it_to_the_ended() -> None:
+    directory = Directory("d")
+    directory.renew(record(), now_s=0.0)
+    version = directory.snapshot().version
+    last = ended(record(), EndCause.RELEASED, 9.0, "the replica is leaving")
+    directory.end(last)
+    snapshot = directory.snapshot()
+    assert (snapshot.records, snapshot.ended) == ((), (last,))
+    assert snapshot.version != version
+    directory.expire(1e9, wall_s=50.0)
+    assert directory.snapshot() == snapshot
+
+
+def test_life_that_has_not_ended_is_not_taken_for_ended() -> None:
+    directory = Directory("d")
+    directory.renew(record(), now_s=0.0)
+    with pytest.raises(ValueError, match="loading, not gone"):
+        directory.end(record())
+    assert directory.snapshot().records == (record(),)
+
+
+def test_forgotten_replica_leaves_no_ended_life() -> None:
+    directory = Directory("d")
+    directory.renew(record(), now_s=0.0)
+    directory.forget("r")
+    assert directory.snapshot().ended == ()
+
+
+@pytest.mark.parametrize(
+    ("silent", "cause"),
+    [
+        (record(state=SliceState.PROVISIONING), EndCause.RELEASED),
+        (record(state=SliceState.READY, hosts=(HOST,)), EndCause.PREEMPTED),
+        (record(state=SliceState.DRAINING, hosts=(HOST,)), EndCause.PREEMPTED),
+        (record(state=SliceState.READY), EndCause.UNHEALTHY),
+    ],
+)
+def test_silent_replica_ends_with_the_likeliest_cause(silent: SliceRecord, cause: EndCause) -> None:
+    directory = Directory("d")
+    directory.renew(silent, now_s=0.0)
+    directory.expire(LEASE_S, wall_s=50.0)
+    snapshot = directory.snapshot()
+    assert snapshot.records == ()
+    assert snapshot.ended == (ended(silent, cause, 50.0, SILENT),)
+
+
+def test_replica_that_was_only_silent_is_back_with_its_life() -> None:
+    directory = Directory("d")
+    directory.renew(record(), now_s=0.0)
+    directory.expire(LEASE_S, wall_s=50.0)
+    directory.renew(record(), now_s=LEASE_S + 1)
+    assert directory.snapshot().records == (record(),)
+    assert directory.snapshot().ended == ()
+
+
+def test_last_word_after_the_silence_replaces_what_was_presumed() -> None:
+    directory = Directory("d")
+    directory.renew(record(), now_s=0.0)
+    directory.expire(LEASE_S, wall_s=50.0)
+    last = ended(record(), EndCause.EXPIRED, 49.0, "its time was over")
+    directory.end(last)
+    assert directory.snapshot().ended == (last,)
+
+
+def test_renewal_that_its_replicas_last_word_overtook_is_ignored() -> None:
+    directory = Directory("d")
+    last = ended(record(), EndCause.RELEASED, 9.0, "the replica is leaving")
+    directory.end(last)
+    directory.renew(record(), now_s=0.0)
+    assert directory.snapshot().records == ()
+
+
+def test_replica_that_lost_its_slice_lives_again_beside_its_ended_life() -> None:
+    directory = Directory("d")
+    last = ended(record(), EndCause.PREEMPTED, 9.0, "taken")
+    following = record(began_at_s=9.0)
+    directory.renew(following, now_s=0.0)
+    directory.end(last)
+    assert directory.snapshot().records == (following,)
+    assert directory.snapshot().ended == (last,)
+
+
+def test_only_the_latest_ended_lives_are_kept() -> None:
+    directory = Directory("d")
+    for number in range(MAX_ENDED + 3):
+        directory.end(ended(record(f"r{number}"), EndCause.RELEASED, 9.0, "leaving"))
+    kept = [each.replica_id for each in directory.snapshot().ended]
+    assert kept == [f"r{number}" for number in range(3, MAX_ENDED + 3)]
 
 
 def test_versions_of_two_directories_differ() -> None:

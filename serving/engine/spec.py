@@ -6,12 +6,15 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from serving.slices.spec import SliceSpec
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """One engine: which model, which engine, how watched.
 
-    `paced` holds the options of the paced engine and is `None` for vLLM. Times are seconds.
+    `paced` holds the options of the paced engine and is `None` for vLLM. `slice` is the kind of
+    slice it runs on, `None` where nothing is reserved. Times are seconds.
     """
 
     model: str
@@ -26,3 +29,4 @@ class EngineSpec:
     heartbeat_interval_s: float = 0.25
     max_buffered_bytes: int = 8 * 1024 * 1024
     listens_on_loopback: bool = False
+    slice: SliceSpec | None = None

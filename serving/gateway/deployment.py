@@ -15,8 +15,9 @@ from starlette.types import ASGIApp
 
 from serving.cluster_secret import cluster_secret
 from serving.config import AppConfig, AuthConfig, exposure_problem
-from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.directory import Snapshot
 from serving.errors import ConfigError
+from serving.gateway.fleet_view import GatewayView, ModelView, SeatView, describe_fleet
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys, read_keys
 from serving.gateway.membership import LinkSettings, Membership
@@ -71,8 +72,7 @@ class Gateway:
         # `_engines` binds the engine deployments into the application; requests reach them by link.
         log_as_replica()
         ensure_not_exposed(config.auth)
-        self._gateway_id = uuid.uuid4().hex[:12]
-        self._started_at_s = time.time()
+        self._view = GatewayView(uuid.uuid4().hex[:12], time.time())
         self._directory = directory
         self._models = {
             model.name: await ServedModel.build(model, config.gateway) for model in config.models
@@ -90,7 +90,7 @@ class Gateway:
         self._membership = Membership(
             self._models,
             LinkSettings(
-                gateway_id=self._gateway_id,
+                gateway_id=self._view.gateway_id,
                 secret=cluster_secret(link),
                 heartbeat=HeartbeatConfig(link.heartbeat_interval_s, link.heartbeat_timeout_s),
                 limits=ClientLimits(max_buffered_bytes=link.max_buffered_bytes),
@@ -128,44 +128,15 @@ class Gateway:
         return render_metrics([REGISTRY, *(model.metrics for model in self._models.values())])
 
     def _describe_fleet(self) -> dict[str, Any]:
-        now_s = time.time()
-        records = self._membership.snapshot.records
-        models = []
-        for name, model in self._models.items():
-            seats = {seat.engine_id: seat for seat in model.core.seats}
-            rows = [
-                _engine_row(record, seats.pop(record.engine_id or "", None), now_s)
-                for record in records
-                if record.model == name
-            ]
-            # Linked, but not listed: the directory has just restarted.
-            rows += [_engine_row(None, seat, now_s) for seat in seats.values()]
-            models.append(model.describe() | {"engines": rows})
-        gateway = {"id": self._gateway_id, "uptime_s": round(now_s - self._started_at_s, 1)}
-        return {"gateway": gateway, "models": models}
+        models = [
+            ModelView(model.describe(), tuple(_seat_view(seat) for seat in model.core.seats))
+            for model in self._models.values()
+        ]
+        return describe_fleet(self._view, models, self._membership.snapshot, time.time())
 
 
-def _engine_row(record: EngineRecord | None, seat: Any, now_s: float) -> dict[str, Any]:
-    row: dict[str, Any] = {"engine_id": None, "compute_class": None, "state": None, "since_s": None}
-    if record is not None:
-        row |= {
-            "replica_id": record.replica_id,
-            "engine_id": record.engine_id,
-            "compute_class": record.compute_class,
-            "state": str(record.state),
-            "since_s": round(now_s - record.since_s, 1),
-        }
-    row["linked"] = seat is not None
-    if seat is not None:
-        row |= {"engine_id": seat.engine_id, "compute_class": seat.compute_class}
-        row["state"] = str(SliceState.DRAINING) if seat.is_draining else str(SliceState.READY)
-        row["in_flight"] = len(seat.flights)
-        # The link's, which heartbeats keep fresh while the engine makes no step.
-        load = seat.link.load
-        if load is not None:
-            row |= {
-                "num_running": load.num_running,
-                "num_waiting": load.num_waiting,
-                "kv_usage_ratio": round(load.kv_usage_ratio, 4),
-            }
-    return row
+def _seat_view(seat: Any) -> SeatView:
+    # A seat whose link is a `LinkClient`: its load is kept fresh by heartbeats while the engine
+    # makes no step.
+    load = seat.link.load
+    return SeatView(seat.engine_id, seat.compute_class, seat.is_draining, len(seat.flights), load)

@@ -29,6 +29,7 @@ from serving.errors import (
     PoisonRequestError,
     RequestError,
 )
+from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
@@ -75,6 +76,9 @@ class EngineSeat:
     flights: dict[str, Flight] = field(default_factory=dict)
     num_dispatched: int = 0
     is_draining: bool = False
+    # When the last request has to have left a draining engine; `None` while nobody has said.
+    stay_until_s: float | None = None
+    last_move: asyncio.TimerHandle | None = None
     load: EngineLoad | None = None
 
     def view(self) -> EngineView:
@@ -174,34 +178,68 @@ class FleetCore:
         logger.info("engine_added model=%s engine_id=%s", self._model, engine_id)
         self._engine_came.set()
         self._dispatch_waiting()
+        for seat in self.seats:
+            self._move_off(seat)
 
-    def drain_engine(self, engine_id: str, reason: str) -> None:
-        """Gives an engine that still works no more, and moves what it has to the others.
+    def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
+        """Gives an engine that still works no more; it goes in `grace_s` seconds.
 
-        Without another engine its requests stay: they may finish before it goes, and resume if not.
+        Requests that can finish in time stay, the others move at once, and what has not finished
+        after all moves before the end. Without another engine they stay: they may finish before it
+        goes, and resume if not. `None` leaves open when it goes: nothing moves until that is said.
         """
         seat = self._seats.get(engine_id)
-        if seat is None or seat.is_draining:
+        if seat is None:
             return
-        seat.is_draining = True
-        flights = list(seat.flights.values())
+        if not seat.is_draining:
+            seat.is_draining = True
+            logger.info(
+                "engine_draining model=%s engine_id=%s in_flight=%d grace_s=%s reason=%r",
+                self._model,
+                engine_id,
+                len(seat.flights),
+                grace_s,
+                reason,
+            )
+        if grace_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        until_s = stay_until_s(loop.time(), grace_s)
+        if seat.stay_until_s is not None and seat.stay_until_s <= until_s:
+            return
+        seat.stay_until_s = until_s
+        if seat.last_move is not None:
+            seat.last_move.cancel()
+        seat.last_move = loop.call_at(until_s, self._move_off, seat)
+        self._move_off(seat)
+
+    def _move_off(self, seat: EngineSeat) -> None:
+        """Moves what will not finish on a draining engine, if there is somewhere to move it."""
+        if seat.stay_until_s is None or not self.has_engine:
+            return
+        now_s = asyncio.get_running_loop().time()
+        flights = leaving(seat.flights.values(), now_s, seat.stay_until_s)
+        if not flights:
+            return
+        for flight in flights:
+            del seat.flights[flight.wire_id]
+        seat.link.abort([flight.wire_id for flight in flights])
         logger.info(
-            "engine_draining model=%s engine_id=%s in_flight=%d reason=%r",
+            "engine_left model=%s engine_id=%s moved=%d finishing=%d",
             self._model,
-            engine_id,
+            seat.engine_id,
             len(flights),
-            reason,
+            len(seat.flights),
         )
-        if flights and self.has_engine:
-            seat.link.abort([flight.wire_id for flight in flights])
-            seat.flights.clear()
-            self._move(flights)
+        self._move(flights)
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
         """Resumes elsewhere what was on an engine that is gone, and counts its death against it."""
         seat = self._seats.pop(engine_id, None)
         if seat is None:
             return
+        if seat.last_move is not None:
+            seat.last_move.cancel()
         flights = list(seat.flights.values())
         logger.warning(
             "engine_lost model=%s engine_id=%s in_flight=%d reason=%r",
@@ -310,6 +348,9 @@ class FleetCore:
             self._deadline_timer.cancel()
         self._flights.clear()
         self._waiting.clear()
+        for seat in self._seats.values():
+            if seat.last_move is not None:
+                seat.last_move.cancel()
         self._seats.clear()
 
     # -- adapters and caches: told to every engine --
@@ -379,6 +420,7 @@ class FleetCore:
         flight.waiting_since_s = None
         flight.is_on_trial = flight.needs_trial
         flight.num_emitted_at_dispatch = len(flight.emitted)
+        flight.dispatched_at_s = asyncio.get_running_loop().time()
         seat.flights[flight.wire_id] = flight
         seat.num_dispatched += 1
         try:

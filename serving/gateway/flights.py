@@ -34,6 +34,7 @@ class Flight:
     engine_id: str | None = None
     attempt: int = 0
     num_emitted_at_dispatch: int = 0
+    dispatched_at_s: float = 0.0
     num_losses: int = 0
     waiting_since_s: float | None = None
     is_on_trial: bool = False

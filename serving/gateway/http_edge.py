@@ -26,6 +26,7 @@ from serving.errors import (
     error_headers,
     openai_error_body,
 )
+from serving.gateway.fleet_page import FleetPage
 from serving.gateway.keys import ApiKeys, presented_key
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,13 @@ _MODEL_ROUTES = frozenset(
 
 # Routes of `_MODEL_ROUTES` that no engine is needed for.
 _ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+# The same address gives people a page (`fleet_page`). What was read with a key stays in no cache.
+_FLEET_HEADERS = {
+    "content-type": "application/json",
+    "vary": "Accept",
+    "cache-control": "no-store",
+}
 
 # A taken-over request id is logged and echoed, so it may not carry line ends or grow without bound.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -114,6 +122,7 @@ class HttpEdge:
         self._rules = rules
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
+        self._fleet_page = FleetPage()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
@@ -129,6 +138,10 @@ class HttpEdge:
         if path == "/health":
             await exchange.respond(PlainTextResponse(""))
             return
+        page = self._fleet_page.answer(exchange.method, path, exchange.header(b"accept"))
+        if page is not None:
+            await exchange.respond(page)
+            return
         self._authorize(exchange.scope)
         if path == "/v1/models":
             await exchange.respond(JSONResponse(await self._model_list()))
@@ -136,7 +149,9 @@ class HttpEdge:
             body, content_type = self._render_metrics()
             await exchange.respond(Response(body, media_type=content_type))
         elif path == "/fleet":
-            await exchange.respond(JSONResponse(self._describe_fleet()))
+            # One loop serves this and every stream: a large fleet's answer has to be encoded fast.
+            body = msgspec.json.encode(self._describe_fleet())
+            await exchange.respond(Response(body, headers=_FLEET_HEADERS))
         elif path in _MODEL_ROUTES:
             await self._serve_model(exchange)
         else:
@@ -189,6 +204,16 @@ class _Exchange:
         # Serve gives every request an id and puts it on the response itself; only an id that we had
         # to make (none came, or not a fit one) is ours to add.
         self._own_headers = [] if taken else [(b"x-request-id", self._request_id.encode())]
+
+    @property
+    def method(self) -> str:
+        """GET, POST and so on."""
+        return str(self.scope["method"])
+
+    def header(self, name: bytes) -> str:
+        """A header's values as one list; empty when it did not come."""
+        values = (value.decode("latin-1") for key, value in self.scope["headers"] if key == name)
+        return ", ".join(values)
 
     async def run(self, serve: Callable[["_Exchange"], Awaitable[None]]) -> None:
         try:

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.directory import SliceRecord, Snapshot
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import Step
+from serving.slices.lifecycle import SliceState
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class Fleet(Protocol):
         """An engine is linked."""
         ...
 
-    def drain_engine(self, engine_id: str, reason: str) -> None:
-        """It takes no more."""
+    def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
+        """It takes no more, and goes in `grace_s` seconds; `None`: when, is told later."""
         ...
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
@@ -72,7 +73,7 @@ class LinkSettings:
 class _Member:
     """One listed engine and the task that keeps a link to it."""
 
-    record: EngineRecord
+    record: SliceRecord
     is_listed: bool = True
     task: asyncio.Task[None] | None = None
 
@@ -117,7 +118,12 @@ class Membership:
             member.record = record
             member.is_listed = True
             if record.state == SliceState.DRAINING:
-                self._models[record.model].core.drain_engine(engine_id, "listed as draining")
+                self._models[record.model].core.drain_engine(
+                    # The engine's own word, over its link, says how long it has.
+                    engine_id,
+                    "listed as draining",
+                    None,
+                )
         for engine_id, member in self._members.items():
             member.is_listed = engine_id in listed
 
@@ -153,7 +159,7 @@ class Membership:
         callbacks = LinkCallbacks(
             on_step=lambda step: core.take_step(engine_id, step),
             on_lost=lost,
-            on_draining=lambda notice: core.drain_engine(engine_id, notice.reason),
+            on_draining=lambda notice: core.drain_engine(engine_id, notice.reason, notice.grace_s),
         )
         try:
             client = await LinkClient.connect(

@@ -23,6 +23,7 @@ import psutil
 import yaml
 
 from serving.launch import child_environment, free_ports
+from serving.simulation.control import call
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
@@ -38,6 +39,7 @@ class Role(StrEnum):
     DIRECTORY = r"ray::ServeReplica:slicewise:directory"
     SLICE_REPLICA = r"ray::ServeReplica:slicewise:engine-"
     ENGINE_HOST = r"ray::EngineHostActor"
+    HOST_AGENT = r"ray::HostAgent"
     ENGINE_CORE = r"VLLM::EngineCore"
     ENGINE_WORKER = r"VLLM::Worker"
     CONTROLLER = r"ray::ServeController"
@@ -95,9 +97,9 @@ def serve_config(args: Mapping[str, Any], port: int, host: str = "127.0.0.1") ->
 class RunningApplication:
     """One application, from its start to the end of its last process. A context manager.
 
-    `through` is the command that starts it: `serve` (`serve run FILE`) or `slicewise`
-    (`slicewise serve FILE`, which also makes its own folder below ours). `api_key` is what its own
-    questions carry.
+    `through` is the command that starts it: `serve` (`serve run FILE`), `slicewise` (`slicewise
+    serve FILE`, which also makes its own folder below ours) or `sim` (`slicewise sim up`, on the
+    simulated TPU cluster of `plan`). `api_key` is what its own questions carry.
     """
 
     def __init__(
@@ -107,13 +109,17 @@ class RunningApplication:
         through: str = "serve",
         environment: Mapping[str, str] | None = None,
         api_key: str = "none",
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
+        self.plan = plan
         self.args = dict(args)
         self.port = free_ports(1)[0]
         self.base_url = f"http://127.0.0.1:{self.port}"
         # Ray's and HAProxy's sockets lie below it, and their paths have to be short.
-        self.folder = Path(tempfile.mkdtemp(prefix="s-" if through == "slicewise" else "sw-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="sw-" if through == "serve" else "s-"))
         self.config_path = self.folder / "serve_config.yaml"
+        self.plan_path = self.folder / "cluster.yaml"
+        self.control_socket = self.folder / "c" / "control.sock"
         self.log_path = self.folder / "output.log"
         self.api_key = api_key
         self._through = through
@@ -138,11 +144,17 @@ class RunningApplication:
     def launch(self) -> None:
         """Starts the command and returns at once."""
         self.write_config(self.args)
-        command = {"serve": ["serve", "run"], "slicewise": ["slicewise", "serve"]}[self._through]
+        self.plan_path.write_text(yaml.safe_dump(self.plan))
+        on_plan = [str(self.plan_path), "--socket", str(self.control_socket), "--config"]
+        command = {
+            "serve": ["serve", "run"],
+            "slicewise": ["slicewise", "serve"],
+            "sim": ["slicewise", "sim", "up", *on_plan],
+        }[self._through]
         binary = Path(sys.executable).with_name(command[0])
         with self.log_path.open("wb") as log:
             self._root = subprocess.Popen(
-                [str(binary), command[1], str(self.config_path)],
+                [str(binary), *command[1:], str(self.config_path)],
                 cwd=PROJECT_ROOT,
                 env=self.environment(),
                 stdout=log,
@@ -157,7 +169,7 @@ class RunningApplication:
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))
         }
-        if self._through == "slicewise":
+        if self._through != "serve":
             return inherited | {"TMPDIR": str(self.folder)} | self._environment
         return child_environment(inherited | self._environment, str(self.folder))
 
@@ -252,12 +264,18 @@ class RunningApplication:
     @property
     def dashboard_url(self) -> str:
         """The address that `serve deploy` and `serve status` take, as Ray printed it."""
+        if self._through == "sim":
+            return str(self.simulation("describe")["dashboard_url"])
         # Ray prints colours around the address.
         found = re.search(
             r"View the dashboard at .*?((?:127\.0\.0\.1|localhost):\d+)", self.log_text()
         )
         assert found, f"no dashboard in the log\n{self.log_tail()}"
         return f"http://{found[1]}"
+
+    def simulation(self, command: str, **arguments: Any) -> Any:
+        """Has the simulated cluster do something; what it returns."""
+        return call(self.control_socket, command, **arguments)
 
     def serve(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Runs `serve ARGUMENTS` against this cluster."""

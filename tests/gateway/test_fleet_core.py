@@ -160,7 +160,7 @@ async def test_drained_engine_gives_its_requests_back_and_is_not_blamed() -> Non
     first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
     await fleet.add("a", "b")
     first.step(2)
-    fleet.core.drain_engine("e1", "scaling down")
+    fleet.core.drain_engine("e1", "scaling down", 0.0)
     assert first.aborted == ["a"]
     second.step(5)
     assert await fleet.tokens() == {"a": answer_to("a"), "b": answer_to("b")}
@@ -169,13 +169,62 @@ async def test_drained_engine_gives_its_requests_back_and_is_not_blamed() -> Non
     assert fleet.failures == {}
 
 
+async def test_drained_engine_keeps_what_it_can_finish_in_time() -> None:
+    fleet = Fleet()
+    first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
+    await fleet.add("a", "b")
+    first.step(2)
+    fleet.core.drain_engine("e1", "preempted", 60.0)
+    assert first.aborted == []
+    first.step(3)
+    second.step(5)
+    assert await fleet.tokens() == {"a": answer_to("a"), "b": answer_to("b")}
+    assert fleet.core.num_resumes == 0
+
+
+async def test_what_a_drained_engine_did_not_finish_after_all_moves_before_its_end() -> None:
+    fleet = Fleet()
+    first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
+    await fleet.add("a")
+    first.step(2)
+    fleet.core.drain_engine("e1", "preempted", 0.6)
+    async with asyncio.timeout(10):
+        while not second.submitted:  # noqa: ASYNC110 - the link has no event for it
+            await asyncio.sleep(0.01)
+    assert first.aborted == ["a"]
+    second.step(3)
+    assert await fleet.tokens() == {"a": answer_to("a")}
+
+
+async def test_requests_leave_a_drained_engine_when_another_one_comes() -> None:
+    fleet = Fleet()
+    first = ScriptedLink(fleet.core, "e1")
+    await fleet.add("a")
+    fleet.core.drain_engine("e1", "preempted", 60.0)
+    assert first.aborted == []
+    second = ScriptedLink(fleet.core, "e2")
+    assert first.aborted == ["a"]
+    second.step(5)
+    assert await fleet.tokens() == {"a": answer_to("a")}
+
+
+async def test_draining_without_an_end_moves_nothing_until_the_end_is_said() -> None:
+    fleet = Fleet()
+    first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
+    await fleet.add("a")
+    fleet.core.drain_engine("e1", "listed as draining", None)
+    assert (first.aborted, fleet.core.seats[0].is_draining) == ([], True)
+    fleet.core.drain_engine("e1", "preempted", 0.0)
+    assert (first.aborted, len(second.submitted)) == (["a"], 1)
+
+
 async def test_what_an_engine_sends_of_an_earlier_attempt_is_ignored() -> None:
     fleet = Fleet()
     first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
     await fleet.add("r")
     first.step(2)
     late = first.make_step()
-    fleet.core.drain_engine("e1", "scaling down")
+    fleet.core.drain_engine("e1", "scaling down", 0.0)
     fleet.core.take_step("e1", late)
     second.step(1)
     fleet.core.take_step("e1", late)
@@ -368,7 +417,7 @@ async def test_waiting_for_an_engine_ends_when_one_comes_and_at_the_timeout() ->
 async def test_draining_engine_does_not_count_as_one_to_wait_for() -> None:
     fleet = Fleet()
     ScriptedLink(fleet.core)
-    fleet.core.drain_engine("e1", "scaling down")
+    fleet.core.drain_engine("e1", "scaling down", 0.0)
     assert not await fleet.core.wait_for_engine(0.01)
 
 
@@ -498,7 +547,7 @@ async def test_end_of_a_drained_engine_counts_against_no_request() -> None:
     await fleet.core.add_request_async(core_request("r"))
     for number in range(FleetLimits().max_engine_losses + 1):
         link = ScriptedLink(fleet.core, f"e{number}")
-        fleet.core.drain_engine(f"e{number}", "the replica is leaving")
+        fleet.core.drain_engine(f"e{number}", "the replica is leaving", 0.0)
         link.end()
     assert fleet.failures == {}
     assert fleet.core.num_waiting == 1

@@ -69,7 +69,7 @@ class World:
             link.end()
             self._deliver_held(link)  # too late
         elif operation == "drain":
-            self.core.drain_engine(link.engine_id, "scaling down")
+            self.core.drain_engine(link.engine_id, "scaling down", 0.0)
         elif operation == "break_link":
             link.is_broken = True
         elif link.is_broken:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.directory import SliceRecord, Snapshot
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.errors import PoisonRequestError, RequestError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
+from serving.slices.lifecycle import SliceLife
 
 from .engines import answer_to, core_request
 
@@ -32,7 +33,7 @@ class Gateway:
         self.core.set_failure_sink(self._on_failure)
         self.membership = Membership({"demo": self}, LinkSettings("gw", SECRET, HeartbeatConfig()))
         self.servers: list[LinkServer] = []
-        self.records: list[EngineRecord] = []
+        self.records: list[SliceRecord] = []
         self.engines: dict[str, PacedEngine] = {}
         self.tokens: dict[str, list[int]] = {}
         self.finished: set[str] = set()
@@ -56,8 +57,13 @@ class Gateway:
         server = LinkServer(engine, engine_id=engine_id, secret=SECRET)
         await server.listen()
         self.servers.append(server)
-        record = EngineRecord(
-            engine_id, "demo", "local", SliceState.READY, 0.0, engine_id, server.address
+        record = SliceRecord(
+            engine_id,
+            "demo",
+            "local",
+            SliceLife.begin(0.0),
+            engine_id=engine_id,
+            address=server.address,
         )
         self.records.append(record)
         self.membership.apply(Snapshot(str(self._num_engines), tuple(self.records)))

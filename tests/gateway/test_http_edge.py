@@ -185,6 +185,79 @@ async def test_own_routes_answer() -> None:
     assert health.status_code == 200
 
 
+# -- the fleet, for programs and for people --
+
+CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_page"),
+    [
+        (None, False),
+        ("", False),
+        ("*/*", False),
+        ("application/json", False),
+        ("application/json, text/html;q=0.9", False),
+        ("text/html, application/json", False),  # no preference
+        ("text/html;q=0", False),
+        ("text/html;q=oops", False),
+        ("image/png", False),
+        (CHROMIUM, True),
+        ("text/html", True),
+        ("TEXT/HTML; charset=utf-8, application/json;q=0.5", True),
+        ("text/*, application/json;q=0.1", True),
+        ("text/html;q=0.2, application/*;q=0.1", True),
+    ],
+)
+async def test_fleet_is_a_page_for_those_who_prefer_html(accept: str | None, is_page: bool) -> None:
+    async with client_of(edge_over(EchoFrontend("one"))) as client:
+        del client.headers["accept"]
+        headers = {} if accept is None else {"Accept": accept}
+        answer = await client.get("/fleet", headers=headers)
+    wanted = "text/html; charset=utf-8" if is_page else "application/json"
+    assert (answer.status_code, answer.headers["content-type"]) == (200, wanted)
+    assert answer.headers["vary"] == "Accept"
+    if not is_page:
+        assert answer.json() == {"models": []}
+        assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_page_and_its_parts_need_no_key_and_hold_no_data_while_the_fleet_needs_one() -> None:
+    edge = edge_over(EchoFrontend("one"), keys=("k1",))
+    async with client_of(edge) as client:
+        page = await client.get("/fleet", headers={"Accept": CHROMIUM})
+        parts = [await client.get(f"/fleet/{name}") for name in ("fleet.css", "fleet.js")]
+        refused = await client.get("/fleet", headers={"Accept": "application/json"})
+        opened = await client.get("/fleet", headers={"Authorization": "Bearer k1"})
+    assert [answer.status_code for answer in (page, *parts)] == [200, 200, 200]
+    types = [answer.headers["content-type"].partition(";")[0] for answer in (page, *parts)]
+    assert types == ["text/html", "text/css", "text/javascript"]
+    assert (refused.status_code, opened.status_code) == (401, 200)
+
+
+async def test_page_lets_nothing_run_but_its_own_script() -> None:
+    async with client_of(edge_over(EchoFrontend("one"))) as client:
+        page = await client.get("/fleet", headers={"Accept": CHROMIUM})
+    policy = dict(
+        directive.split(maxsplit=1)
+        for directive in page.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page.text
+
+
+@pytest.mark.parametrize("path", ["/fleet/", "/fleet/index.html", "/fleet/../keys.py"])
+async def test_no_other_file_is_served_beside_the_page(path: str) -> None:
+    scope = post_scope(path, accept="text/html") | {"method": "GET"}
+    sent = await run_raw(edge_over(EchoFrontend("one")), scope)
+    assert sent[0]["status"] == 404
+
+
 # -- admission --
 
 

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from serving.directory import EngineRecord, SliceState, Snapshot
+from serving.directory import SliceRecord, Snapshot
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.client import LinkClient
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import Step
 from serving.link.server import LinkServer
+from serving.slices.lifecycle import Phase, SliceLife, SliceState
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 15.0
@@ -40,7 +41,7 @@ class RecordingFleet:
         self.num_added += 1
         self._note()
 
-    def drain_engine(self, engine_id: str, reason: str) -> None:
+    def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
         self.draining.add(engine_id)
         self._note()
 
@@ -92,15 +93,16 @@ async def until_unlinked(server: LinkServer) -> None:
             await asyncio.sleep(0.001)
 
 
-def listing(*servers: LinkServer, version: str = "v", **changes: Any) -> Snapshot:
+def listing(
+    *servers: LinkServer, version: str = "v", state: SliceState = SliceState.READY, **changes: Any
+) -> Snapshot:
     records = tuple(
-        EngineRecord(
+        SliceRecord(
             **{
                 "replica_id": f"replica-{server.engine_id}",
                 "model": "demo",
                 "compute_class": "local",
-                "state": SliceState.READY,
-                "since_s": 0.0,
+                "life": SliceLife((Phase(state, 0.0, "the test says so"),)),
                 "engine_id": server.engine_id,
                 "address": server.address,
                 **changes,

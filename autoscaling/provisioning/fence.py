@@ -1,0 +1,77 @@
+"""Makes sure of a slice before it is dropped: that nobody has it, and nobody can take it any more.
+
+A directory knows a moment later than Ray does who has a slice, and nothing at all just after a
+restart. The hosts themselves know. Ray's raylet has one question for this, that of its own
+autoscaler: "end, if you are idle". It is refused while a placement group or an actor is on the
+host; once it is accepted, nothing is placed there any more and the Ray node ends.
+
+Owns that question, host by host. Worker 0 is asked first: a slice is held with all of its hosts, so
+whoever holds it, or is about to, keeps worker 0 busy.
+"""
+
+import asyncio
+from typing import Any, Protocol
+
+from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason, NodeState, NodeStatus
+
+from autoscaling.provisioning.groups import ObservedSlice
+
+_SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
+_WORKER_ID_LABEL = "ray.io/tpu-worker-id"
+_IDLE_TERMINATION = DrainNodeReason.Value("DRAIN_NODE_REASON_IDLE_TERMINATION")
+
+
+class Fence(Protocol):
+    """Asked once for each slice that a plan drops, right before it is dropped."""
+
+    async def __call__(self, each: ObservedSlice) -> str | None:
+        """Why the slice has to be kept; `None`: nobody has it, and from now on nobody can."""
+        ...
+
+
+class RayFence:
+    """The fence of a Ray cluster. A slice without Ray nodes (still to come) needs none."""
+
+    def __init__(self, gcs_address: str) -> None:
+        self._gcs = GcsClient(address=gcs_address)
+
+    async def __call__(self, each: ObservedSlice) -> str | None:
+        """See `Fence`. Tens of milliseconds; once it has begun, it is done to its end."""
+        return await asyncio.shield(asyncio.to_thread(self._close, each))
+
+    def _close(self, each: ObservedSlice) -> str | None:
+        nodes = self._nodes_of(each)
+        for node in nodes:
+            if node.status == NodeStatus.RUNNING:
+                return f"host {_worker_id(node)} is in use"
+        for node in nodes:
+            accepted, complaint = self._gcs.drain_node(
+                node.node_id.hex(), _IDLE_TERMINATION, f"slice {each.name} is dropped", 0
+            )
+            if not accepted:
+                return f"host {_worker_id(node)} refuses to end: {complaint}"
+        return None
+
+    def _nodes_of(self, each: ObservedSlice) -> list[NodeState]:
+        """The slice's live Ray nodes by worker id.
+
+        KubeRay tells a Ray node its pod's name. Where it does not, the slice's name has to do; it
+        may catch a host of the slice before, which is as unwanted.
+        """
+        pods = {pod.name for pod in each.pods}
+        found = [
+            node
+            for node in get_cluster_resource_state(self._gcs).node_states
+            if node.status != NodeStatus.DEAD
+            and (
+                node.instance_id in pods
+                or (not node.instance_id and node.labels.get(_SLICE_NAME_LABEL) == each.name)
+            )
+        ]
+        return sorted(found, key=_worker_id)
+
+
+def _worker_id(node: Any) -> int:
+    return int(node.labels.get(_WORKER_ID_LABEL) or 0)

@@ -1,0 +1,306 @@
+"""From demand and what exists to the changes to make: how many slices, and which of them go.
+
+Owns every rule of adding and dropping slices. Does not own the demand (`demand`), whether a slice
+is free at the very moment of dropping (`fence`), nor how a change is made (a `Provisioner`). Pure:
+no clock, no I/O, no chance. What has to be remembered from one plan to the next comes in and goes
+out as `Memory`; to forget it costs time, never a slice that somebody has.
+
+The rules:
+
+1. A slice that a replica has is never dropped.
+2. Slices are dropped by name, never more of them than the count falls by, measured from the slices
+   that exist or the count, whichever is more. (A fallen count without names would leave the choice
+   to others; names without a fallen count would only replace.)
+3. A slice is dropped once it has been unwanted for `idle_s`; at once if somebody takes it away and
+   its replica has left it, because its replacement has long been asked for.
+4. The count stays between the group's bounds; what that refuses is said.
+5. While pods that were named for deletion are still there, nothing changes: Ray's provider waits
+   for the same.
+6. Two changes of a group are `min_change_interval_s` apart.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from autoscaling.provisioning.demand import Demand, SliceKind
+from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
+from serving.directory import LEASE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How patient a plan is, in seconds.
+
+    Raises:
+        ValueError: `idle_s` is shorter than a lease. A directory that restarts knows of no replica
+            for that long, and every slice would look idle.
+    """
+
+    idle_s: float = 120.0
+    min_change_interval_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.idle_s < LEASE_S:
+            raise ValueError(f"idle_s is {self.idle_s:g}; allowed: at least {LEASE_S:g}, one lease")
+        if self.min_change_interval_s < 0:
+            raise ValueError(f"min_change_interval_s is {self.min_change_interval_s:g}; at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one plan tells the next; times as its caller counts them, in seconds.
+
+    `unwanted_since_s` is by incarnation, `changed_at_s` by group. `condemned` are the names of
+    slices that were announced to be taken away, by group.
+    """
+
+    unwanted_since_s: Mapping[str, float] = field(default_factory=dict)
+    condemned: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    changed_at_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """One slice to be dropped. `is_condemned`: somebody takes it away anyway."""
+
+    slice: ObservedSlice
+    is_condemned: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one group is to become: `replicas` in all, without the slices of `drops`."""
+
+    group: WorkerGroup
+    replicas: int
+    drops: tuple[Drop, ...]
+    reason: str
+
+    @property
+    def is_scaling(self) -> bool:
+        """Whether the group itself changes, and not only the count it is mirrored in."""
+        return self.replicas != self.group.replicas or bool(self.drops)
+
+    def keeping(self, kept: Container[str]) -> "Change | None":
+        """The change without the drops of these slices; `None` if nothing is left of it."""
+        drops = tuple(drop for drop in self.drops if drop.slice.incarnation not in kept)
+        if drops == self.drops:
+            return self
+        replicas = self.replicas + len(self.drops) - len(drops)
+        # Where fewer slices were asked for than exist, keeping one must not ask for more.
+        replicas = min(replicas, max(self.group.replicas, self.group.max_replicas))
+        less = replace(self, replicas=replicas, drops=drops)
+        return less if less.is_scaling else None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is not done, and why. `about` is a group or a kind of slice."""
+
+    about: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The changes to make now, additions first; what was refused; what the next plan must know."""
+
+    changes: tuple[Change, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    memory: Memory = field(default_factory=Memory)
+
+    def keeping(self, kept: Mapping[str, str]) -> "Plan":
+        """The plan without the drops of these slices, by incarnation; why each is kept."""
+        refusals = list(self.refusals)
+        condemned = dict(self.memory.condemned)
+        for change in self.changes:
+            group = change.group.name
+            for drop in change.drops:
+                if reason := kept.get(drop.slice.incarnation):
+                    name = drop.slice.name
+                    refusals.append(Refusal(group, f"{name} is not dropped: {reason}"))
+                    if drop.is_condemned:
+                        condemned[group] = condemned.get(group, frozenset()) | {name}
+        return Plan(
+            tuple(less for change in self.changes if (less := change.keeping(kept)) is not None),
+            tuple(refusals),
+            replace(self.memory, condemned=condemned),
+        )
+
+
+def plan_slices(
+    demands: Mapping[SliceKind, Demand],
+    groups: Iterable[WorkerGroup],
+    rules: Rules,
+    now_s: float,
+    memory: Memory,
+) -> Plan:
+    """The changes that bring `groups` to what `demands` ask for, as far as `rules` allow now.
+
+    `now_s` is on the clock of `memory`. A group that nobody asks anything of is brought down to its
+    minimum.
+    """
+    by_kind: dict[SliceKind, list[WorkerGroup]] = {}
+    for group in groups:
+        by_kind.setdefault(group.kind, []).append(group)
+    changes: list[Change] = []
+    refusals: list[Refusal] = []
+    memories: list[_GroupMemory] = []
+    for kind in sorted(by_kind.keys() | demands.keys()):
+        demand = demands.get(kind, Demand(kind))
+        match by_kind.get(kind, []):
+            case [group]:
+                done = _plan_group(demand, group, rules, now_s, memory)
+                changes += done.changes
+                refusals += done.refusals
+                memories.append(done.memory)
+            case []:
+                if demand.num_to_exist:
+                    refusals.append(Refusal(str(kind), "no worker group makes slices of this kind"))
+            case several:
+                names = ", ".join(sorted(group.name for group in several))
+                reason = f"several worker groups make slices of this kind ({names}): none is used"
+                refusals.append(Refusal(str(kind), reason))
+    changes.sort(key=lambda change: change.replicas <= change.group.replicas)
+    return Plan(tuple(changes), tuple(refusals), _joined(memories))
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupMemory:
+    group: str
+    unwanted_since_s: Mapping[str, float]
+    condemned: frozenset[str]
+    changed_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupPlan:
+    changes: tuple[Change, ...]
+    refusals: tuple[Refusal, ...]
+    memory: _GroupMemory
+
+
+def _plan_group(
+    demand: Demand, group: WorkerGroup, rules: Rules, now_s: float, memory: Memory
+) -> _GroupPlan:
+    # Where a count was lowered without a name, more slices exist than are asked for.
+    base = max(group.asked_for, len(group.lasting))
+    target = min(max(demand.num_to_exist, group.min_replicas), group.max_replicas)
+    surplus = max(0, base - target)
+    condemned = _condemned(demand, group, surplus, memory)
+    unwanted = _unwanted(demand, group, surplus, condemned, memory)
+    since_s = {
+        each.incarnation: memory.unwanted_since_s.get(each.incarnation, now_s) for each in unwanted
+    }
+    drops = tuple(
+        drop
+        for each in unwanted
+        if (drop := _drop(each, condemned, now_s - since_s[each.incarnation], rules)) is not None
+    )
+    replicas = target if not surplus else base - len(drops)
+    replicas = min(replicas, max(group.replicas, group.max_replicas))
+    change = Change(group, replicas, drops, _words(demand, group, surplus))
+    refusals = _refused(demand, group)
+    changed_at_s = memory.changed_at_s.get(group.name)
+    is_mirrored = group.mirrored_replicas in (None, replicas)
+    changes: tuple[Change, ...] = (change,) if change.is_scaling or not is_mirrored else ()
+    if change.is_scaling:
+        hindrance = _hindrance(group, rules, now_s, changed_at_s)
+        if hindrance is None:
+            changed_at_s = now_s
+            # Whatever gets the name of a dropped slice from now on was asked for.
+            condemned -= {drop.slice.name for drop in drops}
+        else:
+            changes = ()
+            refusals.append(Refusal(group.name, hindrance))
+    known = _GroupMemory(group.name, since_s, condemned, changed_at_s)
+    return _GroupPlan(changes, tuple(refusals), known)
+
+
+def _condemned(demand: Demand, group: WorkerGroup, surplus: int, memory: Memory) -> frozenset[str]:
+    """Names of slices whose replacement has been asked for: whoever bears one may go at once.
+
+    That holds for what KubeRay puts in the place of such a slice too, until somebody takes it or
+    there is nothing too many.
+    """
+    known = memory.condemned.get(group.name, frozenset())
+    if not surplus:
+        known = frozenset()
+    present = frozenset(each.name for each in group.slices)
+    return (known & present - demand.held) | demand.leaving
+
+
+def _unwanted(
+    demand: Demand,
+    group: WorkerGroup,
+    surplus: int,
+    condemned: frozenset[str],
+    memory: Memory,
+) -> list[ObservedSlice]:
+    """The slices that nobody has and nobody needs, as many as there are too many of.
+
+    Those that will be taken away come first, then those that have been unwanted longest (who was
+    chosen once stays chosen), then those that are still to come, then the youngest.
+    """
+    free = [
+        each
+        for each in group.lasting
+        if each.name not in demand.occupied and not each.addresses & demand.addresses
+    ]
+    since_s = memory.unwanted_since_s
+
+    def rank(each: ObservedSlice) -> tuple[bool, float, bool]:
+        unwanted_since_s = since_s.get(each.incarnation, float("inf"))
+        return each.name not in condemned, unwanted_since_s, each.is_running
+
+    youngest_first = sorted(free, key=lambda each: (len(each.name), each.name), reverse=True)
+    return sorted(youngest_first, key=rank)[:surplus]
+
+
+def _drop(
+    each: ObservedSlice, condemned: frozenset[str], unwanted_s: float, rules: Rules
+) -> Drop | None:
+    if each.name in condemned:
+        return Drop(each, is_condemned=True, reason="it is taken away, its replica has left it")
+    if unwanted_s >= rules.idle_s:
+        reason = f"nobody has wanted it for {unwanted_s:.0f} s"
+        return Drop(each, is_condemned=False, reason=reason)
+    return None
+
+
+def _hindrance(
+    group: WorkerGroup, rules: Rules, now_s: float, changed_at_s: float | None
+) -> str | None:
+    """Why the group may not be changed now; `None` if it may."""
+    if group.doomed_pods:
+        names = ", ".join(sorted(group.doomed_pods))
+        return f"a change waits until the pods named for deletion are gone: {names}"
+    if changed_at_s is not None and now_s - changed_at_s < rules.min_change_interval_s:
+        wait_s = rules.min_change_interval_s - (now_s - changed_at_s)
+        return f"a change waits another {wait_s:.1f} s, the group has just been changed"
+    return None
+
+
+def _refused(demand: Demand, group: WorkerGroup) -> list[Refusal]:
+    """What the group's bounds keep from the replicas."""
+    missing = demand.num_to_exist - group.max_replicas
+    if missing <= 0:
+        return []
+    reason = f"{demand.arithmetic} slices, maxReplicas is {group.max_replicas}: {missing} refused"
+    return [Refusal(group.name, reason)]
+
+
+def _words(demand: Demand, group: WorkerGroup, surplus: int) -> str:
+    exist = f"{len(group.lasting)} exist, {group.asked_for} asked for"
+    bounds = f"bounds {group.min_replicas} to {group.max_replicas}"
+    return f"{demand.arithmetic}; {exist}, {bounds}, {surplus} too many"
+
+
+def _joined(memories: Iterable[_GroupMemory]) -> Memory:
+    each = list(memories)
+    return Memory(
+        {key: since_s for known in each for key, since_s in known.unwanted_since_s.items()},
+        {known.group: known.condemned for known in each if known.condemned},
+        {known.group: known.changed_at_s for known in each if known.changed_at_s is not None},
+    )

@@ -1,0 +1,44 @@
+"""How slices come into being and go: the one seam between the plan and a cluster.
+
+Three implementations: `kuberay` (GKE), `static` (slices that are simply there) and `simulated`. One
+suite of tests holds for all of them (`tests/autoscaling/test_provisioners.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autoscaling.provisioning.groups import WorkerGroup
+from autoscaling.provisioning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The worker groups as they stand, and remarks on what could not be used, for the log."""
+
+    groups: tuple[WorkerGroup, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Provisioner(Protocol):
+    """Shows the worker groups and changes them. Used from one event loop, one call at a time."""
+
+    async def observe(self) -> Observation:
+        """All groups as of now.
+
+        Raises:
+            ProvisioningError: they cannot be seen. Nothing may be planned on an older picture.
+        """
+        ...
+
+    async def apply(self, plan: Plan) -> None:
+        """Makes the plan's changes, each as a whole or not at all, in their order.
+
+        Every change is tried, whatever became of those before it. A change that was planned on a
+        picture which is no longer true is refused. Returns once the changes are accepted; slices
+        come and go afterwards. Cancelling leaves at most one change of which it is not known
+        whether it was made; the next observation tells.
+
+        Raises:
+            ProvisioningError: the first failure, after all changes were tried.
+        """
+        ...

@@ -1,0 +1,149 @@
+"""The loop: look, plan, make sure, act; again and again.
+
+Owns when that happens, what is logged, and what follows a failure. Decides nothing: that is `plan`.
+One of the two places where any exception is caught, because a provisioner that ends provisions
+nothing; each is logged.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from autoscaling.provisioning.demand import demand_by_kind
+from autoscaling.provisioning.errors import ProvisioningError
+from autoscaling.provisioning.groups import ObservedSlice
+from autoscaling.provisioning.plan import Memory, Plan, Rules, plan_slices
+from autoscaling.provisioning.protocol import Provisioner
+from serving.directory import SliceRecord
+
+logger = logging.getLogger(__name__)
+
+# A failing API server or directory is asked less and less often, but at least this often.
+MAX_BACKOFF_S = 60.0
+
+ReadRecords = Callable[[], Awaitable[Iterable[SliceRecord]]]
+# See `fence.Fence`.
+AskFence = Callable[[ObservedSlice], Awaitable[str | None]]
+_T = TypeVar("_T")
+
+
+async def no_fence(_: ObservedSlice) -> str | None:
+    """For clusters whose slices only we give out: the plan's word is enough."""
+    return None
+
+
+class Reconciler:
+    """Keeps the slices that exist at what replicas ask for. Used from one event loop.
+
+    All it knows from one round to the next is the plan's memory. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        read_records: ReadRecords,
+        provisioner: Provisioner,
+        rules: Rules,
+        *,
+        fence: AskFence,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read_records = read_records
+        self._provisioner = provisioner
+        self._rules = rules
+        self._fence = fence
+        self._interval_s = interval_s
+        self._clock = clock
+        self._memory = Memory()
+        self._told: frozenset[str] = frozenset()
+        self._num_failures = 0
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled; a change that has begun is made first."""
+        while True:
+            delay_s = await self.attempt()
+            await asyncio.sleep(delay_s)
+
+    async def tick(self) -> Plan:
+        """One round; the plan as it was carried out.
+
+        Raises:
+            ProvisioningError: something could not be read or done. What was planned is planned
+                again from what the next round sees.
+        """
+        records = await self._read_records()
+        observed = await self._provisioner.observe()
+        demands = demand_by_kind(records)
+        plan = plan_slices(demands, observed.groups, self._rules, self._clock(), self._memory)
+        # Before the attempt: what fails is not tried again at once either.
+        self._memory = plan.memory
+        return await _to_its_end(self._carry_out(plan, observed.notes))
+
+    async def attempt(self) -> float:
+        """One round, whatever comes of it; how long to wait for the next, in seconds."""
+        try:
+            await self.tick()
+        except ProvisioningError as error:
+            delay_s = self._backoff_s(error.retry_after_s)
+            logger.warning("provisioning_failed next_in_s=%.1f error=%r", delay_s, str(error))
+            return delay_s
+        except Exception:
+            delay_s = self._backoff_s(None)
+            logger.exception("provisioning_failed next_in_s=%.1f", delay_s)
+            return delay_s
+        self._num_failures = 0
+        return self._interval_s
+
+    async def _carry_out(self, plan: Plan, notes: Iterable[str]) -> Plan:
+        """Makes sure of what is dropped, then acts; what came of the plan."""
+        plan = plan.keeping(await self._kept(plan))
+        self._memory = plan.memory
+        self._tell(plan, notes)
+        if plan.changes:
+            await self._provisioner.apply(plan)
+        return plan
+
+    async def _kept(self, plan: Plan) -> dict[str, str]:
+        """The slices that must not be dropped after all, by incarnation, with the reason."""
+        kept = {}
+        for change in plan.changes:
+            for drop in change.drops:
+                reason = await self._fence(drop.slice)
+                if reason is not None:
+                    kept[drop.slice.incarnation] = reason
+        return kept
+
+    def _backoff_s(self, retry_after_s: float | None) -> float:
+        self._num_failures += 1
+        backoff_s: float = min(MAX_BACKOFF_S, self._interval_s * 2 ** min(self._num_failures, 10))
+        return max(backoff_s, retry_after_s or 0.0)
+
+    def _tell(self, plan: Plan, notes: Iterable[str]) -> None:
+        for change in plan.changes:
+            drops = ", ".join(f"{drop.slice.name} ({drop.reason})" for drop in change.drops)
+            logger.info(
+                "slices_changed group=%s from=%d to=%d drop=%r reason=%r",
+                change.group.name,
+                change.group.replicas,
+                change.replicas,
+                drops,
+                change.reason,
+            )
+        refused = {f"{refusal.about}: {refusal.reason}" for refusal in plan.refusals}
+        told = frozenset(refused | set(notes))
+        # What stays refused is said once, not every round.
+        for text in sorted(told - self._told):
+            logger.warning("slices_refused reason=%r", text)
+        self._told = told
+
+
+async def _to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Does `work`; a cancellation waits for it. A fenced slice that is not dropped comes anew."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

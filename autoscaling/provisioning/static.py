@@ -1,0 +1,42 @@
+"""Slices that are simply there: one TPU VM, a node pool of fixed size, a cluster made by hand.
+
+Nothing can be added or dropped: each group's bounds are the slices that it has.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from autoscaling.provisioning.demand import SliceKind
+from autoscaling.provisioning.errors import OutdatedError
+from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
+from autoscaling.provisioning.plan import Plan
+from autoscaling.provisioning.protocol import Observation
+
+
+class StaticProvisioner:
+    """The slices named at the start, by kind, and no others."""
+
+    def __init__(self, slices: Mapping[SliceKind, Sequence[str]]) -> None:
+        self._groups = tuple(_group(kind, slices[kind]) for kind in sorted(slices))
+
+    async def observe(self) -> Observation:
+        """Always the same."""
+        return Observation(self._groups)
+
+    async def apply(self, plan: Plan) -> None:
+        """Accepts the plan that changes nothing.
+
+        Raises:
+            OutdatedError: the plan changes something, so it was made for other groups.
+        """
+        for change in plan.changes:
+            if change.is_scaling:
+                name = change.group.name
+                raise OutdatedError(f"{name} has slices that nobody can add to or take from")
+
+
+def _group(kind: SliceKind, names: Sequence[str]) -> WorkerGroup:
+    slices = tuple(
+        ObservedSlice(name, (ObservedPod(name, PodPhase.RUNNING),)) for name in sorted(names)
+    )
+    count = len(slices)
+    return WorkerGroup(str(kind), kind, count, count, count, num_hosts=1, slices=slices)

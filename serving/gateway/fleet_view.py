@@ -1,0 +1,210 @@
+"""What `GET /fleet` says: the directory's records and one gateway's links, as one JSON.
+
+Owns the shape of that answer. `models` tells what this gateway knows of the engines it serves from;
+`slices` and `ended` tell what the directory knows of the slices under them. Does not own the
+records, nor who may read them. Pure: no clock, no I/O; `now_s` is wall-clock time.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.directory import SliceRecord, Snapshot
+from serving.link.messages import EngineLoad
+from serving.slices.lifecycle import WAITING, SliceLife, SliceState
+
+
+@dataclass(frozen=True, slots=True)
+class SeatView:
+    """One linked engine. `load` is `None` until its host has told it."""
+
+    engine_id: str
+    compute_class: str
+    is_draining: bool
+    in_flight: int
+    load: EngineLoad | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """One served model: what it says of itself (with its `name`), and its links."""
+
+    described: Mapping[str, Any]
+    seats: tuple[SeatView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """The gateway that answers; each sees its own load only."""
+
+    gateway_id: str
+    started_at_s: float
+
+
+def describe_fleet(
+    gateway: GatewayView, models: Iterable[ModelView], snapshot: Snapshot, now_s: float
+) -> dict[str, Any]:
+    """The answer of `GET /fleet`; see `docs/fleet.md` for its keys.
+
+    Slices come in the directory's order, ended ones latest first.
+    """
+    models = tuple(models)
+    seats = {seat.engine_id: seat for model in models for seat in model.seats}
+    slices = [
+        _slice_row(record, seats.pop(record.engine_id or "", None), now_s)
+        for record in snapshot.records
+    ]
+    slices += [
+        _unlisted_slice_row(model.described["name"], seat)
+        for model in models
+        for seat in model.seats
+        if seat.engine_id in seats
+    ]
+    ended = sorted(snapshot.ended, key=lambda record: record.life.entered_at_s, reverse=True)
+    return {
+        "gateway": {"id": gateway.gateway_id, "uptime_s": _past(gateway.started_at_s, now_s)},
+        "models": [_model_row(model, snapshot.records, now_s) for model in models],
+        "slices": slices,
+        "ended": [
+            _slice_row(record, None, now_s) | {"cause": str(record.life.cause)} for record in ended
+        ],
+    }
+
+
+def _model_row(model: ModelView, records: Iterable[SliceRecord], now_s: float) -> dict[str, Any]:
+    seats = {seat.engine_id: seat for seat in model.seats}
+    rows = [
+        _engine_row(record, seats.pop(record.engine_id or "", None), now_s)
+        for record in records
+        if record.model == model.described["name"]
+    ]
+    # Linked, but not listed: the directory has just restarted.
+    rows += [_engine_row(None, seat, now_s) for seat in seats.values()]
+    return {**model.described, "engines": rows}
+
+
+def _engine_row(record: SliceRecord | None, seat: SeatView | None, now_s: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"engine_id": None, "compute_class": None, "state": None, "since_s": None}
+    if record is not None:
+        row |= {
+            "replica_id": record.replica_id,
+            "engine_id": record.engine_id,
+            "compute_class": record.compute_class,
+            "state": str(record.state),
+            "since_s": _past(record.life.entered_at_s, now_s),
+        }
+    row["linked"] = seat is not None
+    if seat is not None:
+        row |= {"engine_id": seat.engine_id, "compute_class": seat.compute_class}
+        row["state"] = str(SliceState.DRAINING) if seat.is_draining else str(SliceState.READY)
+        row["in_flight"] = seat.in_flight
+        if seat.load is not None:
+            row |= {
+                "num_running": seat.load.num_running,
+                "num_waiting": seat.load.num_waiting,
+                "kv_usage_ratio": _kv_usage_ratio(seat),
+            }
+    return row
+
+
+def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict[str, Any]:
+    life = record.life
+    # A waiting replica holds nothing, whatever it held in a life before.
+    hosts = () if life.state in WAITING else record.hosts
+    row: dict[str, Any] = {
+        "name": life.slice_name,
+        "replica_id": record.replica_id,
+        "engine_id": record.engine_id,
+        "model": record.model,
+        "compute_class": record.compute_class,
+        "state": str(life.state),
+        "since_s": _past(life.entered_at_s, now_s),
+        "reason": life.reason,
+        "generation": record.generation,
+        "topology": record.topology,
+        "hosts": [
+            {
+                "worker_id": host.worker_id,
+                "node_id": host.node_id,
+                "address": host.address,
+                "num_chips": host.num_chips,
+            }
+            for host in hosts
+        ],
+        "num_chips": sum(host.num_chips for host in hosts),
+        "drain_deadline_s": _seconds_left(record, now_s),
+        "in_flight": None if seat is None else seat.in_flight,
+        "kv_usage_ratio": None if seat is None else _kv_usage_ratio(seat),
+        "history": _history(life, now_s),
+        "seconds_by_state": {
+            str(state): round(seconds, 1) for state, seconds in life.seconds_by_state(now_s).items()
+        },
+    }
+    if seat is not None and seat.is_draining and life.state == SliceState.READY:
+        # The link is the shorter way: the gateway stops giving it requests before the directory
+        # knows, and does so without the directory too.
+        row |= {
+            "state": str(SliceState.DRAINING),
+            "since_s": None,
+            "reason": "its engine says that it drains",
+        }
+    return row
+
+
+def _unlisted_slice_row(model: str, seat: SeatView) -> dict[str, Any]:
+    """A slice that the directory does not know (yet): it serves, so it is shown."""
+    return {
+        "name": None,
+        "replica_id": None,
+        "engine_id": seat.engine_id,
+        "model": model,
+        "compute_class": seat.compute_class,
+        "state": str(SliceState.DRAINING if seat.is_draining else SliceState.READY),
+        "since_s": None,
+        "reason": "linked to this gateway, but not listed in the directory",
+        "generation": None,
+        "topology": None,
+        "hosts": [],
+        "num_chips": 0,
+        "drain_deadline_s": None,
+        "in_flight": seat.in_flight,
+        "kv_usage_ratio": _kv_usage_ratio(seat),
+        "history": [],
+        "seconds_by_state": {},
+    }
+
+
+def _history(life: SliceLife, now_s: float) -> list[dict[str, Any]]:
+    """Its states in order, each with the time it took so far. GONE takes none."""
+    rows: list[dict[str, Any]] = []
+    for position, phase in enumerate(life.phases):
+        if phase.state == SliceState.GONE:
+            until_s = phase.at_s
+        elif position + 1 < len(life.phases):
+            until_s = life.phases[position + 1].at_s
+        else:
+            until_s = now_s
+        rows.append(
+            {
+                "state": str(phase.state),
+                "at_s": round(phase.at_s, 1),
+                "for_s": _past(phase.at_s, until_s),
+                "reason": phase.reason,
+            }
+        )
+    return rows
+
+
+def _seconds_left(record: SliceRecord, now_s: float) -> float | None:
+    if record.drain_deadline_s is None or record.state == SliceState.GONE:
+        return None
+    return _past(now_s, record.drain_deadline_s)
+
+
+def _kv_usage_ratio(seat: SeatView) -> float | None:
+    return None if seat.load is None else round(seat.load.kv_usage_ratio, 4)
+
+
+def _past(at_s: float, now_s: float) -> float:
+    # Hosts' clocks differ by a little; what has just begun there did not begin in the future.
+    return round(max(0.0, now_s - at_s), 1)

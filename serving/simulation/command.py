@@ -1,0 +1,143 @@
+"""`slicewise sim`: a simulated TPU cluster, and what a cloud does to one."""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from serving.errors import ConfigError
+from serving.launch import child_environment, dashboard_port, run_serve, site_of
+from serving.simulation.control import ControlError, ControlServer, call, default_socket
+from serving.simulation.plan import SimulationPlan, parse_plan
+
+sim = typer.Typer(help="A simulated TPU cluster on this machine.", no_args_is_help=True)
+
+_Socket = Annotated[
+    Path | None, typer.Option("--socket", help="Control socket, where there are several clusters.")
+]
+_Slice = Annotated[str, typer.Argument(metavar="SLICE", help="As `slicewise sim list` names it.")]
+_Host = Annotated[int, typer.Option("--host", help="Worker id of the host.")]
+_Notice = Annotated[float, typer.Option("--notice", help="Seconds until the slice goes.")]
+
+_PLAN = Path("deployments/sim/cluster.yaml")
+_CONFIG = Path("deployments/sim/serve_config.yaml")
+
+
+@sim.command("up")
+def up_command(
+    plan: Annotated[Path, typer.Argument(help="What the cluster consists of.")] = _PLAN,
+    config: Annotated[Path, typer.Option(help="What is served on it.")] = _CONFIG,
+    socket: _Socket = None,
+    verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
+) -> None:
+    """Start a simulated cluster and serve on it until Ctrl-C."""
+    described = _read_plan(plan)
+    site = site_of(config)
+    # Short: Ray's sockets lie below it.
+    with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
+        environment = child_environment(os.environ, folder)
+        # Ray takes it from the process that starts the nodes.
+        os.environ.update(environment)
+        os.environ.pop("RAY_ADDRESS")
+        # Imported once the environment is Ray's, and by nobody who does not need Ray.
+        from serving.simulation.cluster import SimulatedCluster  # noqa: PLC0415
+
+        num_hosts = sum(kind.count * kind.shape.num_hosts for kind in described.slices)
+        typer.echo(f"slicewise: starting a head and up to {num_hosts} simulated hosts")
+        with (
+            _refusals(),
+            SimulatedCluster(described, dashboard_port(environment)) as cluster,
+            ControlServer(cluster, socket or default_socket()),
+        ):
+            names = ", ".join(cluster.names())
+            typer.echo(f"slicewise: slices {names}; `slicewise sim --help` can take them away")
+            code = run_serve(
+                config, Path(folder), site, verbose=verbose, ray_address=cluster.address
+            )
+    raise typer.Exit(code)
+
+
+@sim.command("list")
+def list_command(socket: _Socket = None) -> None:
+    """Print the slices that exist, as JSON."""
+    typer.echo(json.dumps(_do(socket, "describe"), indent=2))
+
+
+@sim.command("preempt")
+def preempt_command(
+    name: _Slice, notice: _Notice = 15.0, host: _Host = 0, socket: _Socket = None
+) -> None:
+    """Tell one host that it is preempted; the slice goes when the notice is over."""
+    _do(socket, "preempt", name=name, notice_s=notice, worker_id=host)
+
+
+@sim.command("maintain")
+def maintain_command(
+    name: _Slice, notice: _Notice = 60.0, host: _Host = 0, socket: _Socket = None
+) -> None:
+    """Announce maintenance of one host; the slice goes when the notice is over."""
+    _do(socket, "maintain", name=name, notice_s=notice, worker_id=host)
+
+
+@sim.command("drain")
+def drain_command(
+    name: _Slice, notice: _Notice = 15.0, host: _Host = 0, socket: _Socket = None
+) -> None:
+    """Have Ray drain one host's node; the slice goes when the notice is over."""
+    _do(socket, "drain", name=name, notice_s=notice, worker_id=host)
+
+
+@sim.command("kill")
+def kill_command(
+    name: _Slice,
+    host: Annotated[int | None, typer.Option(help="Worker id; left out: all hosts.")] = None,
+    socket: _Socket = None,
+) -> None:
+    """End a host, or the whole slice, at once and without notice."""
+    _do(socket, "kill", name=name, worker_id=host)
+
+
+@sim.command("add")
+def add_command(
+    kind: Annotated[str, typer.Argument(help="A name from the plan.")], socket: _Socket = None
+) -> None:
+    """Bring one more slice of a kind into being."""
+    typer.echo(_do(socket, "add", kind_name=kind))
+
+
+@sim.command("stockout")
+def stockout_command(
+    compute_class: Annotated[str, typer.Argument(help="Such as spot.")],
+    over: Annotated[bool, typer.Option("--over", help="There are slices again.")] = False,  # noqa: FBT002
+    socket: _Socket = None,
+) -> None:
+    """From now on no slice of a compute class comes into being."""
+    _do(socket, "stock_out", compute_class=compute_class, is_dry=not over)
+
+
+def _do(socket: Path | None, command: str, **arguments: Any) -> Any:
+    with _refusals():
+        return call(socket or default_socket(), command, **arguments)
+
+
+def _read_plan(path: Path) -> SimulationPlan:
+    with _refusals():
+        try:
+            return parse_plan(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (OSError, yaml.YAMLError) as error:
+            raise ControlError(f"{path} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (ControlError, ConfigError) as error:
+        typer.echo(f"slicewise: {error}", err=True)
+        raise typer.Exit(1) from error

@@ -1,0 +1,118 @@
+"""What a user may do to a running simulated cluster: a small HTTP API on a Unix socket.
+
+The socket lies in a folder of this user alone, so nobody else's commands reach it.
+"""
+
+import asyncio
+import inspect
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from serving.simulation.plan import UnknownSliceError
+
+# The methods of a cluster that a command may name.
+_COMMANDS = frozenset({"add", "preempt", "maintain", "drain", "kill", "stock_out", "describe"})
+_TIMEOUT_S = 120.0
+
+
+class ControlError(RuntimeError):
+    """The simulated cluster is not there, or refuses the command. The message says why."""
+
+
+def default_socket() -> Path:
+    """Where a user's simulated cluster listens if nothing else is said."""
+    return Path(tempfile.gettempdir()) / f"slicewise-sim-{os.getuid()}" / "control.sock"
+
+
+class ControlServer:
+    """Carries out commands one at a time, in a thread of its own. A context manager."""
+
+    # The cluster is any object with these methods: commands name them, JSON carries the arguments.
+    def __init__(self, cluster: Any, socket: Path) -> None:
+        self._cluster = cluster
+        self._socket = socket
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="simulation-control", daemon=True)
+        self._listening = threading.Event()
+
+    def __enter__(self) -> "ControlServer":
+        """Raises `ControlError` where another cluster of this user listens already."""
+        self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._socket.parent.stat().st_uid != os.getuid():
+            raise ControlError(f"{self._socket.parent} belongs to another user")
+        if self._socket.exists() and _answers(self._socket):
+            raise ControlError(f"another simulated cluster listens on {self._socket}")
+        self._socket.unlink(missing_ok=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+        self._listening.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._socket.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        application = web.Application()
+        application.router.add_post("/{command}", self._answer)
+        runner = web.AppRunner(application)
+        self._loop.run_until_complete(runner.setup())
+        self._loop.run_until_complete(web.UnixSite(runner, str(self._socket)).start())
+        self._listening.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.match_info["command"]
+        if name not in _COMMANDS:
+            return web.json_response({"error": f"unknown command {name!r}"}, status=404)
+        command = getattr(self._cluster, name)
+        arguments = await request.json()
+        try:
+            inspect.signature(command).bind(**arguments)
+            result = await asyncio.to_thread(command, **arguments)
+        except (TypeError, UnknownSliceError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.json_response({"result": result})
+
+
+def call(socket: Path, command: str, **arguments: Any) -> Any:
+    """Has a running simulated cluster carry out a command; what it returns.
+
+    Raises:
+        ControlError: nobody listens there, or the command is refused.
+    """
+    return asyncio.run(_call(socket, command, arguments))
+
+
+async def _call(socket: Path, command: str, arguments: Mapping[str, Any]) -> Any:
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    connector = aiohttp.UnixConnector(path=str(socket))
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        try:
+            async with session.post(f"http://simulation/{command}", json=arguments) as response:
+                answer = await response.json()
+        except (aiohttp.ClientError, OSError) as error:
+            message = f"no simulated cluster listens on {socket}; start one with `slicewise sim up`"
+            raise ControlError(message) from error
+    if "error" in answer:
+        raise ControlError(str(answer["error"]))
+    return answer["result"]
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        call(socket, "describe")
+    except ControlError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Whole TPU slices: their states, how they are found, reserved, probed, watched and released."""

@@ -1,0 +1,89 @@
+"""The agent on one host of a held slice: it tries the host out, and listens for its end.
+
+A Ray actor in the host's bundle of the slice's placement group, so it is where the engine's worker
+is, and goes with the group. It holds no chip: the engine's workers do. Its notices travel over a
+connection of their own (`host_stream`), because Ray tells of a dead host only after 12 to 15 s.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from dataclasses import dataclass
+
+import msgspec
+import ray
+
+from serving.process_log import log_as_actor
+from serving.slices.host_stream import HostStreamServer
+from serving.slices.metadata_client import (
+    HOST_VARIABLE,
+    SPOT_NOTICE_S,
+    MetadataClient,
+    watch_notices,
+)
+from serving.slices.probe import (
+    SIMULATED_VARIABLE,
+    HostProbe,
+    Platform,
+    ProbeSpec,
+    run_probe_on_host,
+)
+
+logger = logging.getLogger(__name__)
+
+# The value of `HOST_VARIABLE` on a machine that is no VM of Google's: there is nobody to ask.
+NO_METADATA = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """Where an agent is, and where its stream listens."""
+
+    worker_id: int
+    node_id: str
+    address: tuple[str, int]
+
+
+class HostAgent:
+    """Async actor; its methods are called by its slice replica only."""
+
+    def __init__(self, worker_id: int, drain_notice_s: float, *, listens_on_loopback: bool) -> None:
+        log_as_actor()
+        self._worker_id = worker_id
+        self._drain_notice_s = drain_notice_s
+        self._loopback = listens_on_loopback
+        self._stream: HostStreamServer | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> AgentReport:
+        """Opens the stream and begins to listen to the metadata server."""
+        ip = "127.0.0.1" if self._loopback else ray.util.get_node_ip_address()
+        self._stream = HostStreamServer(self._worker_id)
+        address = await self._stream.listen(ip)
+        # A machine that is no VM has none; simulated hosts have one of their own.
+        host = os.environ.get(HOST_VARIABLE)
+        if host != NO_METADATA:
+            work = watch_notices(
+                MetadataClient(host),
+                self._worker_id,
+                self._stream,
+                # Our pods get the shorter of the VM's notice and their grace period.
+                preemption_notice_s=min(SPOT_NOTICE_S, self._drain_notice_s),
+            )
+            self._watch = asyncio.create_task(work, name="watch-metadata")
+        node_id = ray.get_runtime_context().get_node_id()
+        return AgentReport(self._worker_id, node_id, address)
+
+    async def free_port(self) -> tuple[str, int]:
+        """An address on this host for the probe's coordinator. Free now; taken at once."""
+        ip = "127.0.0.1" if self._loopback else ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((ip, 0))
+            return ip, int(probe.getsockname()[1])
+
+    async def probe(self, spec: ProbeSpec, timeout_s: float) -> HostProbe:
+        """Tries this host out; never raises."""
+        if SIMULATED_VARIABLE in os.environ:
+            spec = msgspec.structs.replace(spec, platform=Platform.CPU)
+        return await run_probe_on_host(spec, timeout_s)

@@ -1,0 +1,249 @@
+"""The stream from a host of a slice to the slice's replica: that it lives, and what it announces.
+
+The host's agent serves it, the replica connects. JSON lines: one every 0.25 s, and one with all
+present notices at once when they change. Nothing secret is sent and nothing is read. The end of the
+stream is the fastest sign of a lost host there is: Ray takes 12 to 15 s.
+
+Owns the lines, the deadline and when a host counts as lost. Does not own where notices come from.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from serving.link.heartbeat import HeartbeatConfig, Pulse
+from serving.slices.notices import Notice, NoticeKind, NoticeSink
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+HEARTBEAT = HeartbeatConfig(interval_s=0.25, timeout_s=1.0)
+# After a stream has ended, how long one attempt to connect again may take.
+RECONNECT_S = 0.3
+# A slice has one replica; an update may have a second one for a moment.
+MAX_WATCHERS = 4
+# Some hundred notices; a host has a handful of sources.
+MAX_LINE_BYTES = 64 * 1024
+# A watcher that does not read is cut off. Heartbeats alone take about ten minutes to get there.
+_MAX_UNREAD_BYTES = 64 * 1024
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line. Without `notices` it says only that the host lives; with them, they are all.
+
+    `refused` comes before the server hangs up on one watcher too many.
+    """
+
+    notices: tuple[Notice, ...] | None = None
+    refused: bool = False
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+class HostStreamServer:
+    """The host's end. A `NoticeSink`: what it takes in reaches every watcher at once."""
+
+    def __init__(self, worker_id: int, heartbeat: HeartbeatConfig = HEARTBEAT) -> None:
+        self._worker_id = worker_id
+        self._heartbeat = heartbeat
+        self._notices: dict[str, Notice] = {}
+        self._watchers: set[asyncio.Transport] = set()
+        self._server: asyncio.Server | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    async def listen(self, host: str, port: int = 0) -> tuple[str, int]:
+        """Offers the stream on `port` or a free one; the address to connect to."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Watcher(self), host, port)
+        self._beating = asyncio.create_task(self._beat(), name="host-stream-beat")
+        bound = self._server.sockets[0].getsockname()
+        return bound[0], bound[1]
+
+    async def close(self) -> None:
+        """Ends it and all its streams; to the watchers the host is gone. Idempotent."""
+        if self._beating is not None:
+            self._beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._beating
+            self._beating = None
+        if self._server is not None:
+            self._server.close()
+            for transport in list(self._watchers):
+                transport.abort()
+            await self._server.wait_closed()
+            self._server = None
+
+    def announce(self, notice: Notice) -> None:
+        """Tells every watcher, now and in future."""
+        assert notice.worker_id == self._worker_id, "a notice of another host"
+        if self._notices.get(notice.source) != notice:
+            self._notices[notice.source] = notice
+            self._send(self._all())
+
+    def withdraw(self, worker_id: int, source: str) -> None:
+        """The same for a notice that no longer holds."""
+        assert worker_id == self._worker_id, "a notice of another host"
+        if self._notices.pop(source, None) is not None:
+            self._send(self._all())
+
+    def add(self, transport: asyncio.Transport) -> bool:
+        """Takes in a watcher and tells it what is known; whether there was room for it."""
+        if len(self._watchers) >= MAX_WATCHERS:
+            transport.write(_encode(_Line(tuple(self._notices.values()), refused=True)))
+            transport.close()
+            return False
+        self._watchers.add(transport)
+        transport.write(self._all())
+        return True
+
+    def drop(self, transport: asyncio.Transport) -> None:
+        """That watcher has left."""
+        self._watchers.discard(transport)
+
+    async def _beat(self) -> None:
+        beat = _encode(_Line())
+        while True:
+            await asyncio.sleep(self._heartbeat.interval_s)
+            self._send(beat)
+
+    def _all(self) -> bytes:
+        return _encode(_Line(tuple(self._notices.values())))
+
+    def _send(self, line: bytes) -> None:
+        for transport in list(self._watchers):
+            if transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+                transport.abort()
+            else:
+                transport.write(line)
+
+
+class _Watcher(asyncio.Protocol):
+    """One connection at the host's end. What comes in on it is thrown away."""
+
+    def __init__(self, server: HostStreamServer) -> None:
+        self._server = server
+        self._transport: Any = None  # uvloop's transports are no subclass of asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._server.add(self._transport)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.drop(self._transport)
+
+
+class _LostError(Exception):
+    """The host is lost; the message says why."""
+
+
+class HostWatcher:
+    """The replica's end: hands on the notices of one host, and at last that it is lost."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        address: tuple[str, int],
+        sink: NoticeSink,
+        heartbeat: HeartbeatConfig = HEARTBEAT,
+    ) -> None:
+        self._worker_id = worker_id
+        self._address = address
+        self._sink = sink
+        self._heartbeat = heartbeat
+        self._notices: dict[str, Notice] = {}
+        self._pulse = Pulse(heartbeat, 0.0)
+        self._has_heard = False
+
+    async def run(self) -> None:
+        """Watches until the host is lost, which is then announced, or until it is cancelled.
+
+        A stream that ends is connected once more; only then, or after `heartbeat.timeout_s` of
+        silence, is the host lost. Time in which our own event loop stood still is not its silence.
+        """
+        self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
+        try:
+            silence = f"nothing heard for {self._heartbeat.timeout_s:g} s"
+            await _unless_silent(self._pulse, self._follow(), silence)
+        except _LostError as error:
+            reason = f"the host is lost: {error}"
+            lost = Notice(NoticeKind.HOST_LOST, self._worker_id, None, reason, "host stream")
+            self._sink.announce(lost)
+
+    async def _follow(self) -> None:
+        """Reads the stream, again and again as it ends, until there is no more to be had."""
+        while True:
+            loop = asyncio.get_running_loop()
+            limit = HeartbeatConfig(RECONNECT_S / 4, RECONNECT_S)
+            connecting = asyncio.open_connection(*self._address, limit=MAX_LINE_BYTES)
+            try:
+                reader, writer = await _unless_silent(
+                    Pulse(limit, loop.time()), connecting, "nobody answers at its address"
+                )
+            except OSError as error:
+                raise _LostError(f"its stream cannot be connected: {error}") from error
+            self._has_heard = False
+            try:
+                ended = await self._read(reader)
+            finally:
+                writer.transport.abort()
+            if not self._has_heard:
+                raise _LostError(f"its stream ends at once: {ended}")
+            logger.info("host_stream_ended worker_id=%d reason=%r", self._worker_id, ended)
+
+    async def _read(self, reader: asyncio.StreamReader) -> str:
+        """Hands on what comes; why it ended."""
+        while True:
+            try:
+                raw = await reader.readline()
+                if not raw.endswith(b"\n"):
+                    return "it was closed"
+                line = _DECODER.decode(raw)
+            except OSError as error:
+                return str(error)
+            except ValueError as error:  # undecodable, or a line without end
+                raise _LostError(f"it sends what no host sends: {error}") from error
+            self._pulse.heard_at_s = asyncio.get_running_loop().time()
+            self._has_heard = True
+            if line.notices is not None:
+                self._hand_on(line.notices)
+            if line.refused:
+                logger.warning("host_stream_refused worker_id=%d", self._worker_id)
+                await asyncio.sleep(self._heartbeat.interval_s)
+                return "it has too many watchers"
+
+    def _hand_on(self, notices: tuple[Notice, ...]) -> None:
+        present = {notice.source: notice for notice in notices}
+        for source, notice in present.items():
+            if self._notices.get(source) != notice:
+                self._sink.announce(notice)
+        for source in self._notices.keys() - present.keys():
+            self._sink.withdraw(self._worker_id, source)
+        self._notices = present
+
+
+async def _unless_silent(pulse: Pulse, work: Coroutine[Any, Any, _T], complaint: str) -> _T:
+    """What `work` comes to. `_LostError` if before that `pulse` finds that nothing was heard."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(work)
+    try:
+        while True:
+            wait_s = max(0.0, pulse.due_at_s - loop.time())
+            await asyncio.wait({task}, timeout=wait_s)
+            if task.done():
+                return task.result()
+            if pulse.tick(loop.time()).is_peer_dead:
+                raise _LostError(complaint)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _encode(line: _Line) -> bytes:
+    return _ENCODER.encode(line) + b"\n"

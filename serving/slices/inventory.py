@@ -1,0 +1,152 @@
+"""Which whole slices there are, and which of them a replica may take.
+
+Owns the reading of Ray's nodes as hosts of slices. Does not own the reservation: of what is free
+here, only the placement group says who has it. Pure.
+
+A slice's name is no identity: KubeRay gives the replacement of a lost slice the lost one's name.
+The set of its hosts' node ids is.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Labels that Ray puts on every node of a slice (ray/_private/accelerators/tpu.py, 2.60).
+SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
+WORKER_ID_LABEL = "ray.io/tpu-worker-id"
+POD_TYPE_LABEL = "ray.io/tpu-pod-type"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
+ZONE_LABEL = "ray.io/availability-zone"
+NODE_ID_LABEL = "ray.io/node-id"
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_CHIPS = "TPU"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedHost:
+    """One live Ray node with TPU chips."""
+
+    node_id: str
+    address: str
+    slice_name: str
+    worker_id: int
+    num_chips: int
+    num_free_chips: int
+    is_draining: bool
+    labels: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWant:
+    """What a replica wants a slice to be. `labels` are those of its compute class and zone."""
+
+    compute_class: str
+    pod_type: str
+    topology: str
+    num_hosts: int
+    chips_per_host: int
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSlice:
+    """A slice with every host alive; `hosts` in the order of their worker ids."""
+
+    name: str
+    hosts: tuple[ObservedHost, ...]
+
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """Which slice it is, whatever it is called."""
+        return frozenset(host.node_id for host in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The slices that fit a want: those that are free, and why each other one is not."""
+
+    free: tuple[WholeSlice, ...]
+    refused: Mapping[str, str] = field(hash=False)
+
+
+def observe_hosts(
+    nodes: Iterable[Mapping[str, Any]],
+    available: Mapping[str, Mapping[str, float]],
+    draining: Iterable[str],
+) -> list[ObservedHost]:
+    """The live hosts among Ray's `nodes`.
+
+    `available` holds the free resources by node id. A node without a `TPU` entry there has no free
+    chip: Ray leaves out what is used up. `draining` are the node ids that Ray drains.
+    """
+    leaving = frozenset(draining)
+    hosts = []
+    for node in nodes:
+        labels = node.get("Labels") or {}
+        num_chips = int((node.get("Resources") or {}).get(_CHIPS, 0))
+        if not node.get("Alive") or not num_chips or POD_TYPE_LABEL not in labels:
+            continue
+        node_id = str(node["NodeID"])
+        hosts.append(
+            ObservedHost(
+                node_id=node_id,
+                address=str(node.get("NodeManagerAddress", "")),
+                # A single-host slice needs no name of its own; Ray tells such by their node.
+                slice_name=labels.get(SLICE_NAME_LABEL) or f"node-{node_id[:12]}",
+                worker_id=_worker_id(labels.get(WORKER_ID_LABEL)),
+                num_chips=num_chips,
+                num_free_chips=int(available.get(node_id, {}).get(_CHIPS, 0)),
+                is_draining=node_id in leaving,
+                labels=labels,
+            )
+        )
+    return hosts
+
+
+def survey(hosts: Iterable[ObservedHost], want: SliceWant) -> Survey:
+    """Sorts the slices of the wanted kind into free ones and others, both by name."""
+    slices: dict[str, list[ObservedHost]] = {}
+    for host in hosts:
+        if _is_of_kind(host, want):
+            slices.setdefault(host.slice_name, []).append(host)
+    free, refused = [], {}
+    for name in sorted(slices):
+        members = tuple(sorted(slices[name], key=lambda host: host.worker_id))
+        reason = _refusal(members, want)
+        if reason is None:
+            free.append(WholeSlice(name, members))
+        else:
+            refused[name] = reason
+    return Survey(tuple(free), refused)
+
+
+def _is_of_kind(host: ObservedHost, want: SliceWant) -> bool:
+    wanted = {**want.labels, POD_TYPE_LABEL: want.pod_type, TOPOLOGY_LABEL: want.topology}
+    return all(host.labels.get(name) == value for name, value in wanted.items())
+
+
+def _refusal(members: tuple[ObservedHost, ...], want: SliceWant) -> str | None:
+    """Why nobody may take this slice now; `None` if somebody may."""
+    ids = [host.worker_id for host in members]
+    if len(set(ids)) < len(ids):
+        return f"two hosts have one worker id (of {ids}): it is being replaced"
+    missing = sorted(set(range(want.num_hosts)) - set(ids))
+    if missing:
+        return f"host {missing[0]} of {want.num_hosts} is missing"
+    if len(ids) > want.num_hosts:
+        return f"it has {len(ids)} hosts, not {want.num_hosts}"
+    for host in members:
+        if host.num_chips != want.chips_per_host:
+            return f"host {host.worker_id} has {host.num_chips} chips, not {want.chips_per_host}"
+        if host.is_draining:
+            return f"host {host.worker_id} drains"
+        if host.num_free_chips < host.num_chips:
+            return "it is taken"
+    return None
+
+
+def _worker_id(label: str | None) -> int:
+    # A single host is worker 0 whether or not it says so; nonsense fits no slice.
+    if label is None:
+        return 0
+    return int(label) if label.isdecimal() else -1

@@ -1,0 +1,146 @@
+"""The life of a slice under one replica: its states, their order, why each ended, how long it took.
+
+Owns the state machine and the sums over it. Does not own who causes a transition, nor where the
+record is kept. Pure: callers pass the wall-clock time, in seconds since the epoch.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class SliceState(StrEnum):
+    """Where a slice is in its life."""
+
+    REQUESTED = "requested"  # a replica wants one and looks for a free one
+    PROVISIONING = "provisioning"  # none is free: one has to come into being, or to be given back
+    RESERVED = "reserved"  # the placement group holds every host of it
+    PROBING = "probing"  # chips and interconnect are tried out
+    LOADING = "loading"  # the engine starts: weights, compilation, warm-up
+    READY = "ready"  # the engine takes requests
+    DRAINING = "draining"  # it takes no more; what is in flight finishes or moves
+    GONE = "gone"  # the replica no longer has it
+
+
+class EndCause(StrEnum):
+    """Why a slice went."""
+
+    RELEASED = "released"  # no longer wanted: scale-down, update, shutdown
+    PREEMPTED = "preempted"  # taken away: spot preemption, maintenance, a host that died
+    EXPIRED = "expired"  # its maximum run duration is over
+    BOOT_FAILED = "boot_failed"  # probe or engine start failed, or it came up partially
+    UNHEALTHY = "unhealthy"  # the engine died or hung on it
+
+
+# A waiting replica may lose its slice and look again, which starts a new life. Within one life the
+# order is this, and every state may end in GONE.
+_NEXT: dict[SliceState, frozenset[SliceState]] = {
+    SliceState.REQUESTED: frozenset({SliceState.PROVISIONING, SliceState.RESERVED}),
+    SliceState.PROVISIONING: frozenset({SliceState.RESERVED}),
+    SliceState.RESERVED: frozenset({SliceState.PROBING, SliceState.LOADING, SliceState.DRAINING}),
+    SliceState.PROBING: frozenset({SliceState.LOADING, SliceState.DRAINING}),
+    SliceState.LOADING: frozenset({SliceState.READY, SliceState.DRAINING}),
+    SliceState.READY: frozenset({SliceState.DRAINING}),
+    SliceState.DRAINING: frozenset(),
+    SliceState.GONE: frozenset(),
+}
+
+# The states in which the replica holds a slice: its placement group stands.
+HOLDING = frozenset(
+    {
+        SliceState.RESERVED,
+        SliceState.PROBING,
+        SliceState.LOADING,
+        SliceState.READY,
+        SliceState.DRAINING,
+    }
+)
+WAITING = frozenset({SliceState.REQUESTED, SliceState.PROVISIONING})
+
+
+class TransitionError(RuntimeError):
+    """A transition that the state machine does not have: a fault of the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A state that was entered. `at_s` is wall-clock time; `reason` is a sentence for a reader."""
+
+    state: SliceState
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLife:
+    """One slice, from the wish for it to its end. `phases` is never empty and ordered in time.
+
+    `slice_name` is `None` until a slice has been reserved, and for ever on the compute class
+    `local`. `cause` is set with the state GONE and only then.
+    """
+
+    phases: tuple[Phase, ...]
+    slice_name: str | None = None
+    cause: EndCause | None = None
+
+    @classmethod
+    def begin(cls, now_s: float, reason: str = "a replica wants a slice") -> "SliceLife":
+        """A life that has just begun."""
+        return cls((Phase(SliceState.REQUESTED, now_s, reason),))
+
+    @property
+    def state(self) -> SliceState:
+        """The state of now."""
+        return self.phases[-1].state
+
+    @property
+    def reason(self) -> str:
+        """Why it is in that state."""
+        return self.phases[-1].reason
+
+    @property
+    def entered_at_s(self) -> float:
+        """When it entered that state."""
+        return self.phases[-1].at_s
+
+    def enter(
+        self, state: SliceState, now_s: float, reason: str, *, slice_name: str | None = None
+    ) -> "SliceLife":
+        """The life with one more phase; a clock that went backwards counts as no time.
+
+        Entering the present state again only changes the reason.
+
+        Raises:
+            TransitionError: the state does not follow the present one, or is GONE (see `end`).
+        """
+        name = slice_name if slice_name is not None else self.slice_name
+        if state == self.state:
+            last = replace(self.phases[-1], reason=reason)
+            return replace(self, phases=(*self.phases[:-1], last), slice_name=name)
+        if state not in _NEXT[self.state]:
+            raise TransitionError(f"no way from {self.state} to {state}")
+        return replace(self, phases=self._with(state, now_s, reason), slice_name=name)
+
+    def end(self, cause: EndCause, now_s: float, reason: str) -> "SliceLife":
+        """The life ended. Ending it again changes nothing: the first cause is the true one."""
+        if self.state == SliceState.GONE:
+            return self
+        return replace(self, phases=self._with(SliceState.GONE, now_s, reason), cause=cause)
+
+    def seconds_by_state(self, now_s: float) -> dict[SliceState, float]:
+        """Time in each state up to now. Their sum is the lifetime; GONE takes none."""
+        ends_s = [phase.at_s for phase in self.phases[1:]] + [max(now_s, self.entered_at_s)]
+        seconds: dict[SliceState, float] = {}
+        for phase, end_s in zip(self.phases, ends_s, strict=True):
+            if phase.state != SliceState.GONE:
+                seconds[phase.state] = seconds.get(phase.state, 0.0) + end_s - phase.at_s
+        return seconds
+
+    def lifetime_s(self, now_s: float) -> float:
+        """From the wish to the end, or to now."""
+        end_s = (
+            self.entered_at_s if self.state == SliceState.GONE else max(now_s, self.entered_at_s)
+        )
+        return end_s - self.phases[0].at_s
+
+    def _with(self, state: SliceState, now_s: float, reason: str) -> tuple[Phase, ...]:
+        return (*self.phases, Phase(state, max(now_s, self.entered_at_s), reason))

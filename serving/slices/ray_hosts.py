@@ -1,0 +1,27 @@
+"""One look at Ray's nodes. The only place that asks Ray which hosts there are."""
+
+import asyncio
+
+import ray
+from ray._private import state as ray_state
+
+from serving.slices.inventory import ObservedHost, observe_hosts
+
+
+async def look() -> list[ObservedHost]:
+    """The live TPU hosts as of now; tens of milliseconds, off the event loop."""
+    return await asyncio.to_thread(_look)
+
+
+async def draining_nodes() -> dict[str, float | None]:
+    """Nodes that Ray drains, with the wall-clock time at which each ends (`None`: not said)."""
+    deadlines_ms: dict[str, int] = await asyncio.to_thread(ray_state.state.get_draining_nodes)
+    return {node_id: at_ms / 1000 if at_ms else None for node_id, at_ms in deadlines_ms.items()}
+
+
+def _look() -> list[ObservedHost]:
+    return observe_hosts(
+        ray.nodes(),
+        ray_state.available_resources_per_node(),
+        ray_state.state.get_draining_nodes(),
+    )

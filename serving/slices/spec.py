@@ -1,0 +1,25 @@
+"""What a slice replica has to be told of the slice it wants. Values only; travels through Ray."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serving.topology import SliceShape
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """A kind of slice, and how one of it is treated.
+
+    `node_labels` are the labels that its hosts have by compute class and zone. `drain_notice_s` is
+    how long before a scheduled end it is left, and how long it has where no end was named.
+    `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
+    for the engine. Times are seconds.
+    """
+
+    compute_class: str
+    shape: SliceShape
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    drain_notice_s: float = 15.0
+    probe_timeout_s: float = 120.0
+    cpus_per_host: float = 0.1
+    listens_on_loopback: bool = False

@@ -1,0 +1,131 @@
+"""Records and worker groups in few words, and KubeRay's answer to a plan."""
+
+import itertools
+from dataclasses import replace
+
+from autoscaling.provisioning.demand import SliceKind
+from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
+from autoscaling.provisioning.plan import Change, Plan
+from serving.directory import HostRecord, SliceRecord
+from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+
+SPOT = SliceKind("spot", "v6e", "2x4")
+RESERVED = SliceKind("reserved", "v6e", "2x4")
+_ids = itertools.count()
+_WAY = (SliceState.RESERVED, SliceState.LOADING, SliceState.READY)
+
+
+def waiting(kind: SliceKind = SPOT, *, begun_s: float = 0.0, model: str = "demo") -> SliceRecord:
+    """A replica that has no slice yet."""
+    return SliceRecord(
+        replica_id=f"replica-{next(_ids)}",
+        model=model,
+        compute_class=kind.compute_class,
+        life=SliceLife.begin(begun_s).enter(SliceState.PROVISIONING, begun_s, "none is free"),
+        generation=kind.generation,
+        topology=kind.topology,
+    )
+
+
+def holding(
+    name: str,
+    kind: SliceKind = SPOT,
+    *,
+    begun_s: float = 0.0,
+    model: str = "demo",
+    address: str | None = None,
+) -> SliceRecord:
+    """A replica whose engine runs on the slice `name`."""
+    record = waiting(kind, begun_s=begun_s, model=model)
+    life = record.life
+    for state in _WAY:
+        life = life.enter(state, begun_s, "so it goes", slice_name=name)
+    hosts = () if address is None else (HostRecord(0, "node", address, 4),)
+    return replace(record, life=life, hosts=hosts)
+
+
+def leaving(
+    name: str, kind: SliceKind = SPOT, *, at_s: float = 100.0, model: str = "demo"
+) -> SliceRecord:
+    """A replica whose slice will be taken away, which was announced at `at_s`."""
+    record = holding(name, kind, model=model)
+    life = record.life.enter(SliceState.DRAINING, at_s, "preemption notice")
+    return replace(record, life=life, drain_deadline_s=at_s + 30.0)
+
+
+def released(name: str, kind: SliceKind = SPOT) -> SliceRecord:
+    """A replica that drains because it is no longer wanted."""
+    return replace(leaving(name, kind), drain_deadline_s=None)
+
+
+def gone(name: str, kind: SliceKind = SPOT) -> SliceRecord:
+    """A replica whose slice is gone."""
+    record = holding(name, kind)
+    return replace(record, life=record.life.end(EndCause.PREEMPTED, 200.0, "it was taken"))
+
+
+def observed(
+    name: str,
+    *phases: PodPhase,
+    num_hosts: int = 2,
+    address: str | None = None,
+) -> ObservedSlice:
+    """A slice as the provisioner sees it; running, unless `phases` of its pods say otherwise."""
+    pods = tuple(
+        ObservedPod(f"pod-{next(_ids)}", phase, address)
+        for phase in phases or (PodPhase.RUNNING,) * num_hosts
+    )
+    return ObservedSlice(name, pods)
+
+
+def group(
+    *slices: ObservedSlice | str,
+    replicas: int | None = None,
+    kind: SliceKind = SPOT,
+    max_replicas: int = 10,
+    min_replicas: int = 0,
+    doomed: tuple[str, ...] = (),
+    mirrored: int | None = None,
+    num_hosts: int = 2,
+) -> WorkerGroup:
+    """A worker group with these slices; asked for are as many, unless `replicas` says otherwise."""
+    seen = tuple(observed(each) if isinstance(each, str) else each for each in slices)
+    return WorkerGroup(
+        name=f"{kind.compute_class}-group",
+        kind=kind,
+        replicas=len(seen) if replicas is None else replicas,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        num_hosts=num_hosts,
+        slices=seen,
+        doomed_pods=frozenset(doomed),
+        mirrored_replicas=mirrored,
+    )
+
+
+def carried_out(groups: list[WorkerGroup], plan: Plan) -> list[WorkerGroup]:
+    """The groups once KubeRay and GKE have done everything that they are asked for."""
+    changes = {change.group.name: change for change in plan.changes}
+    return [_carried_out(each, changes.get(each.name)) for each in groups]
+
+
+def _carried_out(each: WorkerGroup, change: Change | None) -> WorkerGroup:
+    replicas = each.replicas if change is None else change.replicas
+    dropped = {drop.slice.incarnation for drop in change.drops} if change else set()
+    mirrored = None if each.mirrored_replicas is None else replicas
+    if change is None or not change.is_scaling:
+        # What was named before goes first; nothing else happens meanwhile.
+        dropped = {one.incarnation for one in each.slices if _pods(one) & each.doomed_pods}
+    after = replace(each, replicas=replicas, doomed_pods=frozenset(), mirrored_replicas=mirrored)
+    left = tuple(one for one in each.lasting if one.incarnation not in dropped)
+    taken = {one.name for one in left}
+    free = (name for name in map("s-{}".format, itertools.count()) if name not in taken)
+    new = tuple(
+        observed(name, PodPhase.PENDING, PodPhase.PENDING)
+        for name in itertools.islice(free, max(0, after.asked_for - len(left)))
+    )
+    return replace(after, slices=left + new)
+
+
+def _pods(each: ObservedSlice) -> set[str]:
+    return {pod.name for pod in each.pods}

@@ -1,0 +1,125 @@
+"""The arithmetic from records to slices that have to exist."""
+
+from dataclasses import replace
+
+import pytest
+from provisioning_builders import (
+    RESERVED,
+    SPOT,
+    gone,
+    holding,
+    leaving,
+    released,
+    waiting,
+)
+
+from autoscaling.provisioning.demand import Demand, demand_by_kind
+from serving.directory import SliceRecord
+
+NOTICE_S = 100.0
+
+
+def demand(*records: SliceRecord) -> Demand:
+    return demand_by_kind(records).get(SPOT, Demand(SPOT))
+
+
+@pytest.mark.parametrize(
+    ("records", "num_wanted", "num_to_exist"),
+    [
+        pytest.param([], 0, 0, id="nobody"),
+        pytest.param([waiting(), waiting()], 2, 2, id="two wait"),
+        pytest.param([holding("s-0"), waiting()], 2, 2, id="one has a slice, one waits"),
+        pytest.param([released("s-0")], 0, 1, id="scale-down: still there, not replaced"),
+        pytest.param([leaving("s-0")], 1, 2, id="notice: replaced at once"),
+        pytest.param([gone("s-0")], 0, 0, id="a life that has ended wants nothing"),
+        pytest.param([leaving("s-0"), waiting(begun_s=NOTICE_S)], 1, 2, id="the successor waits"),
+        pytest.param(
+            [leaving("s-0"), holding("s-1", begun_s=NOTICE_S)],
+            1,
+            2,
+            id="the successor has its slice, the old one still drains",
+        ),
+        pytest.param(
+            [leaving("s-0"), waiting(begun_s=NOTICE_S - 60)],
+            2,
+            3,
+            id="who waited before the notice is no successor",
+        ),
+        pytest.param(
+            [leaving("s-0"), waiting(begun_s=NOTICE_S - 60), waiting(begun_s=NOTICE_S)],
+            2,
+            3,
+            id="a scale-up waits besides the successor",
+        ),
+        pytest.param(
+            [leaving("s-0"), leaving("s-1"), waiting(begun_s=NOTICE_S)],
+            2,
+            4,
+            id="two notices, one successor so far",
+        ),
+        pytest.param(
+            [
+                leaving("s-0", at_s=NOTICE_S),
+                leaving("s-1", at_s=NOTICE_S + 60),
+                waiting(begun_s=NOTICE_S + 61),
+                waiting(begun_s=NOTICE_S + 1),
+            ],
+            2,
+            4,
+            id="each successor follows its own notice",
+        ),
+        pytest.param(
+            [leaving("s-0", model="one"), waiting(begun_s=NOTICE_S, model="other")],
+            2,
+            3,
+            id="another model's replica is no successor",
+        ),
+        pytest.param(
+            [leaving("s-0"), waiting(begun_s=NOTICE_S - 1)],
+            1,
+            2,
+            id="a successor whose clock is a second behind",
+        ),
+    ],
+)
+def test_demand_of_records(records: list[SliceRecord], num_wanted: int, num_to_exist: int) -> None:
+    found = demand(*records)
+    assert (found.num_wanted, found.num_to_exist) == (num_wanted, num_to_exist)
+
+
+def test_demand_tells_held_leaving_and_released_apart() -> None:
+    found = demand(holding("s-0"), leaving("s-1"), released("s-2"), waiting())
+    assert found.held == {"s-0"}
+    assert found.leaving == {"s-1"}
+    assert found.released == {"s-2"}
+    assert found.occupied == {"s-0", "s-1", "s-2"}
+    assert found.arithmetic == ("1 held + 1 waiting + 1 unreplaced + 1 leaving + 1 released = 5")
+
+
+def test_demand_slice_named_twice_counts_once_and_as_held() -> None:
+    """A replica that has not noticed the loss, and one on the replacement of the same name."""
+    found = demand(leaving("s-0"), holding("s-0"), released("s-0"))
+    assert (found.held, found.leaving, found.released) == ({"s-0"}, frozenset(), frozenset())
+    assert found.num_to_exist == 1
+
+
+def test_demand_is_counted_per_kind() -> None:
+    found = demand_by_kind([waiting(SPOT), waiting(RESERVED), holding("r-0", RESERVED)])
+    assert {kind: each.num_to_exist for kind, each in found.items()} == {SPOT: 1, RESERVED: 2}
+    assert list(found) == sorted(found)
+
+
+def test_demand_of_a_class_without_slices_is_none() -> None:
+    local = replace(waiting(), compute_class="local", generation=None, topology=None)
+    assert demand_by_kind([local]) == {}
+
+
+def test_demand_knows_the_addresses_of_hosts_in_use() -> None:
+    found = demand(holding("node-a1b2", address="10.0.0.7"), waiting())
+    assert found.addresses == {"10.0.0.7"}
+
+
+def test_demand_of_a_holder_without_a_name_is_still_counted() -> None:
+    record = holding("s-0")
+    nameless = replace(record, life=replace(record.life, slice_name=None))
+    assert demand(nameless).num_to_exist == 1

@@ -1,0 +1,264 @@
+"""What a plan does, rule by rule."""
+
+import pytest
+from provisioning_builders import (
+    RESERVED,
+    SPOT,
+    carried_out,
+    group,
+    holding,
+    leaving,
+    observed,
+    released,
+    waiting,
+)
+
+from autoscaling.provisioning.demand import demand_by_kind
+from autoscaling.provisioning.groups import PodPhase, WorkerGroup
+from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
+from serving.directory import LEASE_S, SliceRecord
+
+RULES = Rules(idle_s=60.0, min_change_interval_s=5.0)
+
+
+class Planner:
+    """Plans again and again with what it remembers."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self._rules = rules
+        self.memory = Memory()
+
+    def plan(self, records: list[SliceRecord], *groups: WorkerGroup, at_s: float = 0.0) -> Plan:
+        plan = plan_slices(demand_by_kind(records), groups, self._rules, at_s, self.memory)
+        self.memory = plan.memory
+        return plan
+
+
+def only(plan: Plan) -> Change:
+    (change,) = plan.changes
+    return change
+
+
+def dropped(change: Change) -> list[str]:
+    return [drop.slice.name for drop in change.drops]
+
+
+def reasons(plan: Plan) -> str:
+    return "\n".join(f"{refusal.about}: {refusal.reason}" for refusal in plan.refusals)
+
+
+def test_plan_adds_what_replicas_wait_for() -> None:
+    change = only(Planner().plan([holding("s-0"), waiting(), waiting()], group("s-0")))
+    assert (change.replicas, change.drops) == (3, ())
+    assert "1 held + 2 waiting" in change.reason
+
+
+def test_plan_with_enough_slices_changes_nothing() -> None:
+    assert Planner().plan([holding("s-0"), waiting()], group("s-0", "s-1")) == Plan()
+
+
+def test_plan_asks_for_the_replacement_at_the_notice() -> None:
+    change = only(Planner().plan([leaving("s-0")], group("s-0")))
+    assert (change.replicas, change.drops) == (2, ())
+
+
+def test_plan_drops_a_slice_only_when_it_has_been_unwanted_for_long() -> None:
+    planner, groups = Planner(), group("s-0", "s-1")
+    for at_s in (0.0, 30.0, 59.9):
+        assert not planner.plan([holding("s-0")], groups, at_s=at_s).changes
+    change = only(planner.plan([holding("s-0")], groups, at_s=60.0))
+    assert (change.replicas, dropped(change)) == (1, ["s-1"])
+    assert change.drops[0].reason == "nobody has wanted it for 60 s"
+
+
+def test_plan_slice_that_is_wanted_in_between_starts_anew() -> None:
+    planner, groups = Planner(), group("s-0", "s-1")
+    planner.plan([holding("s-0")], groups, at_s=0.0)
+    planner.plan([holding("s-0"), waiting()], groups, at_s=50.0)
+    planner.plan([holding("s-0")], groups, at_s=55.0)
+    assert not planner.plan([holding("s-0")], groups, at_s=100.0).changes
+    assert planner.plan([holding("s-0")], groups, at_s=115.0).changes
+
+
+def test_plan_replacement_under_the_same_name_is_another_slice() -> None:
+    planner = Planner()
+    planner.plan([], group("s-0"), at_s=0.0)
+    assert not planner.plan([], group("s-0"), at_s=60.0).changes
+
+
+def test_plan_drops_first_what_is_still_to_come() -> None:
+    planner = Planner()
+    pending = observed("s-0", PodPhase.PENDING, PodPhase.PENDING)
+    groups = group(pending, "s-1", "s-2")
+    planner.plan([waiting()], groups)
+    change = only(planner.plan([waiting()], groups, at_s=60.0))
+    assert (change.replicas, dropped(change)) == (1, ["s-0", "s-2"])
+
+
+def test_plan_drops_a_condemned_slice_at_once_when_its_replica_has_left() -> None:
+    planner = Planner()
+    before = group("s-0")
+    plan = planner.plan([leaving("s-0")], before)
+    (after,) = carried_out([before], plan)
+    change = only(planner.plan([waiting(begun_s=100.0)], after, at_s=10.0))
+    assert (change.replicas, dropped(change)) == (1, ["s-0"])
+    assert change.drops[0].reason == "it is taken away, its replica has left it"
+
+
+def test_plan_drops_what_came_back_under_a_condemned_name_nobody_asked_for() -> None:
+    """GKE took the slice before we dropped it, and KubeRay has made another one in its place."""
+    planner = Planner()
+    planner.plan([leaving("s-0")], group("s-0"))
+    replaced = group(observed("s-0", PodPhase.PENDING, PodPhase.PENDING), "s-1")
+    change = only(planner.plan([holding("s-1", begun_s=100.0)], replaced, at_s=40.0))
+    assert dropped(change) == ["s-0"]
+
+
+def test_plan_keeps_what_came_back_under_a_condemned_name_where_it_is_needed() -> None:
+    """At the bound no replacement could be asked for; the one under the old name is it."""
+    planner = Planner()
+    planner.plan([leaving("s-0")], group("s-0", max_replicas=1))
+    came_back = group("s-0", max_replicas=1)
+    assert not planner.plan([waiting(begun_s=100.0)], came_back, at_s=40.0).changes
+    # From here on it is a slice like any other, and idles for as long.
+    assert not planner.plan([], came_back, at_s=50.0).changes
+    assert planner.plan([], came_back, at_s=110.0).changes
+
+
+@pytest.mark.parametrize("record", [holding("s-0"), leaving("s-0"), released("s-0")])
+def test_plan_never_drops_a_slice_that_a_replica_has(record: SliceRecord) -> None:
+    planner = Planner()
+    # Nothing may exist here, and still the slice stays until its replica lets go.
+    groups = group("s-0", max_replicas=0)
+    for at_s in (0.0, 100.0, 1000.0):
+        assert not planner.plan([record], groups, at_s=at_s).changes
+
+
+def test_plan_knows_a_held_slice_by_the_address_of_its_host() -> None:
+    planner = Planner()
+    alone = group(observed("pod-7", num_hosts=1, address="10.0.0.7"), num_hosts=1, max_replicas=0)
+    record = holding("node-a1b2", address="10.0.0.7")
+    for at_s in (0.0, 100.0):
+        assert not planner.plan([record], alone, at_s=at_s).changes
+
+
+def test_plan_stays_within_max_replicas_and_says_what_it_refused() -> None:
+    plan = Planner().plan([waiting()] * 5, group(max_replicas=3))
+    assert only(plan).replicas == 3
+    assert "maxReplicas is 3: 2 refused" in reasons(plan)
+
+
+def test_plan_stays_above_min_replicas() -> None:
+    planner, groups = Planner(), group("s-0", "s-1", min_replicas=1)
+    planner.plan([], groups)
+    change = only(planner.plan([], groups, at_s=60.0))
+    assert (change.replicas, dropped(change)) == (1, ["s-1"])
+
+
+def test_plan_waits_until_named_pods_are_gone() -> None:
+    planner = Planner()
+    deleting = group("s-0", "s-1", doomed=("pod-1",))
+    plan = planner.plan([waiting()] * 5, deleting)
+    assert not plan.changes
+    assert "until the pods named for deletion are gone: pod-1" in reasons(plan)
+
+
+def test_plan_leaves_time_between_two_changes_of_a_group() -> None:
+    planner, empty = Planner(), group()
+    assert planner.plan([waiting()], empty, at_s=0.0).changes
+    plan = planner.plan([waiting()], empty, at_s=4.0)
+    assert not plan.changes
+    assert "waits another 1.0 s" in reasons(plan)
+    assert planner.plan([waiting()], empty, at_s=5.0).changes
+
+
+def test_plan_time_between_changes_is_each_groups_own() -> None:
+    planner = Planner()
+    planner.plan([waiting()], group(), group(kind=RESERVED), at_s=0.0)
+    plan = planner.plan([waiting(), waiting(RESERVED)], group(), group(kind=RESERVED), at_s=1.0)
+    assert [change.group.kind for change in plan.changes] == [RESERVED]
+
+
+def test_plan_adds_before_it_drops() -> None:
+    planner = Planner()
+    groups = (group("s-0"), group(kind=RESERVED))
+    planner.plan([], *groups)
+    plan = planner.plan([waiting(RESERVED)], *groups, at_s=60.0)
+    assert [change.group.kind for change in plan.changes] == [RESERVED, SPOT]
+
+
+def test_plan_raises_a_count_that_was_lowered_without_a_name() -> None:
+    """Else the choice of what goes would be KubeRay's."""
+    change = only(Planner().plan([holding("s-0")], group("s-0", "s-1", "s-2", replicas=1)))
+    assert (change.replicas, change.drops) == (3, ())
+
+
+def test_plan_does_not_count_a_slice_that_lacks_a_host() -> None:
+    """KubeRay deletes it; to raise the count now would ask for one more afterwards."""
+    planner = Planner()
+    torn = group("s-0", observed("s-1", PodPhase.RUNNING), replicas=1)
+    assert not planner.plan([holding("s-0")], torn).changes
+    assert not planner.plan([holding("s-0")], torn, at_s=100.0).changes
+
+
+def test_plan_mirrors_a_count_that_differs() -> None:
+    change = only(Planner().plan([holding("s-0")], group("s-0", mirrored=3)))
+    assert not change.is_scaling
+    assert change.replicas == 1
+
+
+def test_plan_of_a_kind_nobody_makes_is_refused() -> None:
+    plan = Planner().plan([waiting(RESERVED)], group())
+    assert reasons(plan) == "reserved v6e 2x4: no worker group makes slices of this kind"
+
+
+def test_plan_of_a_kind_that_two_groups_make_is_refused() -> None:
+    plan = Planner().plan([waiting()], group(), group())
+    assert not plan.changes
+    assert "several worker groups make slices of this kind" in reasons(plan)
+
+
+def test_plan_after_a_restart_forgets_how_long_slices_were_idle_and_nothing_else() -> None:
+    groups = group("s-0", "s-1")
+    planner = Planner()
+    planner.plan([holding("s-0")], groups, at_s=0.0)
+    restarted = Planner()
+    assert not restarted.plan([holding("s-0")], groups, at_s=60.0).changes
+    assert dropped(only(restarted.plan([holding("s-0")], groups, at_s=120.0))) == ["s-1"]
+
+
+def test_plan_keeping_a_slice_keeps_its_place_in_the_count() -> None:
+    planner, groups = Planner(), group("s-0", "s-1", "s-2")
+    planner.plan([], groups)
+    plan = planner.plan([], groups, at_s=60.0)
+    second = plan.changes[0].drops[1].slice
+    kept = plan.keeping({second.incarnation: "host 0 is in use"})
+    change = only(kept)
+    assert (change.replicas, dropped(change)) == (1, ["s-2", "s-0"])
+    assert f"{second.name} is not dropped: host 0 is in use" in reasons(kept)
+
+
+def test_plan_keeping_everything_changes_nothing() -> None:
+    planner, groups = Planner(), group("s-0")
+    planner.plan([], groups)
+    plan = planner.plan([], groups, at_s=60.0)
+    assert plan.keeping({groups.slices[0].incarnation: "host 0 is in use"}).changes == ()
+
+
+def test_rules_shorter_than_a_lease_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"idle_s is 4.9; allowed: at least 5, one lease"):
+        Rules(idle_s=LEASE_S - 0.1)
+    with pytest.raises(ValueError, match="min_change_interval_s"):
+        Rules(min_change_interval_s=-1.0)
+
+
+def test_plan_drops_a_condemned_slice_that_was_kept_as_soon_as_it_may() -> None:
+    """Its replica has left it a moment ago, and its hosts do not know yet."""
+    planner = Planner()
+    planner.plan([leaving("s-0")], group("s-0"))
+    both = group("s-0", "s-1")
+    successor = holding("s-1", begun_s=100.0)
+    plan = planner.plan([successor], both, at_s=10.0)
+    planner.memory = plan.keeping({both.slices[0].incarnation: "host 0 is in use"}).memory
+    change = only(planner.plan([successor], both, at_s=20.0))
+    assert dropped(change) == ["s-0"]

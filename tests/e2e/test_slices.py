@@ -1,0 +1,254 @@
+"""Whole slices on a simulated TPU cluster: taken, tried out, drained, lost and replaced.
+
+Real Ray nodes carry the chips and labels, a real metadata server announces what a cloud announces,
+and hosts die by SIGKILL. Engines are paced.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from .application import RunningApplication, application_args, linked_engines, paced_model
+from .streams import Answer, Request, stream_all
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+MODEL = "paced"
+READY_S = 120.0
+NOTICE_S = 15.0
+NUM_STREAMS = 256
+V6E_2X4 = {"generation": "v6e", "topology": "2x4", "chips_per_host": 4}
+PLAN = {
+    "slices": [
+        {"name": "spot", "compute_class": "spot", "count": 2, "returns_after_s": 1, **V6E_2X4},
+        {"name": "kept", "compute_class": "reserved", "count": 1, "returns_after_s": 1, **V6E_2X4},
+    ]
+}
+DEPLOYMENTS = [
+    {"compute_class": "spot", "replicas": 2, "num_cpus": 0.01, "slice": V6E_2X4},
+    {"compute_class": "reserved", "replicas": 1, "num_cpus": 0.01, "slice": V6E_2X4},
+]
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[RunningApplication]:
+    model = paced_model(
+        pace={"ttft_ms": 50.0, "tpot_ms": 150.0, "max_num_seqs": 512}, deployments=DEPLOYMENTS
+    )
+    args = application_args(model, gateway={"request_deadline_s": 120.0})
+    with RunningApplication(args, through="sim", plan=PLAN) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def whole_fleet(application: RunningApplication) -> None:
+    """Every test begins with three ready slices."""
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 3}, READY_S)
+    application.wait_idle()
+
+
+@pytest.fixture(scope="module")
+def cluster(application: RunningApplication) -> Iterator[None]:
+    """This process as a driver of the simulated cluster, to see what Ray sees."""
+    address = application.simulation("describe")["ray_address"]
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def slices(application: RunningApplication) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = application.fleet()["slices"]
+    return rows
+
+
+def groups() -> dict[str, dict[int, str]]:
+    """The node of each bundle of every placement group that stands or is wanted."""
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return {
+        group: dict(entry["bundles_to_node_id"])
+        for group, entry in table.items()
+        if entry["state"] != "REMOVED"
+    }
+
+
+def lengths() -> list[int]:
+    """Output tokens of each stream: 6 to 24 s at the pace of this file."""
+    return [40 + 120 * number // NUM_STREAMS for number in range(NUM_STREAMS)]
+
+
+def streams() -> list[Request]:
+    return [
+        Request(
+            "/v1/completions",
+            {
+                "model": MODEL,
+                "prompt": f"Stream {number}",
+                "max_tokens": length,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        for number, length in enumerate(lengths())
+    ]
+
+
+async def disturbed(
+    application: RunningApplication, command: str, **arguments: Any
+) -> tuple[list[Answer], float]:
+    """All streams, and two seconds into them a command to the cluster; when that was."""
+    task = asyncio.create_task(stream_all(application.base_url, streams()))
+    await asyncio.sleep(2.0)
+    at_s = time.time()
+    await asyncio.to_thread(application.simulation, command, **arguments)
+    return await task, at_s
+
+
+@pytest.fixture(scope="module")
+def undisturbed(application: RunningApplication) -> list[Answer]:
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 3}, READY_S)
+    return asyncio.run(stream_all(application.base_url, streams()))
+
+
+def check_answers(answers: list[Answer], undisturbed: list[Answer]) -> None:
+    assert [answer.error for answer in answers if answer.error] == []
+    assert [answer.num_tokens for answer in answers] == lengths()
+    pairs = zip(answers, undisturbed, strict=True)
+    assert [at for at, (one, other) in enumerate(pairs) if not one.same_as(other)] == []
+
+
+def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    with capsys.disabled():
+        sys.stdout.write(f"\n    {line}\n")
+
+
+def ended(application: RunningApplication, slice_name: str, since_s: float) -> dict[str, Any]:
+    """The life that ended on this slice after a moment (wall clock)."""
+    fleet = application.wait_fleet(
+        lambda fleet: any(
+            row["name"] == slice_name and row["history"][-1]["at_s"] > since_s
+            for row in fleet["ended"]
+        ),
+        60.0,
+    )
+    return next(
+        row
+        for row in fleet["ended"]
+        if row["name"] == slice_name and row["history"][-1]["at_s"] > since_s
+    )
+
+
+def entered_at_s(row: dict[str, Any], state: str) -> float:
+    at_s = [phase["at_s"] for phase in row["history"] if phase["state"] == state]
+    assert at_s, f"never {state}: {row['history']}"
+    return float(at_s[0])
+
+
+def test_each_replica_owns_one_whole_slice_bundle_by_host(
+    application: RunningApplication, cluster: None
+) -> None:
+    rows = slices(application)
+    assert sorted((row["name"], row["compute_class"], row["state"]) for row in rows) == [
+        ("kept-0", "reserved", "ready"),
+        ("spot-0", "spot", "ready"),
+        ("spot-1", "spot", "ready"),
+    ]
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    by_bundle = list(groups().values())
+    assert len(by_bundle) == 3
+    for row in rows:
+        hosts = {host["worker_id"]: host["node_id"] for host in row["hosts"]}
+        assert sorted(hosts) == [0, 1]
+        assert hosts in by_bundle
+        labels = [nodes[node_id]["Labels"] for node_id in hosts.values()]
+        assert {each["ray.io/tpu-slice-name"] for each in labels} == {row["name"]}
+        assert [each["ray.io/tpu-worker-id"] for each in labels] == ["0", "1"]
+
+
+def test_states_of_every_slice_sum_to_its_lifetime(application: RunningApplication) -> None:
+    for row in slices(application):
+        history = row["history"]
+        assert [phase["state"] for phase in history][-4:] == [
+            "reserved",
+            "probing",
+            "loading",
+            "ready",
+        ]
+        lifetime_s = history[-1]["at_s"] + row["since_s"] - history[0]["at_s"]
+        assert sum(row["seconds_by_state"].values()) == pytest.approx(lifetime_s, abs=0.5)
+
+
+def test_preempted_host_drains_its_whole_slice_in_time(
+    application: RunningApplication,
+    undisturbed: list[Answer],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers, at_s = asyncio.run(
+        disturbed(application, "preempt", name="spot-0", notice_s=NOTICE_S, worker_id=1)
+    )
+    check_answers(answers, undisturbed)
+    row = ended(application, "spot-0", at_s)
+    assert row["cause"] == "preempted"
+    drained_s = entered_at_s(row, "gone") - at_s
+    assert drained_s < NOTICE_S, "the slice was not released before the deadline"
+    report(
+        capsys,
+        f"preemption of a host under {NUM_STREAMS} streams: draining after "
+        f"{entered_at_s(row, 'draining') - at_s:.2f} s, slice released after {drained_s:.1f} s of "
+        f"{NOTICE_S:.0f} s; 0 failed, 0 tokens lost or repeated",
+    )
+
+
+def test_host_that_dies_without_notice_costs_no_token(
+    application: RunningApplication,
+    undisturbed: list[Answer],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers, at_s = asyncio.run(disturbed(application, "kill", name="spot-1", worker_id=0))
+    check_answers(answers, undisturbed)
+    row = ended(application, "spot-1", at_s)
+    assert row["cause"] == "preempted"
+    usual_s = max(answer.longest_gap_s() for answer in undisturbed)
+    longest_s = max(answer.longest_gap_s() for answer in answers)
+    report(
+        capsys,
+        f"death of host 0 under {NUM_STREAMS} streams: longest stall {longest_s * 1000:.0f} ms "
+        f"(undisturbed {usual_s * 1000:.0f} ms); slice given up after "
+        f"{entered_at_s(row, 'gone') - at_s:.2f} s; 0 failed, 0 tokens lost or repeated",
+    )
+
+
+def test_stock_out_leaves_the_application_healthy(
+    application: RunningApplication, cluster: None
+) -> None:
+    application.simulation("stock_out", compute_class="spot")
+    try:
+        application.simulation("kill", name="spot-0")
+        waiting = application.wait_fleet(
+            lambda fleet: any(row["state"] == "provisioning" for row in fleet["slices"]), 60.0
+        )
+        row = next(row for row in waiting["slices"] if row["state"] == "provisioning")
+        assert (row["name"], row["compute_class"]) == (None, "spot")
+        assert row["reason"]
+        assert len(groups()) == 2
+        answer = httpx.post(
+            f"{application.base_url}/v1/completions",
+            json={"model": MODEL, "prompt": "Still there?", "max_tokens": 4},
+            timeout=30,
+            verify=False,
+        )
+        assert answer.status_code == 200
+        assert httpx.get(f"{application.base_url}/health", verify=False).status_code == 200
+        status = application.serve("status").stdout
+        assert "status: RUNNING" in status
+        assert "UNHEALTHY" not in status
+    finally:
+        application.simulation("stock_out", compute_class="spot", is_dry=False)
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 3}, READY_S)

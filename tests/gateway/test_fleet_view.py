@@ -1,0 +1,205 @@
+"""What `GET /fleet` says about records, ended lives and links."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serving.directory import HostRecord, SliceRecord, Snapshot
+from serving.gateway.fleet_view import GatewayView, ModelView, SeatView, describe_fleet
+from serving.link.messages import EngineLoad
+from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+
+NOW_S = 1000.0
+HOSTS = tuple(HostRecord(worker, f"node-{worker}", f"10.0.0.{worker}", 4) for worker in range(4))
+LIFE = (
+    SliceLife.begin(NOW_S - 100.0)
+    .enter(SliceState.RESERVED, NOW_S - 70.0, "holds every host of s-1", slice_name="s-1")
+    .enter(SliceState.LOADING, NOW_S - 60.0, "the engine starts")
+    .enter(SliceState.READY, NOW_S - 12.3, "the engine takes requests")
+)
+HELD = SliceRecord("r-1", "demo", "spot", LIFE, "v6e", "4x4", HOSTS, "e-1", ("10.0.0.0", 7000))
+SEAT = SeatView("e-1", "spot", is_draining=False, in_flight=3, load=EngineLoad(2, 1, 0.123456))
+WAITING = SliceRecord("r-2", "demo", "spot", SliceLife.begin(NOW_S - 7.0), "v6e", "4x4")
+
+
+def described(
+    *records: SliceRecord,
+    seats: tuple[SeatView, ...] = (),
+    ended: tuple[SliceRecord, ...] = (),
+    now_s: float = NOW_S,
+) -> dict[str, Any]:
+    model = ModelView({"name": "demo", "waiting": 5, "in_flight": 8}, seats)
+    gateway = GatewayView("gw", started_at_s=NOW_S - 600.0)
+    return describe_fleet(gateway, [model], Snapshot("v", records, ended), now_s)
+
+
+def only_slice(*records: SliceRecord, **given: Any) -> dict[str, Any]:
+    (row,) = described(*records, **given)["slices"]
+    return row
+
+
+# -- as it has always been --
+
+
+def test_gateway_and_model_say_who_they_are() -> None:
+    fleet = described()
+    assert fleet == {
+        "gateway": {"id": "gw", "uptime_s": 600.0},
+        "models": [{"name": "demo", "waiting": 5, "in_flight": 8, "engines": []}],
+        "slices": [],
+        "ended": [],
+    }
+
+
+def test_linked_engine_has_its_record_and_its_load() -> None:
+    (model,) = described(HELD, seats=(SEAT,))["models"]
+    assert model["engines"] == [
+        {
+            "engine_id": "e-1",
+            "replica_id": "r-1",
+            "compute_class": "spot",
+            "state": "ready",
+            "since_s": 12.3,
+            "linked": True,
+            "in_flight": 3,
+            "num_running": 2,
+            "num_waiting": 1,
+            "kv_usage_ratio": 0.1235,
+        }
+    ]
+
+
+def test_engine_that_is_not_linked_has_no_load() -> None:
+    (model,) = described(WAITING)["models"]
+    assert model["engines"] == [
+        {
+            "engine_id": None,
+            "replica_id": "r-2",
+            "compute_class": "spot",
+            "state": "requested",
+            "since_s": 7.0,
+            "linked": False,
+        }
+    ]
+
+
+def test_linked_engine_that_tells_no_load_yet_has_its_requests_only() -> None:
+    (model,) = described(HELD, seats=(replace(SEAT, load=None),))["models"]
+    (engine,) = model["engines"]
+    assert engine["in_flight"] == 3
+    assert "kv_usage_ratio" not in engine
+
+
+def test_record_of_a_model_that_is_not_served_here_is_a_slice_and_no_engine() -> None:
+    fleet = described(replace(HELD, model="another"))
+    assert fleet["models"][0]["engines"] == []
+    assert [row["model"] for row in fleet["slices"]] == ["another"]
+
+
+# -- slices --
+
+
+def test_held_slice_is_described_whole() -> None:
+    assert only_slice(HELD, seats=(SEAT,)) == {
+        "name": "s-1",
+        "replica_id": "r-1",
+        "engine_id": "e-1",
+        "model": "demo",
+        "compute_class": "spot",
+        "state": "ready",
+        "since_s": 12.3,
+        "reason": "the engine takes requests",
+        "generation": "v6e",
+        "topology": "4x4",
+        "hosts": [
+            {"worker_id": n, "node_id": f"node-{n}", "address": f"10.0.0.{n}", "num_chips": 4}
+            for n in range(4)
+        ],
+        "num_chips": 16,
+        "drain_deadline_s": None,
+        "in_flight": 3,
+        "kv_usage_ratio": 0.1235,
+        "history": [
+            {
+                "state": "requested",
+                "at_s": 900.0,
+                "for_s": 30.0,
+                "reason": "a replica wants a slice",
+            },
+            {
+                "state": "reserved",
+                "at_s": 930.0,
+                "for_s": 10.0,
+                "reason": "holds every host of s-1",
+            },
+            {"state": "loading", "at_s": 940.0, "for_s": 47.7, "reason": "the engine starts"},
+            {"state": "ready", "at_s": 987.7, "for_s": 12.3, "reason": "the engine takes requests"},
+        ],
+        "seconds_by_state": {"requested": 30.0, "reserved": 10.0, "loading": 47.7, "ready": 12.3},
+    }
+
+
+def test_waiting_replica_has_no_name_no_hosts_and_no_load() -> None:
+    # What it held in a life before is still in its record.
+    row = only_slice(replace(WAITING, hosts=HOSTS))
+    assert (row["name"], row["hosts"], row["num_chips"]) == (None, [], 0)
+    assert (row["in_flight"], row["kv_usage_ratio"]) == (None, None)
+    assert (row["generation"], row["topology"], row["since_s"]) == ("v6e", "4x4", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "left_s"), [(None, None), (NOW_S + 20.04, 20.0), (NOW_S - 3.0, 0.0)]
+)
+def test_draining_slice_counts_down_to_its_deadline(
+    deadline_s: float | None, left_s: float | None
+) -> None:
+    life = LIFE.enter(SliceState.DRAINING, NOW_S - 1.0, "preempted")
+    row = only_slice(replace(HELD, life=life, drain_deadline_s=deadline_s), seats=(SEAT,))
+    assert (row["state"], row["drain_deadline_s"]) == ("draining", left_s)
+
+
+def test_engine_that_drains_by_its_link_drains_before_the_directory_says_so() -> None:
+    fleet = described(HELD, seats=(replace(SEAT, is_draining=True),))
+    assert fleet["models"][0]["engines"][0]["state"] == "draining"
+    (row,) = fleet["slices"]
+    assert (row["state"], row["since_s"]) == ("draining", None)
+    assert row["reason"] == "its engine says that it drains"
+
+
+def test_linked_engine_that_is_not_listed_is_shown_without_its_slice() -> None:
+    fleet = described(seats=(SEAT,))
+    assert [engine["linked"] for engine in fleet["models"][0]["engines"]] == [True]
+    (row,) = fleet["slices"]
+    assert (row["engine_id"], row["model"], row["state"]) == ("e-1", "demo", "ready")
+    assert (row["name"], row["replica_id"], row["history"]) == (None, None, [])
+    assert row.keys() == only_slice(HELD).keys()
+    assert "not listed" in row["reason"]
+
+
+def test_clock_of_a_host_that_goes_ahead_makes_no_negative_time() -> None:
+    row = only_slice(HELD, now_s=NOW_S - 50.0)
+    assert row["since_s"] == row["history"][-1]["for_s"] == 0.0
+
+
+# -- ended lives --
+
+
+def test_ended_life_has_its_cause_and_stands_still() -> None:
+    life = LIFE.end(EndCause.PREEMPTED, NOW_S - 2.3, "the cloud took it")
+    (row,) = described(ended=(replace(HELD, life=life, drain_deadline_s=NOW_S + 9),))["ended"]
+    assert (row["cause"], row["state"], row["name"]) == ("preempted", "gone", "s-1")
+    assert (row["reason"], row["since_s"]) == ("the cloud took it", 2.3)
+    assert row["seconds_by_state"]["ready"] == 10.0
+    assert row["history"][-1]["for_s"] == 0.0
+    assert row["drain_deadline_s"] is None
+    assert row.keys() == only_slice(HELD).keys() | {"cause"}
+
+
+def test_ended_lives_come_latest_first() -> None:
+    ends = [
+        replace(HELD, replica_id=f"r-{ago_s}", life=LIFE.end(EndCause.RELEASED, NOW_S - ago_s, ""))
+        for ago_s in (5.0, 1.0, 9.0)
+    ]
+    rows = described(ended=tuple(ends))["ended"]
+    assert [row["replica_id"] for row in rows] == ["r-1.0", "r-5.0", "r-9.0"]

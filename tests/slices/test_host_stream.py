@@ -1,0 +1,313 @@
+"""Both ends over real sockets; the host's end in this process or in one that can be stopped."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from serving.link.heartbeat import HeartbeatConfig
+from serving.slices.host_stream import MAX_LINE_BYTES, MAX_WATCHERS, HostStreamServer, HostWatcher
+from serving.slices.notices import Notice, NoticeKind
+from tests.slices.sinks import RecordingSink
+
+PREEMPTION = Notice(NoticeKind.PREEMPTION, 1, 1234.5, "it is preempted", "metadata preempted")
+MAINTENANCE = Notice(NoticeKind.MAINTENANCE, 1, None, "maintenance", "metadata maintenance")
+# How much later than its deadline a loss may be found on a busy machine.
+SLACK_S = 2.0
+
+Address = tuple[str, int]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HostStreamServer]:
+    server = HostStreamServer(1)
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Callable[[Address], RecordingSink]]:
+    """Watches an address, and gives what was heard."""
+    tasks = []
+
+    def start(address: Address) -> RecordingSink:
+        sink = RecordingSink()
+        tasks.append(asyncio.create_task(HostWatcher(1, address, sink).run()))
+        return sink
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(each is None or isinstance(each, asyncio.CancelledError) for each in results)
+
+
+async def loss(sink: RecordingSink) -> str:
+    """Waits until the host is lost, and gives the reason."""
+    await sink.wait_for(lambda sink: (1, "host stream") in sink.now)
+    lost = sink.now[1, "host stream"]
+    assert (lost.kind, lost.worker_id, lost.deadline_s) == (NoticeKind.HOST_LOST, 1, None)
+    return lost.reason
+
+
+async def test_notice_reaches_every_watcher_at_once(
+    server: HostStreamServer, watch: Callable[[Address], RecordingSink]
+) -> None:
+    address = await server.listen("127.0.0.1")
+    server.announce(MAINTENANCE)
+    sinks = [watch(address), watch(address)]
+    for sink in sinks:
+        await sink.wait_for(lambda sink: sink.announced == [MAINTENANCE])
+    before_s = time.monotonic()
+    server.announce(PREEMPTION)
+    server.announce(PREEMPTION)
+    server.withdraw(1, MAINTENANCE.source)
+    for sink in sinks:
+        await sink.wait_for(lambda sink: list(sink.now.values()) == [PREEMPTION])
+        assert sink.announced == [MAINTENANCE, PREEMPTION]
+    assert time.monotonic() - before_s < 1.0
+
+
+async def test_host_that_ends_is_lost_at_once(
+    server: HostStreamServer, watch: Callable[[Address], RecordingSink]
+) -> None:
+    sink = watch(await server.listen("127.0.0.1"))
+    server.announce(PREEMPTION)
+    await sink.wait_for(lambda sink: sink.announced)
+    before_s = time.monotonic()
+    await server.close()
+    assert "cannot be connected" in await loss(sink)
+    assert time.monotonic() - before_s < 0.5
+    assert (1, PREEMPTION.source) in sink.now
+
+
+async def test_host_that_was_never_there_is_lost_at_once(
+    watch: Callable[[Address], RecordingSink],
+) -> None:
+    assert "cannot be connected" in await loss(watch(("127.0.0.1", 9)))
+
+
+async def test_stream_that_ends_alone_is_connected_again(
+    server: HostStreamServer, watch: Callable[[Address], RecordingSink]
+) -> None:
+    """A relay whose first connection is cut while the host lives."""
+    host = await server.listen("127.0.0.1")
+    writers: list[asyncio.StreamWriter] = []
+
+    async def relay(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        reader, to_host = await asyncio.open_connection(*host)
+        try:
+            while data := await reader.read(4096):
+                writer.write(data)
+        finally:
+            to_host.close()
+
+    async with asyncio.TaskGroup() as tasks:
+        handlers: list[asyncio.Task[None]] = []
+        relaying = await asyncio.start_server(
+            lambda reader, writer: handlers.append(tasks.create_task(relay(reader, writer))),
+            "127.0.0.1",
+        )
+        sink = watch(relaying.sockets[0].getsockname())
+        server.announce(MAINTENANCE)
+        await sink.wait_for(lambda sink: sink.announced)
+        writers[0].transport.abort()
+        server.announce(PREEMPTION)
+        await sink.wait_for(lambda sink: PREEMPTION in sink.announced)
+        assert len(writers) == 2
+        assert (1, "host stream") not in sink.now
+        relaying.close()
+        for handler in handlers:
+            handler.cancel()
+        writers[1].transport.abort()
+
+
+async def serve(
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]],
+) -> tuple[asyncio.Server, Address]:
+    """A peer that is no host agent."""
+
+    async def handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(writer)
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(handle, "127.0.0.1")
+    return server, server.sockets[0].getsockname()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b'{"notices": 5}\n',
+        b'{"unknown": true}\n',
+        b'{"notices":[{"kind":"party","worker_id":1,"deadline_s":null,"reason":"","source":""}]}\n',
+        b"\xff\xfe\n",
+        b"{" * (2 * MAX_LINE_BYTES),
+        b"[" * (MAX_LINE_BYTES - 1) + b"\n",
+    ],
+    ids=["http", "type", "unknown", "kind", "bytes", "endless", "nested"],
+)
+async def test_host_that_sends_garbage_is_lost(
+    garbage: bytes, watch: Callable[[Address], RecordingSink]
+) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(garbage)
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    server, address = await serve(answer)
+    assert "sends what no host sends" in await loss(watch(address))
+    server.close()
+
+
+async def test_host_that_drips_bytes_without_a_line_is_lost(
+    watch: Callable[[Address], RecordingSink],
+) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    server, address = await serve(answer)
+    before_s = time.monotonic()
+    assert "nothing heard for 1 s" in await loss(watch(address))
+    assert 0.9 < time.monotonic() - before_s < 1.0 + SLACK_S
+    server.close()
+
+
+async def test_host_that_hangs_up_at_once_twice_is_lost(
+    watch: Callable[[Address], RecordingSink],
+) -> None:
+    num_connections = 0
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        if num_connections == 1:
+            writer.write(b"{}\n")
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    server, address = await serve(answer)
+    assert "ends at once" in await loss(watch(address))
+    assert num_connections == 2
+    server.close()
+
+
+async def test_one_watcher_too_many_knows_the_notices_and_that_the_host_lives(
+    server: HostStreamServer, watch: Callable[[Address], RecordingSink]
+) -> None:
+    address = await server.listen("127.0.0.1")
+    server.announce(MAINTENANCE)
+    first = [watch(address) for _ in range(MAX_WATCHERS)]
+    for sink in first:
+        await sink.wait_for(lambda sink: sink.announced)
+    late = watch(address)
+    await late.wait_for(lambda sink: sink.announced)
+    server.announce(PREEMPTION)
+    await late.wait_for(lambda sink: PREEMPTION in sink.announced)
+    assert (1, "host stream") not in late.now
+    await server.close()
+    await loss(late)
+
+
+async def test_watcher_that_never_reads_is_cut_off(server: HostStreamServer) -> None:
+    address = await server.listen("127.0.0.1")
+    reader, writer = await asyncio.open_connection(*address, limit=1024)
+    assert await reader.readline()
+    for number in range(2000):
+        server.announce(Notice(NoticeKind.EXPIRY, 1, float(number), "x" * 50_000, "test"))
+        await asyncio.sleep(0)
+    seen = bytearray()
+    try:
+        while data := await reader.read(64 * 1024):
+            seen += data
+    except ConnectionError:
+        pass
+    assert len(seen) < 2000 * 50_000
+    assert b"1999.0" not in seen
+    writer.close()
+
+
+_HOST = """
+import asyncio
+from serving.slices.host_stream import HostStreamServer
+from serving.slices.notices import Notice, NoticeKind
+
+async def main():
+    server = HostStreamServer(1)
+    server.announce(Notice(NoticeKind.EXPIRY, 1, 1e12, "some day", "test"))
+    _, port = await server.listen("127.0.0.1")
+    print(port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[tuple[asyncio.subprocess.Process, Address]]:
+    """A host's end in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOST, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    yield process, ("127.0.0.1", port)
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+async def test_host_that_stops_answering_is_lost_within_its_second(
+    host: tuple[asyncio.subprocess.Process, Address],
+    watch: Callable[[Address], RecordingSink],
+) -> None:
+    process, address = host
+    sink = watch(address)
+    heard = HostWatcher(1, address, RecordingSink(), HeartbeatConfig(0.25, 30.0))
+    other = asyncio.create_task(heard.run())
+    await sink.wait_for(lambda sink: sink.announced)
+    before_s = time.monotonic()
+    process.send_signal(signal.SIGSTOP)
+    assert "nothing heard for 1 s" in await loss(sink)
+    assert 0.7 < time.monotonic() - before_s < 1.0 + SLACK_S
+    assert not other.done()
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
+async def test_host_that_is_killed_is_lost_at_once(
+    host: tuple[asyncio.subprocess.Process, Address],
+    watch: Callable[[Address], RecordingSink],
+) -> None:
+    process, address = host
+    sink = watch(address)
+    await sink.wait_for(lambda sink: sink.announced)
+    before_s = time.monotonic()
+    process.kill()
+    await loss(sink)
+    assert time.monotonic() - before_s < 0.5
+
+
+async def test_pause_of_our_own_loop_does_not_lose_a_host_that_lives(
+    host: tuple[asyncio.subprocess.Process, Address],
+    watch: Callable[[Address], RecordingSink],
+) -> None:
+    process, address = host
+    sink = watch(address)
+    await sink.wait_for(lambda sink: sink.announced)
+    for _ in range(2):
+        time.sleep(1.3)  # noqa: ASYNC251  the pause is what is tested
+        await asyncio.sleep(0.4)
+    assert len(sink.announced) == 1
+    process.kill()
+    await loss(sink)

@@ -1,0 +1,160 @@
+"""Which slices are whole and free, read from nodes as Ray lists them."""
+
+from typing import Any
+
+import pytest
+
+from serving.slices.claims import OFFER_S, Claims
+from serving.slices.inventory import (
+    POD_TYPE_LABEL,
+    SLICE_NAME_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_ID_LABEL,
+    SliceWant,
+    Survey,
+    WholeSlice,
+    observe_hosts,
+    survey,
+)
+
+WANT = SliceWant("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
+
+
+def node(name: str | None, worker_id: int, **changes: Any) -> dict[str, Any]:
+    """A live host of a v6e 2x4 spot slice as `ray.nodes()` has it."""
+    labels = {
+        POD_TYPE_LABEL: "v6e-8",
+        TOPOLOGY_LABEL: "2x4",
+        WORKER_ID_LABEL: str(worker_id),
+        "ray.io/market-type": "spot",
+    }
+    if name is not None:
+        labels[SLICE_NAME_LABEL] = name
+    return {
+        "NodeID": changes.pop("node_id", f"{name}/{worker_id}"),
+        "Alive": changes.pop("alive", True),
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": {"TPU": changes.pop("chips", 4.0), "CPU": 2.0},
+        "Labels": labels | changes,
+    }
+
+
+def whole(name: str) -> list[dict[str, Any]]:
+    return [node(name, 1), node(name, 0)]
+
+
+def look(
+    nodes: list[dict[str, Any]],
+    *,
+    taken: tuple[str, ...] = (),
+    draining: tuple[str, ...] = (),
+    want: SliceWant = WANT,
+) -> Survey:
+    available = {
+        each["NodeID"]: {"TPU": 4.0, "CPU": 2.0} if each["NodeID"] not in taken else {"CPU": 1.0}
+        for each in nodes
+    }
+    return survey(observe_hosts(nodes, available, draining), want)
+
+
+def test_whole_free_slice_is_found_with_its_hosts_in_order() -> None:
+    found = look(whole("spot-0"))
+    assert [each.name for each in found.free] == ["spot-0"]
+    assert [host.worker_id for host in found.free[0].hosts] == [0, 1]
+    assert found.free[0].node_ids == {"spot-0/0", "spot-0/1"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "reason"),
+    [
+        ([node("s", 0)], {}, "host 1 of 2 is missing"),
+        ([node("s", 0), node("s", 1, alive=False)], {}, "host 1 of 2 is missing"),
+        (whole("s"), {"taken": ("s/1",)}, "it is taken"),
+        (whole("s"), {"draining": ("s/0",)}, "host 0 drains"),
+        ([*whole("s"), node("s", 1, node_id="new")], {}, "two hosts have one worker id"),
+        ([*whole("s"), node("s", 2)], {}, "it has 3 hosts, not 2"),
+        ([node("s", 0), node("s", 1, chips=8.0)], {}, "host 1 has 8 chips, not 4"),
+        ([node("s", 0), node("s", 1, **{WORKER_ID_LABEL: "x"})], {}, "host 1 of 2 is missing"),
+    ],
+)
+def test_slice_that_is_not_whole_or_not_free_is_refused_with_the_reason(
+    nodes: list[dict[str, Any]], options: dict[str, Any], reason: str
+) -> None:
+    found = look(nodes, **options)
+    assert found.free == ()
+    assert reason in found.refused["s"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ray.io/market-type": "on-demand"},
+        {POD_TYPE_LABEL: "v5p-8"},
+        {TOPOLOGY_LABEL: "4x4"},
+    ],
+)
+def test_slice_of_another_kind_is_no_candidate_at_all(other: dict[str, str]) -> None:
+    found = look([node("s", 0, **other), node("s", 1, **other)])
+    assert (found.free, dict(found.refused)) == ((), {})
+
+
+def test_single_host_slice_needs_no_name() -> None:
+    want = SliceWant("spot", "v6e-8", "2x4", 1, 8, {})
+    nodes = [node(None, 0, node_id="a" * 56, chips=8.0), node(None, 0, node_id="b" * 56, chips=8.0)]
+    available = {each["NodeID"]: {"TPU": 8.0} for each in nodes}
+    found = survey(observe_hosts(nodes, available, ()), want)
+    assert [each.name for each in found.free] == ["node-aaaaaaaaaaaa", "node-bbbbbbbbbbbb"]
+
+
+def test_replacement_under_the_same_name_is_another_slice() -> None:
+    before = look(whole("s")).free[0]
+    after = look([node("s", 0, node_id="new-0"), node("s", 1, node_id="new-1")]).free[0]
+    assert before.name == after.name
+    assert not before.node_ids & after.node_ids
+
+
+# -- who is offered which --
+
+
+def never(_: WholeSlice) -> None:
+    return None
+
+
+def test_two_replicas_are_never_offered_one_slice() -> None:
+    claims, found = Claims(), look([*whole("a"), *whole("b")])
+    first = claims.offer("r1", found, 0.0, never)
+    second = claims.offer("r2", found, 0.0, never)
+    third = claims.offer("r3", found, 0.0, never)
+    assert first.slice is not None
+    assert second.slice is not None
+    assert (first.slice.name, second.slice.name, third.slice) == ("a", "b", None)
+    assert "a: offered to another replica" in third.reason
+
+
+def test_offer_that_was_not_taken_up_goes_to_the_next() -> None:
+    claims, found = Claims(), look(whole("a"))
+    claims.offer("r1", found, 0.0, never)
+    assert claims.offer("r2", found, OFFER_S - 1, never).slice is None
+    assert claims.offer("r2", found, OFFER_S, never).slice is not None
+
+
+def test_replica_that_asks_again_gives_its_earlier_offer_back() -> None:
+    claims, found = Claims(), look([*whole("a"), *whole("b")])
+    tried = claims.offer("r1", found, 0.0, never).slice
+    assert tried is not None
+    again = claims.offer("r1", found, 1.0, never, tried=[tried.node_ids]).slice
+    assert again is not None
+    assert again.name == "b"
+    other = claims.offer("r2", found, 1.0, never).slice
+    assert other is not None
+    assert other.name == "a"
+
+
+def test_slice_in_quarantine_is_not_offered() -> None:
+    offer = Claims().offer("r", look(whole("a")), 10.0, lambda _: 70.0)
+    assert offer.slice is None
+    assert "a: in quarantine for another 60 s" in offer.reason
+
+
+def test_replica_learns_when_there_is_no_such_slice() -> None:
+    assert Claims().offer("r", look([]), 0.0, never).reason == "there is no such slice"
