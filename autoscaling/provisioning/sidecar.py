@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from autoscaling.provisioning.errors import RecordsUnavailableError
 from autoscaling.provisioning.fence import RayFence
@@ -46,6 +47,8 @@ class DirectoryRecords:
 
     def __init__(self, application: str) -> None:
         self._application = application
+        # Each handle has a router of its own in this process; one follows every redeployment.
+        self._handle: DeploymentHandle | None = None
 
     async def __call__(self) -> Iterable[SliceRecord]:
         """All records as of now.
@@ -54,10 +57,11 @@ class DirectoryRecords:
             RecordsUnavailableError: the application is not there, or its directory does not answer.
         """
         try:
-            handle = serve.get_deployment_handle(DIRECTORY, self._application)
+            if self._handle is None:
+                self._handle = serve.get_deployment_handle(DIRECTORY, self._application)
             # No directory has this version, so it answers at once.
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                snapshot = await handle.watch.remote("", 0.0)
+                snapshot = await self._handle.watch.remote("", 0.0)
         except (RayServeException, ray.exceptions.RayError, TimeoutError) as error:
             name = f"{DIRECTORY} of application {self._application}"
             raise RecordsUnavailableError(f"{name}: {type(error).__name__}: {error}") from error

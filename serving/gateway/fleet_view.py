@@ -187,7 +187,7 @@ def _history(life: SliceLife, now_s: float) -> list[dict[str, Any]]:
         rows.append(
             {
                 "state": str(phase.state),
-                "at_s": round(phase.at_s, 1),
+                "at_s": round(phase.at_s, 3),
                 "for_s": _past(phase.at_s, until_s),
                 "reason": phase.reason,
             }

@@ -19,7 +19,7 @@ from serving.slices.host_stream import HostWatcher
 from serving.slices.inventory import SliceWant, WholeSlice
 from serving.slices.lifecycle import EndCause
 from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
-from serving.slices.probe import HostOutcome, HostProbe, Platform, ProbeSpec, Stage, verdict
+from serving.slices.probe import HostOutcome, HostProbe, Platform, ProbeSpec, Stage, probe_slice
 from serving.slices.ray_hosts import draining_nodes
 from serving.slices.reservation import Reservation, ReservationError, reserve
 from serving.slices.spec import SliceSpec
@@ -156,13 +156,12 @@ class Tenure:
             ProbeFailedError: something is wrong with it; it is in quarantine now.
         """
         ip, port = await self._agents[0].free_port.remote()
-        probes = await asyncio.gather(
-            *(
-                self._probe_host(worker_id, f"{ip}:{port}", timeout_s)
+        found = await probe_slice(
+            {
+                worker_id: self._probe_host(worker_id, f"{ip}:{port}", timeout_s)
                 for worker_id in range(self._shape.num_hosts)
-            )
+            }
         )
-        found = verdict(probes, self._shape.num_hosts)
         if found.has_passed:
             logger.info("probe_passed slice=%s %s", self.slice.name, found.reason)
             return
