@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import compare, overhead
+from benchmarks import compare, overhead, pause
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
@@ -17,9 +17,9 @@ Written by `make bench` on {date}, {cpus} CPU cores ({machine}), Python {python}
 engine share those cores. Ratios are of one run; absolute figures are those of a small shared
 machine and say nothing about a TPU.
 
-The client is often the victim here: an engine core and its worker wait for each other by spinning
-(vLLM's shared-memory queue, up to a second after the last message), which on two cores keeps
-everything else waiting. Spreads are mostly that.
+vLLM's engine core and worker wait for each other by spinning, up to a second after the last
+message, which on two cores keeps everything else waiting, the client too. Slicewise's engines nap
+instead (`serving/engine/shm_wait.py`); vLLM's own server spins. Part of the ratios below is that.
 
 ## Against an engine with known times
 
@@ -35,6 +35,15 @@ each process over the output tokens of the load.
 closed loop, 64 output tokens, {pairs} pairs in turns after one warm-up pair; median (range).
 
 {compare}
+
+## When an engine dies
+
+SIGKILL of one of two vLLM engine cores under {streams} streams, once the first of them has {tokens}
+tokens. A moved stream has its prompt and its tokens computed again on the other engine, which all
+moved streams share. Beside it the longest gap of any stream before the kill, and what a fresh
+prompt of as many tokens takes while the streams run.
+
+{pause}
 """
 
 
@@ -43,6 +52,8 @@ async def _run() -> None:
     print(overhead.report(rows))
     pairs = await compare.run()
     print(compare.report(pairs))
+    pauses = await pause.run()
+    print(pause.report(pauses))
     text = _TEXT.format(
         date=datetime.datetime.now(datetime.UTC).date(),
         cpus=os.cpu_count(),
@@ -53,6 +64,9 @@ async def _run() -> None:
         overhead=overhead.report(rows),
         pairs=compare.NUM_PAIRS,
         compare=compare.report(pairs),
+        streams=pause.NUM_STREAMS,
+        tokens=pause.KILL_AT,
+        pause=pause.report(pauses),
     )
     REPORT.write_text(text)
     print(f"written: {REPORT}")
