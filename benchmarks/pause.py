@@ -23,7 +23,7 @@ from tests.e2e.application import (
 MODEL = "slicewise-demo"
 NUM_KILLS = 5
 NUM_STREAMS = 8
-NUM_TOKENS = 500
+NUM_TOKENS = 1000
 # Tokens that the first stream has when an engine dies: what is computed again, with the prompt.
 KILL_AT = 200
 _PROMPT = "Tell me about slice number {number}."
@@ -118,7 +118,8 @@ async def _kill_under_load(url: str, victim: psutil.Process, salt: int) -> Pause
     usual_s = max(gap for each in gaps for at_s, gap in each if at_s + gap < killed_s)
     # Half of the streams were on the engine that died; theirs are the long gaps over the kill.
     over = sorted(
-        (max(gap for at_s, gap in each if at_s + gap >= killed_s) for each in gaps), reverse=True
+        (max((gap for at_s, gap in each if at_s + gap >= killed_s), default=0.0) for each in gaps),
+        reverse=True,
     )
     return Pause(tuple(over[: NUM_STREAMS // 2]), usual_s, prefill_s)
 

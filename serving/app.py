@@ -114,6 +114,8 @@ def _slice_spec(config: AppConfig, deployment: DeploymentConfig) -> SliceSpec | 
         shape=deployment.slice.shape,
         node_labels=node_labels,
         drain_notice_s=min(compute_class.drain_notice_s, MAX_DRAIN_S),
+        max_run_duration_s=compute_class.max_run_duration_s,
+        patience_s=compute_class.patience_s,
         probe_timeout_s=config.health.probe_timeout_s,
         cpus_per_host=deployment.num_cpus,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,

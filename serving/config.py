@@ -251,6 +251,16 @@ class AppConfig(_Section):
         )
         return engine_hosts + self.gateway.replicas * self.gateway.num_cpus
 
+    @property
+    def num_chips(self) -> int:
+        """TPU chips of all slices that the application wants."""
+        return sum(
+            deployment.replicas * deployment.slice.shape.num_chips
+            for model in self.models
+            for deployment in model.deployments
+            if deployment.slice is not None
+        )
+
     def compute_class(self, name: str) -> ComputeClassConfig:
         """The compute class of this name, declared or built in.
 

@@ -122,12 +122,18 @@ def summary_lines(report: CheckReport) -> Iterator[str]:
             adapters = ", ".join(adapter.name for adapter in model.lora_adapters) or "none"
             yield f"  model        {model.name} (engine {model.engine}, adapters: {adapters})"
             for deployment in model.deployments:
+                wanted = ""
+                if deployment.slice is not None:
+                    shape = deployment.slice.shape
+                    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
+                    wanted = f", each on a slice {shape.generation} {shape.topology} of {hosts}"
                 yield (
                     f"  deployment   {model.deployment_name(deployment)} "
-                    f"(replicas: {deployment.replicas})"
+                    f"(replicas: {deployment.replicas}{wanted})"
                 )
         yield f"  gateway      replicas: {config.gateway.replicas}"
-        yield f"  asked of Ray {config.num_cpus:g} CPUs, no chips"
+        chips = f"{config.num_chips} chips" if config.num_chips else "no chips"
+        yield f"  asked of Ray {config.num_cpus:g} CPUs, {chips}"
         yield f"  API keys     {_keys_words(config, report.http_host)}"
 
 

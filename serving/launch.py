@@ -1,7 +1,7 @@
 """`slicewise serve`: runs `serve run` on a Ray cluster of its own, tells of it, and ends it all.
 
-Owns the environment of what it starts, the messages at start-up, and the end: whatever ends this
-command, nothing it started goes on. Everything else is `serve run`'s.
+Owns the environment of what it starts, the messages at start-up, and the end: when this command
+ends, by whatever but SIGKILL, nothing it started goes on. Everything else is `serve run`'s.
 """
 
 import contextlib

@@ -15,6 +15,8 @@ LEAVES = [
     "serving.engine.host",
     "serving.engine.paced",
     "serving.engine.spec",
+    "serving.gateway.draining",
+    "serving.gateway.fleet_view",
     "serving.gateway.flights",
     "serving.gateway.http_edge",
     "serving.gateway.keys",
@@ -22,6 +24,14 @@ LEAVES = [
     "serving.gateway.metrics_page",
     "serving.gateway.routing",
     "serving.cli",
+    "serving.simulation.control",
+    "serving.slices.clerk",
+    "serving.slices.expiry",
+    "serving.slices.host_stream",
+    "serving.slices.lifecycle",
+    "serving.slices.probe",
+    "serving.slices.quarantine",
+    "serving.topology",
 ]
 HEAVY = ("ray", "vllm", "torch", "transformers", "jax")
 

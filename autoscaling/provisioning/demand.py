@@ -2,17 +2,16 @@
 
 Owns the arithmetic of demand. Does not know what exists (`plan` compares). Pure: no clock, no I/O.
 
-    wanted    = held + waiting + unreplaced     slices that engines are to run on
+    wanted    = held + waiting                  slices that engines are to run on
     to exist  = wanted + leaving + released     those on their way out are still there
 
-`leaving` are slices that somebody takes away at a known time: they drain with a deadline. Each is
-replaced from that notice on, not from its death on. It is `unreplaced` until the successor of its
-replica has begun; from then on the successor stands for the wish, waiting or with a slice of its
-own. (To take the larger of waiting and leaving instead would buy a slice too many as soon as a
-successor has its slice while the old one still drains, and one too few while a scale-up waits.)
+`leaving` are slices that somebody takes away at a known time: they drain with a deadline. Their
+replica begins its next life at that very notice (ADR 7) and waits, so each is replaced from the
+notice on and not from its death on. A leaving slice never counts as what a waiting life could take.
+(To ask for a replacement because a slice is leaving, and not because somebody waits, would buy one
+for every replica that is given up while its slice drains, as in a run on spot slices.)
 
-`released` are slices that their replica drains because it is no longer wanted: nobody waits for a
-replacement.
+`released` are slices that their replica drains because it is no longer wanted.
 """
 
 from collections.abc import Iterable
@@ -20,10 +19,6 @@ from dataclasses import dataclass, field
 
 from serving.directory import SliceRecord
 from serving.slices.lifecycle import HOLDING, WAITING, SliceState
-
-# Lives are timed by the clocks of different hosts. A successor taken for a newcomer would buy a
-# slice; a newcomer taken for a successor only delays one until the true successor has begun.
-_CLOCK_SLACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,13 +47,12 @@ class Demand:
     held: frozenset[str] = field(default_factory=frozenset)
     leaving: frozenset[str] = field(default_factory=frozenset)
     released: frozenset[str] = field(default_factory=frozenset)
-    num_unreplaced: int = 0
     addresses: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def num_wanted(self) -> int:
         """Slices that engines are to run on."""
-        return len(self.held) + self.num_waiting + self.num_unreplaced
+        return len(self.held) + self.num_waiting
 
     @property
     def num_to_exist(self) -> int:
@@ -74,8 +68,8 @@ class Demand:
     def arithmetic(self) -> str:
         """How `num_to_exist` comes about, for a log line."""
         return (
-            f"{len(self.held)} held + {self.num_waiting} waiting + {self.num_unreplaced} unreplaced"
-            f" + {len(self.leaving)} leaving + {len(self.released)} released = {self.num_to_exist}"
+            f"{len(self.held)} held + {self.num_waiting} waiting + {len(self.leaving)} leaving"
+            f" + {len(self.released)} released = {self.num_to_exist}"
         )
 
 
@@ -97,53 +91,18 @@ def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, Demand]:
 def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
     holding = [record for record in records if record.state in HOLDING]
     draining = [record for record in holding if record.state == SliceState.DRAINING]
+    taken_away = [record for record in draining if record.drain_deadline_s is not None]
     held = {_slice_name(record) for record in holding if record.state != SliceState.DRAINING}
-    leaving = {
-        name: record
-        for record in draining
-        if record.drain_deadline_s is not None and (name := _slice_name(record)) not in held
-    }
-    released = {_slice_name(record) for record in draining} - leaving.keys() - held
-    waiting = [record for record in records if record.state in WAITING]
-    staying = [record for record in holding if record.state != SliceState.DRAINING]
+    leaving = {_slice_name(record) for record in taken_away} - held
+    released = {_slice_name(record) for record in draining} - leaving - held
     return Demand(
         kind,
-        num_waiting=len(waiting),
+        num_waiting=sum(record.state in WAITING for record in records),
         held=frozenset(held),
         leaving=frozenset(leaving),
         released=frozenset(released),
-        num_unreplaced=_num_unreplaced(list(leaving.values()), waiting + staying),
         addresses=frozenset(host.address for record in holding for host in record.hosts),
     )
-
-
-def _num_unreplaced(leaving: list[SliceRecord], others: list[SliceRecord]) -> int:
-    """How many of `leaving` have no successor among `others`.
-
-    A successor serves the same model and began after the notice. Each of `others` succeeds one at
-    most: the latest notice takes the latest beginning, which leaves the fewest without.
-    """
-    unmatched = sorted(others, key=_begun_at_s)
-    num_unreplaced = 0
-    for notice in sorted(leaving, key=lambda record: record.life.entered_at_s, reverse=True):
-        from_s = notice.life.entered_at_s - _CLOCK_SLACK_S
-        successor = next(
-            (
-                each
-                for each in reversed(unmatched)
-                if each.model == notice.model and _begun_at_s(each) >= from_s
-            ),
-            None,
-        )
-        if successor is None:
-            num_unreplaced += 1
-        else:
-            unmatched.remove(successor)
-    return num_unreplaced
-
-
-def _begun_at_s(record: SliceRecord) -> float:
-    return record.life.phases[0].at_s
 
 
 def _slice_name(record: SliceRecord) -> str:

@@ -62,7 +62,8 @@ class DirectoryRecords:
             # No directory has this version, so it answers at once.
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 snapshot = await self._handle.watch.remote("", 0.0)
-        except (RayServeException, ray.exceptions.RayError, TimeoutError) as error:
+        # Serve raises KeyError for a deployment that it does not know.
+        except (RayServeException, ray.exceptions.RayError, KeyError, TimeoutError) as error:
             name = f"{DIRECTORY} of application {self._application}"
             raise RecordsUnavailableError(f"{name}: {type(error).__name__}: {error}") from error
         records: tuple[SliceRecord, ...] = snapshot.records

@@ -29,6 +29,7 @@ from serving.simulation.plan import (
     host_labels,
     host_resources,
 )
+from serving.slices.expiry import STARTED_AT_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +185,8 @@ class SimulatedCluster:
             self._slices[created.name] = created
             for worker_id in range(kind.shape.num_hosts):
                 created.hosts.append(self._start_host(created, worker_id))
+            if kind.max_run_duration_s is not None:
+                self._at(kind.max_run_duration_s, self._lose, created)
         logger.info("simulated_slice_added slice=%s hosts=%d", created.name, len(created.hosts))
         return created.name
 
@@ -307,7 +310,8 @@ class SimulatedCluster:
             env_vars=host_environment(
                 kind, owner.name, worker_id, self._faults.pop((owner.name, worker_id), None)
             )
-            | metadata.environment,
+            | metadata.environment
+            | {STARTED_AT_VARIABLE: f"{time.time():.1f}"},
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
         )

@@ -54,6 +54,8 @@ class SimulatedSlices(_Section):
     """When they come into being, in seconds after the start of the cluster."""
     returns_after_s: Annotated[float, Field(ge=0, le=86_400)] | None = 30.0
     """When a lost slice is replaced, under its old name; `null`: never."""
+    max_run_duration_s: Annotated[float, Field(gt=0, le=604_800)] | None = None
+    """How long each runs before it is taken away, as flex-start slices are; `null`: for ever."""
     zone: str = "sim-a"
     """Becomes the label `ray.io/availability-zone`."""
 

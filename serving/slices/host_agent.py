@@ -15,6 +15,7 @@ import msgspec
 import ray
 
 from serving.process_log import log_as_actor
+from serving.slices.expiry import BootTimeError, expiry_notice, started_at_s
 from serving.slices.host_stream import HostStreamServer
 from serving.slices.metadata_client import (
     HOST_VARIABLE,
@@ -29,6 +30,7 @@ from serving.slices.probe import (
     ProbeSpec,
     run_probe_on_host,
 )
+from serving.slices.spec import SliceSpec
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +50,11 @@ class AgentReport:
 class HostAgent:
     """Async actor; its methods are called by its slice replica only."""
 
-    def __init__(self, worker_id: int, drain_notice_s: float, *, listens_on_loopback: bool) -> None:
+    def __init__(self, worker_id: int, spec: SliceSpec) -> None:
         log_as_actor()
         self._worker_id = worker_id
-        self._drain_notice_s = drain_notice_s
-        self._loopback = listens_on_loopback
+        self._spec = spec
+        self._loopback = spec.listens_on_loopback
         self._stream: HostStreamServer | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -61,6 +63,8 @@ class HostAgent:
         ip = "127.0.0.1" if self._loopback else ray.util.get_node_ip_address()
         self._stream = HostStreamServer(self._worker_id)
         address = await self._stream.listen(ip)
+        if self._spec.max_run_duration_s is not None:
+            self._announce_expiry(self._stream, self._spec.max_run_duration_s)
         # A machine that is no VM has none; simulated hosts have one of their own.
         host = os.environ.get(HOST_VARIABLE)
         if host != NO_METADATA:
@@ -69,11 +73,20 @@ class HostAgent:
                 self._worker_id,
                 self._stream,
                 # Our pods get the shorter of the VM's notice and their grace period.
-                preemption_notice_s=min(SPOT_NOTICE_S, self._drain_notice_s),
+                preemption_notice_s=min(SPOT_NOTICE_S, self._spec.drain_notice_s),
             )
             self._watch = asyncio.create_task(work, name="watch-metadata")
         node_id = ray.get_runtime_context().get_node_id()
         return AgentReport(self._worker_id, node_id, address)
+
+    def _announce_expiry(self, stream: HostStreamServer, max_run_duration_s: float) -> None:
+        try:
+            started_s = started_at_s(os.environ)
+        except BootTimeError as error:
+            # Then its end comes like that of a host that dies.
+            logger.warning("expiry_unknown worker_id=%d error=%r", self._worker_id, str(error))
+            return
+        stream.announce(expiry_notice(self._worker_id, started_s, max_run_duration_s))
 
     async def free_port(self) -> tuple[str, int]:
         """An address on this host for the probe's coordinator. Free now; taken at once."""

@@ -12,6 +12,8 @@ class SliceSpec:
 
     `node_labels` are the labels that its hosts have by compute class and zone. `drain_notice_s` is
     how long before a scheduled end it is left, and how long it has where no end was named.
+    `max_run_duration_s` is how long its hosts run at most, from their start; `None`: for ever.
+    After `patience_s` of waiting the wait is called too long; `None`: never.
     `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
     for the engine. Times are seconds.
     """
@@ -20,6 +22,8 @@ class SliceSpec:
     shape: SliceShape
     node_labels: Mapping[str, str] = field(default_factory=dict)
     drain_notice_s: float = 15.0
+    max_run_duration_s: float | None = None
+    patience_s: float | None = None
     probe_timeout_s: float = 120.0
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False

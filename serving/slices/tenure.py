@@ -78,13 +78,15 @@ async def take_slice(
     want = wanted_slice(spec)
     tried: frozenset[frozenset[str]] = frozenset()
     told = ""
+    started_s = time.monotonic()
     while True:
         offer = await _claim(directory, replica_id, want, tried)
         if offer.slice is None:
             tried = frozenset()
-            if offer.reason != told:
-                told = offer.reason
-                await waiting(offer.reason)
+            reason = _out_of_patience(spec, time.monotonic() - started_s) + offer.reason
+            if reason != told:
+                told = reason
+                await waiting(reason)
             continue
         try:
             return await _hold(offer.slice, spec, directory)
@@ -131,11 +133,7 @@ class Tenure:
                 "max_concurrency": 8,
                 "scheduling_strategy": self.reservation.on_host(host.worker_id),
             }
-            agent = actor.options(**options).remote(
-                host.worker_id,
-                self._spec.drain_notice_s,
-                listens_on_loopback=self._spec.listens_on_loopback,
-            )
+            agent = actor.options(**options).remote(host.worker_id, self._spec)
             self._agents.append(agent)
         try:
             async with asyncio.timeout(_AGENTS_S):
@@ -252,6 +250,13 @@ class Tenure:
                     self.announce(Notice(kind, worker_id, deadline_s, reason, "ray drain"))
             self._decide()
             await asyncio.sleep(_RAY_LOOK_S)
+
+
+def _out_of_patience(spec: SliceSpec, waited_s: float) -> str:
+    """What the reason of a wait begins with once it has been too long."""
+    if spec.patience_s is None or waited_s < spec.patience_s:
+        return ""
+    return f"longer than the {spec.patience_s:g} s that {spec.compute_class} is given: "
 
 
 async def _claim(

@@ -15,42 +15,33 @@ _ids = itertools.count()
 _WAY = (SliceState.RESERVED, SliceState.LOADING, SliceState.READY)
 
 
-def waiting(kind: SliceKind = SPOT, *, begun_s: float = 0.0, model: str = "demo") -> SliceRecord:
+def waiting(kind: SliceKind = SPOT) -> SliceRecord:
     """A replica that has no slice yet."""
     return SliceRecord(
         replica_id=f"replica-{next(_ids)}",
-        model=model,
+        model="demo",
         compute_class=kind.compute_class,
-        life=SliceLife.begin(begun_s).enter(SliceState.PROVISIONING, begun_s, "none is free"),
+        life=SliceLife.begin(0.0).enter(SliceState.PROVISIONING, 0.0, "none is free"),
         generation=kind.generation,
         topology=kind.topology,
     )
 
 
-def holding(
-    name: str,
-    kind: SliceKind = SPOT,
-    *,
-    begun_s: float = 0.0,
-    model: str = "demo",
-    address: str | None = None,
-) -> SliceRecord:
+def holding(name: str, kind: SliceKind = SPOT, *, address: str | None = None) -> SliceRecord:
     """A replica whose engine runs on the slice `name`."""
-    record = waiting(kind, begun_s=begun_s, model=model)
+    record = waiting(kind)
     life = record.life
     for state in _WAY:
-        life = life.enter(state, begun_s, "so it goes", slice_name=name)
+        life = life.enter(state, 0.0, "so it goes", slice_name=name)
     hosts = () if address is None else (HostRecord(0, "node", address, 4),)
     return replace(record, life=life, hosts=hosts)
 
 
-def leaving(
-    name: str, kind: SliceKind = SPOT, *, at_s: float = 100.0, model: str = "demo"
-) -> SliceRecord:
-    """A replica whose slice will be taken away, which was announced at `at_s`."""
-    record = holding(name, kind, model=model)
-    life = record.life.enter(SliceState.DRAINING, at_s, "preemption notice")
-    return replace(record, life=life, drain_deadline_s=at_s + 30.0)
+def leaving(name: str, kind: SliceKind = SPOT) -> SliceRecord:
+    """A replica whose slice will be taken away, as it has just learned."""
+    record = holding(name, kind)
+    life = record.life.enter(SliceState.DRAINING, 100.0, "preemption notice")
+    return replace(record, life=life, drain_deadline_s=130.0)
 
 
 def released(name: str, kind: SliceKind = SPOT) -> SliceRecord:

@@ -16,8 +16,6 @@ from provisioning_builders import (
 from autoscaling.provisioning.demand import Demand, demand_by_kind
 from serving.directory import SliceRecord
 
-NOTICE_S = 100.0
-
 
 def demand(*records: SliceRecord) -> Demand:
     return demand_by_kind(records).get(SPOT, Demand(SPOT))
@@ -29,57 +27,20 @@ def demand(*records: SliceRecord) -> Demand:
         pytest.param([], 0, 0, id="nobody"),
         pytest.param([waiting(), waiting()], 2, 2, id="two wait"),
         pytest.param([holding("s-0"), waiting()], 2, 2, id="one has a slice, one waits"),
-        pytest.param([released("s-0")], 0, 1, id="scale-down: still there, not replaced"),
-        pytest.param([leaving("s-0")], 1, 2, id="notice: replaced at once"),
         pytest.param([gone("s-0")], 0, 0, id="a life that has ended wants nothing"),
-        pytest.param([leaving("s-0"), waiting(begun_s=NOTICE_S)], 1, 2, id="the successor waits"),
+        pytest.param([released("s-0")], 0, 1, id="scale-down: still there, not replaced"),
+        pytest.param([leaving("s-0"), waiting()], 1, 2, id="notice: the next life waits already"),
         pytest.param(
-            [leaving("s-0"), holding("s-1", begun_s=NOTICE_S)],
+            [leaving("s-0"), holding("s-1")],
             1,
             2,
-            id="the successor has its slice, the old one still drains",
+            id="the next life has its slice, the old one still drains",
         ),
+        pytest.param([leaving("s-0"), waiting(), waiting()], 2, 3, id="a scale-up waits besides"),
         pytest.param(
-            [leaving("s-0"), waiting(begun_s=NOTICE_S - 60)],
-            2,
-            3,
-            id="who waited before the notice is no successor",
+            [leaving("s-0"), leaving("s-1"), waiting(), waiting()], 2, 4, id="two notices"
         ),
-        pytest.param(
-            [leaving("s-0"), waiting(begun_s=NOTICE_S - 60), waiting(begun_s=NOTICE_S)],
-            2,
-            3,
-            id="a scale-up waits besides the successor",
-        ),
-        pytest.param(
-            [leaving("s-0"), leaving("s-1"), waiting(begun_s=NOTICE_S)],
-            2,
-            4,
-            id="two notices, one successor so far",
-        ),
-        pytest.param(
-            [
-                leaving("s-0", at_s=NOTICE_S),
-                leaving("s-1", at_s=NOTICE_S + 60),
-                waiting(begun_s=NOTICE_S + 61),
-                waiting(begun_s=NOTICE_S + 1),
-            ],
-            2,
-            4,
-            id="each successor follows its own notice",
-        ),
-        pytest.param(
-            [leaving("s-0", model="one"), waiting(begun_s=NOTICE_S, model="other")],
-            2,
-            3,
-            id="another model's replica is no successor",
-        ),
-        pytest.param(
-            [leaving("s-0"), waiting(begun_s=NOTICE_S - 1)],
-            1,
-            2,
-            id="a successor whose clock is a second behind",
-        ),
+        pytest.param([leaving("s-0")], 0, 1, id="given up while its slice drains"),
     ],
 )
 def test_demand_of_records(records: list[SliceRecord], num_wanted: int, num_to_exist: int) -> None:
@@ -93,7 +54,7 @@ def test_demand_tells_held_leaving_and_released_apart() -> None:
     assert found.leaving == {"s-1"}
     assert found.released == {"s-2"}
     assert found.occupied == {"s-0", "s-1", "s-2"}
-    assert found.arithmetic == ("1 held + 1 waiting + 1 unreplaced + 1 leaving + 1 released = 5")
+    assert found.arithmetic == "1 held + 1 waiting + 1 leaving + 1 released = 4"
 
 
 def test_demand_slice_named_twice_counts_once_and_as_held() -> None:

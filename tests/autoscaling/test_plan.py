@@ -58,8 +58,17 @@ def test_plan_with_enough_slices_changes_nothing() -> None:
 
 
 def test_plan_asks_for_the_replacement_at_the_notice() -> None:
-    change = only(Planner().plan([leaving("s-0")], group("s-0")))
+    change = only(Planner().plan([leaving("s-0"), waiting()], group("s-0")))
     assert (change.replicas, change.drops) == (2, ())
+
+
+def test_plan_replaces_nothing_for_a_replica_that_is_given_up() -> None:
+    assert not Planner().plan([leaving("s-0")], group("s-0")).changes
+
+
+def test_plan_does_not_take_a_leaving_slice_for_one_that_could_be_had() -> None:
+    change = only(Planner().plan([leaving("s-0"), leaving("s-1"), waiting()], group("s-0", "s-1")))
+    assert change.replicas == 3
 
 
 def test_plan_drops_a_slice_only_when_it_has_been_unwanted_for_long() -> None:
@@ -98,9 +107,9 @@ def test_plan_drops_first_what_is_still_to_come() -> None:
 def test_plan_drops_a_condemned_slice_at_once_when_its_replica_has_left() -> None:
     planner = Planner()
     before = group("s-0")
-    plan = planner.plan([leaving("s-0")], before)
+    plan = planner.plan([leaving("s-0"), waiting()], before)
     (after,) = carried_out([before], plan)
-    change = only(planner.plan([waiting(begun_s=100.0)], after, at_s=10.0))
+    change = only(planner.plan([waiting()], after, at_s=10.0))
     assert (change.replicas, dropped(change)) == (1, ["s-0"])
     assert change.drops[0].reason == "it is taken away, its replica has left it"
 
@@ -110,7 +119,7 @@ def test_plan_drops_what_came_back_under_a_condemned_name_nobody_asked_for() -> 
     planner = Planner()
     planner.plan([leaving("s-0")], group("s-0"))
     replaced = group(observed("s-0", PodPhase.PENDING, PodPhase.PENDING), "s-1")
-    change = only(planner.plan([holding("s-1", begun_s=100.0)], replaced, at_s=40.0))
+    change = only(planner.plan([holding("s-1")], replaced, at_s=40.0))
     assert dropped(change) == ["s-0"]
 
 
@@ -119,7 +128,7 @@ def test_plan_keeps_what_came_back_under_a_condemned_name_where_it_is_needed() -
     planner = Planner()
     planner.plan([leaving("s-0")], group("s-0", max_replicas=1))
     came_back = group("s-0", max_replicas=1)
-    assert not planner.plan([waiting(begun_s=100.0)], came_back, at_s=40.0).changes
+    assert not planner.plan([waiting()], came_back, at_s=40.0).changes
     # From here on it is a slice like any other, and idles for as long.
     assert not planner.plan([], came_back, at_s=50.0).changes
     assert planner.plan([], came_back, at_s=110.0).changes
@@ -257,7 +266,7 @@ def test_plan_drops_a_condemned_slice_that_was_kept_as_soon_as_it_may() -> None:
     planner = Planner()
     planner.plan([leaving("s-0")], group("s-0"))
     both = group("s-0", "s-1")
-    successor = holding("s-1", begun_s=100.0)
+    successor = holding("s-1")
     plan = planner.plan([successor], both, at_s=10.0)
     planner.memory = plan.keeping({both.slices[0].incarnation: "host 0 is in use"}).memory
     change = only(planner.plan([successor], both, at_s=20.0))

@@ -28,13 +28,11 @@ NAMES = [f"s-{index}" for index in range(5)]
 @st.composite
 def fleets(draw: st.DrawFn) -> list[SliceRecord]:
     """Replicas that wait, have slices, and are about to lose them; some on slices long gone."""
-    records = [
-        waiting(begun_s=draw(st.sampled_from([0.0, 100.0]))) for _ in range(draw(st.integers(0, 3)))
-    ]
+    records = [waiting() for _ in range(draw(st.integers(0, 3)))]
     for name in NAMES:
         match draw(st.integers(0, 5)):
             case 0:
-                records.append(holding(name, begun_s=draw(st.sampled_from([0.0, 100.0]))))
+                records.append(holding(name))
             case 1:
                 records.append(leaving(name))
             case 2:

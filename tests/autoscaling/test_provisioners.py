@@ -254,9 +254,9 @@ async def test_rounds_replace_a_lost_slice(world: World) -> None:
 async def test_rounds_replace_a_leaving_slice_before_it_goes(world: World) -> None:
     driver = Driver(world)
     await driver.round(waiting())
-    await driver.round(leaving("spot-group-0"), at_s=1.0)
+    await driver.round(leaving("spot-group-0"), waiting(), at_s=1.0)
     assert world.slices(SPOT) == {"spot-group-0", "spot-group-1"}
-    await driver.round(holding("spot-group-1", begun_s=100.0), at_s=2.0)
+    await driver.round(holding("spot-group-1"), at_s=2.0)
     assert world.slices(SPOT) == {"spot-group-1"}
 
 

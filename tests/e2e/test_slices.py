@@ -8,6 +8,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -111,6 +112,29 @@ async def disturbed(
     return await task, at_s
 
 
+def wait_left(application: RunningApplication, slice_name: str) -> float:
+    """When the gateway knew that it must send this slice nothing more (wall clock)."""
+    application.wait_fleet(
+        lambda fleet: (
+            not any(
+                row["name"] == slice_name and row["state"] == "ready" for row in fleet["slices"]
+            )
+        ),
+        60.0,
+    )
+    return time.time()
+
+
+def wait_successor(application: RunningApplication, replica_id: str) -> dict[str, Any]:
+    """The life that a replica began after this one."""
+    tag, _, number = replica_id.partition("~")
+    wanted = f"{tag}~{int(number or 1) + 1}"
+    fleet = application.wait_fleet(
+        lambda fleet: any(row["replica_id"] == wanted for row in fleet["slices"]), 30.0
+    )
+    return next(row for row in fleet["slices"] if row["replica_id"] == wanted)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(application: RunningApplication) -> list[Answer]:
     application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 3}, READY_S)
@@ -190,18 +214,24 @@ def test_preempted_host_drains_its_whole_slice_in_time(
     undisturbed: list[Answer],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answers, at_s = asyncio.run(
-        disturbed(application, "preempt", name="spot-0", notice_s=NOTICE_S, worker_id=1)
-    )
+    with ThreadPoolExecutor(1) as watch:
+        left = watch.submit(wait_left, application, "spot-0")
+        answers, at_s = asyncio.run(
+            disturbed(application, "preempt", name="spot-0", notice_s=NOTICE_S, worker_id=1)
+        )
     check_answers(answers, undisturbed)
     row = ended(application, "spot-0", at_s)
     assert row["cause"] == "preempted"
-    drained_s = entered_at_s(row, "gone") - at_s
+    gone_s = entered_at_s(row, "gone")
+    drained_s = gone_s - at_s
+    requested_s = wait_successor(application, row["replica_id"])["history"][0]["at_s"]
+    assert requested_s < gone_s, "the next slice was asked for only after this one's end"
     assert drained_s < NOTICE_S, "the slice was not released before the deadline"
     report(
         capsys,
         f"preemption of a host under {NUM_STREAMS} streams: draining after "
-        f"{entered_at_s(row, 'draining') - at_s:.2f} s, slice released after {drained_s:.1f} s of "
+        f"{entered_at_s(row, 'draining') - at_s:.2f} s, at the gateway after "
+        f"{left.result() - at_s:.2f} s, slice released after {drained_s:.1f} s of "
         f"{NOTICE_S:.0f} s; 0 failed, 0 tokens lost or repeated",
     )
 

@@ -1,0 +1,26 @@
+"""Whoever plans or types a command does not wait for Ray. Layers are `lint-imports`' business."""
+
+import subprocess
+import sys
+
+import pytest
+
+_PROBE = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(" ".join({"ray", "vllm", "torch", "jax"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["command", "kuberay", "plan", "reconcile", "simulated", "static"]
+)
+def test_importing_loads_no_framework(module: str) -> None:
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE, f"autoscaling.provisioning.{module}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert probe.stdout.split() == []
