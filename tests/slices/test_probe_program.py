@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from typing import Any
 
 import msgspec
@@ -172,10 +171,10 @@ async def test_four_good_hosts_pass_together() -> None:
 @pytest.mark.parametrize("fault", ["wrong_matmul", "missing_device", "small_hbm", "crash"])
 @pytest.mark.parametrize("faulty", [0, 2])
 async def test_faulty_host_among_three_is_named_alone(fault: str, faulty: int) -> None:
-    started_s = time.monotonic()
     found = await probe_slice(slice_of(3, 2, {faulty: fault}, TIMEOUT_S))
     assert found.failing == (faulty,), found.reason
-    assert time.monotonic() - started_s < TIMEOUT_S / 2
+    # Nobody waited for its own deadline.
+    assert "no result within" not in found.reason
 
 
 @pytest.mark.e2e
