@@ -25,7 +25,7 @@ help:
 	@echo "make test       set up and run the tests"
 	@echo "make check      format, lint, types, import rules, unit tests"
 	@echo "make setup      the virtual environment alone, with the slicewise command"
-	@echo "make test-long  the long suites: 50 kills, 2,000 requests"
+	@echo "make test-long  the long suites: 50 kills, 2,000 requests, more of KubeRay"
 	@echo "make bench      what Slicewise adds to the engine, side by side"
 	@echo "make model      train the shipped model again"
 	@echo "make lock       resolve the pinned package lists again"

@@ -118,8 +118,8 @@ async def _kill_under_load(url: str, victim: psutil.Process, salt: int) -> Pause
         killed_s = time.monotonic()
     gaps = [each.gaps for each in arrivals]
     usual_s = max(gap for each in gaps for at_s, gap in each if at_s + gap < killed_s)
-    # Half of the streams were on the engine that died; theirs are the long gaps over the kill. Later
-    # ones belong to the start of the new engine, which takes a core for many seconds.
+    # Half of the streams were on the engine that died; theirs are the long gaps over the kill.
+    # Later ones belong to the start of the new engine, which takes a core for many seconds.
     over = sorted((_gap_over(each, killed_s) for each in gaps), reverse=True)
     return Pause(tuple(over[: NUM_STREAMS // 2]), usual_s, prefill_s)
 

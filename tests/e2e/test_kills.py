@@ -222,6 +222,7 @@ def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
         sys.stdout.write(f"\n    {line}\n")
 
 
+@pytest.mark.long
 def test_undisturbed_streams_repeat_exactly(
     demo_application: RunningApplication, undisturbed: list[Answer]
 ) -> None:
@@ -231,7 +232,14 @@ def test_undisturbed_streams_repeat_exactly(
     )
 
 
-@pytest.mark.parametrize("kill", Kill)
+# The others come down to one of these; each costs the start of a new engine.
+ALWAYS_TRIED = {Kill.ENGINE_CORE, Kill.ENGINE_HOST}
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [pytest.param(kill, marks=() if kill in ALWAYS_TRIED else pytest.mark.long) for kill in Kill],
+)
 def test_streams_survive_exactly_when(
     demo_application: RunningApplication,
     undisturbed: list[Answer],

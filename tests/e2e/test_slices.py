@@ -282,3 +282,39 @@ def test_stock_out_leaves_the_application_healthy(
     finally:
         application.simulation("stock_out", compute_class="spot", is_dry=False)
     application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 3}, READY_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["drain", "maintain"])
+def test_slice_is_left_before_an_announced_end(
+    application: RunningApplication, command: str
+) -> None:
+    at_s = time.time()
+    application.simulation(command, name="spot-1", notice_s=8.0, worker_id=1)
+    row = ended(application, "spot-1", at_s)
+    assert row["cause"] == "preempted"
+    assert entered_at_s(row, "draining") < entered_at_s(row, "gone") < at_s + 8.0
+    assert "host 1" in row["reason"]
+
+
+@pytest.mark.long
+def test_slice_whose_run_is_over_expires_and_is_replaced() -> None:
+    shape = {"generation": "v6e", "topology": "1x1"}
+    kind = {"name": "flex", "compute_class": "flex-start", "returns_after_s": 1, **shape}
+    plan = {"slices": [kind | {"max_run_duration_s": 60}]}
+    flex_start = {
+        "name": "flex-start",
+        "market": "flex-start",
+        "max_run_duration_s": 60,
+        "drain_notice_s": 10,
+    }
+    deployment = {"compute_class": "flex-start", "num_cpus": 0.01, "slice": shape}
+    args = application_args(paced_model(deployments=[deployment]), compute_classes=[flex_start])
+    with RunningApplication(args, through="sim", plan=plan) as running:
+        since_s = running.fleet()["slices"][0]["history"][0]["at_s"]
+        fleet = running.wait_fleet(lambda fleet: bool(fleet["ended"]), 90.0)
+        row = fleet["ended"][0]
+        assert (row["name"], row["cause"]) == ("flex-0", "expired")
+        assert "its run of 60 s is over" in row["reason"]
+        assert entered_at_s(row, "gone") > since_s
+        running.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 1}, READY_S)

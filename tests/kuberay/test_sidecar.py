@@ -136,6 +136,7 @@ async def test_directory_that_is_not_there_is_no_empty_directory(directory: Any)
     assert await DirectoryRecords(APPLICATION)() == ()
 
 
+@pytest.mark.long
 async def test_killed_provisioner_goes_on_from_what_it_sees(
     cluster: EmulatedCluster, directory: Any
 ) -> None:

@@ -182,6 +182,7 @@ async def test_replacement_is_asked_for_at_the_notice(cluster: EmulatedCluster) 
     assert counts[FLEX] == 1
 
 
+@pytest.mark.long
 async def test_slice_that_the_directory_forgot_is_kept(
     cluster: EmulatedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
