@@ -29,6 +29,7 @@ from serving.config_check import check_serve_config, load_yaml
 from serving.engine_arg_names import installed_vllm_args
 from serving.errors import UnsupportedVllmError
 from serving.gateway.keys import read_keys
+from serving.slices.lifecycle import SliceState
 from serving.start_failure import start_failure
 
 # `serve run` stops its replicas one after the other, each with a drain; after that it is killed.
@@ -282,11 +283,14 @@ class _Launch:
             return False
         engines = [engine for model in fleet["models"] for engine in model["engines"]]
         num_ready = sum(bool(engine["linked"]) for engine in engines)
-        if not engines or num_ready < len(engines):
+        # It may be hours until there is a slice for these.
+        num_waiting = sum(engine["state"] == SliceState.PROVISIONING for engine in engines)
+        if not num_ready or num_ready + num_waiting < len(engines):
             what = f"{num_ready} of {len(engines)} engines ready, the others load"
             self._say_once(f"the gateway is up; {what}", waited_s)
             return False
-        self._say_once(f"ready: {len(engines)} engines", waited_s)
+        others = f", {num_waiting} more wait for slices" if num_waiting else ""
+        self._say_once(f"ready: {num_ready} engines{others}", waited_s)
         self._tell_how_to_ask(fleet["models"][0]["name"])
         return True
 
