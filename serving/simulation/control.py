@@ -4,6 +4,7 @@ The socket lies in a folder of this user alone, so nobody else's commands reach 
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import tempfile
@@ -59,6 +60,8 @@ class ControlServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else lies in it
+            self._socket.parent.rmdir()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
