@@ -147,6 +147,7 @@ async def test_held_slices_survive_every_change_around_them(cluster: EmulatedClu
     assert cluster.api.requests(AUTOSCALER, "patch") == []
 
 
+@pytest.mark.long
 async def test_replacement_is_asked_for_at_the_notice(cluster: EmulatedCluster) -> None:
     """Not when the slice dies: it still stands, with its replica on it, when the next one comes."""
     async with replicas("flex-start", SHAPE) as fleet, provisioning(cluster, fleet.records):

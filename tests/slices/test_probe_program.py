@@ -169,7 +169,7 @@ async def test_four_good_hosts_pass_together() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("fault", ["wrong_matmul", "missing_device", "small_hbm", "crash"])
-@pytest.mark.parametrize("faulty", [0, 2])
+@pytest.mark.parametrize("faulty", [pytest.param(0, marks=pytest.mark.long), 2])
 async def test_faulty_host_among_three_is_named_alone(fault: str, faulty: int) -> None:
     found = await probe_slice(slice_of(3, 2, {faulty: fault}, TIMEOUT_S))
     assert found.failing == (faulty,), found.reason
