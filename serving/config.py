@@ -84,8 +84,7 @@ class DeploymentConfig(_Section):
     compute_class: ComputeClassName
     """Where the slices come from, by the name of the GKE ComputeClass; once per model."""
     slice: SliceConfig | None = None
-    """The slice of each engine; none is reserved, when left out. Parallel sizes left out of
-    `engine_args` are set from it."""
+    """The slice of each engine; none is reserved, when left out."""
     replicas: Annotated[int, Field(ge=1, le=4096)] = 1
     """Engines, one slice each."""
     num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1

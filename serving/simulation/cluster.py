@@ -195,8 +195,7 @@ class SimulatedCluster:
         with self._lock:
             each = self._slice(name)
             self._host(each, worker_id).metadata.announce_preemption()
-            each.going_at_s = time.monotonic() + notice_s
-            self._at(notice_s, self._lose, each)
+            self._lose_after(notice_s, each)
         logger.info("simulated_preemption slice=%s host=%d notice_s=%g", name, worker_id, notice_s)
 
     def maintain(self, name: str, notice_s: float, worker_id: int = 0) -> None:
@@ -204,16 +203,14 @@ class SimulatedCluster:
         with self._lock:
             each = self._slice(name)
             self._host(each, worker_id).metadata.announce_maintenance(time.time() + notice_s)
-            each.going_at_s = time.monotonic() + notice_s
-            self._at(notice_s, self._lose, each)
+            self._lose_after(notice_s, each)
 
     def drain(self, name: str, notice_s: float, worker_id: int = 0) -> None:
         """Has Ray drain one host's node, as its autoscaler would; the slice goes afterwards."""
         with self._lock:
             each = self._slice(name)
             node_id = self._host(each, worker_id).node.node_id
-            each.going_at_s = time.monotonic() + notice_s
-            self._at(notice_s, self._lose, each)
+            self._lose_after(notice_s, each)
         accepted, complaint = GcsClient(address=self.address).drain_node(
             node_id,
             DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
@@ -232,8 +229,7 @@ class SimulatedCluster:
                 return
             host = self._host(each, worker_id)
             self._end_host(host)
-            each.going_at_s = time.monotonic() + _REST_GOES_AFTER_S
-            self._at(_REST_GOES_AFTER_S, self._lose, each)
+            self._lose_after(_REST_GOES_AFTER_S, each)
         logger.info("simulated_kill slice=%s host=%s", name, worker_id)
 
     def remove(self, name: str) -> None:
@@ -282,6 +278,10 @@ class SimulatedCluster:
                 self._wanted_back.append(kind)
                 return
         self.add(kind.name)
+
+    def _lose_after(self, delay_s: float, each: SimulatedSlice) -> None:
+        each.going_at_s = time.monotonic() + delay_s
+        self._at(delay_s, self._lose, each)
 
     def _lose(self, each: SimulatedSlice) -> None:
         """The slice goes; another one comes under its name, if its kind has that."""

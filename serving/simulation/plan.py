@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from serving.errors import ConfigError, Problem
+from serving.slice_config import MARKET_LABEL
 from serving.slices.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
@@ -16,12 +17,10 @@ from serving.slices.inventory import (
     WORKER_ID_LABEL,
     ZONE_LABEL,
 )
+from serving.slices.probe import FAULT_VARIABLE
 from serving.topology import SliceShape, TopologyError, slice_shape
 
-# Read by the probe program (`serving.slices.probe_program`, which imports JAX).
-FAULT_VARIABLE = "SLICEWISE_PROBE_FAULT"
 COMPUTE_CLASS_LABEL = "slicewise.io/compute-class"
-MARKET_LABEL = "ray.io/market-type"
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$"
 
 

@@ -19,6 +19,8 @@ import msgspec
 
 # Set in the environment of the hosts of a simulated cluster: JAX has CPU devices there, no chips.
 SIMULATED_VARIABLE = "SLICEWISE_SIMULATED_HOST"
+# What is wrong with such a host, for the probe to find.
+FAULT_VARIABLE = "SLICEWISE_PROBE_FAULT"
 PROGRAM = (sys.executable, "-m", "serving.slices.probe_program")
 # How long a program that has reported may take to leave the slice's distributed runtime.
 EXIT_GRACE_S = 10.0

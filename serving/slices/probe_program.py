@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from serving.slices.probe import (
+    FAULT_VARIABLE,
     Check,
     CheckName,
     DeviceFailure,
@@ -35,8 +36,6 @@ from serving.slices.probe import (
     Stage,
     StageLine,
 )
-
-FAULT_VARIABLE = "SLICEWISE_PROBE_FAULT"
 
 # All of it is exact: the factors are small integers that bfloat16 holds, which a TPU multiplies
 # float32 in, and no sum reaches 2 ** 24.
