@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 CONFIG ?= serve_config.yaml
 VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
-FAST := not vllm and not e2e and not browser and not long
+FAST := not vllm and not e2e and not browser and not process and not long
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -1,14 +1,33 @@
-"""`make bench`: runs everything and writes `docs/benchmarks.md`."""
+"""`make bench`: runs everything; writes `benchmarks.md`, `capacity.md`, `calibration.md` in `docs`.
 
+`python -m benchmarks capacity` runs that part alone; `--ray-python` names the interpreter that has
+what Ray Serve LLM needs, if this one has not. The part `clients` writes `load-test-clients.md`;
+`--guidellm` names guidellm's command, without which it is left out.
+"""
+
+import argparse
 import datetime
 import os
 import platform
+import shutil
+import sys
 from pathlib import Path
 
 import uvloop
 
-from benchmarks import compare, overhead, pause
+from benchmarks import (
+    calibration,
+    calibration_report,
+    capacity,
+    capacity_report,
+    clients,
+    clients_report,
+    compare,
+    overhead,
+    pause,
+)
 
+_PARTS = ("engine", "capacity", "calibration", "clients")
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
 _TEXT = """# What Slicewise adds to the engine
@@ -72,11 +91,42 @@ async def _run() -> None:
     print(f"written: {REPORT}")
 
 
+def _run_capacity(ray_python: str) -> None:
+    capacity_report.write_report(capacity.run(ray_python, print))
+    print(f"written: {capacity_report.REPORT}")
+
+
+def _run_calibration() -> None:
+    static = calibration.run_static()
+    print(calibration_report.static_table(static))
+    calibration_report.write_report(static, calibration.run_scaled())
+    print(f"written: {calibration_report.REPORT}")
+
+
+def _run_clients(guidellm: str | None) -> None:
+    if guidellm is None:
+        print("guidellm is left out: --guidellm names its command")
+    clients_report.write_report(clients.run(guidellm, print))
+    print(f"written: {clients_report.REPORT}")
+
+
 def main() -> None:
-    """Runs all benchmarks in a session of its own (see `servers`)."""
+    """Runs all benchmarks, or one part, in a session of its own (see `servers`)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("part", nargs="?", choices=_PARTS, help="all, if left out")
+    parser.add_argument("--ray-python", default=sys.executable, help="for Ray Serve LLM")
+    parser.add_argument("--guidellm", default=shutil.which("guidellm"), help="its command")
+    given = parser.parse_args()
     if os.getpid() != os.getsid(0):
         os.setsid()
-    uvloop.run(_run())
+    if given.part in (None, "engine"):
+        uvloop.run(_run())
+    if given.part in (None, "capacity"):
+        _run_capacity(given.ray_python)
+    if given.part in (None, "calibration"):
+        _run_calibration()
+    if given.part in (None, "clients"):
+        _run_clients(given.guidellm)
 
 
 if __name__ == "__main__":

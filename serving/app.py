@@ -15,6 +15,7 @@ from serving.config import (
     ModelConfig,
     parse_app_config,
 )
+from serving.deployment_names import DIRECTORY, GATEWAY
 from serving.directory_deployment import FleetDirectory
 from serving.engine.slice_replica import DRAIN_GRACE_S, SliceReplica
 from serving.engine.spec import EngineSpec
@@ -36,6 +37,10 @@ _DIRECTORY_MAX_ONGOING = 10_000
 # How long before an end that was announced long ago a slice stops taking requests: time for them
 # to finish or move. The notices themselves may come an hour or a week before.
 MAX_DRAIN_S = 120.0
+# How often gateways and directory tell the scaling policy what they see. Serve counts what it was
+# told over a period, which the policy does not use: the shortest one keeps reports small.
+_REPORT_INTERVAL_S = 2.0
+_REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
 # No bound: the frontend has held token ids against the vocabulary of the model that it plays.
 _PACED_VOCAB_SIZE = 2**31
 
@@ -52,8 +57,9 @@ def build(args: dict[str, Any]) -> Application:
     except ConfigError as error:
         raise RayServeException(str(error)) from error
     directory = _FleetDirectory.options(
-        name="directory",
+        name=DIRECTORY,
         ray_actor_options=_actor_options(config, _CONTROL_CPUS),
+        **_heard_replicas(config, 1),
         max_ongoing_requests=_DIRECTORY_MAX_ONGOING,
         health_check_period_s=1.0,
     ).bind()
@@ -65,8 +71,8 @@ def build(args: dict[str, Any]) -> Application:
                 _engine(config, model, deployment, spec).bind(spec, config.link, directory)
             )
     gateway = _Gateway.options(
-        name="gateway",
-        num_replicas=config.gateway.replicas,
+        name=GATEWAY,
+        **_heard_replicas(config, config.gateway.replicas),
         ray_actor_options=_actor_options(config, config.gateway.num_cpus)
         | {
             # To set up its own log vLLM would close the handlers of everybody else's.
@@ -131,12 +137,44 @@ def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:
     return options
 
 
+def _heard_replicas(config: AppConfig, count: int) -> dict[str, Any]:
+    """So many replicas, always; Serve collects stats for a policy only from what "scales"."""
+    if not config.is_autoscaled:
+        return {"num_replicas": count}
+    scaling = {
+        "min_replicas": count,
+        "max_replicas": count,
+        "initial_replicas": count,
+        # Serve 2.60 names environment variables to use in its place, and reads neither of them.
+        "metrics_interval_s": _REPORT_INTERVAL_S,
+        "look_back_period_s": _REPORT_PERIOD_S,
+    }
+    return {"autoscaling_config": scaling}
+
+
+def _engine_replicas(deployment: DeploymentConfig) -> dict[str, Any]:
+    """A fixed number, or bounds within which the policy alone decides."""
+    if not deployment.is_autoscaled:
+        return {"num_replicas": deployment.replicas}
+    scaling = {
+        "min_replicas": deployment.min_replicas,
+        "max_replicas": deployment.max_replicas,
+        "initial_replicas": deployment.replicas,
+        "upscale_delay_s": 0.0,
+        "downscale_delay_s": 0.0,
+        "downscale_to_zero_delay_s": 0.0,
+        "upscaling_factor": 1.0,
+        "downscaling_factor": 1.0,
+    }
+    return {"autoscaling_config": scaling}
+
+
 def _engine(
     config: AppConfig, model: ModelConfig, deployment: DeploymentConfig, spec: EngineSpec
 ) -> serve.Deployment:
     return _SliceReplica.options(
         name=model.deployment_name(deployment),
-        num_replicas=deployment.replicas,
+        **_engine_replicas(deployment),
         ray_actor_options=_actor_options(config, _CONTROL_CPUS),
         health_check_period_s=config.health.check_period_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -5,7 +5,8 @@ because imports point down: `serving` names neither `autoscaling` nor `loadtest`
 name is the command's; it is a function, or a `typer.Typer` with commands of its own.
 """
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
@@ -13,9 +14,11 @@ import typer
 from serving.config_check import check_command
 from serving.fleet_status import status_command
 from serving.launch import serve_command
+from serving.ledger.command import ledger_command
 from serving.simulation.command import sim
 
 COMMAND_GROUP = "slicewise.commands"
+_OWN_COMMANDS = frozenset({"config", "ledger", "serve", "status", "sim"})
 
 
 def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
@@ -34,6 +37,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.add_typer(config, name="config")
     cli.command("serve")(serve_command)
     cli.command("status")(status_command)
+    cli.command("ledger")(ledger_command)
     cli.add_typer(sim, name="sim")
     for entry_point in commands:
         command = entry_point.load()
@@ -44,9 +48,22 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     return cli
 
 
+def needed(arguments: Sequence[str], commands: Iterable[EntryPoint]) -> list[EntryPoint]:
+    """Those of `commands` that have to be loaded for these arguments of the command line.
+
+    A command that is named needs no other: each brings libraries of its own, which take seconds.
+    For help, and for a name that nobody has, all are needed.
+    """
+    known = list(commands)
+    first = next(iter(arguments), "")
+    if first in _OWN_COMMANDS:
+        return []
+    return [command for command in known if command.name == first] or known
+
+
 def main() -> None:
     """Runs the command line of this process."""
-    build_cli(entry_points(group=COMMAND_GROUP))()
+    build_cli(needed(sys.argv[1:], entry_points(group=COMMAND_GROUP)))()
 
 
 def _config_group() -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
 from serving import config_rules as rules
 from serving import slice_rules
 from serving.config_schema import problems_of
+from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem
 from serving.slice_config import (
@@ -67,6 +68,12 @@ class PacedConfig(_Section):
     """Requests that run at once; the rest wait."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] = 2048
     """Prompt and output tokens of one request together."""
+    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1_000_000_000)] | None = None
+    """Prompt tokens computed per second, in steps with the tokens of others; `null`: in no time."""
+    tpot_per_seq_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    """What each token of a step adds to the step's time, in milliseconds."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 8192
+    """Tokens of one step, prompts' and output; counts where prompts take time."""
 
 
 class AdapterConfig(_Section):
@@ -85,10 +92,35 @@ class DeploymentConfig(_Section):
     """Where the slices come from, by the name of the GKE ComputeClass; once per model."""
     slice: SliceConfig | None = None
     """The slice of each engine; none is reserved, when left out."""
-    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Engines, one slice each."""
+    replicas: Annotated[
+        int, Field(ge=0, le=4096, json_schema_extra={"default": "1 or min_replicas"})
+    ] = 1
+    """Engines, one slice each; of a deployment that scales, those it starts with. At least 1 of one
+    that does not."""
+    min_replicas: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """Fewest engines. With `max_replicas` the deployment scales: the application's
+    `autoscaling_policy` sets their number."""
+    max_replicas: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most engines of a deployment that scales; with `min_replicas`."""
     num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
     """CPUs that Ray reserves for each engine host; the engine itself may use more."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_with_the_fewest(cls, given: object) -> object:
+        if not isinstance(given, dict) or given.get("min_replicas") is None:
+            return given
+        return {"replicas": given["min_replicas"]} | given
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether a policy sets the number of its engines."""
+        return self.max_replicas is not None
+
+    @property
+    def most_replicas(self) -> int:
+        """The most engines it may have."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
 
     @property
     def num_hosts(self) -> int:
@@ -126,7 +158,7 @@ class ModelConfig(_Section):
         """The names a request may give: the model's, then its adapters'."""
         return (self.name, *(adapter.name for adapter in self.lora_adapters))
 
-    def paced_options(self) -> dict[str, float | int]:
+    def paced_options(self) -> dict[str, float | int | None]:
         """The options of a `paced` engine, in the engine's own words; times are seconds."""
         pace = self.paced or PacedConfig()
         return {
@@ -134,11 +166,14 @@ class ModelConfig(_Section):
             "time_per_token_s": pace.tpot_ms / 1000,
             "max_num_seqs": pace.max_num_seqs,
             "max_model_len": pace.max_model_len,
+            "prefill_tokens_per_s": pace.prefill_tokens_per_s,
+            "tpot_per_seq_s": pace.tpot_per_seq_ms / 1000,
+            "max_num_batched_tokens": pace.max_num_batched_tokens,
         }
 
     def deployment_name(self, deployment: DeploymentConfig) -> str:
         """The Serve deployment's name; unique in the application."""
-        return rules.engine_deployment_name(self.name, deployment.compute_class)
+        return engine_deployment_name(self.name, deployment.compute_class)
 
 
 class GatewayConfig(_Section):
@@ -156,6 +191,9 @@ class GatewayConfig(_Section):
     """Engines that may be lost while they hold one request; then it is given up with 500."""
     max_waiting_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Requests that wait for an engine, per gateway and model; one more is refused with 429."""
+    max_behind_s: Annotated[float, Field(gt=0, le=600)] = 2.0
+    """How late a gateway may be with the tokens it has; beyond it new requests are refused with
+    429."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Requests that Serve hands to one gateway at once, waiting ones included."""
 
@@ -242,9 +280,9 @@ class AppConfig(_Section):
 
     @property
     def num_cpus(self) -> float:
-        """CPUs that Ray reserves for the whole application."""
+        """CPUs that Ray reserves for the whole application, at most."""
         engine_hosts = sum(
-            deployment.replicas * deployment.num_hosts * deployment.num_cpus
+            deployment.most_replicas * deployment.num_hosts * deployment.num_cpus
             for model in self.models
             for deployment in model.deployments
         )
@@ -252,12 +290,19 @@ class AppConfig(_Section):
 
     @property
     def num_chips(self) -> int:
-        """TPU chips of all slices that the application wants."""
+        """TPU chips of all slices that the application wants, at most."""
         return sum(
-            deployment.replicas * deployment.slice.shape.num_chips
+            deployment.most_replicas * deployment.slice.shape.num_chips
             for model in self.models
             for deployment in model.deployments
             if deployment.slice is not None
+        )
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether a policy sets the number of any engines."""
+        return any(
+            deployment.is_autoscaled for model in self.models for deployment in model.deployments
         )
 
     def compute_class(self, name: str) -> ComputeClassConfig:
@@ -318,7 +363,10 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     models = rules.mappings_in(raw.get("models"))
     for index, model in models:
         yield from rules.model_problems(f"models[{index}]", model, vllm_args)
+        pace = _with_defaults(model, "paced", PacedConfig())
+        yield from rules.pace_problems(f"models[{index}].paced", pace)
         yield from slice_rules.model_slice_problems(f"models[{index}]", model)
+        yield from rules.scaling_problems(f"models[{index}]", model)
     yield from rules.duplicate_name_problems(models)
     yield from slice_rules.compute_class_problems(raw, models)
     yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))

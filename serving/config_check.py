@@ -13,7 +13,7 @@ import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from serving.config import AppConfig, check_app_config, exposure_problem
+from serving.config import AppConfig, DeploymentConfig, check_app_config, exposure_problem
 from serving.config_rules import mappings_in
 from serving.config_schema import name_hint, path_text, shown
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
@@ -105,6 +105,7 @@ def check_serve_config(raw: object, vllm_args: VllmArgs | None) -> CheckReport:
             problems += [_under(path, problem) for problem in error.problems]
             continue
         applications[str(application.get("name", "default"))] = config
+        problems += _policy_problems(f"applications[{index}]", application, config)
         exposure = exposure_problem(config.auth, host) if host is not None else None
         problems += [_under(path, exposure)] if exposure else []
     if not ours:
@@ -129,12 +130,18 @@ def summary_lines(report: CheckReport) -> Iterator[str]:
                     wanted = f", each on a slice {shape.generation} {shape.topology} of {hosts}"
                 yield (
                     f"  deployment   {model.deployment_name(deployment)} "
-                    f"(replicas: {deployment.replicas}{wanted})"
+                    f"({_replicas_words(deployment)}{wanted})"
                 )
         yield f"  gateway      replicas: {config.gateway.replicas}"
         chips = f"{config.num_chips} chips" if config.num_chips else "no chips"
         yield f"  asked of Ray {config.num_cpus:g} CPUs, {chips}"
         yield f"  API keys     {_keys_words(config, report.http_host)}"
+
+
+def _replicas_words(deployment: DeploymentConfig) -> str:
+    if not deployment.is_autoscaled:
+        return f"replicas: {deployment.replicas}"
+    return f"replicas: {deployment.min_replicas} to {deployment.max_replicas}"
 
 
 def _keys_words(config: AppConfig, http_host: str) -> str:
@@ -168,6 +175,24 @@ def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         names.add(name)
         _refuse_repeated_keys(value, seen)
+
+
+def _policy_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Without a policy of the application Serve's own would take every model to its minimum.
+
+    It counts requests that Serve hands to engines, and Serve hands them none.
+    """
+    is_autoscaled = any(
+        deployment.is_autoscaled for model in config.models for deployment in model.deployments
+    )
+    if is_autoscaled and not application.get("autoscaling_policy"):
+        yield Problem(
+            f"{path}.autoscaling_policy",
+            "missing, and deployments have min_replicas and max_replicas",
+            "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
+        )
 
 
 def _under(path: str, problem: Problem) -> Problem:

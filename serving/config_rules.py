@@ -5,10 +5,10 @@ type is passed over here because `serving.config` reports it. Pure.
 """
 
 import ipaddress
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from serving.config_schema import name_hint, shown
+from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, kind_of
 from serving.errors import Problem
 
@@ -81,11 +81,6 @@ _PARSER_PLUGINS = {
     "tool_call_parser": "tool_parser_plugin",
     "reasoning_parser": "reasoning_parser_plugin",
 }
-
-
-def engine_deployment_name(model: str, compute_class: str) -> str:
-    """`engine-<model>-<compute class>`, of characters that are safe in Serve's names."""
-    return f"engine-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{compute_class}"
 
 
 def is_loopback(host: str) -> bool:
@@ -163,6 +158,34 @@ def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Probl
         yield Problem(path, f"the deployment {name!r} is already the one at {first}", allowed)
 
 
+def scaling_problems(path: str, model: Raw) -> Iterator[Problem]:
+    """Bounds of a deployment that scales which contradict each other or its replicas."""
+    for number, deployment in mappings_in(model.get("deployments")):
+        at = f"{path}.deployments[{number}]"
+        given = [
+            name for name in ("min_replicas", "max_replicas") if deployment.get(name) is not None
+        ]
+        if len(given) == 1:
+            missing = "max_replicas" if given == ["min_replicas"] else "min_replicas"
+            yield Problem(f"{at}.{missing}", "missing", f"required with {at}.{given[0]}")
+            continue
+        least, most, replicas = numbers_in(deployment, "min_replicas", "max_replicas", "replicas")
+        if not given:
+            if replicas == 0:
+                complaint = "a deployment that does not scale has an engine"
+                allowed = "allowed: at least 1, or min_replicas: 0 and a max_replicas"
+                yield Problem(f"{at}.replicas", complaint, allowed, "0")
+            continue
+        if least is None or most is None:
+            continue
+        if least > most:
+            allowed = f"allowed: at most {at}.max_replicas, {most:g}"
+            yield Problem(f"{at}.min_replicas", "more than the most", allowed, f"{least:g}")
+        elif replicas is not None and not least <= replicas <= most:
+            allowed = f"allowed: {least:g} to {most:g}, min_replicas to max_replicas"
+            yield Problem(f"{at}.replicas", "outside its own bounds", allowed, f"{replicas:g}")
+
+
 def gateway_problems(gateway: Raw) -> Iterator[Problem]:
     """A bound on waiting that can never be reached."""
     waiting, ongoing = numbers_in(gateway, "max_waiting_requests", "max_ongoing_requests")
@@ -202,6 +225,22 @@ def health_problems(health: Raw) -> Iterator[Problem]:
             "not longer than the time between two checks",
             f"allowed: more than {period_s:g}, health.check_period_s",
             f"{timeout_s:g}",
+        )
+
+
+def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
+    """A step of the paced engine that full slots leave no room for a prompt in."""
+    rate, budget, num_seqs = numbers_in(
+        pace, "prefill_tokens_per_s", "max_num_batched_tokens", "max_num_seqs"
+    )
+    if rate is None or budget is None or num_seqs is None:
+        return
+    if budget < num_seqs:
+        yield Problem(
+            f"{path}.max_num_batched_tokens",
+            f"too few, with {path}.prefill_tokens_per_s, for a token of every request",
+            f"allowed: at least {num_seqs:g}, {path}.max_num_seqs",
+            f"{budget:g}",
         )
 
 

@@ -9,6 +9,7 @@ import time
 import uuid
 
 from serving.directory import RENEWAL_S, Directory, SliceRecord, Snapshot
+from serving.scaling_stats import directory_stats
 from serving.slices.claims import Offer
 from serving.slices.clerk import SliceClerk
 from serving.slices.inventory import SliceWant, WholeSlice
@@ -20,6 +21,7 @@ class FleetDirectory:
 
     async def __init__(self) -> None:  # type: ignore[misc] # Serve awaits it
         self._directory = Directory(uuid.uuid4().hex[:8])
+        self._started_at_s = time.time()
         self._clerk = SliceClerk(look)
         self._expiry = asyncio.create_task(self._expire())
 
@@ -56,6 +58,10 @@ class FleetDirectory:
     async def absolve(self, slice_name: str) -> None:
         """A slice replica says that a slice serves."""
         self._clerk.absolve(slice_name)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """All slices, for an autoscaling policy; see `scaling_stats`."""
+        return directory_stats(self._directory.snapshot(), self._started_at_s, time.time())
 
     async def _expire(self) -> None:
         while True:

@@ -9,6 +9,7 @@
         ├── UnknownModelError        404  the client must name a served model or adapter
         ├── RequestTooLargeError     413  the client must send less
         ├── OverloadedError          429  retry after the stated time
+        ├── GatewayBehindError       429  retry after the stated time, with luck at another gateway
         ├── PoisonRequestError       500  give up: the same request would take engines down again
         ├── CannotResumeError        500, or 503 when another attempt may succeed
         ├── EngineRefusedError       503  retry: the engine took the request and would not run it
@@ -159,6 +160,22 @@ class OverloadedError(RequestError):
             f"retry in {retry_after_s:.0f} s."
         )
         self.retry_after_s = retry_after_s
+
+
+class GatewayBehindError(RequestError):
+    """The gateway is late with the tokens it has; one request more would make all later."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "gateway_behind"
+
+    def __init__(self, model: str, behind_s: float) -> None:
+        super().__init__(model, behind_s)
+        self.retry_after_s = behind_s
+        self.message = (
+            f"The gateway is {behind_s:.1f} s behind with the tokens of {model!r}; "
+            f"retry in {behind_s:.0f} s."
+        )
 
 
 class NoEngineInTimeError(RequestError):

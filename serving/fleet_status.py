@@ -92,12 +92,44 @@ class GatewayView(_Record):
     uptime_s: float
 
 
+class ChangeView(_Record):
+    """A change of a compute class's slices, and why; of all classes where it names none."""
+
+    compute_class: str
+    delta: int
+    reason: str
+
+
+class PlanView(_Record):
+    """The scaling plan of one model."""
+
+    model: str
+    targets: dict[str, int]
+    arithmetic: str = ""
+    next_slice_in_s: float | None = None
+    refusals: tuple[ChangeView, ...] = ()
+    alerts: tuple[str, ...] = ()
+
+
+class AutoscalingView(_Record):
+    """The last scaling plans. `age_s` is `None` when there was none yet."""
+
+    age_s: float | None = None
+    alerts: tuple[str, ...] = ()
+    models: tuple[PlanView, ...] = ()
+
+
 class FleetView(_Record):
-    """The answer of `/fleet`. `slices` is `None` when the gateway is too old to tell of them."""
+    """The answer of `/fleet`.
+
+    `slices` is `None` when the gateway is too old to tell of them, `autoscaling` where nothing
+    scales.
+    """
 
     models: tuple[ModelView, ...]
     gateway: GatewayView
     slices: tuple[SliceView, ...] | None = None
+    autoscaling: AutoscalingView | None = None
 
 
 def status_command(
@@ -209,7 +241,7 @@ def parse_fleet(body: str) -> FleetView:
 
 
 def fleet_lines(fleet: FleetView) -> Iterator[str]:
-    """The fleet as a table of engines per model, and one of all slices."""
+    """The fleet: a table of engines per model, one of all slices, and what is planned."""
     gateway = fleet.gateway
     yield f"gateway {gateway.id}, running for {duration_words(gateway.uptime_s)}"
     for model in fleet.models:
@@ -225,6 +257,26 @@ def fleet_lines(fleet: FleetView) -> Iterator[str]:
         if fleet.slices:
             ordered = sorted(fleet.slices, key=_slice_order)
             yield from _table([_SLICE_HEADER, *(_slice_cells(each) for each in ordered)])
+    if fleet.autoscaling is not None:
+        yield ""
+        yield from _plan_lines(fleet.autoscaling)
+
+
+def _plan_lines(autoscaling: AutoscalingView) -> Iterator[str]:
+    age = "" if autoscaling.age_s is None else f", planned {duration_words(autoscaling.age_s)} ago"
+    yield f"autoscaling{age}"
+    yield from (f"  ALERT {alert}" for alert in _words(*autoscaling.alerts))
+    for plan in autoscaling.models:
+        targets = ", ".join(f"{name} {count}" for name, count in sorted(plan.targets.items()))
+        coming = ""
+        if plan.next_slice_in_s is not None:
+            coming = f"; next slice in {duration_words(plan.next_slice_in_s)}"
+        yield from _words(f"  {plan.model}: {targets or 'no slices'}{coming}")
+        yield from (f"    ALERT {alert}" for alert in _words(*plan.alerts))
+        yield from _words(f"    {plan.arithmetic}")
+        for each in plan.refusals:
+            name = each.compute_class or "all classes"
+            yield from _words(f"    refused: {name} {each.delta:+d}: {each.reason}")
 
 
 def duration_words(seconds: float) -> str:

@@ -285,7 +285,9 @@ class _Launch:
         num_ready = sum(bool(engine["linked"]) for engine in engines)
         # It may be hours until there is a slice for these.
         num_waiting = sum(engine["state"] == SliceState.PROVISIONING for engine in engines)
-        if not num_ready or num_ready + num_waiting < len(engines):
+        # What scales may well have no engine before there is a request.
+        may_be_idle = fleet["autoscaling"] is not None and not engines
+        if not may_be_idle and (not num_ready or num_ready + num_waiting < len(engines)):
             what = f"{num_ready} of {len(engines)} engines ready, the others load"
             self._say_once(f"the gateway is up; {what}", waited_s)
             return False

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from serving.cli import build_cli
+from serving.cli import COMMAND_GROUP, build_cli, needed
 from serving.fleet_status import duration_words
 
 ROOT = Path(__file__).parents[1]
@@ -271,3 +271,22 @@ def test_other_packages_add_commands() -> None:
     assert result.exit_code == 0, result.output
     assert run("--help", commands=(function,)).output.count("age") >= 1
     assert run("age", "61").exit_code == 2
+
+
+def test_only_the_command_that_is_named_is_loaded() -> None:
+    commands = [EntryPoint(name, "nowhere:nothing", COMMAND_GROUP) for name in ("one", "two")]
+    assert [each.name for each in needed(["two", "--help"], commands)] == ["two"]
+    assert needed(["serve", "two"], commands) == []
+    for arguments in ([], ["--help"], ["three"]):
+        assert needed(arguments, commands) == commands
+
+
+def test_deployments_that_scale_need_a_policy(tmp_path: Path) -> None:
+    scaling = GOOD.replace("replicas: 2", "min_replicas: 0, max_replicas: 3")
+    refused = check(tmp_path, scaling)
+    assert refused.exit_code == 1
+    assert "applications[0].autoscaling_policy: missing" in refused.output
+    policy = "\n  autoscaling_policy: {policy_function: 'autoscaling.serve_policy:SlicePolicy'}"
+    accepted = check(tmp_path, scaling.replace("- name: main", f"- name: main{policy}"))
+    assert accepted.exit_code == 0
+    assert "(replicas: 0 to 3)" in accepted.output

@@ -116,14 +116,29 @@ def test_full_config_is_taken_as_written() -> None:
 
 
 def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
-    raw = minimal(engine="paced", paced={"ttft_ms": 5, "tpot_ms": 0.5, "max_num_seqs": 8})
-    assert check(raw).models[0].paced_options() == {
+    pace = {"ttft_ms": 5, "tpot_ms": 0.5, "tpot_per_seq_ms": 0.25, "max_num_seqs": 8}
+    assert check(minimal(engine="paced", paced=pace)).models[0].paced_options() == {
         "ttft_s": 0.005,
         "time_per_token_s": 0.0005,
         "max_num_seqs": 8,
         "max_model_len": 2048,
+        "prefill_tokens_per_s": None,
+        "tpot_per_seq_s": 0.00025,
+        "max_num_batched_tokens": 8192,
     }
     assert check(minimal(engine="paced")).models[0].paced_options()["ttft_s"] == 0.02
+
+
+def test_paced_step_too_small_for_its_requests_is_refused() -> None:
+    pace = {"prefill_tokens_per_s": 8000.0, "max_num_batched_tokens": 64}
+    with pytest.raises(ConfigError) as refused:
+        check(minimal(engine="paced", paced=pace))
+    assert (
+        "models[0].paced.max_num_batched_tokens: too few, with models[0].paced."
+        "prefill_tokens_per_s, for a token of every request (value 64); "
+        "allowed: at least 256, models[0].paced.max_num_seqs"
+    ) in str(refused.value)
+    check(minimal(engine="paced", paced={"max_num_batched_tokens": 64}))
 
 
 def test_config_is_frozen_and_survives_pickling() -> None:
@@ -325,12 +340,12 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"deployments": [{"compute_class": "a", "replicas": "3"}]},
         'models[0].deployments[0].replicas: not allowed (value "3"); '
-        "allowed: an integer, 1 to 4096",
+        "allowed: an integer, 0 to 4096",
     ),
     (
         {"deployments": [{"compute_class": "a", "replicas": True}]},
         "models[0].deployments[0].replicas: not allowed (value true); "
-        "allowed: an integer, 1 to 4096",
+        "allowed: an integer, 0 to 4096",
     ),
     (
         {"deployments": [{"replicas": 1}]},

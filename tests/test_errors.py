@@ -7,6 +7,7 @@ import pytest
 from serving.errors import (
     CannotResumeError,
     ConfigError,
+    GatewayBehindError,
     MalformedRequestError,
     NoEngineInTimeError,
     OverloadedError,
@@ -43,6 +44,10 @@ CASES = [
     (
         OverloadedError("demo", 7, 2.5),
         (429, "rate_limit_error", "overloaded", None, "rate_limit_error"),
+    ),
+    (
+        GatewayBehindError("demo", 3.2),
+        (429, "rate_limit_error", "gateway_behind", None, "rate_limit_error"),
     ),
     (PoisonRequestError(3), (500, "server_error", "poison_request", None, "api_error")),
     (CannotResumeError("n > 1"), (500, "server_error", "cannot_resume", None, "api_error")),

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.fleet_stage import CHAT, CODE, V6E, Stage, held, ready, serving
+from gateway.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, ready, serving
 
 from serving.fleet_status import fetch_fleet, fleet_lines, parse_fleet
 
@@ -33,6 +33,8 @@ async def watching(url: str, output: int) -> AsyncIterator[asyncio.subprocess.Pr
         env={**os.environ, "COLUMNS": "60", "LINES": "12"},
         stdout=output,
         stderr=asyncio.subprocess.PIPE,
+        # A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.
+        preexec_fn=_heed_interrupts,
     )
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -41,6 +43,10 @@ async def watching(url: str, output: int) -> AsyncIterator[asyncio.subprocess.Pr
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def test_slices_are_shown_after_the_engines() -> None:
@@ -135,3 +141,21 @@ async def test_watch_of_a_wrong_address_ends_at_once() -> None:
         _, problem = await process.communicate()
         assert process.returncode == 2
         assert b"Connection refused" in problem
+
+
+async def test_plan_is_told_with_what_is_refused_and_alerts() -> None:
+    stage = Stage.example()
+    stage.board = example_board("the load is 70 s\x1b[2J old")
+    lines = await lines_of(stage)
+    start = lines.index("autoscaling, planned 4s ago")
+    assert lines[start - 1] == ""
+    assert lines[start + 1 :] == [
+        f"{CHAT}: flex-start 2, reserved 3, spot 4; next slice in 1m20s",
+        "ALERT the load is 70 s?[2J old",
+        "41.20 requests/s, 44.00 in 240 s by trend: 8.61 slices; need 9, floor 5",
+        "refused: spot +2: not relied on: a wish is 131 s late",
+    ]
+
+
+async def test_fleet_that_does_not_scale_has_no_line_on_it() -> None:
+    assert not any("autoscaling" in line for line in await lines_of(Stage.example()))

@@ -10,6 +10,7 @@ LEAVES = [
     "serving.config",
     "serving.directory",
     "serving.model_source",
+    "serving.paced_tokens",
     "serving.link.client",
     "serving.link.server",
     "serving.engine.host",
@@ -22,9 +23,14 @@ LEAVES = [
     "serving.gateway.keys",
     "serving.gateway.membership",
     "serving.gateway.metrics_page",
+    "serving.gateway.ledger_metrics",
+    "serving.gateway.request_meter",
     "serving.gateway.routing",
+    "serving.gateway.serving_metrics",
+    "serving.ledger.command",
     "serving.cli",
     "serving.simulation.control",
+    "serving.simulation.throttle",
     "serving.slices.clerk",
     "serving.slices.expiry",
     "serving.slices.host_stream",
@@ -32,6 +38,10 @@ LEAVES = [
     "serving.slices.probe",
     "serving.slices.quarantine",
     "serving.topology",
+    "autoscaling.policy.policy",
+    "autoscaling.replay",
+    "loadtest.chaos.runner",
+    "loadtest.known_answer",
 ]
 HEAVY = ("ray", "vllm", "torch", "transformers", "jax")
 

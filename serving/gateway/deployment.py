@@ -6,9 +6,11 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
@@ -17,18 +19,36 @@ from serving.cluster_secret import cluster_secret
 from serving.config import AppConfig, AuthConfig, exposure_problem
 from serving.directory import Snapshot
 from serving.errors import ConfigError
-from serving.gateway.fleet_view import GatewayView, ModelView, SeatView, describe_fleet
+from serving.gateway.fleet_view import (
+    GatewayView,
+    ModelView,
+    SeatView,
+    describe_fleet,
+    describe_plans,
+)
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys, read_keys
+from serving.gateway.ledger_metrics import LedgerCollector, is_busy
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
+from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
+from serving.ledger.ledger import Ledger
+from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
 from serving.model_source import resolve_file
+from serving.plan_board import PlanBoard, PlanBoardError
+from serving.plan_store import read_board
 from serving.process_log import log_as_replica
+from serving.scaling_stats import load_stats
 
 logger = logging.getLogger(__name__)
+
+# Less than the policy takes between two plans.
+_PLAN_PERIOD_S = 2.0
+# How finely the ledger tells serving from idle.
+_LEDGER_PERIOD_S = 1.0
 
 
 def ensure_not_exposed(auth: AuthConfig) -> None:
@@ -97,6 +117,16 @@ class Gateway:
             ),
         )
         self._follower = asyncio.create_task(self._membership.follow(self._watch_directory))
+        self._is_autoscaled = config.is_autoscaled
+        self._board: PlanBoard | None = None
+        self._plans = asyncio.create_task(self._follow_plans()) if self._is_autoscaled else None
+        self._ledger = Ledger(to_ms(time.time()))
+        self._metrics = CollectorRegistry(auto_describe=False)
+        fleets = {name: model.core for name, model in self._models.items()}
+        self._metrics.register(ServingCollector(fleets, self._edge.meter))
+        self._metrics.register(EngineCollector(self._read_engines))
+        self._metrics.register(LedgerCollector(self._ledger, _usd_per_chip_hour(config)))
+        self._bookkeeper = asyncio.create_task(self._keep_ledger())
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
         gc.freeze()
@@ -105,34 +135,89 @@ class Gateway:
         """Called by Serve when the constructor is done."""
         return self._edge
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """What an autoscaling policy may want to know of this gateway, by model."""
-        stats = {}
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The load of every model at this gateway, for an autoscaling policy."""
+        stats: dict[str, float] = {}
         for name, model in self._models.items():
-            described = model.describe()
-            stats[f"{name}/waiting"] = float(described["waiting"])
-            stats[f"{name}/in_flight"] = float(described["in_flight"])
+            stats |= load_stats(name, model.core.load)
         return stats
 
     async def __del__(self) -> None:
         """Ends the links; engines free what was in flight here."""
         if hasattr(self, "_follower"):
             self._follower.cancel()
+            self._bookkeeper.cancel()
+            if self._plans is not None:
+                self._plans.cancel()
             await self._membership.close()
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
         snapshot: Snapshot = await self._directory.watch.remote(version, timeout_s)
         return snapshot
 
+    async def _follow_plans(self) -> None:
+        """Keeps the last plan at hand, for readers of the fleet and for refused clients."""
+        told = ""
+        while True:
+            try:
+                self._board = await asyncio.to_thread(read_board) or self._board
+            except (PlanBoardError, RuntimeError, RayError) as error:
+                # The last plan is shown with its age until there is another.
+                if repr(error) != told:
+                    told = repr(error)
+                    logger.warning("plan_board_unreadable error=%r", error)
+            if self._board is not None:
+                now_s = time.time()
+                for name, model in self._models.items():
+                    model.core.expect_engine(self._board.retry_after_s(name, now_s))
+            await asyncio.sleep(_PLAN_PERIOD_S)
+
+    async def _keep_ledger(self) -> None:
+        while True:
+            self._count_chips()
+            await asyncio.sleep(_LEDGER_PERIOD_S)
+
+    def _count_chips(self) -> None:
+        views = (_seat_view(seat) for model in self._models.values() for seat in model.core.seats)
+        busy = {view.engine_id: is_busy(view.in_flight, view.load) for view in views}
+        self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()))
+
+    def _read_engines(self) -> Iterator[EngineReading]:
+        records = self._membership.snapshot.records
+        slices = {record.engine_id: record.life.slice_name for record in records}
+        for name, model in self._models.items():
+            for view in map(_seat_view, model.core.seats):
+                if view.load is not None:
+                    slice_name = slices.get(view.engine_id)
+                    yield EngineReading(
+                        name, view.compute_class, view.engine_id, slice_name, view.load
+                    )
+
     def _render_metrics(self) -> tuple[bytes, str]:
-        return render_metrics([REGISTRY, *(model.metrics for model in self._models.values())])
+        self._count_chips()
+        registries = [REGISTRY, self._metrics, *(each.metrics for each in self._models.values())]
+        return render_metrics(registries, self._view.gateway_id)
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [
             ModelView(model.describe(), tuple(_seat_view(seat) for seat in model.core.seats))
             for model in self._models.values()
         ]
-        return describe_fleet(self._view, models, self._membership.snapshot, time.time())
+        now_s = time.time()
+        autoscaling = describe_plans(self._board, now_s) if self._is_autoscaled else None
+        return describe_fleet(self._view, models, self._membership.snapshot, now_s, autoscaling)
+
+
+def _usd_per_chip_hour(config: AppConfig) -> dict[str, float]:
+    """Prices of the compute classes that slices come from, where they have one."""
+    wanted = (
+        deployment.compute_class
+        for model in config.models
+        for deployment in model.deployments
+        if deployment.slice is not None
+    )
+    prices = {name: config.compute_class(name).usd_per_chip_hour for name in wanted}
+    return {name: price for name, price in prices.items() if price is not None}
 
 
 def _seat_view(seat: Any) -> SeatView:

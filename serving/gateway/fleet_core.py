@@ -9,6 +9,7 @@ Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterr
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,12 +32,17 @@ from serving.errors import (
 )
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
+from serving.gateway.load_meter import LoadMeter
+from serving.gateway.request_meter import RequestMeter
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
+from serving.scaling_stats import LoadSample
 from serving.vllm_codec import decode_output, encode_request, output_decoder
 
 logger = logging.getLogger(__name__)
+
+_OUTCOMES = {int(finish): finish.name.lower() for finish in Finish}
 
 
 class EngineLink(Protocol):
@@ -111,6 +117,7 @@ class FleetCore:
         self._flights: dict[str, Flight] = {}
         self._waiting: deque[Flight] = deque()
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._unread_since_s: deque[float] = deque()  # of each of them, monotonic
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -118,7 +125,11 @@ class FleetCore:
         self._adapters: dict[int, LoRARequest] = {}
         self._fail: Callable[[str, RequestError], None] = _no_frontend
         self.num_resumes = 0
-        self.num_at_the_door = 0  # callers inside `wait_for_engine`
+        # Callers inside `wait_for_engine`, in the order in which they came, and since when.
+        self._at_the_door: dict[object, float] = {}
+        self._meter = LoadMeter(time.monotonic())
+        self.request_meter = RequestMeter()
+        self._next_engine_at_s: float | None = None  # monotonic
 
     # -- what the gateway reads --
 
@@ -133,6 +144,32 @@ class FleetCore:
         return sum(1 for flight in self._waiting if self._is_waiting(flight))
 
     @property
+    def num_at_the_door(self) -> int:
+        """Callers inside `wait_for_engine`."""
+        return len(self._at_the_door)
+
+    @property
+    def load(self) -> LoadSample:
+        """The load of the last half minute."""
+        now_s = time.monotonic()
+        since_s = [flight.waiting_since_s for flight in self._waiting if self._is_waiting(flight)]
+        first_s = min((each for each in since_s if each is not None), default=now_s)
+        # The first at the door has waited longest.
+        first_s = min(first_s, next(iter(self._at_the_door.values()), now_s))
+        num_waiting = self.num_waiting
+        return self._meter.sample(
+            now_s,
+            num_waiting=num_waiting + self.num_at_the_door,
+            oldest_wait_s=now_s - first_s,
+            num_in_flight=self.num_in_flight - num_waiting,
+        )
+
+    @property
+    def behind_s(self) -> float:
+        """For how long the oldest tokens have lain here that the frontend has not taken."""
+        return time.monotonic() - self._unread_since_s[0] if self._unread_since_s else 0.0
+
+    @property
     def seats(self) -> tuple[EngineSeat, ...]:
         """The connected engines."""
         return tuple(self._seats.values())
@@ -144,7 +181,9 @@ class FleetCore:
 
     async def wait_for_engine(self, timeout_s: float) -> bool:
         """Waits until an engine takes requests; `False` when none came in time."""
-        self.num_at_the_door += 1
+        caller = object()
+        self._at_the_door[caller] = time.monotonic()
+        self._meter.knocked(time.monotonic())
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.has_engine:
@@ -153,18 +192,29 @@ class FleetCore:
         except TimeoutError:
             return False
         finally:
-            self.num_at_the_door -= 1
+            del self._at_the_door[caller]
+        self._meter.let_in(time.monotonic())
         return True
+
+    def turn_away(self) -> None:
+        """Counts a request that may not even wait: it is load all the same."""
+        self._meter.knocked(time.monotonic())
+
+    def expect_engine(self, in_s: float | None) -> None:
+        """Takes in when the next engine is expected to be ready; `None`: nobody knows."""
+        self._next_engine_at_s = None if in_s is None else time.monotonic() + in_s
 
     @property
     def retry_after_s(self) -> float:
-        """When a refused client may try again."""
-        return self._limits.retry_after_s
+        """When a refused client may try again: with the next engine, where one is expected."""
+        if self._next_engine_at_s is None:
+            return self._limits.retry_after_s
+        in_s = self._next_engine_at_s - time.monotonic()
+        return in_s if in_s > 0 else self._limits.retry_after_s
 
     def no_engine_in_time(self) -> NoEngineInTimeError:
         """The refusal of a request that waited its whole deadline."""
-        limits = self._limits
-        return NoEngineInTimeError(self._model, limits.request_deadline_s, limits.retry_after_s)
+        return NoEngineInTimeError(self._model, self._limits.request_deadline_s, self.retry_after_s)
 
     def set_failure_sink(self, fail: Callable[[str, RequestError], None]) -> None:
         """Names the one who tells a request's caller that it failed: `fail(request_id, error)`."""
@@ -175,6 +225,7 @@ class FleetCore:
     def add_engine(self, engine_id: str, compute_class: str, link: EngineLink) -> None:
         """Takes an engine into use, and gives it what has been waiting."""
         self._seats[engine_id] = EngineSeat(engine_id, compute_class, link)
+        self.request_meter.of_class(compute_class)  # its series begin at zero
         logger.info("engine_added model=%s engine_id=%s", self._model, engine_id)
         self._engine_came.set()
         self._dispatch_waiting()
@@ -231,7 +282,7 @@ class FleetCore:
             len(flights),
             len(seat.flights),
         )
-        self._move(flights)
+        self._move(flights, "draining")
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
         """Resumes elsewhere what was on an engine that is gone, and counts its death against it."""
@@ -248,6 +299,8 @@ class FleetCore:
             len(flights),
             reason,
         )
+        cause = "draining" if seat.is_draining else "lost"
+        self.request_meter.link_lost(seat.compute_class, cause)
         if not seat.is_draining:  # it was meant to go: what stayed on it is no suspect
             count_loss(flights)
         survivors = []
@@ -256,7 +309,7 @@ class FleetCore:
                 self._fail_flight(flight, PoisonRequestError(flight.num_losses))
             else:
                 survivors.append(flight)
-        self._move(survivors)
+        self._move(survivors, cause)
 
     def take_step(self, engine_id: str, step: Step) -> None:
         """Takes in what one step of one engine brought."""
@@ -266,6 +319,7 @@ class FleetCore:
         if step.load is not None:
             seat.load = step.load
         outputs: list[EngineCoreOutput] = []
+        now_s = time.monotonic()
         for message in step.outputs:
             flight = seat.flights.get(message.request_id)
             if flight is None:
@@ -278,16 +332,26 @@ class FleetCore:
                     self._acquit(flight)
                 continue
             flight.emitted.extend(message.token_ids)
+            self.request_meter.emitted(flight.request_id, len(message.token_ids), now_s)
             if message.finish is not None:
                 del seat.flights[message.request_id]
                 del self._flights[flight.request_id]
+                self._meter.finished(now_s, len(flight.emitted))
             output = decode_output(message, self._decoder)
             output.request_id = flight.request_id
+            # Of a resumed request the engine counts what was emitted as prompt, and may find it.
+            if output.prefill_stats is not None and flight.attempt == 0:
+                num_cached = output.prefill_stats.num_cached_tokens
+                self._meter.found_cached(now_s, num_cached)
+                self.request_meter.found_cached(flight.request_id, num_cached)
+            if message.finish is not None:
+                self.request_meter.ended(flight.request_id, _OUTCOMES[message.finish])
             outputs.append(output)
             if flight.is_on_trial and (message.finish is not None or flight.has_cleared_itself):
                 self._acquit(flight)
         if outputs:
             self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
+            self._unread_since_s.append(time.monotonic())
 
     # -- what vLLM's frontend calls --
 
@@ -297,7 +361,9 @@ class FleetCore:
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """The next step's outputs, from whichever engine."""
-        return await self._outputs.get()
+        outputs = await self._outputs.get()
+        self._unread_since_s.popleft()
+        return outputs
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Takes one request; it is dispatched now, or waits until an engine is ready."""
@@ -315,6 +381,9 @@ class FleetCore:
             # them.
             flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         self._flights[flight.request_id] = flight
+        now_s = time.monotonic()
+        self._meter.arrived(now_s, len(flight.prompt_token_ids))
+        self.request_meter.taken(flight.request_id, len(flight.prompt_token_ids), now_s)
         self._dispatch(flight)
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
@@ -325,8 +394,10 @@ class FleetCore:
         """`abort_requests_async`, which has nothing to wait for."""
         for request_id in request_ids:
             flight = self._flights.pop(request_id, None)
+            self.request_meter.ended(request_id, "aborted")
             if flight is None or flight.engine_id is None:
                 continue
+            self._meter.finished(time.monotonic(), len(flight.emitted))
             seat = self._seats.get(flight.engine_id)
             if seat is not None and seat.flights.pop(flight.wire_id, None) is not None:
                 seat.link.abort([flight.wire_id])
@@ -423,6 +494,7 @@ class FleetCore:
         flight.dispatched_at_s = asyncio.get_running_loop().time()
         seat.flights[flight.wire_id] = flight
         seat.num_dispatched += 1
+        self.request_meter.dispatched(flight.request_id, seat.compute_class, time.monotonic())
         try:
             seat.link.submit(flight.to_message())
         except LinkClosedError as error:
@@ -433,7 +505,8 @@ class FleetCore:
             del seat.flights[flight.wire_id]
             self._fail_flight(flight, MalformedRequestError(str(error)))
 
-    def _move(self, flights: Iterable[Flight]) -> None:
+    def _move(self, flights: Iterable[Flight], cause: str) -> None:
+        now_s = time.monotonic()
         for flight in flights:
             if self._flights.get(flight.request_id) is not flight:
                 continue  # the failure of its sibling has ended it
@@ -443,6 +516,7 @@ class FleetCore:
                 )
                 continue
             self.num_resumes += 1
+            self.request_meter.left(flight.request_id, cause, now_s)
             flight.attempt += 1
             flight.engine_id = None
             flight.is_on_trial = False
@@ -505,6 +579,7 @@ class FleetCore:
 
     def _fail_flight(self, flight: Flight, error: RequestError) -> None:
         self._flights.pop(flight.request_id, None)
+        self.request_meter.ended(flight.request_id, error.code or "malformed")
         logger.warning(
             "request_failed model=%s request_id=%s emitted=%d losses=%d error=%s",
             self._model,

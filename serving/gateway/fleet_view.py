@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.directory import SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
+from serving.plan_board import STALE_AFTER_S, ModelPlan, PlanBoard
 from serving.slices.lifecycle import WAITING, SliceLife, SliceState
 
 
@@ -42,11 +43,16 @@ class GatewayView:
 
 
 def describe_fleet(
-    gateway: GatewayView, models: Iterable[ModelView], snapshot: Snapshot, now_s: float
+    gateway: GatewayView,
+    models: Iterable[ModelView],
+    snapshot: Snapshot,
+    now_s: float,
+    autoscaling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The answer of `GET /fleet`; see `docs/fleet.md` for its keys.
 
-    Slices come in the directory's order, ended ones latest first.
+    Slices come in the directory's order, ended ones latest first. `autoscaling` is what
+    `describe_plans` says; `None` where nothing scales.
     """
     models = tuple(models)
     seats = {seat.engine_id: seat for model in models for seat in model.seats}
@@ -68,6 +74,41 @@ def describe_fleet(
         "ended": [
             _slice_row(record, None, now_s) | {"cause": str(record.life.cause)} for record in ended
         ],
+        "autoscaling": autoscaling,
+    }
+
+
+def describe_plans(board: PlanBoard | None, now_s: float) -> dict[str, Any]:
+    """The last plan of every model, and what is wrong with it. `None`: none was ever seen."""
+    if board is None:
+        alert = "no plan was seen yet: is an autoscaling_policy bound in serve_config.yaml?"
+        return {"age_s": None, "alerts": [alert], "models": []}
+    age_s = _past(board.written_at_s, now_s)
+    alerts = list(board.alerts)
+    if age_s > STALE_AFTER_S:
+        alerts.insert(0, f"the last plan is {age_s:.0f} s old: does Serve's controller run?")
+    return {
+        "age_s": age_s,
+        "alerts": alerts,
+        "models": [_plan_row(plan, now_s) for plan in board.models],
+    }
+
+
+def _plan_row(plan: ModelPlan, now_s: float) -> dict[str, Any]:
+    changed_s = None if plan.changed_at_s is None else _past(plan.changed_at_s, now_s)
+    next_s = None if plan.next_slice_at_s is None else _past(now_s, plan.next_slice_at_s)
+    return {
+        "model": plan.model,
+        "age_s": _past(plan.decided_at_s, now_s),
+        "changed_s": changed_s,
+        "targets": plan.targets,
+        "demand_slices": plan.demand_slices,
+        "next_slice_in_s": next_s,
+        "arithmetic": plan.arithmetic,
+        "changes": [change.model_dump() for change in plan.changes],
+        "refusals": [refusal.model_dump() for refusal in plan.refusals],
+        "alerts": list(plan.alerts),
+        "num_failures": plan.num_failures,
     }
 
 

@@ -28,6 +28,7 @@ from serving.errors import (
 )
 from serving.gateway.fleet_page import FleetPage
 from serving.gateway.keys import ApiKeys, presented_key
+from serving.gateway.request_meter import ARRIVAL, Arrival, EdgeMeter
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ _MODEL_ROUTES = frozenset(
 
 # Routes of `_MODEL_ROUTES` that no engine is needed for.
 _ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+_OWN_ROUTES = frozenset({"/health", "/v1/models", "/metrics", "/fleet"})
 
 # The same address gives people a page (`fleet_page`). What was read with a key stays in no cache.
 _FLEET_HEADERS = {
@@ -123,13 +126,14 @@ class HttpEdge:
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
         self._fleet_page = FleetPage()
+        self.meter = EdgeMeter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
         if scope["type"] == "lifespan":
             await _serve_lifespan(receive, send)
         elif scope["type"] == "http":
-            await _Exchange(scope, receive, send).run(self._serve)
+            await _Exchange(scope, receive, send, self.meter).run(self._serve)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
@@ -168,6 +172,7 @@ class HttpEdge:
         app = await frontend.app()
         if exchange.path not in _ENGINELESS_ROUTES:
             await frontend.admit()
+        self.meter.judged(frontend.name, "admitted")
         await exchange.delegate(app, body)
 
     def _select(self, model: str | None) -> ModelFrontend:
@@ -191,14 +196,17 @@ class HttpEdge:
 class _Exchange:
     """One HTTP request and its response: request id, time, status, and how errors look."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, meter: EdgeMeter) -> None:
         self.scope = scope
         self.path: str = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         self.model: str | None = None
         self._receive = receive
         self._send = send
         self._status: int | None = None
-        self._started_at_s = time.monotonic()
+        # How it ended: the last of the answer was handed over, or the client left, or we failed.
+        self._is_whole = self._has_left = self._has_failed = False
+        self._meter = meter
+        self._arrival = Arrival(time.monotonic())
         taken = _taken_request_id(scope)
         self._request_id = taken or uuid.uuid4().hex
         # Serve gives every request an id and puts it on the response itself; only an id that we had
@@ -216,23 +224,38 @@ class _Exchange:
         return ", ".join(values)
 
     async def run(self, serve: Callable[["_Exchange"], Awaitable[None]]) -> None:
+        ARRIVAL.set(self._arrival)
         try:
             await serve(self)
         except RequestError as error:
             if self._status is not None:
                 raise
+            self._meter.judged(self.model or "", error.code or "malformed")
             body = error_body(error, self.path)
             response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
             await self.respond(response)
+        except Exception:
+            self._has_failed = True
+            raise
         finally:
+            self._count()
             logger.info(
                 "request request_id=%s path=%s model=%s status=%s duration_ms=%d",
                 self._request_id,
                 self.path,
                 self.model,
                 self._status,
-                (time.monotonic() - self._started_at_s) * 1000,
+                (time.monotonic() - self._arrival.received_at_s) * 1000,
             )
+
+    def _count(self) -> None:
+        model = self.model or ""
+        if self._status is not None:
+            self._meter.answered(model, _route(self.path), self._status)
+        if self._has_left or not (self._is_whole or self._has_failed):
+            self._meter.cancelled(model)
+        elif self._is_whole and self._status is not None and self._status < 400:
+            self._arrival.answered(time.monotonic())
 
     async def respond(self, response: Response) -> None:
         await response(self.scope, self._receive, self._send_with_headers)
@@ -247,7 +270,12 @@ class _Exchange:
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            return pending.pop() if pending else await self._receive()
+            if pending:
+                return pending.pop()
+            message = await self._receive()
+            # vLLM answers a client that has left, too: with nothing, and status 200.
+            self._has_left |= message["type"] == "http.disconnect" and not self._is_whole
+            return message
 
         await app(scope, receive, self._send_with_headers)
 
@@ -274,7 +302,15 @@ class _Exchange:
             self._status = message["status"]
             headers = [*message.get("headers", []), *self._own_headers]
             message = {**message, "headers": headers}
+        elif message["type"] == "http.response.body":
+            self._arrival.written(time.monotonic())
+            self._is_whole = not message.get("more_body", False)
         await self._send(message)
+
+
+def _route(path: str) -> str:
+    """The path if it is one of ours: a label may not be whatever a client asks for."""
+    return path if path in _MODEL_ROUTES or path in _OWN_ROUTES else "other"
 
 
 def _taken_request_id(scope: Scope) -> str | None:

@@ -2,6 +2,9 @@
 
 vLLM registers the same family names for every model it serves in a process, so each model has a
 registry of its own; Prometheus takes a page that names a family twice as broken.
+
+Each series says which gateway it is of: several answer behind one address in turns, and without
+that their counters would read as one that goes back and forth.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from serving.metric_names import GATEWAY_LABEL
 
 # Families that vLLM's frontend derives from one engine's scheduler. Here there are many engines, so
 # they would stay at their initial zero; missing is better than a false zero.
@@ -28,8 +33,9 @@ _SCHEDULER_FAMILIES = frozenset(
 
 
 class _Merged(Collector):
-    def __init__(self, registries: Iterable[CollectorRegistry]) -> None:
+    def __init__(self, registries: Iterable[CollectorRegistry], labels: dict[str, str]) -> None:
         self._registries = tuple(registries)
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -37,6 +43,10 @@ class _Merged(Collector):
             for family in registry.collect():
                 if family.name in _SCHEDULER_FAMILIES:
                     continue
+                family.samples = [
+                    sample._replace(labels=self._labels | sample.labels)
+                    for sample in family.samples
+                ]
                 known = families.get(family.name)
                 if known is None:
                     families[family.name] = family
@@ -45,8 +55,10 @@ class _Merged(Collector):
         yield from families.values()
 
 
-def render_metrics(registries: Iterable[CollectorRegistry]) -> tuple[bytes, str]:
-    """The page and its content type."""
+def render_metrics(
+    registries: Iterable[CollectorRegistry], gateway_id: str | None = None
+) -> tuple[bytes, str]:
+    """The page and its content type. `gateway_id` is `None` where nothing has to be told apart."""
     merged = CollectorRegistry(auto_describe=False)
-    merged.register(_Merged(registries))
+    merged.register(_Merged(registries, {} if gateway_id is None else {GATEWAY_LABEL: gateway_id}))
     return generate_latest(merged), CONTENT_TYPE_LATEST

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,10 @@ from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 
 from serving.config import GatewayConfig, ModelConfig
-from serving.errors import OverloadedError
+from serving.errors import GatewayBehindError, OverloadedError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.gateway.request_meter import ARRIVAL
 from serving.model_source import resolve_source
 
 logger = logging.getLogger(__name__)
@@ -79,16 +81,25 @@ class ServedModel:
         """Waits for an engine before anything is promised to the client.
 
         Raises:
+            GatewayBehindError: this gateway does not keep up with the tokens it has.
             OverloadedError: too many requests wait already.
             NoEngineInTimeError: none came within the request deadline.
         """
+        behind_s = self.core.behind_s
+        if behind_s > self._gateway.max_behind_s:
+            self.core.turn_away()
+            raise GatewayBehindError(self.name, behind_s)
         if self.core.has_engine:
             return
         waiting = self.core.num_waiting + self.core.num_at_the_door
         if waiting >= self._gateway.max_waiting_requests:
+            self.core.turn_away()
             raise OverloadedError(self.name, waiting, self.core.retry_after_s)
+        began_at_s = time.monotonic()
         if not await self.core.wait_for_engine(self._gateway.request_deadline_s):
             raise self.core.no_engine_in_time()
+        if (arrival := ARRIVAL.get()) is not None:
+            arrival.waited_s += time.monotonic() - began_at_s
 
     async def cards(self) -> list[dict[str, Any]]:
         """See `ModelFrontend`. As vLLM words them."""

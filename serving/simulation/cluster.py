@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 from serving.simulation.metadata import HostMetadata, MetadataServers
+from serving.simulation.node_processes import engines_below, processes_below
 from serving.simulation.plan import (
     SimulatedSlices,
     SimulationPlan,
@@ -29,6 +30,7 @@ from serving.simulation.plan import (
     host_labels,
     host_resources,
 )
+from serving.simulation.throttle import Throttle
 from serving.slices.expiry import STARTED_AT_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,10 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 # GKE recreates a slice whole when a host of it fails; how long the others outlive it here.
 _REST_GOES_AFTER_S = 3.0
+# What a command may ask for: below the least factor nothing is seen, above the greatest a process
+# never gets to answer a heartbeat.
+_FACTORS = (1.1, 50.0)
+_LONGEST_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -50,13 +56,18 @@ class SimulatedHost:
 
 @dataclass(slots=True)
 class SimulatedSlice:
-    """One slice that exists; `going_at_s` is when it will be taken away (monotonic), if known."""
+    """One slice that exists.
+
+    `going_at_s` is when it will be taken away (monotonic), if known. `throttle` holds its processes
+    back, or did; `None` if that never happened.
+    """
 
     name: str
     kind: SimulatedSlices
     index: int
     hosts: list[SimulatedHost] = field(default_factory=list)
     going_at_s: float | None = None
+    throttle: Throttle | None = None
 
 
 class SimulatedCluster:
@@ -127,7 +138,7 @@ class SimulatedCluster:
             for each in list(self._slices.values()):
                 self._take(each)
             if self._cluster is not None:
-                below = _descendants(self._cluster.head_node)
+                below = processes_below(_pids(self._cluster.head_node))
                 self._cluster.remove_node(self._cluster.head_node)
                 _kill(below)
                 self._cluster = None
@@ -160,6 +171,7 @@ class SimulatedCluster:
                     if each.going_at_s is None
                     else round(each.going_at_s - now_s, 1),
                 }
+                | _described(each.throttle)
                 for _, each in sorted(self._slices.items())
             ]
             dry = sorted(self._dry)
@@ -232,6 +244,34 @@ class SimulatedCluster:
             self._lose_after(_REST_GOES_AFTER_S, each)
         logger.info("simulated_kill slice=%s host=%s", name, worker_id)
 
+    def slow(self, name: str, factor: float, for_s: float) -> None:
+        """Gives the engine of a slice 1/`factor` of the time, whatever engine it is.
+
+        Its processes stand still and run by turns. Ray's own and our host agents are left alone, so
+        that nothing is declared dead. A later `slow` or `partition` of the slice takes its place.
+
+        Raises:
+            UnknownSliceError: no such slice.
+            ValueError: `factor` or `for_s` is out of range.
+        """
+        _check("factor", factor, *_FACTORS)
+        self._throttle(name, factor, for_s)
+
+    def partition(self, name: str, for_s: float) -> None:
+        """Has every process of a slice stand still, and come back with the state it had.
+
+        Seen from outside that is a network partition: connections stay open and nothing comes over
+        them. Different from a real one: the hosts do no work meanwhile (really, they would go on
+        computing and notice the silence themselves), their kernels still take in connections and
+        bytes, and the metadata server, which is not theirs, can be reached. A slice that Ray gave
+        up in that time ends its own node when it comes back; it is then taken away, to be replaced.
+
+        Raises:
+            UnknownSliceError: no such slice.
+            ValueError: `for_s` is out of range.
+        """
+        self._throttle(name, None, for_s)
+
     def remove(self, name: str) -> None:
         """Takes a slice away for good, as a provisioner does."""
         with self._lock:
@@ -292,10 +332,33 @@ class SimulatedCluster:
             if each.kind.returns_after_s is not None:
                 self._at(each.kind.returns_after_s, self._come, each.kind)
 
+    def _throttle(self, name: str, factor: float | None, for_s: float) -> None:
+        _check("for_s", for_s, 0.0, _LONGEST_S)
+        find = processes_below if factor is None else engines_below
+        with self._lock:
+            each = self._slice(name)
+            if each.throttle is not None:
+                each.throttle.stop()
+            hosts = each.hosts
+            each.throttle = Throttle(lambda: find(_root_pids(hosts)), factor, for_s)
+            each.throttle.start()
+            if factor is None:
+                self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
+        logger.info("simulated_throttle slice=%s factor=%s for_s=%g", name, factor, for_s)
+
+    def _lose_if_dead(self, each: SimulatedSlice) -> None:
+        if not all(host.node.remaining_processes_alive() for host in each.hosts):
+            self._lose(each)
+
     def _take(self, each: SimulatedSlice) -> None:
-        for host in each.hosts:
-            self._end_host(host)
-            host.metadata.close()
+        try:
+            for host in each.hosts:
+                self._end_host(host)
+                host.metadata.close()
+        finally:
+            # Only now: a slice that is cut off ends without another word.
+            if each.throttle is not None:
+                each.throttle.stop()
         self._slices.pop(each.name, None)
         logger.info("simulated_slice_gone slice=%s", each.name)
 
@@ -322,7 +385,7 @@ class SimulatedCluster:
         if not host.is_alive:
             return
         host.is_alive = False
-        _kill(_descendants(host.node))
+        _kill(processes_below(_root_pids([host])))
         self._cluster.remove_node(host.node, allow_graceful=False)
 
     def _kind(self, name: str) -> SimulatedSlices:
@@ -347,18 +410,33 @@ class SimulatedCluster:
         raise UnknownSliceError(f"slice {each.name} has no host {worker_id}; it has {alive}")
 
 
-def _descendants(node: Any) -> list[psutil.Process]:
-    """Every process of a Ray node, its workers and theirs included."""
-    found: list[psutil.Process] = []
-    for kind in list(node.all_processes.values()):
-        for info in kind:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(info.process.pid)
-                found += [process, *process.children(recursive=True)]
-    return found
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value:g}; allowed: {low:g} to {high:g}")
 
 
-def _kill(processes: list[psutil.Process]) -> None:
+def _described(throttle: Throttle | None) -> dict[str, float | None]:
+    """What holds a slice back, and for how many seconds yet; `None` where nothing does."""
+    left_s = None if throttle is None else throttle.left_s
+    left_s = None if left_s is None else round(left_s, 1)
+    factor = None if throttle is None or left_s is None else throttle.factor
+    return {
+        "slow_factor": factor,
+        "slowed_for_s": None if factor is None else left_s,
+        "partitioned_for_s": left_s if factor is None else None,
+    }
+
+
+def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
+    return set().union(*(_pids(host.node) for host in hosts))
+
+
+def _pids(node: Any) -> set[int]:
+    """The processes of a Ray node that are children of ours."""
+    return {info.process.pid for kind in list(node.all_processes.values()) for info in list(kind)}
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

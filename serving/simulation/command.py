@@ -24,6 +24,7 @@ _Socket = Annotated[
 _Slice = Annotated[str, typer.Argument(metavar="SLICE", help="As `slicewise sim list` names it.")]
 _Host = Annotated[int, typer.Option("--host", help="Worker id of the host.")]
 _Notice = Annotated[float, typer.Option("--notice", help="Seconds until the slice goes.")]
+_For = Annotated[float, typer.Option("--for", help="How long, in seconds.")]
 
 _PLAN = Path("deployments/sim/cluster.yaml")
 _CONFIG = Path("deployments/sim/serve_config.yaml")
@@ -101,6 +102,23 @@ def kill_command(
 ) -> None:
     """End a host, or the whole slice, at once and without notice."""
     _do(socket, "kill", name=name, worker_id=host)
+
+
+@sim.command("slow")
+def slow_command(
+    name: _Slice,
+    factor: Annotated[float, typer.Option(help="How many times as long everything takes.")] = 3.0,
+    for_s: _For = 30.0,
+    socket: _Socket = None,
+) -> None:
+    """Give the engine of a slice only a part of the time."""
+    _do(socket, "slow", name=name, factor=factor, for_s=for_s)
+
+
+@sim.command("partition")
+def partition_command(name: _Slice, for_s: _For = 10.0, socket: _Socket = None) -> None:
+    """Have all of a slice stand still, and come back as it was."""
+    _do(socket, "partition", name=name, for_s=for_s)
 
 
 @sim.command("add")

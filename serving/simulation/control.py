@@ -16,10 +16,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from serving.simulation.plan import UnknownSliceError
-
 # The methods of a cluster that a command may name.
-_COMMANDS = frozenset({"add", "preempt", "maintain", "drain", "kill", "stock_out", "describe"})
+_COMMANDS = frozenset(
+    {
+        "add", "preempt", "maintain", "drain", "kill", "slow", "partition", "stock_out", "describe",
+    }
+)  # fmt: skip
 _TIMEOUT_S = 120.0
 
 
@@ -84,7 +86,8 @@ class ControlServer:
         try:
             inspect.signature(command).bind(**arguments)
             result = await asyncio.to_thread(command, **arguments)
-        except (TypeError, UnknownSliceError) as error:
+        # The ways in which a cluster refuses: `UnknownSliceError` is one of the latter.
+        except (TypeError, ValueError) as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.json_response({"result": result})
 

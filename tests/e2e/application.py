@@ -336,6 +336,8 @@ class RunningApplication:
             model["name"]: sum(deployment.get("replicas", 1) for deployment in model["deployments"])
             for model in self.args["models"]
         }
+        if self._through != "serve" and "Try it:" not in self.log_text():
+            return False  # the command has not noticed yet
         return linked_engines(fleet) == wanted
 
 

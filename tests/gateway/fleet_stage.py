@@ -12,10 +12,17 @@ from typing import Any
 import uvicorn
 
 from serving.directory import Directory, HostRecord, SliceRecord
-from serving.gateway.fleet_view import GatewayView, ModelView, SeatView, describe_fleet
+from serving.gateway.fleet_view import (
+    GatewayView,
+    ModelView,
+    SeatView,
+    describe_fleet,
+    describe_plans,
+)
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
 from serving.link.messages import EngineLoad
+from serving.plan_board import BoardChange, ModelPlan, PlanBoard
 from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 
 MINUTE_S = 60.0
@@ -147,6 +154,28 @@ def example_ended() -> Iterator[SliceRecord]:
         yield replace(record, replica_id=f"{record.replica_id}-before")
 
 
+def example_board(*alerts: str) -> PlanBoard:
+    """A plan in the middle of a stock-out, decided four seconds ago."""
+    plan = ModelPlan(
+        model=CHAT,
+        decided_at_s=NOW_S - 4,
+        changed_at_s=NOW_S - 95,
+        targets={"reserved": 3, "spot": 4, "flex-start": 2},
+        demand_slices=9.0,
+        next_slice_at_s=NOW_S + 80,
+        arithmetic="41.20 requests/s, 44.00 in 240 s by trend: 8.61 slices; need 9, floor 5",
+        changes=(BoardChange(compute_class="flex-start", delta=2, reason="need 9, 5 ready"),),
+        refusals=(
+            BoardChange(
+                compute_class="spot", delta=2, reason="not relied on: a wish is 131 s late"
+            ),
+        ),
+        alerts=alerts,
+        num_failures=0,
+    )
+    return PlanBoard(written_at_s=NOW_S - 4, models=(plan,))
+
+
 class Stage:
     """A directory, one gateway's links, and its edge."""
 
@@ -156,6 +185,7 @@ class Stage:
         self.seats: dict[str, list[SeatView]] = {CHAT: [], CODE: []}
         self.num_waiting = dict.fromkeys(self.seats, 0)
         self.is_failing = False
+        self.board: PlanBoard | None = None  # nothing scales
         self.edge = HttpEdge(
             {},
             EdgeRules(ApiKeys(keys), max_body_bytes=1000),
@@ -209,7 +239,8 @@ class Stage:
             for name, seats in self.seats.items()
         ]
         gateway = GatewayView("5f0c2a9b41de", NOW_S - 52.5 * HOUR_S)
-        return describe_fleet(gateway, models, self.directory.snapshot(), self.now_s)
+        plans = None if self.board is None else describe_plans(self.board, self.now_s)
+        return describe_fleet(gateway, models, self.directory.snapshot(), self.now_s, plans)
 
 
 class _Server(uvicorn.Server):

@@ -551,3 +551,78 @@ async def test_end_of_a_drained_engine_counts_against_no_request() -> None:
         link.end()
     assert fleet.failures == {}
     assert fleet.core.num_waiting == 1
+
+
+# -- load, as a scaling policy is told it --
+
+
+async def test_load_counts_what_waits_and_what_is_on_engines() -> None:
+    fleet = Fleet()
+    await fleet.add("a", "b")
+    waiting = fleet.core.load
+    assert (waiting.num_waiting, waiting.num_in_flight) == (2, 0)
+    assert waiting.oldest_wait_s >= 0.0
+    assert waiting.output_tokens_mean is None
+    link = ScriptedLink(fleet.core)
+    running = fleet.core.load
+    assert (running.num_waiting, running.oldest_wait_s, running.num_in_flight) == (0, 0.0, 2)
+    link.step(5)
+    done = fleet.core.load
+    assert (done.num_waiting, done.num_in_flight) == (0, 0)
+    assert (done.input_tokens_mean, done.output_tokens_mean) == (1.0, 5.0)
+    assert done.requests_per_s == waiting.requests_per_s == pytest.approx(2 / 5)
+
+
+async def test_request_at_the_door_is_load_once_before_and_after_it_goes_in() -> None:
+    fleet = Fleet()
+    door = asyncio.create_task(fleet.core.wait_for_engine(DEADLINE_S))
+    await asyncio.sleep(0)
+    before = fleet.core.load
+    assert (before.num_waiting, before.num_in_flight) == (1, 0)
+    ScriptedLink(fleet.core)
+    assert await door
+    await fleet.add("r")
+    after = fleet.core.load
+    assert (after.num_waiting, after.num_in_flight) == (0, 1)
+    assert after.requests_per_s == before.requests_per_s == pytest.approx(1 / 5)
+
+
+async def test_request_that_is_turned_away_is_load() -> None:
+    fleet = Fleet()
+    fleet.core.turn_away()
+    assert fleet.core.load.requests_per_s == pytest.approx(1 / 5)
+    assert fleet.core.load.num_waiting == 0
+
+
+async def test_aborted_request_has_cost_what_it_emitted() -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.core)
+    await fleet.add("r", max_tokens=9)
+    link.step(3)
+    fleet.core.abort_requests(["r"])
+    assert fleet.core.load.output_tokens_mean == 3.0
+
+
+async def test_refused_client_is_told_when_the_next_engine_comes() -> None:
+    fleet = Fleet(FleetLimits(retry_after_s=7.0))
+    assert fleet.core.retry_after_s == 7.0
+    fleet.core.expect_engine(600.0)
+    assert 500.0 < fleet.core.retry_after_s <= 600.0
+    assert fleet.core.no_engine_in_time().retry_after_s > 500.0
+    fleet.core.expect_engine(0.0)
+    assert fleet.core.retry_after_s == 7.0, "that time is over"
+    fleet.core.expect_engine(None)
+    assert fleet.core.retry_after_s == 7.0
+
+
+async def test_tokens_that_nobody_takes_make_the_gateway_late() -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.core)
+    await fleet.add("a")
+    assert fleet.core.behind_s == 0.0
+    link.step()
+    first_s = fleet.core.behind_s
+    link.step()
+    assert fleet.core.behind_s >= first_s > 0.0
+    await fleet.delivered()
+    assert fleet.core.behind_s == 0.0

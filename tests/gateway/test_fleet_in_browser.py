@@ -10,7 +10,18 @@ from serving.directory import HostRecord
 from serving.slices.lifecycle import EndCause, SliceState
 
 from .browser import Browser, browser, missing_program
-from .fleet_stage import CHAT, CODE, NOW_S, V6E, Stage, example_ended, held, ready, serving
+from .fleet_stage import (
+    CHAT,
+    CODE,
+    NOW_S,
+    V6E,
+    Stage,
+    example_board,
+    example_ended,
+    held,
+    ready,
+    serving,
+)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -356,6 +367,33 @@ async def test_every_text_has_the_contrast_of_wcag_aa(page: Browser, scheme: str
         stage.is_failing = True
         await page.until_text("#link", "no answer")
         assert await page.run(FAINT_TEXTS) == []
+
+
+async def test_plan_is_shown_with_its_reasons_and_alerts_stand_out(page: Browser) -> None:
+    stage = Stage.example()
+    stage.board = example_board("<b>the load is 70 s old</b>")
+    async with serving(stage) as url:
+        await show(page, url)
+        assert await page.texts(".plan .targets") == [
+            "flex-start 2 \u00b7 reserved 3 \u00b7 spot 4"
+        ]
+        assert await page.texts(".plan .quiet") == [
+            "need 9 slices \u00b7 decided 4s ago \u00b7 next slice in 1m20s"
+            " \u00b7 last change 1m35s ago"
+        ]
+        assert await page.texts(".plan .reasons li") == [
+            "flex-start +2 need 9, 5 ready",
+            "refused: spot +2 not relied on: a wish is 131 s late",
+        ]
+        assert await page.texts(".plan .alerts li") == ["<b>the load is 70 s old</b>"]
+        assert await page.run(FAINT_TEXTS) == []
+        assert await page.complaints() == []
+
+
+async def test_fleet_that_does_not_scale_has_no_plans(page: Browser) -> None:
+    async with serving(Stage.example()) as url:
+        await show(page, url)
+        assert await page.run("return document.getElementById('plans-section').hidden")
 
 
 async def test_fleet_without_replicas_says_so(page: Browser) -> None:

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from serving.directory import HostRecord, SliceRecord, Snapshot
-from serving.gateway.fleet_view import GatewayView, ModelView, SeatView, describe_fleet
+from serving.gateway.fleet_view import (
+    GatewayView,
+    ModelView,
+    SeatView,
+    describe_fleet,
+    describe_plans,
+)
 from serving.link.messages import EngineLoad
+from serving.plan_board import BoardChange, ModelPlan, PlanBoard
 from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 
 NOW_S = 1000.0
@@ -49,6 +56,7 @@ def test_gateway_and_model_say_who_they_are() -> None:
         "models": [{"name": "demo", "waiting": 5, "in_flight": 8, "engines": []}],
         "slices": [],
         "ended": [],
+        "autoscaling": None,
     }
 
 
@@ -203,3 +211,67 @@ def test_ended_lives_come_latest_first() -> None:
     ]
     rows = described(ended=tuple(ends))["ended"]
     assert [row["replica_id"] for row in rows] == ["r-1.0", "r-5.0", "r-9.0"]
+
+
+# -- what is planned --
+
+
+def plan(**changes: Any) -> ModelPlan:
+    values: dict[str, Any] = {
+        "model": "demo",
+        "decided_at_s": NOW_S - 3.0,
+        "changed_at_s": NOW_S - 40.0,
+        "targets": {"spot": 2},
+        "demand_slices": 2.0,
+        "next_slice_at_s": NOW_S + 30.0,
+        "arithmetic": "two are needed",
+        "changes": (BoardChange(compute_class="spot", delta=1, reason="need 2"),),
+        "refusals": (BoardChange(compute_class="", delta=1, reason="no room"),),
+        "alerts": ("the load is old",),
+        "num_failures": 1,
+    }
+    return ModelPlan(**(values | changes))
+
+
+def test_plan_is_told_with_its_reasons_and_in_seconds_from_now() -> None:
+    board = PlanBoard(written_at_s=NOW_S - 2.0, models=(plan(),), alerts=("no log",))
+    assert describe_plans(board, NOW_S) == {
+        "age_s": 2.0,
+        "alerts": ["no log"],
+        "models": [
+            {
+                "model": "demo",
+                "age_s": 3.0,
+                "changed_s": 40.0,
+                "targets": {"spot": 2},
+                "demand_slices": 2.0,
+                "next_slice_in_s": 30.0,
+                "arithmetic": "two are needed",
+                "changes": [{"compute_class": "spot", "delta": 1, "reason": "need 2"}],
+                "refusals": [{"compute_class": "", "delta": 1, "reason": "no room"}],
+                "alerts": ["the load is old"],
+                "num_failures": 1,
+            }
+        ],
+    }
+
+
+def test_unknown_times_of_a_plan_are_none() -> None:
+    board = PlanBoard(written_at_s=NOW_S, models=(plan(changed_at_s=None, next_slice_at_s=None),))
+    (row,) = describe_plans(board, NOW_S)["models"]
+    assert (row["changed_s"], row["next_slice_in_s"]) == (None, None)
+
+
+def test_old_plan_and_missing_plan_are_alerts() -> None:
+    old = describe_plans(PlanBoard(written_at_s=NOW_S - 75.0, models=(plan(),)), NOW_S)
+    assert old["alerts"] == ["the last plan is 75 s old: does Serve's controller run?"]
+    assert old["models"], "what was planned last is still shown"
+    missing = describe_plans(None, NOW_S)
+    assert (missing["age_s"], missing["models"]) == (None, [])
+    assert "is an autoscaling_policy bound" in missing["alerts"][0]
+
+
+def test_fleet_carries_what_is_planned() -> None:
+    plans = describe_plans(None, NOW_S)
+    fleet = describe_fleet(GatewayView("gw", NOW_S), [], Snapshot("v"), NOW_S, plans)
+    assert fleet["autoscaling"] == plans

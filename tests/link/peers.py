@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from serving.engine.paced import PacedConfig, PacedEngine, paced_token
+from serving.engine.paced import PacedConfig, PacedEngine
 from serving.link.client import DEFAULT_HEARTBEAT, ClientLimits, LinkCallbacks, LinkClient
 from serving.link.client import DEFAULT_LIMITS as DEFAULT_CLIENT_LIMITS
 from serving.link.framing import FrameSplitter, encode_frame
@@ -31,6 +31,7 @@ from serving.link.messages import (
 from serving.link.server import DEFAULT_HEARTBEAT as DEFAULT_SERVER_HEARTBEAT
 from serving.link.server import DEFAULT_LIMITS as DEFAULT_SERVER_LIMITS
 from serving.link.server import LinkServer, ServerLimits
+from serving.paced_tokens import paced_token
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 15.0

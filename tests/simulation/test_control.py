@@ -24,6 +24,12 @@ class Slices:
             raise UnknownSliceError(f"no slice {name!r}; there are spot-0")
         self.killed.append((name, worker_id))
 
+    def slow(self, name: str, factor: float, for_s: float) -> None:
+        raise ValueError(f"factor is {factor:g}; allowed: 1.1 to 50")
+
+    def partition(self, name: str, for_s: float) -> str:
+        return f"{name} for {for_s:g} s"
+
 
 @pytest.fixture
 def socket(tmp_path: Path) -> Path:
@@ -35,6 +41,7 @@ def test_command_is_carried_out_and_answered(socket: Path) -> None:
     with ControlServer(slices, socket):
         assert call(socket, "describe") == {"slices": ["spot-0"]}
         assert call(socket, "kill", name="spot-0", worker_id=1) is None
+        assert call(socket, "partition", name="spot-0", for_s=2.5) == "spot-0 for 2.5 s"
         assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     assert slices.killed == [("spot-0", 1)]
     assert not socket.exists()
@@ -45,6 +52,7 @@ def test_command_is_carried_out_and_answered(socket: Path) -> None:
     [
         ("kill", {"name": "spot-9"}, "no slice 'spot-9'; there are spot-0"),
         ("kill", {"nme": "spot-0"}, "unexpected keyword argument 'nme'|missing a required"),
+        ("slow", {"name": "spot-0", "factor": 1, "for_s": 1}, "factor is 1; allowed: 1.1 to 50"),
         ("stop", {}, "unknown command 'stop'"),
         ("__init__", {}, "unknown command"),
     ],

@@ -203,7 +203,47 @@ const lists = {
   }),
   classes: new KeyedList(at("classes"), "class-template", fillClass),
   ended: new KeyedList(at("ended"), "ended-template", fillEnded),
+  plans: new KeyedList(at("plans"), "plan-template", fillPlan),
+  alerts: new KeyedList(at("plans-alerts"), "alert-template", fillAlert),
 };
+
+function fillAlert({ root }, words) {
+  setText(root, words);
+}
+
+// The plan of one model: what is to be, why, what has just changed, what is wanted in vain.
+function fillPlan(item, plan) {
+  const { parts } = item;
+  setText(parts.name, plan.model);
+  const targets = Object.entries(plan.targets).sort((a, b) => inOrder(a[0], b[0]));
+  setText(parts.targets, targets.map(([name, number]) => `${name} ${number}`).join(" · "));
+  const note = [`decided ${duration(plan.age_s)} ago`];
+  if (plan.demand_slices !== null) note.unshift(`need ${count(plan.demand_slices, "slice")}`);
+  if (plan.next_slice_in_s !== null) note.push(`next slice in ${duration(plan.next_slice_in_s)}`);
+  if (plan.changed_s !== null) note.push(`last change ${duration(plan.changed_s)} ago`);
+  if (plan.num_failures > 0) note.push(count(plan.num_failures, "failed decision"));
+  setText(parts.note, note.join(" · "));
+  setText(parts.arithmetic, plan.arithmetic);
+  item.alerts ??= new KeyedList(parts.alerts, "alert-template", fillAlert);
+  item.alerts.show(plan.alerts, (_, position) => position);
+  item.reasons ??= new KeyedList(parts.reasons, "reason-template", fillReason);
+  const reasons = [...plan.changes.map((change) => ["", change]), ...plan.refusals.map((change) => ["refused: ", change])];
+  item.reasons.show(reasons, (_, position) => position);
+}
+
+function fillReason({ parts }, [kind, change]) {
+  const sign = change.delta > 0 ? "+" : "";
+  setText(parts.what, `${kind}${change.compute_class || "all classes"} ${sign}${change.delta}`);
+  setText(parts.why, change.reason);
+}
+
+function showPlans(autoscaling, model) {
+  setHidden(at("plans-section"), autoscaling === null);
+  if (autoscaling === null) return;
+  setText(at("plans-note"), autoscaling.age_s === null ? "" : `as planned ${duration(autoscaling.age_s)} ago`);
+  lists.alerts.show(autoscaling.alerts, (_, position) => position);
+  lists.plans.show(autoscaling.models.filter((plan) => model === "" || plan.model === model), (plan) => plan.model);
+}
 
 function fillClass(item, [name, rows]) {
   const ready = rows.filter((row) => row.state === "ready").length;
@@ -247,6 +287,7 @@ function show(fleet) {
   const chips = slices.reduce((sum, row) => sum + row.num_chips, 0);
   setText(at("total"), `${count(slices.length, "replica")}, ${count(chips, "chip")} held`);
   lists.models.show(fleet.models.filter(({ name }) => model === "" || name === model), ({ name }) => name);
+  showPlans(fleet.autoscaling, model);
   lists.classes.show(byClass(slices), ([name]) => name);
   showEnded(ended);
   setHidden(at("empty"), slices.length > 0);

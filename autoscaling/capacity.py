@@ -1,0 +1,109 @@
+"""What one slice can carry at an objective: the capacity model, and the file that holds it.
+
+The law is that of continuous batching. One engine step gives every running sequence one token and
+computes some prompt tokens on the side; it takes
+
+    step_s = base_s + per_sequence_s * running + per_prompt_token_s * prompt_tokens_in_it
+
+At `r` requests per second with `i` prompt and `o` output tokens each, a step holds `r * o * step_s`
+sequences and `r * i * step_s` prompt tokens, hence
+
+    work_s = o * per_sequence_s + i * per_prompt_token_s
+    step_s = base_s / (1 - r * work_s)
+    r_max  = (1 - base_s / tpot_s) / work_s    where steps are as long as the TPOT objective allows
+
+unless sequences run out first: running <= max_num_seqs bounds r by max_num_seqs / (o * step_s).
+`slicewise profile` measures the three coefficients; the simulator's engines obey the same law.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class ProfileError(ValueError):
+    """A profile file that cannot be used. The message names the field and what is allowed."""
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CapacityProfile(BaseModel):
+    """One slice shape with one model on one engine, as measured. Times in seconds.
+
+    `ttft_floor_s` is the time to first token of a request alone, beyond the computing of its
+    prompt. `load_s` is how long an engine takes from a reserved slice until it is ready.
+    `source` says what was measured where and when; `engine` is `paced` for a fake.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+    model: Annotated[str, Field(min_length=1)]
+    engine: Annotated[str, Field(min_length=1)]
+    generation: str | None = None
+    topology: str | None = None
+    base_s: _Positive
+    per_sequence_s: _NotNegative
+    per_prompt_token_s: _NotNegative
+    max_num_seqs: Annotated[int, Field(ge=1)]
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
+    ttft_floor_s: _NotNegative = 0.0
+    load_s: _NotNegative = 0.0
+    measured_on: str
+    """Date, as YYYY-MM-DD."""
+    source: Annotated[str, Field(min_length=1)]
+
+    def work_s(self, input_tokens: float, output_tokens: float) -> float:
+        """Engine time that one more request costs, the steps' base time aside."""
+        return output_tokens * self.per_sequence_s + input_tokens * self.per_prompt_token_s
+
+    def step_s(self, requests_per_s: float, input_tokens: float, output_tokens: float) -> float:
+        """The length of a step in steady state; infinite at and beyond saturation."""
+        share = requests_per_s * self.work_s(input_tokens, output_tokens)
+        return self.base_s / (1 - share) if share < 1 else math.inf
+
+    def max_requests_per_s(self, input_tokens: float, output_tokens: float, tpot_s: float) -> float:
+        """The rate one slice carries in steady state with steps no longer than `tpot_s`.
+
+        0 when even an idle engine's step is longer. Infinite only for requests that cost nothing.
+        """
+        if tpot_s <= self.base_s:
+            return 0.0
+        work_s = self.work_s(input_tokens, output_tokens)
+        by_time = (1 - self.base_s / tpot_s) / work_s if work_s > 0 else math.inf
+        if output_tokens <= 0:
+            return by_time
+        # running = r * o * step(r) <= max_num_seqs, solved for r.
+        seqs = self.max_num_seqs
+        by_sequences = seqs / (output_tokens * self.base_s + seqs * work_s)
+        return min(by_time, by_sequences)
+
+
+def read_profile(path: Path) -> CapacityProfile:
+    """The profile in a YAML file.
+
+    Raises:
+        ProfileError: it cannot be read, or lists every field that is wrong.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return CapacityProfile.model_validate(raw)
+    except (OSError, yaml.YAMLError) as error:
+        raise ProfileError(f"{path} cannot be read: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc'])) or 'file'} is {each['input']!r}: {each['msg']}"
+            for each in error.errors()
+        )
+        raise ProfileError(f"{path}: {problems}") from error
+
+
+def write_profile(profile: CapacityProfile, path: Path) -> None:
+    """Writes it as YAML, in the order of the fields."""
+    path.write_text(yaml.safe_dump(profile.model_dump(), sort_keys=False), encoding="utf-8")

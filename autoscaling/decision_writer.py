@@ -1,0 +1,97 @@
+"""Writes what the policy decided, off the controller's loop: the decision log and the plan board.
+
+Everything is written in one thread, in order. What cannot be written is told once and shown as an
+alert; the decisions go on. Reads nothing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.rules import Rules
+from autoscaling.records import Observation, Plan
+from autoscaling.replay import DecisionLog
+from serving.plan_board import PlanBoard
+
+logger = logging.getLogger("ray.serve.slicewise")
+
+# Writes that may wait. A disk that hangs for as long loses decisions, and the log says so.
+_MAX_WAITING = 1000
+
+
+class DecisionWriter:
+    """Implements `DecisionSink`. `executor` has one thread; `write_board` keeps the board."""
+
+    def __init__(self, executor: Executor, write_board: Callable[[PlanBoard], None]) -> None:
+        self._executor = executor
+        self._write_board = write_board
+        self._log: DecisionLog | None = None
+        self._room = threading.BoundedSemaphore(_MAX_WAITING)
+        self._problems: dict[str, str] = {}  # by what could not be written
+
+    @property
+    def alerts(self) -> tuple[str, ...]:
+        """What could not be written the last time it was tried."""
+        return tuple(f"{what} cannot be written: {why}" for what, why in self._problems.items())
+
+    def open_log(self, path: Path | None) -> None:
+        """Where decisions go from now on; `None`: nowhere."""
+        if path is not None:
+            self._do(f"the decision log {path}", self._open, path)
+
+    def begin(
+        self, model: str, profile: CapacityProfile, terms: tuple[ClassTerms, ...], rules: Rules
+    ) -> None:
+        """See `DecisionSink`."""
+        self._do("the decision log", self._logged, "begin", model, profile, terms, rules)
+
+    def decided(self, model: str, observation: Observation, plan: Plan) -> None:
+        """See `DecisionSink`."""
+        self._do("the decision log", self._logged, "decided", model, observation, plan)
+
+    def publish(self, board: PlanBoard) -> None:
+        """Shows the plans."""
+        self._do("the plan board", self._write_board, board)
+
+    def close(self) -> None:
+        """Has what waits written, then closes the log. Does not wait for it."""
+        self._executor.submit(self._close)
+        self._executor.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _open(self, path: Path) -> None:
+        self._log = DecisionLog(path)
+
+    def _logged(self, kind: str, *entry: Any) -> None:
+        if self._log is None:
+            return
+        if kind == "begin":
+            self._log.begin(*entry)
+        else:
+            self._log.decided(*entry)
+
+    def _do(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self._problems[what] = f"{_MAX_WAITING} writes wait already"
+            return
+        self._executor.submit(self._try, what, write, *arguments)
+
+    def _try(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except Exception as error:  # noqa: BLE001 - a plan that is not written is still a plan
+            if what not in self._problems:
+                logger.warning("plan_not_written what=%r error=%r", what, error)
+            self._problems[what] = repr(error)
+        else:
+            self._problems.pop(what, None)
+        finally:
+            self._room.release()

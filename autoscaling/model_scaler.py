@@ -1,0 +1,236 @@
+"""One model under the policy: what was reported becomes an observation, the plan its targets.
+
+Owns what lies between reports and the policy: bounds of the deployments, losses that were seen
+before, a hold where something is not known, and what is told of a plan. Holds no rule of scaling of
+its own: that is `SlicewisePolicy`. Clockless: callers pass wall-clock seconds.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import Rules
+from autoscaling.policy_config import ModelSettings
+from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from autoscaling.signals import (
+    Report,
+    SignalMissingError,
+    listing_of,
+    load_of,
+    losses_of,
+    slices_of,
+)
+from serving.plan_board import BoardChange, ModelPlan
+
+# Below Serve's own, whose lines the controller keeps in its log file.
+logger = logging.getLogger("ray.serve.slicewise")
+
+
+class DecisionSink(Protocol):
+    """Where decisions are kept; `autoscaling.replay.DecisionLog` is one."""
+
+    def begin(
+        self, model: str, profile: CapacityProfile, terms: tuple[ClassTerms, ...], rules: Rules
+    ) -> None:
+        """A policy of this model starts with an empty memory."""
+        ...
+
+    def decided(self, model: str, observation: Observation, plan: Plan) -> None:
+        """One decision."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One deployment as Serve has it: its target of now, and what it may have."""
+
+    target: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What Serve knows at `now_s`. `deployments` are the model's, by compute class."""
+
+    now_s: float
+    gateways: tuple[Report, ...]
+    num_gateways: int
+    directory: tuple[Report, ...]
+    deployments: Mapping[str, Bounds]
+
+
+class ModelScaler:
+    """Decides for one model again and again. A failure changes nothing: the last targets stand."""
+
+    def __init__(self, settings: ModelSettings, sink: DecisionSink) -> None:
+        self._settings = settings
+        self._sink = sink
+        self._policy: SlicewisePolicy | None = None
+        self._terms: dict[str, ClassTerms] = {}
+        self._slices: tuple[SliceView, ...] = ()
+        # Losses told before, and `None` before the first list: those were before our time.
+        self._told_losses: frozenset[SliceLoss] | None = None
+        self._targets: dict[str, int] = {}
+        self._changes: tuple[BoardChange, ...] = ()
+        self._changed_at_s: float | None = None
+        self._num_failures = 0
+        self._failures_told: set[str] = set()
+        self._alerts_told: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return self._settings.model
+
+    @property
+    def compute_classes(self) -> tuple[str, ...]:
+        """The classes that it has terms of."""
+        return tuple(each.name for each in self._settings.terms)
+
+    @property
+    def targets(self) -> Mapping[str, int]:
+        """The last targets, by compute class; a class without one keeps what Serve has."""
+        return self._targets
+
+    def decide(self, situation: Situation) -> ModelPlan:
+        """The next plan, as it is shown. Its targets are `targets` from now on."""
+        try:
+            plan = self._decide(situation)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not scale down
+            plan = self._failed(situation, error)
+        self._tell_alerts(plan.alerts)
+        self._take_up(plan, situation)
+        return ModelPlan(
+            model=self.model,
+            decided_at_s=plan.at_s,
+            changed_at_s=self._changed_at_s,
+            targets=dict(plan.targets),
+            demand_slices=plan.demand_slices,
+            next_slice_at_s=plan.next_slice_at_s,
+            arithmetic=plan.arithmetic,
+            changes=self._changes,
+            refusals=_shown(plan.refusals),
+            alerts=plan.alerts,
+            num_failures=self._num_failures,
+        )
+
+    def _decide(self, situation: Situation) -> Plan:
+        policy, alerts = self._policy_for(situation.deployments)
+        observation, unknown = self._observe(situation)
+        plan = policy.decide(observation)
+        self._sink.decided(self.model, observation, plan)
+        if unknown:  # these words say more than the policy's own
+            plan = replace(plan, alerts=unknown)
+        return replace(plan, alerts=(*plan.alerts, *alerts))
+
+    def _policy_for(self, deployments: Mapping[str, Bounds]) -> tuple[SlicewisePolicy, list[str]]:
+        """The policy within the deployments' bounds, and what does not fit together.
+
+        Other bounds make another policy, whose memory is empty.
+        """
+        terms = {
+            each.name: replace(
+                each,
+                min_slices=max(each.min_slices, deployments[each.name].least),
+                max_slices=min(each.max_slices, deployments[each.name].most),
+            )
+            for each in self._settings.terms
+            if each.name in deployments
+        }
+        known = {each.name for each in self._settings.terms}
+        alerts = [
+            f"{self.model} has no deployment that scales on {name}; it is not planned for"
+            for name in sorted(known - set(deployments))
+        ]
+        if self._policy is None or terms != self._terms:
+            settings = self._settings
+            self._policy = SlicewisePolicy(settings.profile, list(terms.values()), settings.rules)
+            self._terms = terms
+            self._sink.begin(self.model, settings.profile, tuple(terms.values()), settings.rules)
+        return self._policy, alerts
+
+    def _observe(self, situation: Situation) -> tuple[Observation, tuple[str, ...]]:
+        """What the policy sees, and what is not known. Slices that are not known are as before."""
+        unknown: list[str] = []
+        max_age_s = self._settings.rules.max_load_age_s
+        load: ModelLoad | None = None
+        losses: tuple[SliceLoss, ...] = ()
+        try:
+            load = load_of(
+                self.model, situation.gateways, situation.num_gateways, self._settings.assumed
+            )
+        except SignalMissingError as error:
+            unknown.append(str(error))
+        try:
+            listing = listing_of(situation.directory, situation.now_s, max_age_s)
+        except SignalMissingError as error:
+            unknown.append(str(error))
+            load = None  # without the slices no plan could be made from it
+        else:
+            self._slices = slices_of(self.model, listing, self._terms)
+            told = losses_of(self.model, listing)
+            if self._told_losses is not None:
+                losses = tuple(each for each in told if each not in self._told_losses)
+            self._told_losses = frozenset(told)
+        targets = {name: situation.deployments[name].target for name in self._terms}
+        fleet = Fleet(self._slices, targets, losses)
+        return Observation(situation.now_s, load, fleet), tuple(unknown)
+
+    def _failed(self, situation: Situation, error: Exception) -> Plan:
+        """The targets of before, after a failure, which is told whole once per kind."""
+        self._num_failures += 1
+        kind = f"{type(error).__name__}: {error}"
+        if type(error).__name__ not in self._failures_told:
+            self._failures_told.add(type(error).__name__)
+            logger.error("policy_failed model=%s", self.model, exc_info=error)
+        return Plan(
+            at_s=situation.now_s,
+            targets=self._targets
+            or {name: bounds.target for name, bounds in situation.deployments.items()},
+            arithmetic="the policy failed: the last plan stands",
+            alerts=(f"the policy failed ({kind}); the last plan stands",),
+        )
+
+    def _take_up(self, plan: Plan, situation: Situation) -> None:
+        """Makes the plan's targets ours, and tells of a change in one line."""
+        before = {
+            name: self._targets.get(name, bounds.target)
+            for name, bounds in situation.deployments.items()
+        }
+        self._targets = dict(plan.targets)
+        if all(before.get(name) == target for name, target in plan.targets.items()):
+            return
+        self._changes = _shown(plan.decisions)
+        self._changed_at_s = plan.at_s
+        logger.info(
+            "plan_changed model=%s targets=%s changes=%r refused=%r because=%r",
+            self.model,
+            ",".join(f"{name}:{count}" for name, count in sorted(plan.targets.items())),
+            "; ".join(_words(each) for each in plan.decisions),
+            "; ".join(_words(each) for each in plan.refusals),
+            plan.arithmetic,
+        )
+
+    def _tell_alerts(self, alerts: tuple[str, ...]) -> None:
+        # Ages change from one alert to the next; their number and kind do not.
+        kinds = tuple(alert.split(" is ")[0] for alert in alerts)
+        if kinds != self._alerts_told:
+            self._alerts_told = kinds
+            if alerts:
+                logger.warning("plan_alert model=%s alerts=%r", self.model, "; ".join(alerts))
+
+
+def _shown(decisions: tuple[Decision, ...]) -> tuple[BoardChange, ...]:
+    return tuple(
+        BoardChange(compute_class=each.compute_class, delta=each.delta, reason=each.reason)
+        for each in decisions
+    )
+
+
+def _words(each: Decision) -> str:
+    return f"{each.compute_class or 'all'} {each.delta:+d}: {each.reason}"

@@ -1,0 +1,95 @@
+"""From load to slices: how many are needed to meet the objectives, before asking what exists.
+
+Pure: no clock, no I/O, no chance. The law of one slice is `autoscaling.capacity`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.policy.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests per second; uncached prompt tokens and output tokens of each, on average."""
+
+    requests_per_s: float
+    input_tokens: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Slices that a load takes.
+
+    `mean` carries its mean, `spread` what comes and goes by chance, `backlog` works off what waits
+    already.
+    """
+
+    mean: float
+    spread: float = 0.0
+    backlog: float = 0.0
+
+    @property
+    def slices(self) -> float:
+        """What is needed, as a fraction."""
+        return self.mean + self.spread + self.backlog
+
+    @property
+    def whole(self) -> int:
+        """What is needed, in whole slices. A rounding error of the sum does not cost a slice."""
+        return math.ceil(self.slices - 1e-6)
+
+    @property
+    def arithmetic(self) -> str:
+        """How it comes about, for a log line."""
+        return (
+            f"{self.slices:.2f} slices = {self.mean:.2f} mean + {self.spread:.2f} spread"
+            f" + {self.backlog:.2f} backlog"
+        )
+
+
+class UnreachableError(ValueError):
+    """No number of slices meets the objective: an idle slice is slower. Give up or relax it."""
+
+
+def demand_of(traffic: Traffic, profile: CapacityProfile, rules: Rules) -> Demand:
+    """The slices that steady `traffic` takes.
+
+    The spread is `rules.spread` standard deviations of the requests in flight. Their number is
+    Poisson at best, so it matters for few slices and vanishes for many.
+
+    Raises:
+        UnreachableError: an idle slice already takes longer than the TPOT objective for a step.
+    """
+    if traffic.requests_per_s <= 0:
+        return Demand(0.0)
+    tpot_s = rules.objectives.tpot_s * rules.tpot_margin
+    at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
+    if at_most <= 0:
+        raise UnreachableError(
+            f"tpot_s is {rules.objectives.tpot_s:g}, of which {rules.tpot_margin:g} are planned"
+            f" for; a step of an idle slice takes {profile.base_s:g} s ({profile.source})"
+        )
+    mean = traffic.requests_per_s / at_most
+    in_flight = traffic.requests_per_s * max(traffic.output_tokens * tpot_s, profile.base_s)
+    return Demand(mean, spread=rules.spread * mean / math.sqrt(max(in_flight, 1.0)))
+
+
+def num_at_once(traffic: Traffic, profile: CapacityProfile, rules: Rules) -> float:
+    """Requests that one slice runs at once at the objective, none of them waiting."""
+    tpot_s = rules.objectives.tpot_s
+    at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
+    return min(profile.max_num_seqs, at_most * traffic.output_tokens * tpot_s)
+
+
+def backlog_demand(
+    num_waiting: float, traffic: Traffic, profile: CapacityProfile, rules: Rules
+) -> float:
+    """Slices that work off `num_waiting` requests within the TTFT objective, beside the rest."""
+    if num_waiting <= 0:
+        return 0.0
+    rate = num_waiting / rules.objectives.ttft_s
+    waiting = Traffic(rate, max(traffic.input_tokens, 1.0), max(traffic.output_tokens, 1.0))
+    return demand_of(waiting, profile, rules).mean

@@ -1,0 +1,171 @@
+"""The rate of requests a few minutes from now, and how wrong such forecasts have been.
+
+Owns the history of the rate and the forecasts made from it. Two forecasts compete for each horizon:
+what the last minutes say (a damped trend) and what the same time of the day before says, scaled to
+today. The one that has erred less speaks, and its own past errors are its margin. Deterministic:
+time comes in with each measurement.
+"""
+
+import bisect
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+BUCKET_S = 30.0
+DAY_S = 86_400.0
+# One horizon's errors are remembered this long: long enough for a quantile, short enough to follow.
+_ERRORS_KEPT = 240
+# Fewer errors than this say nothing.
+_ERRORS_NEEDED = 10
+# Twice the forecast is the most that is planned for: beyond it, measuring is better than guessing.
+_MOST_MARGIN = 1.0
+_TREND_BUCKETS = 20
+_LEAST_THIRD = 2
+_SMOOTH_BUCKETS = 3
+_RARE_DEVIATIONS = 4.0
+# A trend is not believed for ever: its slope counts for at most this many seconds ahead.
+_TREND_REACH_S = 600.0
+# Errors of the other method must be this much smaller before it takes over.
+_BETTER = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The rate at a horizon; `method` is `trend` or `season`.
+
+    `margin` is what is added so that `share` of the past forecasts would not have been too low.
+    """
+
+    requests_per_s: float
+    margin: float
+    method: str
+
+    @property
+    def safe(self) -> float:
+        """The rate to plan for."""
+        return max(0.0, self.requests_per_s + self.margin)
+
+
+@dataclass(slots=True)
+class _Method:
+    """Forecasts of one method for one horizon: those not yet due, and the errors of those that are.
+
+    An error is the rate that came, relative to the forecast one (1 means right).
+    """
+
+    pending: deque[tuple[float, float]] = field(default_factory=deque)
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=_ERRORS_KEPT))
+    mean_error: float | None = None
+
+    def learn(self, now_s: float, rate: float) -> None:
+        while self.pending and self.pending[0][0] <= now_s:
+            _, forecast = self.pending.popleft()
+            scale = max(forecast, 0.05)
+            self.errors.append((rate - forecast) / scale)
+            off = abs(rate - forecast) / max(rate, forecast, 0.05)
+            self.mean_error = (
+                off if self.mean_error is None else self.mean_error + (off - self.mean_error) / 60
+            )
+
+    def margin_ratio(self, share: float) -> float:
+        """What has to be added to a forecast of 1; 0 before anything was learned."""
+        if len(self.errors) < _ERRORS_NEEDED:
+            return 0.0
+        ordered = sorted(self.errors)
+        needed = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return min(max(0.0, needed), _MOST_MARGIN)
+
+
+class Forecaster:
+    """Learns one model's rate and forecasts it for a few fixed horizons."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []  # ends of buckets
+        self._rates: list[float] = []
+        self._open: list[float] = []
+        self._open_since_s: float | None = None
+        self._newest = 0.0
+        self._methods: dict[tuple[float, str], _Method] = {}
+
+    def observe(self, now_s: float, requests_per_s: float) -> None:
+        """One more measurement of the rate; times do not run backwards."""
+        if self._open_since_s is None:
+            self._open_since_s = now_s
+        self._open.append(requests_per_s)
+        self._newest = requests_per_s
+        if now_s - self._open_since_s < BUCKET_S and self._times:
+            return
+        rate = sum(self._open) / len(self._open)
+        self._times.append(now_s)
+        self._rates.append(rate)
+        self._open, self._open_since_s = [], now_s
+        if self._times[0] < now_s - 2 * DAY_S - 3600:
+            del self._times[: len(self._times) // 8], self._rates[: len(self._rates) // 8]
+        for method in self._methods.values():
+            method.learn(now_s, self.level)
+        for (horizon_s, name), method in self._methods.items():
+            forecast = self._forecast(name, now_s, horizon_s)
+            if forecast is not None:
+                method.pending.append((now_s + horizon_s, forecast))
+
+    @property
+    def level(self) -> float:
+        """The rate of now, smoothed over a minute and a half; 0 before the first measurement.
+
+        A rise that chance does not explain is believed at once.
+        """
+        latest = self._rates[-_SMOOTH_BUCKETS:]
+        if not latest:
+            return 0.0
+        smoothed = sum(latest) / len(latest)
+        # As many arrivals as a bucket's worth of Poisson arrivals rarely has.
+        chance = _RARE_DEVIATIONS * math.sqrt(max(smoothed, 1 / BUCKET_S) / BUCKET_S)
+        return self._newest if self._newest > smoothed + chance else smoothed
+
+    def at(self, now_s: float, horizon_s: float, share: float) -> Forecast:
+        """The forecast for `now_s + horizon_s`, with the margin that `share` of the past needed."""
+        horizon_s = max(BUCKET_S, round(horizon_s / BUCKET_S) * BUCKET_S)
+        trend = self._method(horizon_s, "trend")
+        season = self._method(horizon_s, "season")
+        by_season = self._forecast("season", now_s, horizon_s)
+        if (
+            by_season is not None
+            and season.mean_error is not None
+            and trend.mean_error is not None
+            and len(season.errors) >= _ERRORS_NEEDED
+            and season.mean_error < _BETTER * trend.mean_error
+        ):
+            return Forecast(by_season, by_season * season.margin_ratio(share), "season")
+        by_trend = self._forecast("trend", now_s, horizon_s) or 0.0
+        return Forecast(by_trend, by_trend * trend.margin_ratio(share), "trend")
+
+    def _method(self, horizon_s: float, name: str) -> _Method:
+        return self._methods.setdefault((horizon_s, name), _Method())
+
+    def _forecast(self, method: str, now_s: float, horizon_s: float) -> float | None:
+        return self._by_trend(horizon_s) if method == "trend" else self._by_season(now_s, horizon_s)
+
+    def _by_trend(self, horizon_s: float) -> float:
+        """The level, carried on from the first third of the last ten minutes to the last third."""
+        recent = self._rates[-_TREND_BUCKETS:]
+        third = len(recent) // 3
+        if third < _LEAST_THIRD:
+            return self.level
+        before, after = sum(recent[:third]) / third, sum(recent[-third:]) / third
+        slope = (after - before) / ((len(recent) - third) * BUCKET_S)
+        reach_s = horizon_s / (1 + horizon_s / _TREND_REACH_S)
+        return max(0.0, self.level + slope * reach_s)
+
+    def _by_season(self, now_s: float, horizon_s: float) -> float | None:
+        then, ahead = self._mean_around(now_s - DAY_S), self._mean_around(now_s - DAY_S + horizon_s)
+        if then is None or ahead is None or then <= 0:
+            return None
+        # A day is not twice the day before from one minute to the next.
+        return self.level * min(max(ahead / then, 0.25), 4.0)
+
+    def _mean_around(self, at_s: float, reach_s: float = 450.0) -> float | None:
+        if not self._times or at_s - reach_s < self._times[0]:
+            return None
+        low = bisect.bisect_left(self._times, at_s - reach_s)
+        high = bisect.bisect_right(self._times, at_s + reach_s)
+        return sum(self._rates[low:high]) / (high - low) if high > low else None

@@ -1,0 +1,237 @@
+"""The policy: what was measured, what exists and what was learned become the slices of each class.
+
+The order of thought, each step a pure function or a small memory of its own:
+
+1. `forecast`    the rate now and by the time a slice asked for today would be ready
+2. `demand`      the slices which that takes at the objectives, by the law of `autoscaling.capacity`
+3. hold          the highest need of the last `drain_delay_s`: growth is at once, decline waits
+4. `experience`  which classes can be relied on, and what a useful hour of each costs
+5. `mix`         the cheapest mix that meets the need and keeps a floor when a group is lost
+6. `targets`     additions at once; a slice goes only when what replaces it is ready
+
+No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
+observation. A missing or stale load holds the last plan.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.demand import Demand, Traffic, backlog_demand, demand_of, num_at_once
+from autoscaling.policy.experience import ClassExperience
+from autoscaling.policy.forecast import Forecaster
+from autoscaling.policy.mix import Mix, Offer, safest_worth_buying
+from autoscaling.policy.rules import Rules
+from autoscaling.policy.targets import Situation, plan_targets
+from autoscaling.records import ModelLoad, Observation, Plan
+from serving.slices.lifecycle import WAITING, SliceState
+
+# Token means move slowly; what one window happens to hold is smoothed over about ten minutes.
+_TOKEN_MEMORY_S = 600.0
+# Of the mean demand, the most that is bought in addition to work off what waits.
+_MOST_BACKLOG = 0.1
+_MIXES_KEPT = 64
+
+
+class SlicewisePolicy:
+    """The production policy for one model. See the module."""
+
+    name = "slicewise"
+
+    def __init__(self, profile: CapacityProfile, terms: Sequence[ClassTerms], rules: Rules) -> None:
+        """Raises `ValueError` for no class, or two of one name."""
+        names = [each.name for each in terms]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
+        self._profile = profile
+        self._rules = rules
+        self._classes = {each.name: ClassExperience(each, rules) for each in terms}
+        dearest = max(each.usd_per_slice_hour for each in terms)
+        self._shortage_usd_per_hour = rules.shortage_ratio * dearest
+        self._known_mixes: dict[object, Mix] = {}
+        self._forecaster = Forecaster()
+        self._tokens: tuple[float, float] | None = None
+        self._observed_at_s: float | None = None
+        self._busy_at_s: float | None = None
+        self._needs: deque[tuple[float, int]] = deque()
+        self._surplus_since_s: dict[str, float] = {}
+
+    def decide(self, observation: Observation) -> Plan:
+        """The plan for `observation`."""
+        now_s, load, fleet = observation.now_s, observation.load, observation.fleet
+        for name, experience in self._classes.items():
+            losses = [each for each in fleet.losses if each.compute_class == name]
+            experience.observe(now_s, fleet.of_class(name), losses)
+        if load is None or now_s - load.at_s > self._rules.max_load_age_s:
+            return self._hold(observation)
+        self._learn(now_s, load)
+        num_ready = sum(1 for each in fleet.slices if each.state == SliceState.READY)
+        demand = self._demand(now_s, load, num_ready)
+        need = self._held_need(now_s, self._bounded(now_s, load, demand))
+        floor = math.ceil(self._rules.floor_ratio * need)
+        safe, wished = self._mixes(now_s, need, floor, demand, observation)
+        situation = Situation(
+            now_s=now_s,
+            fleet=fleet,
+            classes=self._classes,
+            prices={name: each.usd_per_useful_hour for name, each in self._classes.items()},
+            need=need,
+            safe=safe,
+            wished=wished,
+            drain_delay_s=self._rules.drain_delay_s,
+        )
+        plan, self._surplus_since_s = plan_targets(
+            situation, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
+        )
+        return plan
+
+    def _hold(self, observation: Observation) -> Plan:
+        load = observation.load
+        age = "missing" if load is None else f"{observation.now_s - load.at_s:.0f} s old"
+        return Plan(
+            at_s=observation.now_s,
+            targets={name: observation.fleet.targets.get(name, 0) for name in self._classes},
+            next_slice_at_s=self._next_slice_at_s(observation),
+            arithmetic=f"the load is {age}: the last plan stands",
+            alerts=(f"the load is {age}; allowed: {self._rules.max_load_age_s:g} s",),
+        )
+
+    def _learn(self, now_s: float, load: ModelLoad) -> None:
+        self._forecaster.observe(load.at_s, load.requests_per_s)
+        if load.requests_per_s > 0 or load.num_waiting or load.num_in_flight:
+            self._busy_at_s = now_s
+        if load.requests_per_s <= 0:
+            return
+        means = (load.input_tokens_mean, load.output_tokens_mean)
+        if self._tokens is None:
+            self._tokens = means
+        else:
+            elapsed_s = now_s - (self._observed_at_s or now_s)
+            share = min(1.0, elapsed_s / _TOKEN_MEMORY_S)
+            self._tokens = (
+                self._tokens[0] + share * (means[0] - self._tokens[0]),
+                self._tokens[1] + share * (means[1] - self._tokens[1]),
+            )
+        self._observed_at_s = now_s
+
+    def _demand(self, now_s: float, load: ModelLoad, num_ready: int) -> Demand:
+        """The greater of what is needed now and what will be when a slice could be ready."""
+        input_tokens, output_tokens = self._tokens or (0.0, 0.0)
+        rates = [self._forecaster.level]
+        rates += [
+            self._forecaster.at(now_s, each.lead_s, self._rules.forecast_share).safe
+            for each in self._leading(now_s)
+        ]
+        traffic = Traffic(max(rates), input_tokens, output_tokens)
+        steady = demand_of(traffic, self._profile, self._rules)
+        # What is on engines beyond what they can run waits there.
+        held = num_ready * num_at_once(traffic, self._profile, self._rules)
+        num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
+        # What is on its way will have worked off most of it before a slice asked for now is ready.
+        backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules)
+        return Demand(
+            steady.mean, steady.spread, min(backlog, max(1.0, _MOST_BACKLOG * steady.mean))
+        )
+
+    def _leading(self, now_s: float) -> list[ClassExperience]:
+        """The classes whose lead time decides how far ahead to look: those relied on."""
+        usable = [each for each in self._classes.values() if each.terms.max_slices > 0]
+        relied_on = [each for each in usable if each.is_relied_on(now_s)] or usable
+        return sorted(relied_on, key=lambda each: each.usd_per_useful_hour)[:1]
+
+    def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
+        rules = self._rules
+        wanted = demand.whole
+        is_busy = load.num_waiting or load.num_in_flight or load.requests_per_s > 0
+        if is_busy or (self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s):
+            wanted = max(wanted, 1)
+        return min(max(wanted, rules.min_slices), rules.max_slices)
+
+    def _held_need(self, now_s: float, need: int) -> int:
+        """The highest need of the last while. A falling queue keeps it in one pass."""
+        while self._needs and self._needs[-1][1] <= need:
+            self._needs.pop()
+        self._needs.append((now_s, need))
+        while self._needs[0][0] < now_s - self._rules.drain_delay_s:
+            self._needs.popleft()
+        return self._needs[0][1]
+
+    def _mixes(
+        self, now_s: float, need: int, floor: int, demand: Demand, observation: Observation
+    ) -> tuple[Mix, Mix]:
+        """What can be relied on, and what would be best if every class delivered."""
+        safe = []
+        wished = []
+        for name, each in self._classes.items():
+            terms = each.terms
+            held = sum(
+                1
+                for view in observation.fleet.of_class(name)
+                if view.state not in WAITING and view.state != SliceState.DRAINING
+            )
+            offer = Offer(
+                name,
+                each.usd_per_useful_hour,
+                terms.min_slices,
+                terms.max_slices,
+                (terms.correlation_group or name) if terms.is_revocable else None,
+                each.outages_per_hour,
+                each.lead_s / 3600,
+            )
+            wished.append(offer)
+            if not each.is_relied_on(now_s):
+                most = min(terms.max_slices, max(held, terms.min_slices))
+                offer = replace(offer, at_most=most)
+            safe.append(offer)
+        lost = demand.mean
+        return self._mix(need, floor, lost, safe), self._mix(need, floor, lost, wished)
+
+    def _mix(self, need: int, floor: int, demand: float, offers: list[Offer]) -> Mix:
+        """The mix worth buying. Nothing has changed since the last decision most of the time."""
+        # What changes the mix by less than a hundredth is no other question.
+        asked = (need, floor, round(demand, 1), *(_rounded(offer) for offer in offers))
+        if asked not in self._known_mixes:
+            if len(self._known_mixes) >= _MIXES_KEPT:
+                self._known_mixes.clear()
+            self._known_mixes[asked] = safest_worth_buying(
+                need, floor, round(demand, 1), offers, self._shortage_usd_per_hour
+            )
+        return self._known_mixes[asked]
+
+    def _next_slice_at_s(self, observation: Observation) -> float | None:
+        return next_slice_at_s(observation.now_s, self._classes, observation)
+
+    def _arithmetic(
+        self, now_s: float, load: ModelLoad, demand: Demand, need: int, floor: int
+    ) -> str:
+        lead = self._leading(now_s)[0]
+        forecast = self._forecaster.at(now_s, lead.lead_s, self._rules.forecast_share)
+        return (
+            f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
+            f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
+        )
+
+
+def _rounded(offer: Offer) -> Offer:
+    return replace(
+        offer,
+        usd_per_hour=round(offer.usd_per_hour, 2),
+        outages_per_hour=round(offer.outages_per_hour, 2),
+        lead_h=round(offer.lead_h, 3),
+    )
+
+
+def next_slice_at_s(
+    now_s: float, classes: Mapping[str, ClassExperience], observation: Observation
+) -> float | None:
+    """When the next slice is expected to be ready; `None` when none is on its way."""
+    etas = [
+        classes[each.compute_class].eta_s(each)
+        for each in observation.fleet.slices
+        if each.compute_class in classes
+        and each.state not in (SliceState.READY, SliceState.DRAINING, SliceState.GONE)
+    ]
+    return max(now_s, min(etas)) if etas else None

@@ -1,0 +1,66 @@
+"""What an operator asks of the policy: the objectives, the safety, the patience. Pure data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a request is to see, in seconds: TTFT from its arrival, and TPOT."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the policy plans; times in seconds.
+
+    `min_slices` and `max_slices` bound the slices of all classes together; with `min_slices` 0 the
+    model goes to zero after `idle_s` without a request. `floor_ratio` is the share of the demand
+    that must be left when any one group of revocable classes is lost at once. `shortage_ratio` is
+    what it is worth not to miss a slice for an hour, in hourly prices of the dearest class: beyond
+    the floor, safety is bought as long as it is cheaper than that. `tpot_margin` is the
+    share of the TPOT objective that is planned for. `spread` is how many standard deviations of the
+    number of requests in flight are kept free, `forecast_share` which share of past forecasts
+    of the rate must have been no higher than what is planned for. `drain_delay_s` is how long a
+    slice must have been more than enough before it is given up. A load older than `max_load_age_s`
+    is no load.
+    """
+
+    objectives: Objectives
+    min_slices: int = 0
+    max_slices: int = 10_000
+    idle_s: float = 300.0
+    floor_ratio: float = 0.5
+    shortage_ratio: float = 60.0
+    tpot_margin: float = 0.95
+    spread: float = 2.8
+    forecast_share: float = 0.92
+    drain_delay_s: float = 300.0
+    max_load_age_s: float = 60.0
+    backoff_s: float = 120.0
+    max_backoff_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_slices <= self.max_slices:
+            raise ValueError(f"min_slices is {self.min_slices}; allowed: 0..{self.max_slices}")
+        for name in ("floor_ratio", "forecast_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: 0 to 1")
+        if not 0 < self.tpot_margin <= 1:
+            raise ValueError(f"tpot_margin is {self.tpot_margin!r}; allowed: above 0, up to 1")
+        for name in (
+            "idle_s",
+            "spread",
+            "shortage_ratio",
+            "drain_delay_s",
+            "max_load_age_s",
+            "backoff_s",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: 0 or more")

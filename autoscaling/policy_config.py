@@ -1,0 +1,293 @@
+"""What `autoscaling_policy.policy_kwargs` in serve_config.yaml may say, and what it comes to.
+
+Owns the fields, their strictness, and what a market sets in a class; the defaults of all the rest
+are those of `Rules` and `ClassTerms`. Reads profile and price files, no clock, no environment.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autoscaling.capacity import CapacityProfile, ProfileError, read_profile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.prices.table import Market, PriceError, PriceTable, price_table
+from autoscaling.signals import Tokens
+from serving.topology import TopologyError, slice_shape
+
+# Serve's controller starts anywhere: what the file names is looked for beside our packages.
+_PROJECT_ROOT = Path(__file__).resolve().parents[1]
+_DAY_S = 24 * 3600.0
+# What the built-in compute classes are, by name. A flex-start slice runs for seven days at most.
+# Source: GKE's page on flex-start, read 2026-11-20.
+_BUILT_IN: Mapping[str, Mapping[str, Any]] = {
+    "reserved": {"is_prepaid": True},
+    "spot": {"is_revocable": True},
+    "flex-start": {"max_run_s": 7 * _DAY_S},
+    "on-demand": {},
+}
+_LIST_MARKETS = {
+    "spot": Market.SPOT,
+    "flex-start": Market.FLEX_START,
+    "on-demand": Market.ON_DEMAND,
+}
+
+
+class PolicyConfigError(ValueError):
+    """The policy's settings cannot be used. The message lists every problem found."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+_Positive = Annotated[float, Field(gt=0)]
+_NotNegative = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=0, le=100_000)]
+
+
+class ObjectivesConfig(_Section):
+    """What a request is to see, in seconds."""
+
+    ttft_s: _Positive
+    """Time to first token, from its arrival."""
+    tpot_s: _Positive
+    """Time per output token after the first, on average."""
+
+
+class RulesConfig(_Section):
+    """How the policy plans; what is left out is as in `autoscaling.policy.rules.Rules`."""
+
+    min_slices: _Count = 0
+    """Slices of all classes together, at least."""
+    max_slices: _Count = 0
+    """The same, at most."""
+    idle_s: _NotNegative = 0
+    """Without a request for so long, a model goes to zero slices."""
+    floor_ratio: _Share = 0
+    """Share of the demand that is left when any one group of revocable classes is lost."""
+    tpot_margin: _Share = 0
+    """Share of the TPOT objective that is planned for."""
+    spread: _NotNegative = 0
+    """Standard deviations of the requests in flight that are kept free."""
+    forecast_share: _Share = 0
+    """Share of past forecasts that were no higher than what is planned for."""
+    drain_delay_s: _NotNegative = 0
+    """A slice goes after it was more than enough for so long."""
+    max_load_age_s: _Positive = 0
+    """An older load is no load: the last plan stands."""
+    backoff_s: _NotNegative = 0
+    """How long a class that disappointed is not relied on, the first time."""
+    max_backoff_s: _NotNegative = 0
+    """The same, at most."""
+
+
+class ClassConfig(_Section):
+    """The terms of a compute class; what is left out is as in `autoscaling.classes.ClassTerms`.
+
+    Of `reserved`, `spot`, `flex-start` and `on-demand` the market is known. Without a price, a
+    prepaid class costs nothing more and another one the list price in `region`.
+    """
+
+    usd_per_slice_hour: _NotNegative = 0
+    """What a slice costs while it is had."""
+    usd_per_chip_hour: _NotNegative = 0
+    """The same by the chip, in place of it; needs generation and topology in the profile."""
+    is_prepaid: bool = False
+    """Paid for whether used or not."""
+    is_revocable: bool = False
+    """May be taken away at any time, all of it at once."""
+    correlation_group: str = ""
+    """What is lost together, such as a zone; the class itself, when left out."""
+    min_slices: _Count = 0
+    """Slices kept whatever the load, besides the deployment's own `min_replicas`."""
+    max_slices: _Count = 0
+    """Quota, besides the deployment's own `max_replicas`."""
+    provisioning_s: _NotNegative = 0
+    """How long a slice usually takes to come, until experience says better."""
+    load_s: _NotNegative = 0
+    """How long an engine then takes to be ready; by default the profile's `load_s`."""
+    losses_per_hour: _NotNegative = 0
+    """How often a slice is usually taken away, until experience says better."""
+    patience_s: _Positive | None = None
+    """A wish may take so long before other classes are asked."""
+    max_run_s: _Positive | None = None
+    """How long a slice is kept at most."""
+
+
+class AssumedTokens(_Section):
+    """Tokens of a request until the first have been measured."""
+
+    input: _Positive = 512
+    """Prompt tokens."""
+    output: _Positive = 256
+    """Output tokens."""
+
+
+class ModelPolicyConfig(_Section):
+    """One model."""
+
+    profile: str | CapacityProfile
+    """What one slice can carry: a file relative to the project root, or the profile itself."""
+    objectives: ObjectivesConfig
+    """What a request is to see."""
+    rules: RulesConfig = RulesConfig()
+    """How the policy plans."""
+    classes: Annotated[dict[str, ClassConfig], Field(min_length=1)]
+    """The compute classes that its deployments name."""
+    assumed_tokens: AssumedTokens = AssumedTokens()
+    """Tokens of a request until the first have been measured."""
+
+
+class PolicyConfig(_Section):
+    """All keyword arguments of the policy."""
+
+    models: Annotated[dict[str, ModelPolicyConfig], Field(min_length=1)]
+    """By the model's name."""
+    decide_every_s: Annotated[float, Field(ge=0.5, le=60)] = 5.0
+    """Between two decisions."""
+    decision_log: str | None = None
+    """File that every decision is appended to, for `slicewise replay`; none, when left out."""
+    region: str | None = None
+    """Where list prices are looked up for classes without a price of their own."""
+    prices: str | None = None
+    """File of prices that come before the shipped ones, relative to the project root."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What the policy of one model is made from."""
+
+    model: str
+    profile: CapacityProfile
+    rules: Rules
+    terms: tuple[ClassTerms, ...]
+    assumed: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What the adapter is made from."""
+
+    models: tuple[ModelSettings, ...]
+    decide_every_s: float
+    decision_log: Path | None
+
+
+def read_policy_settings(raw: object, root: Path = _PROJECT_ROOT) -> PolicySettings:
+    """The settings in `raw`, the policy's keyword arguments; files are looked for below `root`.
+
+    Raises:
+        PolicyConfigError: lists every problem found. Correct them all.
+    """
+    try:
+        config = PolicyConfig.model_validate(raw)
+    except ValidationError as error:
+        problems = (
+            f"{'.'.join(map(str, each['loc'])) or 'policy_kwargs'} is {each['input']!r}:"
+            f" {each['msg']}"
+            for each in error.errors(include_url=False)
+        )
+        raise PolicyConfigError("; ".join(problems)) from error
+    problems_found: list[str] = []
+    models = []
+    try:
+        prices = price_table(None if config.prices is None else root / config.prices)
+    except PriceError as error:
+        raise PolicyConfigError(f"prices: {error}") from error
+    for name, model in config.models.items():
+        try:
+            models.append(_model_settings(name, model, root, prices, config.region))
+        except PolicyConfigError as error:
+            problems_found.append(str(error))
+    if problems_found:
+        raise PolicyConfigError("; ".join(problems_found))
+    log = None if config.decision_log is None else root / config.decision_log
+    return PolicySettings(tuple(models), config.decide_every_s, log)
+
+
+def _model_settings(
+    name: str, model: ModelPolicyConfig, root: Path, prices: PriceTable, region: str | None
+) -> ModelSettings:
+    at = f"models.{name}"
+    try:
+        profile = (
+            read_profile(root / model.profile) if isinstance(model.profile, str) else model.profile
+        )
+        rules = Rules(
+            Objectives(model.objectives.ttft_s, model.objectives.tpot_s),
+            **model.rules.model_dump(exclude_unset=True),
+        )
+    except ProfileError as error:
+        raise PolicyConfigError(f"{at}.profile: {error}") from error
+    except ValueError as error:
+        raise PolicyConfigError(f"{at}.rules: {error}") from error
+    terms = []
+    problems = []
+    for class_name, given in model.classes.items():
+        try:
+            terms.append(_class_terms(class_name, given, profile, prices, region))
+        except ValueError as error:
+            problems.append(f"{at}.classes.{class_name}: {error}")
+    if problems:
+        raise PolicyConfigError("; ".join(problems))
+    assumed = Tokens(model.assumed_tokens.input, model.assumed_tokens.output)
+    return ModelSettings(name, profile, rules, tuple(terms), assumed)
+
+
+def _class_terms(
+    name: str,
+    config: ClassConfig,
+    profile: CapacityProfile,
+    prices: PriceTable,
+    region: str | None,
+) -> ClassTerms:
+    """The terms of a class; raises `ValueError` for a contradiction or a missing price."""
+    given = config.model_dump(exclude_unset=True)
+    terms = {"load_s": profile.load_s} | dict(_BUILT_IN.get(name, {})) | given
+    per_chip = terms.pop("usd_per_chip_hour", None)
+    if per_chip is not None and "usd_per_slice_hour" in terms:
+        raise ValueError("usd_per_slice_hour and usd_per_chip_hour; allowed: one of them")
+    if "usd_per_slice_hour" not in terms:
+        if per_chip is None:
+            per_chip = _list_price(name, bool(terms.get("is_prepaid")), profile, prices, region)
+        num_chips = _num_chips(profile) if per_chip else 0
+        terms["usd_per_slice_hour"] = per_chip * num_chips
+    return ClassTerms(name=name, **terms)
+
+
+def _list_price(
+    name: str,
+    is_prepaid: bool,  # noqa: FBT001 - one fact of the class
+    profile: CapacityProfile,
+    prices: PriceTable,
+    region: str | None,
+) -> float:
+    if is_prepaid:
+        return 0.0
+    market = _LIST_MARKETS.get(name)
+    if market is None or region is None or profile.generation is None:
+        raise ValueError(
+            "no price; allowed: usd_per_slice_hour, usd_per_chip_hour, or a built-in class with"
+            " `region` and the generation in the profile"
+        )
+    return prices.lookup(market, profile.generation, region).usd_per_chip_hour
+
+
+def _num_chips(profile: CapacityProfile) -> int:
+    if profile.generation is None or profile.topology is None:
+        raise ValueError("a price by the chip needs generation and topology in the profile")
+    try:
+        return slice_shape(profile.generation, profile.topology).num_chips
+    except TopologyError as error:
+        raise ValueError(f"the profile's slice: {error}") from error

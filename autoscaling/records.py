@@ -1,0 +1,123 @@
+"""What a scaling decision is made from, and what comes out: the seam of policy, adapter, simulator.
+
+Owns the nouns. Decides nothing. Pure data: times are seconds on one clock of the caller's choice
+(wall-clock time in production, simulated time in the simulator), rates are per second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serving.slices.lifecycle import SliceState
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """The measured load of one model over the last window before `at_s`.
+
+    `requests_per_s` counts arrivals, answered or not. The token means are per request, of those
+    that arrived and of those that finished; `input_tokens_mean` without what a prefix cache saves.
+    `num_waiting` have no engine yet, the oldest of them since `oldest_wait_s`; `num_in_flight` are
+    on engines.
+    """
+
+    at_s: float
+    requests_per_s: float
+    input_tokens_mean: float
+    output_tokens_mean: float
+    num_waiting: int = 0
+    oldest_wait_s: float = 0.0
+    num_in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """One slice that a replica wants or has; `slice_id` is the replica's life.
+
+    `since_s` is when it entered its state, `requested_at_s` when it was wished for.
+    `expires_at_s` is when its maximum run duration ends, `None` without one.
+    """
+
+    slice_id: str
+    compute_class: str
+    state: SliceState
+    since_s: float
+    requested_at_s: float
+    num_in_flight: int = 0
+    expires_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLoss:
+    """A slice that was taken away or failed to come, since the decision before."""
+
+    slice_id: str
+    compute_class: str
+    at_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The slices of one model, and how many each compute class was last asked for."""
+
+    slices: tuple[SliceView, ...]
+    targets: Mapping[str, int]
+    losses: tuple[SliceLoss, ...] = ()
+
+    def of_class(self, name: str) -> tuple[SliceView, ...]:
+        """Its slices from one compute class."""
+        return tuple(each for each in self.slices if each.compute_class == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything a policy may look at, at `now_s`. `load` is `None` when it is missing or stale."""
+
+    now_s: float
+    load: ModelLoad | None
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One change: `delta` slices more (or fewer, negative) of a class, and why."""
+
+    compute_class: str
+    delta: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many slices each compute class is to have.
+
+    `targets` names every class. `drain_order` are slices in the order in which to give them up
+    where a target falls below what there is. `refusals` say what was wanted and not planned.
+    `demand_slices` is the demand before asking what exists, `None` where a policy has no such
+    notion. `next_slice_at_s` is when one more slice is expected to be ready, `None` when none is on
+    its way. `arithmetic` is how the numbers came about, for a reader.
+    """
+
+    at_s: float
+    targets: Mapping[str, int]
+    decisions: tuple[Decision, ...] = ()
+    refusals: tuple[Decision, ...] = ()
+    drain_order: tuple[str, ...] = ()
+    demand_slices: float | None = None
+    next_slice_at_s: float | None = None
+    arithmetic: str = ""
+    alerts: tuple[str, ...] = field(default_factory=tuple)
+
+
+class Policy(Protocol):
+    """Decides again and again; remembers what it needs, reads no clock and draws no chance."""
+
+    @property
+    def name(self) -> str:
+        """As the reports call it."""
+        ...
+
+    def decide(self, observation: Observation) -> Plan:
+        """The plan for `observation`; times never run backwards from one call to the next."""
+        ...

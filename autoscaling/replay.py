@@ -1,0 +1,185 @@
+"""The decision log: what was seen and what was planned, kept so that it can be decided again.
+
+One file of JSON lines. A line `begin` carries everything a policy is made from; each line after it
+is one decision, its observation and its plan. A restart of the policy begins anew, with an empty
+memory, as it did. `replay_log` runs today's policy on yesterday's observations and tells where it
+would plan otherwise. Owns the format; reads and writes files, decides nothing.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from serving.slices.lifecycle import SliceState
+
+FORMAT = 1
+
+
+class DecisionLogError(ValueError):
+    """A log that cannot be read. The message names the file, the line and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A decision that today's policy would take otherwise; targets by compute class."""
+
+    at_s: float
+    model: str
+    logged: Mapping[str, int]
+    today: Mapping[str, int]
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay found: decisions in all, and those that differ, in order."""
+
+    num_decisions: int
+    differences: tuple[Difference, ...]
+
+
+class DecisionLog:
+    """Appends decisions to a file as they are taken. One writer; each line is whole or absent."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def begin(
+        self, model: str, profile: CapacityProfile, terms: Iterable[ClassTerms], rules: Rules
+    ) -> None:
+        """A policy of this model starts with an empty memory."""
+        self._write(
+            {
+                "kind": "begin",
+                "format": FORMAT,
+                "model": model,
+                "profile": profile.model_dump(),
+                "classes": [asdict(each) for each in terms],
+                "rules": asdict(rules),
+            }
+        )
+
+    def decided(self, model: str, observation: Observation, plan: Plan) -> None:
+        """One decision."""
+        self._write(
+            {
+                "kind": "decision",
+                "model": model,
+                "observation": observation_to_json(observation),
+                "plan": plan_to_json(plan),
+            }
+        )
+
+    def close(self) -> None:
+        """Ends it."""
+        self._file.close()
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+
+
+def replay_log(path: Path) -> Replay:
+    """Decides anew on every observation of the log, model by model, with today's policy.
+
+    Raises:
+        DecisionLogError: the file cannot be read as a decision log.
+    """
+    policies: dict[str, SlicewisePolicy] = {}
+    differences: list[Difference] = []
+    num_decisions = 0
+    for number, entry in _entries(path):
+        try:
+            if entry["kind"] == "begin":
+                policies[entry["model"]] = _policy_of(entry)
+                continue
+            policy = policies[entry["model"]]
+            observation = observation_of_json(entry["observation"])
+            logged = entry["plan"]["targets"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DecisionLogError(f"{path}, line {number}: {error!r}") from error
+        num_decisions += 1
+        plan = policy.decide(observation)
+        if dict(plan.targets) != logged:
+            differences.append(
+                Difference(plan.at_s, entry["model"], logged, plan.targets, plan.arithmetic)
+            )
+    return Replay(num_decisions, tuple(differences))
+
+
+def observation_to_json(observation: Observation) -> dict[str, Any]:
+    """Plain JSON values."""
+    return asdict(observation)
+
+
+def observation_of_json(raw: Mapping[str, Any]) -> Observation:
+    """The observation again.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    fleet = raw["fleet"]
+    return Observation(
+        now_s=raw["now_s"],
+        load=None if raw["load"] is None else ModelLoad(**raw["load"]),
+        fleet=Fleet(
+            slices=tuple(
+                SliceView(**(each | {"state": SliceState(each["state"])}))
+                for each in fleet["slices"]
+            ),
+            targets=fleet["targets"],
+            losses=tuple(SliceLoss(**each) for each in fleet["losses"]),
+        ),
+    )
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Plain JSON values."""
+    return asdict(plan)
+
+
+def plan_of_json(raw: Mapping[str, Any]) -> Plan:
+    """The plan again.
+
+    Raises:
+        KeyError, TypeError: it is none.
+    """
+    changes = {
+        name: tuple(Decision(**each) for each in raw[name]) for name in ("decisions", "refusals")
+    }
+    tuples = {name: tuple(raw[name]) for name in ("drain_order", "alerts")}
+    return Plan(**(dict(raw) | changes | tuples))
+
+
+def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
+    if entry["format"] != FORMAT:
+        raise ValueError(f"format is {entry['format']!r}; allowed: {FORMAT}")
+    rules = dict(entry["rules"])
+    objectives = Objectives(**rules.pop("objectives"))
+    return SlicewisePolicy(
+        CapacityProfile.model_validate(entry["profile"]),
+        [ClassTerms(**each) for each in entry["classes"]],
+        Rules(objectives, **rules),
+    )
+
+
+def _entries(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each line with its number; a last one that was cut short is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError as error:
+        raise DecisionLogError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            return
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DecisionLogError(f"{path}, line {number}: {error}") from error

@@ -1,0 +1,113 @@
+"""The policy as Ray Serve calls it: bound in serve_config.yaml, run inside Serve's controller.
+
+    autoscaling_policy:
+      policy_function: autoscaling.serve_policy:SlicePolicy
+      policy_kwargs: ...   # autoscaling.policy_config.PolicyConfig
+
+Owns the controller's side: which deployment is which, when to decide, and the thread that writes
+logs and plans, because Serve calls about ten times a second from its one loop. Decides nothing.
+
+Serve pickles this class with its module's globals; that is why there is little here.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from autoscaling.decision_writer import DecisionWriter
+from autoscaling.model_scaler import Bounds, ModelScaler, Situation
+from autoscaling.policy_config import PolicyConfigError, read_policy_settings
+from autoscaling.signals import Report, latest_reports
+from serving.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
+from serving.plan_board import PlanBoard
+from serving.plan_store import write_board
+
+logger = logging.getLogger("ray.serve.slicewise")
+
+# Serve's `DeploymentID` and `AutoscalingContext`; Ray ships no types for either.
+_Contexts = Mapping[Any, Any]
+
+
+class SlicePolicy:
+    """Serve makes one and calls it again and again. Whatever happens in it, nothing scales down.
+
+    Settings that cannot be used raise nothing here: Serve would then fall back on its own policy,
+    which takes every deployment to its minimum.
+    """
+
+    def __init__(self, **settings: object) -> None:
+        self._due_at_s = 0.0
+        self._scalers: tuple[ModelScaler, ...] = ()
+        self._alerts: tuple[str, ...] = ()
+        self._decide_every_s = 5.0
+        self._writer = DecisionWriter(ThreadPoolExecutor(1, "slicewise-plans"), write_board)
+        try:
+            read = read_policy_settings(settings)
+        except PolicyConfigError as error:
+            logger.error("policy_settings_refused reason=%r", str(error))
+            self._alerts = (f"the policy's settings cannot be used: {error}",)
+            return
+        self._decide_every_s = read.decide_every_s
+        self._writer.open_log(read.decision_log)
+        self._scalers = tuple(ModelScaler(each, self._writer) for each in read.models)
+
+    def __call__(self, contexts: _Contexts) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
+        """Targets by deployment; a deployment without one keeps what it has."""
+        now_s = time.time()
+        ids = {each.name: each for each in contexts}
+        # The wall clock may have been set back.
+        if not self._due_at_s - self._decide_every_s <= now_s < self._due_at_s:
+            self._due_at_s = now_s + self._decide_every_s
+            try:
+                self._decide(contexts, ids, now_s)
+            except Exception:  # the controller's other work must go on, at the last targets
+                logger.exception("policy_adapter_failed")
+        targets = {}
+        for scaler in self._scalers:
+            for compute_class, target in scaler.targets.items():
+                deployment = ids.get(engine_deployment_name(scaler.model, compute_class))
+                if deployment is not None:
+                    targets[deployment] = target
+        return targets, {}
+
+    def __del__(self) -> None:
+        """Serve has let go of it: another one is in its place."""
+        self._writer.close()
+
+    def _decide(self, contexts: _Contexts, ids: Mapping[str, Any], now_s: float) -> None:
+        gateways = _reports(contexts, ids, GATEWAY)
+        directory = _reports(contexts, ids, DIRECTORY)
+        running = contexts[ids[GATEWAY]].running_replicas if GATEWAY in ids else ()
+        plans = []
+        unclaimed = set(ids) - {GATEWAY, DIRECTORY}
+        for scaler in self._scalers:
+            deployments = {
+                name: _bounds(contexts[ids[deployment]])
+                for name in scaler.compute_classes
+                if (deployment := engine_deployment_name(scaler.model, name)) in ids
+            }
+            unclaimed -= {engine_deployment_name(scaler.model, name) for name in deployments}
+            situation = Situation(now_s, gateways, len(running), directory, deployments)
+            plans.append(scaler.decide(situation))
+        held = tuple(
+            f"{name} scales, but policy_kwargs has no model and class for it; its target is held"
+            for name in sorted(unclaimed)
+        )
+        alerts = (*self._alerts, *self._writer.alerts, *held)
+        self._writer.publish(PlanBoard(written_at_s=now_s, models=tuple(plans), alerts=alerts))
+
+
+def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> tuple[Report, ...]:
+    if name not in ids:
+        return ()
+    return tuple(latest_reports(contexts[ids[name]].raw_metrics or {}).values())
+
+
+def _bounds(context: Any) -> Bounds:
+    return Bounds(
+        target=context.target_num_replicas,
+        least=context.capacity_adjusted_min_replicas,
+        most=context.capacity_adjusted_max_replicas,
+    )

@@ -1,0 +1,179 @@
+"""From what Serve carries to a policy to what the policy looks at: load and slices of one model.
+
+Owns the reading of reports: which is the newest, which are missing, how those of several gateways
+add up. A report that is missing is an error with a name, never a load of zero. Pure: no clock.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autoscaling.classes import ClassTerms
+from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.directory import LEASE_S, RENEWAL_S
+from serving.scaling_stats import Listing, StatsError, listing_of_stats, load_of_stats
+
+# A directory that has just started has not heard of everybody yet.
+SETTLING_S = LEASE_S + RENEWAL_S
+
+
+class SignalMissingError(Exception):
+    """The load or the slices are not known now; the message says why. Hold the last plan."""
+
+
+class Point(Protocol):
+    """A value that a replica recorded, at the wall-clock time of its host."""
+
+    @property
+    def timestamp(self) -> float:
+        """When, in seconds since the epoch."""
+        ...
+
+    @property
+    def value(self) -> float:
+        """What."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one replica told last, all at once."""
+
+    at_s: float
+    stats: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of a request, on average."""
+
+    input: float
+    output: float
+
+
+def latest_reports(
+    raw: Mapping[str, Mapping[Hashable, Sequence[Point]]],
+) -> dict[Hashable, Report]:
+    """The newest report of each replica, by replica id, from Serve's series by name and replica.
+
+    Serve keeps a series for a while after its last point, so a name counts only if it is as new as
+    the newest one of its replica. Serve's own series have no bar in their names.
+    """
+    newest: dict[Hashable, dict[str, Point]] = {}
+    for name, by_replica in raw.items():
+        if "|" in name:
+            for replica, points in by_replica.items():
+                if points:
+                    newest.setdefault(replica, {})[name] = points[-1]
+    reports = {}
+    for replica, points_by_name in newest.items():
+        at_s = max(point.timestamp for point in points_by_name.values())
+        stats = {
+            name: point.value for name, point in points_by_name.items() if point.timestamp == at_s
+        }
+        reports[replica] = Report(at_s, stats)
+    return reports
+
+
+def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: Tokens) -> ModelLoad:
+    """The model's load over all gateways: rates and counts add up, means weigh by rate.
+
+    It is as old as its oldest part. `assumed` stands for a mean that no gateway knows yet.
+
+    Raises:
+        SignalMissingError: not every running gateway has told its load.
+    """
+    reports = list(reports)
+    if not reports or len(reports) < num_gateways:
+        raise SignalMissingError(f"{len(reports)} of {num_gateways} gateways tell their load")
+    samples = [load_of_stats(model, report.stats) for report in reports]
+    known = [sample for sample in samples if sample is not None]
+    if len(known) < len(samples):
+        raise SignalMissingError(f"a gateway tells no load of {model}")
+    return ModelLoad(
+        at_s=min(report.at_s for report in reports),
+        requests_per_s=sum(sample.requests_per_s for sample in known),
+        input_tokens_mean=_weighed(
+            [(sample.input_tokens_mean, sample.requests_per_s) for sample in known], assumed.input
+        ),
+        output_tokens_mean=_weighed(
+            [(sample.output_tokens_mean, sample.requests_per_s) for sample in known],
+            assumed.output,
+        ),
+        num_waiting=sum(sample.num_waiting for sample in known),
+        oldest_wait_s=max(sample.oldest_wait_s for sample in known),
+        num_in_flight=sum(sample.num_in_flight for sample in known),
+    )
+
+
+def listing_of(reports: Iterable[Report], now_s: float, max_age_s: float) -> Listing:
+    """What the directory lists.
+
+    Raises:
+        SignalMissingError: it tells nothing, nothing new, or has not heard of everybody yet.
+    """
+    newest = max(reports, key=lambda report: report.at_s, default=None)
+    if newest is None:
+        raise SignalMissingError("the directory tells no slices")
+    if now_s - newest.at_s > max_age_s:
+        raise SignalMissingError(
+            f"the directory's list is {now_s - newest.at_s:.0f} s old; allowed: {max_age_s:g} s"
+        )
+    try:
+        listing = listing_of_stats(newest.stats)
+    except StatsError as error:
+        raise SignalMissingError(str(error)) from error
+    if listing is None:
+        raise SignalMissingError("the directory tells no slices")
+    if newest.at_s - listing.started_at_s < SETTLING_S:
+        raise SignalMissingError("the directory has just started and may not know every slice")
+    return listing
+
+
+def slices_of(
+    model: str, listing: Listing, terms: Mapping[str, ClassTerms]
+) -> tuple[SliceView, ...]:
+    """The model's slices on the classes of `terms`, ordered by id.
+
+    When a slice expires is reckoned from when its replica got it, which is the latest it can be.
+    """
+    views = []
+    for each in listing.slices:
+        if each.model != model or each.compute_class not in terms:
+            continue
+        max_run_s = terms[each.compute_class].max_run_s
+        expires_at_s = None
+        if max_run_s is not None and each.held_since_s is not None:
+            expires_at_s = each.held_since_s + max_run_s
+        views.append(
+            SliceView(
+                slice_id=each.replica_id,
+                compute_class=each.compute_class,
+                state=each.state,
+                since_s=each.since_s,
+                requested_at_s=each.requested_at_s,
+                expires_at_s=expires_at_s,
+            )
+        )
+    return tuple(sorted(views, key=lambda view: view.slice_id))
+
+
+def losses_of(model: str, listing: Listing) -> tuple[SliceLoss, ...]:
+    """The model's losses that the directory still tells of, oldest first."""
+    losses = [
+        SliceLoss(each.replica_id, each.compute_class, each.at_s, str(each.cause))
+        for each in listing.losses
+        if each.model == model
+    ]
+    return tuple(sorted(losses, key=lambda loss: (loss.at_s, loss.slice_id)))
+
+
+def _weighed(values: Sequence[tuple[float | None, float]], otherwise: float) -> float:
+    """The mean of the known values, by weight where any has weight."""
+    known = [(value, weight) for value, weight in values if value is not None]
+    if not known:
+        return otherwise
+    total = sum(weight for _, weight in known)
+    if total <= 0:
+        return sum(value for value, _ in known) / len(known)
+    return sum(value * weight for value, weight in known) / total

@@ -1,0 +1,334 @@
+"""Policies side by side over the seeds of a scenario: each run, its figures, their spread.
+
+Owns the playing of every policy in every run and the statistics over seeds. Does not own how it is
+shown (`command`, `report`).
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from scipy.stats import t as student_t
+
+from autoscaling.policy.rules import Objectives
+from autoscaling.simulator.engines import GatewayLimits
+from autoscaling.simulator.oracle import OracleBound, OraclePolicy
+from autoscaling.simulator.outcome import Outcome, ServiceTimeline, Timeline
+from autoscaling.simulator.roster import POLICIES, STATIC, oracle_of
+from autoscaling.simulator.run import SimulationSetup, simulate
+from autoscaling.simulator.staging import Staged, UsedPrice
+
+_CONFIDENCE = 0.95
+# The share of requests that are to meet both objectives: what the oracle is held to.
+SERVICE_LEVEL = 0.99
+# Multiples of the bare work that the oracle tries: bursts within a minute need something to spare.
+# Seen until now: 1.2 for the days, 1.3 for llm-d's ramp.
+_MARGINS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+# Service is shown in about so many intervals, none shorter than what a percentile needs.
+_NUM_INTERVALS = 288
+_SHORTEST_INTERVAL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One policy in one run. `vs_` are its cost as a multiple of others'.
+
+    `vs_oracle` is against the oracle that keeps the service level, `None` where none does;
+    `vs_floor` against the oracle that carries the bare work; `vs_on_demand` against the static
+    fleet, `None` where it did not play.
+    """
+
+    seed: int
+    cost_usd: float
+    served_ratio: float
+    slo_ratio: float
+    mean_slices: float
+    peak_slices: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    vs_floor: float
+    vs_oracle: float | None
+    vs_on_demand: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over the seeds. `margin` is half of the 95 % confidence interval of the mean.
+
+    `margin` is `None` with one seed, which says nothing of a spread.
+    """
+
+    mean: float
+    margin: float | None
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The spread of at least one value."""
+        margin = None
+        if len(values) > 1:
+            quantile = float(student_t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1))
+            margin = quantile * statistics.stdev(values) / math.sqrt(len(values))
+        return cls(statistics.fmean(values), margin, min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How the first run went over time, for the report."""
+
+    timeline: Timeline
+    service: ServiceTimeline
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Course":
+        """The course of an outcome, without its millions of requests."""
+        interval_s = max(_SHORTEST_INTERVAL_S, outcome.timeline.end_s / _NUM_INTERVALS)
+        return cls(outcome.timeline, outcome.service_timeline(interval_s))
+
+
+@dataclass(frozen=True, slots=True)
+class OracleRun:
+    """The oracle in one run: the floor for the bare work, and played with something to spare.
+
+    `margin` is the least of `_MARGINS` with which enough requests met both objectives; it and what
+    was then played are `None` if none was enough.
+    """
+
+    floor: OracleBound
+    margin: float | None
+    cost_usd: float | None
+    slo_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """One policy over all seeds, with the course of the first."""
+
+    name: str
+    runs: tuple[Figures, ...]
+    course: Course
+
+    def spread(self, figure: str) -> Spread:
+        """The spread of a figure that every run has, by its name."""
+        return Spread.of([getattr(each, figure) for each in self.runs])
+
+    def multiple(self, figure: str) -> float | None:
+        """The mean of a multiple by its name; `None` if a run has none."""
+        values = [getattr(each, figure) for each in self.runs]
+        return None if None in values else statistics.fmean(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of it. `oracles` has one per seed."""
+
+    scenario: str
+    description: str
+    profile_source: str
+    objectives: Objectives
+    duration_s: float
+    seeds: tuple[int, ...]
+    num_requests: tuple[int, ...]
+    mean_demand_slices: float
+    policies: tuple[PolicyResult, ...]
+    oracles: tuple[OracleRun, ...]
+    prices: tuple[UsedPrice, ...]
+    trace: str
+    capacity: str
+
+    def policy(self, name: str) -> PolicyResult:
+        """The result of one policy, which took part."""
+        return next(each for each in self.policies if each.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where requests and spot capacity came from, in words."""
+
+    trace: str
+    capacity: str
+
+
+def compare(
+    runs: Sequence[Staged],
+    names: Sequence[str],
+    provenance: Provenance,
+    on_progress: Callable[[str, int, float], None],
+) -> Comparison:
+    """Every policy of `names` in every run. `on_progress` gets policy, seed and the share done.
+
+    Raises:
+        OracleError: the oracle's solver gave up.
+    """
+    oracles = tuple(
+        _oracle_run(staged, partial(on_progress, "oracle", staged.seed)) for staged in runs
+    )
+    figures: dict[str, list[Figures]] = {name: [] for name in names}
+    courses: dict[str, Course] = {}
+    for staged, oracle in zip(runs, oracles, strict=True):
+        for name in names:
+            outcome = play(staged, name, partial(on_progress, name, staged.seed))
+            figures[name].append(_figures(staged, outcome, oracle))
+            courses.setdefault(name, Course.of(outcome))
+    if STATIC in figures:
+        _set_against(figures, figures[STATIC])
+    first = runs[0]
+    return Comparison(
+        scenario=first.scenario.name,
+        description=first.scenario.description,
+        profile_source=first.scenario.profile.source,
+        objectives=first.rules.objectives,
+        duration_s=first.scenario.duration_s,
+        seeds=tuple(staged.seed for staged in runs),
+        num_requests=tuple(len(staged.requests) for staged in runs),
+        mean_demand_slices=statistics.fmean(staged.offered.mean_slices for staged in runs),
+        policies=tuple(PolicyResult(name, tuple(figures[name]), courses[name]) for name in names),
+        oracles=oracles,
+        prices=first.prices,
+        trace=provenance.trace,
+        capacity=provenance.capacity,
+    )
+
+
+def _oracle_run(staged: Staged, on_progress: Callable[[float], None]) -> OracleRun:
+    floor = oracle_of(staged)
+    for margin in _MARGINS:
+        bound = oracle_of(staged, margin)
+        outcome = simulate(setup_of(staged), OraclePolicy(staged.terms, bound), on_progress)
+        if outcome.service.slo_ratio >= SERVICE_LEVEL:
+            return OracleRun(floor, margin, outcome.cost.total_usd, outcome.service.slo_ratio)
+    return OracleRun(floor, None, None, None)
+
+
+def play(staged: Staged, name: str, on_progress: Callable[[float], None] | None = None) -> Outcome:
+    """One policy in one run."""
+    return simulate(setup_of(staged), POLICIES[name](staged), on_progress)
+
+
+def setup_of(staged: Staged) -> SimulationSetup:
+    """The run as the simulator takes it."""
+    scenario = staged.scenario
+    return SimulationSetup(
+        requests=staged.requests,
+        profile=scenario.profile,
+        classes=staged.classes,
+        objectives=staged.rules.objectives,
+        duration_s=scenario.duration_s,
+        seed=staged.seed,
+        limits=GatewayLimits(request_deadline_s=scenario.request_deadline_s),
+        ready_at_start=scenario.initial_slices,
+    )
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for machines: means over the seeds, and per figure the spread."""
+    return {
+        "scenario": comparison.scenario,
+        "seeds": list(comparison.seeds),
+        "duration_s": comparison.duration_s,
+        "objectives": {
+            "ttft_s": comparison.objectives.ttft_s,
+            "tpot_s": comparison.objectives.tpot_s,
+        },
+        "num_requests": list(comparison.num_requests),
+        "mean_demand_slices": comparison.mean_demand_slices,
+        "trace": comparison.trace,
+        "capacity": comparison.capacity,
+        "profile_source": comparison.profile_source,
+        "policies": {each.name: _policy_json(each) for each in comparison.policies},
+        "oracle": _oracle_json(comparison.oracles),
+        "prices": [_price_json(each) for each in comparison.prices],
+    }
+
+
+_REPORTED = ("cost_usd", "served_ratio", "slo_ratio", "mean_slices", "peak_slices", "vs_floor")
+_ONE_SEEDS_OWN = ("vs_oracle", "vs_on_demand", "ttft_p99_s", "tpot_p99_s")
+
+
+def _oracle_json(oracles: Sequence[OracleRun]) -> dict[str, Any]:
+    floors = [each.floor for each in oracles]
+    played = [each for each in oracles if each.cost_usd is not None]
+    return {
+        "cost_usd": statistics.fmean(each.cost_usd for each in floors),
+        "bound_usd": statistics.fmean(each.bound_usd for each in floors),
+        "short_slice_hours": statistics.fmean(each.short_slice_hours for each in floors),
+        "at_service_level": {
+            "slo_ratio": SERVICE_LEVEL,
+            "by_seed": [
+                {"margin": each.margin, "cost_usd": each.cost_usd, "slo_ratio": each.slo_ratio}
+                for each in played
+            ],
+        },
+    }
+
+
+def _policy_json(result: PolicyResult) -> dict[str, Any]:
+    spreads = {name: result.spread(name) for name in _REPORTED}
+    figures: dict[str, Any] = {name: spread.mean for name, spread in spreads.items()}
+    figures |= {name: result.multiple(name) for name in ("vs_oracle", "vs_on_demand")}
+    figures["spread"] = {
+        name: {
+            "margin_95": spread.margin,
+            "lowest": spread.lowest,
+            "highest": spread.highest,
+        }
+        for name, spread in spreads.items()
+    }
+    figures["by_seed"] = [
+        {name: _finite(getattr(each, name)) for name in ("seed", *_REPORTED, *_ONE_SEEDS_OWN)}
+        for each in result.runs
+    ]
+    return figures
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for the percentile of nothing."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _price_json(used: UsedPrice) -> dict[str, Any]:
+    price = used.price
+    listed = {
+        "usd_per_chip_hour": price.usd_per_chip_hour,
+        "market": price.market,
+        "generation": price.generation,
+        "region": price.region,
+        "source": price.source,
+        "read": price.read,
+        "is_verified": price.is_verified,
+    } if price is not None else {"source": "the scenario"}  # fmt: skip
+    return {
+        "compute_class": used.compute_class,
+        "usd_per_slice_hour": used.usd_per_slice_hour,
+        **listed,
+    }
+
+
+def _set_against(figures: dict[str, list[Figures]], static: Sequence[Figures]) -> None:
+    """Fills in each cost as a multiple of the static fleet's, seed by seed."""
+    for name, runs in figures.items():
+        figures[name] = [
+            replace(run, vs_on_demand=run.cost_usd / base.cost_usd)
+            for run, base in zip(runs, static, strict=True)
+        ]
+
+
+def _figures(staged: Staged, outcome: Outcome, oracle: OracleRun) -> Figures:
+    cost_usd = outcome.cost.total_usd
+    return Figures(
+        seed=staged.seed,
+        cost_usd=cost_usd,
+        served_ratio=outcome.service.served_ratio,
+        slo_ratio=outcome.service.slo_ratio,
+        mean_slices=outcome.mean_slices,
+        peak_slices=outcome.peak_slices,
+        ttft_p99_s=outcome.service.ttft_s[99],
+        tpot_p99_s=outcome.service.tpot_s[99],
+        vs_floor=cost_usd / oracle.floor.cost_usd,
+        vs_oracle=cost_usd / oracle.cost_usd if oracle.cost_usd else None,
+        vs_on_demand=None,
+    )

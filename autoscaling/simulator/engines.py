@@ -1,0 +1,219 @@
+"""The simulated engines and the gateway before them, as the rest of the simulator sees them.
+
+Owns the kernel's arrays and the slots of its engines. Does not own when engines come and go
+(`slices`), nor what is asked of them (`arrivals`). Every call first lets happen what is due before.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.simulator import kernel
+from autoscaling.simulator.arrivals import Requests
+
+_FEWEST_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """What the gateway bears; the defaults are those of `serving.config.GatewayConfig`.
+
+    A request that waited `request_deadline_s` for an engine fails; one that arrives while
+    `max_waiting_requests` wait, and no engine is ready, is refused.
+    """
+
+    request_deadline_s: float = 60.0
+    max_waiting_requests: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.request_deadline_s <= 0 or self.max_waiting_requests < 0:
+            msg = f"request_deadline_s={self.request_deadline_s:g} must be positive, "
+            msg += f"max_waiting_requests={self.max_waiting_requests} at least 0"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Counts since the start, and what is under way, at `at_s`.
+
+    `oldest_wait_s` is of the requests that wait at the gateway, 0 without one.
+    """
+
+    at_s: float
+    num_arrived: int
+    input_tokens: int
+    num_finished: int
+    output_tokens: int
+    num_waiting: int
+    oldest_wait_s: float
+    num_in_flight: int
+    num_routable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How each request ended. Seconds count from its arrival; NaN where it did not come to it.
+
+    `status` holds the kernel's SERVED, FAILED, REFUSED. `stall_s` is how long its stream stood
+    still because its engine went, `moves` how often that happened, streaming or not.
+    """
+
+    first_s: kernel.F32
+    last_s: kernel.F32
+    stall_s: kernel.F32
+    moves: kernel.I16
+    status: kernel.I8
+
+
+class Engines:
+    """All engines of one simulation. Slots are given out by `open` and taken back by `close`."""
+
+    def __init__(self, requests: Requests, profile: CapacityProfile, limits: GatewayLimits) -> None:
+        self._ttft_floor_s = profile.ttft_floor_s
+        self._law = kernel.Law(
+            base_s=profile.base_s,
+            per_sequence_s=profile.per_sequence_s,
+            per_prompt_token_s=profile.per_prompt_token_s,
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            request_deadline_s=limits.request_deadline_s,
+            max_waiting_requests=limits.max_waiting_requests,
+        )
+        self._state = _empty(requests, profile.max_num_seqs)
+        self._free = list(range(_FEWEST_SLOTS))[::-1]
+
+    def advance(self, until_s: float) -> None:
+        """Lets everything happen that is due by then."""
+        kernel.advance(self._state, self._law, until_s)
+
+    def open(self, now_s: float) -> int:
+        """A new engine takes requests. Its slot."""
+        self.advance(now_s)
+        if not self._free:
+            size = len(self._state.event_s)
+            self._state = _grown(self._state)
+            self._free = list(range(size, 2 * size))[::-1]
+        slot = self._free.pop()
+        kernel.open_engine(self._state, self._law, slot, now_s)
+        return slot
+
+    def drain(self, slot: int, now_s: float) -> None:
+        """The engine gets no more requests. What it has stays until `leave` or `close`."""
+        self.advance(now_s)
+        kernel.stop_routing(self._state, slot)
+
+    def leave(self, slot: int, now_s: float, stay_until_s: float) -> None:
+        """What will not finish by `stay_until_s` moves, if there is somewhere to move it."""
+        self.advance(now_s)
+        if self.num_routable:
+            kernel.move_off(self._state, self._law, slot, now_s, stay_until_s)
+
+    def close(self, slot: int, now_s: float) -> None:
+        """The engine is gone: what it still had moves, or waits at the gateway."""
+        self.advance(now_s)
+        if self._state.route_at[slot] != kernel.NOBODY:
+            kernel.stop_routing(self._state, slot)
+        kernel.move_off(self._state, self._law, slot, now_s, now_s)
+        self._free.append(slot)
+
+    @property
+    def num_routable(self) -> int:
+        """Engines that take requests."""
+        return int(self._state.counts[kernel.ROUTABLE])
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Requests on each engine, by slot."""
+        counts: list[int] = self._state.in_flight.tolist()
+        return counts
+
+    def traffic(self, now_s: float) -> Traffic:
+        """What a gateway has counted by now."""
+        self.advance(now_s)
+        counts = self._state.counts
+        oldest_wait_s = 0.0
+        if counts[kernel.PARKED]:
+            oldest = counts[kernel.PARKED_HEAD]
+            parked_at_s = self._state.arrival_s[oldest] + self._state.parked_s[oldest]
+            oldest_wait_s = max(0.0, float(now_s - parked_at_s))
+        return Traffic(
+            at_s=now_s,
+            num_arrived=int(counts[kernel.ARRIVED]),
+            input_tokens=int(counts[kernel.INPUT_TOKENS]),
+            num_finished=int(counts[kernel.FINISHED]),
+            output_tokens=int(counts[kernel.OUTPUT_TOKENS]),
+            num_waiting=int(counts[kernel.PARKED]),
+            oldest_wait_s=oldest_wait_s,
+            num_in_flight=int(counts[kernel.ON_ENGINES]),
+            num_routable=int(counts[kernel.ROUTABLE]),
+        )
+
+    def finish(self) -> Answers:
+        """Lets every request end on the engines there are now, and says how each ended."""
+        self.advance(float("inf"))
+        state = self._state
+        floor_s = np.float32(self._ttft_floor_s)
+        state.stall_s[state.stall_s < 0] = 0
+        return Answers(
+            first_s=state.first_s + floor_s,
+            last_s=state.last_s + floor_s,
+            stall_s=state.stall_s,
+            moves=state.moves,
+            status=state.status,
+        )
+
+
+def _empty(requests: Requests, max_num_seqs: int) -> kernel.Kernel:
+    num = len(requests)
+    return kernel.Kernel(
+        arrival_s=requests.arrival_s,
+        input_tokens=requests.input_tokens,
+        output_tokens=requests.output_tokens,
+        left=requests.output_tokens.copy(),
+        link=np.full(num, kernel.NOBODY, np.int32),
+        first_s=np.full(num, np.nan, np.float32),
+        last_s=np.full(num, np.nan, np.float32),
+        stall_s=np.zeros(num, np.float32),
+        parked_s=np.zeros(num, np.float32),
+        moves=np.zeros(num, np.int16),
+        status=np.full(num, kernel.PENDING, np.int8),
+        counts=np.zeros(kernel.NUM_COUNTS, np.int64),
+        **_slots(0, _FEWEST_SLOTS, max_num_seqs),
+    )
+
+
+# Any: arrays of several types, each as its field of `Kernel` says.
+def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[Any]]:
+    """What `Kernel` has per slot, for `size` idle ones from `first` on."""
+    slots = np.arange(first, first + size, dtype=np.int32)
+    return {
+        "step": np.zeros(size, np.int64),
+        "anchor_s": np.zeros(size),
+        "step_s": np.zeros(size),
+        "event_s": np.full(size, np.inf),
+        "event_steps": np.zeros(size, np.int64),
+        "mode": np.full(size, kernel.IDLE, np.int8),
+        "running": np.zeros(size, np.int32),
+        "head": np.full(size, kernel.NOBODY, np.int32),
+        "tail": np.full(size, kernel.NOBODY, np.int32),
+        "head_done": np.zeros(size, np.int32),
+        "in_flight": np.zeros(size, np.int32),
+        "dispatched": np.zeros(size, np.int64),
+        "ends": np.zeros((size, max_num_seqs), np.int64),
+        "event_heap": slots,
+        "event_at": slots.copy(),
+        "route_heap": np.zeros(size, np.int32),
+        "route_at": np.full(size, kernel.NOBODY, np.int32),
+    }
+
+
+def _grown(state: kernel.Kernel) -> kernel.Kernel:
+    """Twice the slots. The new ones have no event: at the end of the heap they keep its order."""
+    size, max_num_seqs = state.ends.shape
+    fresh = _slots(size, size, max_num_seqs)
+    return state._replace(
+        **{name: np.concatenate([getattr(state, name), added]) for name, added in fresh.items()}
+    )

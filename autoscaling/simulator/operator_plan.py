@@ -1,0 +1,183 @@
+"""The operator's question: which classes, how many slices, what it costs, and what without spot.
+
+Owns the two plays of our policy that answer it, one as the scenario has it and one with every spot
+class dry, and the arithmetic to a month and to a million tokens. Does not own the showing.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autoscaling.capacity import CapacityProfile, read_profile
+from autoscaling.policy.rules import Objectives
+from autoscaling.simulator.comparison import play
+from autoscaling.simulator.outcome import Outcome
+from autoscaling.simulator.roster import SLICEWISE
+from autoscaling.simulator.scenario import Scenario, ScenarioError
+from autoscaling.simulator.slices import ClassSetup
+from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.staging import Staged, UsedPrice
+from serving.slices.lifecycle import HOLDING
+
+HOURS_PER_MONTH = 730.0
+_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClassUse:
+    """What one class contributes: slices held, over time, and dollars per month of such days."""
+
+    compute_class: str
+    mean_slices: float
+    peak_slices: int
+    usd_per_month: float
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One play. Dollars per million tokens are of tokens in and out that were served for."""
+
+    name: str
+    uses: tuple[ClassUse, ...]
+    usd_per_month: float
+    usd_per_million_tokens: float
+    served_ratio: float
+    slo_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPlan:
+    """The answer, with what it was answered for."""
+
+    profile: CapacityProfile
+    objectives: Objectives
+    mean_requests_per_s: float
+    peak_demand_slices: int
+    situations: tuple[Situation, ...]
+    prices: tuple[UsedPrice, ...]
+
+
+def planned_scenario(
+    scenario: Scenario, profile: Path | None, slo: str | None, rate: float | None
+) -> Scenario:
+    """`scenario` with what was given in its place.
+
+    Raises:
+        ScenarioError: `slo` is not of the form, or what came out does not hang together.
+        ProfileError: the profile cannot be read.
+    """
+    raw = scenario.model_dump()
+    if profile is not None:
+        raw["profile"] = read_profile(profile).model_dump()
+    if slo is not None:
+        raw["objectives"] = _objectives(slo)
+    if rate is not None:
+        raw["load"] = _load_at(scenario, rate)
+    try:
+        return Scenario.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ScenarioError(first["msg"]) from error
+
+
+def make_plan(staged: Staged) -> OperatorPlan:
+    """Plays our policy twice and sums up."""
+    situations = [_situation("as the scenario has it", staged, play(staged, SLICEWISE))]
+    if any(each.terms.is_revocable for each in staged.classes):
+        dry = replace(staged, classes=tuple(_dried(each) for each in staged.classes))
+        situations.append(_situation("without any spot", dry, play(dry, SLICEWISE)))
+    objectives = staged.rules.objectives
+    return OperatorPlan(
+        profile=staged.scenario.profile,
+        objectives=Objectives(objectives.ttft_s, objectives.tpot_s),
+        mean_requests_per_s=len(staged.requests) / staged.scenario.duration_s,
+        peak_demand_slices=staged.offered.peak_slices,
+        situations=tuple(situations),
+        prices=staged.prices,
+    )
+
+
+def plan_json(plan: OperatorPlan) -> dict[str, Any]:
+    """The plan for machines."""
+    return {
+        "model": plan.profile.model,
+        "profile_source": plan.profile.source,
+        "objectives": {"ttft_s": plan.objectives.ttft_s, "tpot_s": plan.objectives.tpot_s},
+        "mean_requests_per_s": plan.mean_requests_per_s,
+        "peak_demand_slices": plan.peak_demand_slices,
+        "situations": [
+            {
+                "name": each.name,
+                "usd_per_month": each.usd_per_month,
+                "usd_per_million_tokens": each.usd_per_million_tokens,
+                "served_ratio": each.served_ratio,
+                "slo_ratio": each.slo_ratio,
+                "classes": {
+                    use.compute_class: {
+                        "mean_slices": use.mean_slices,
+                        "peak_slices": use.peak_slices,
+                        "usd_per_month": use.usd_per_month,
+                    }
+                    for use in each.uses
+                },
+            }
+            for each in plan.situations
+        ],
+    }
+
+
+def _objectives(slo: str) -> dict[str, float]:
+    given = dict(each.partition("=")[::2] for each in slo.split(","))
+    try:
+        if given.keys() != {"ttft", "tpot"}:
+            raise ValueError
+        return {f"{name}_s": float(seconds) for name, seconds in given.items()}
+    except ValueError as error:
+        raise ScenarioError(f"slo is {slo!r}; allowed: as ttft=2,tpot=0.1, in seconds") from error
+
+
+def _load_at(scenario: Scenario, rate: float) -> dict[str, Any]:
+    if scenario.load.kind != "day":
+        raise ScenarioError(
+            f"rate is {rate:g}; allowed only where {scenario.name} has a day's load"
+        )
+    return {"kind": "day", "trace": scenario.load.trace, "mean_requests_per_s": rate}
+
+
+def _dried(setup: ClassSetup) -> ClassSetup:
+    if not setup.terms.is_revocable:
+        return setup
+    conditions = replace(setup.conditions, capacity=CapacitySeries.constant(0))
+    return ClassSetup(setup.terms, conditions)
+
+
+def _situation(name: str, staged: Staged, outcome: Outcome) -> Situation:
+    hours = outcome.timeline.end_s / 3600
+    uses = []
+    for terms in staged.terms:
+        held = [
+            counts
+            for (compute_class, state), counts in outcome.timeline.slices.items()
+            if compute_class == terms.name and state in HOLDING
+        ]
+        held_s = sum(outcome.seconds.get((terms.name, state), 0.0) for state in HOLDING)
+        uses.append(
+            ClassUse(
+                terms.name,
+                held_s / outcome.timeline.end_s,
+                int(sum(held).max()) if held else 0,  # type: ignore[union-attr]
+                outcome.cost.usd_by_class[terms.name] / hours * HOURS_PER_MONTH,
+            )
+        )
+    tokens = outcome.requests.input_tokens.sum() + outcome.requests.output_tokens.sum()
+    served_tokens = float(tokens) * outcome.service.served_ratio
+    return Situation(
+        name,
+        tuple(uses),
+        outcome.cost.total_usd / hours * HOURS_PER_MONTH,
+        outcome.cost.total_usd / served_tokens * _TOKENS if served_tokens else 0.0,
+        outcome.service.served_ratio,
+        outcome.service.slo_ratio,
+    )

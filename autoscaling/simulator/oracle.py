@@ -1,0 +1,286 @@
+"""The floor: what the whole future would have cost somebody who knew it.
+
+Knows every arrival and every compute class's capacity for the whole run and chooses, for each
+interval and class, how many slices are ready and how many start, at the least cost:
+
+    minimise    sum over c, k of  price_c * (interval * ready[c,k] + load_s * started[c,k])
+    subject to  sum over c of ready[c,k] + short[k] >= demand[k]
+                started[c,k] >= ready[c,k] - ready[c,k-1]
+                ready[c,k] + what starts within load_s after k <= capacity[c,k]
+
+`short` is demand that no class can carry; it costs so much that it is the last resort. Prepaid
+slices cost the same used or not. Two problems are solved (HiGHS): a plan that can be played, with
+whole slices, loading rounded up to intervals and the least capacity of each interval; and its
+relaxation, with fractions of slices, loading rounded down and the most capacity of each interval,
+which no plan that covers the demand can beat. Neither knows of losses within a class's capacity,
+of provisioning (an oracle asks ahead of time) or of queueing. Pure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix, csr_matrix
+
+from autoscaling.classes import ClassTerms
+from autoscaling.records import Observation, Plan
+from autoscaling.simulator.spot_capacity import CapacitySeries
+
+# Dearer than any way to carry the demand: a slice-hour of it costs so many times the dearest class.
+_SHORTAGE_FACTOR = 100.0
+_SECONDS_PER_HOUR = 3600.0
+
+
+class OracleError(RuntimeError):
+    """The solver found no answer; the message is its own. Solve over longer intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRange:
+    """The least and the most slices that a class would give in each interval."""
+
+    least: NDArray[np.int64]
+    most: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class OracleProblem:
+    """What the oracle knows. `demand` is in slices per interval; `capacity` is by class name.
+
+    `initial` are the slices that are ready when the run begins, by class: others are ready only
+    once they could have come. `None`: slices may have been asked for before the run.
+    """
+
+    interval_s: float
+    demand: NDArray[np.float64]
+    terms: tuple[ClassTerms, ...]
+    capacity: Mapping[str, CapacityRange]
+    initial: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OracleBound:
+    """`cost_usd` is that of the plan that can be played, `bound_usd` what nobody can go below.
+
+    `ready` are the plan's slices per interval, by class; `short_slice_hours` the demand that no
+    class could carry. Both costs hold what is prepaid.
+    """
+
+    cost_usd: float
+    bound_usd: float
+    ready: Mapping[str, NDArray[np.int64]]
+    short_slice_hours: float
+    interval_s: float
+
+    @property
+    def gap_ratio(self) -> float:
+        """How far the plan lies above the bound, as a share of the bound; 0 if both are 0."""
+        return self.cost_usd / self.bound_usd - 1 if self.bound_usd > 0 else 0.0
+
+
+def oracle_cost(problem: OracleProblem, *, time_limit_s: float = 60.0) -> OracleBound:
+    """The cheapest plan for `problem` and the bound below it.
+
+    Raises:
+        OracleError: the solver gave up within `time_limit_s`.
+    """
+    prepaid_usd = _prepaid_usd(problem)
+    relaxed = _solve(problem, is_relaxed=True, time_limit_s=time_limit_s)
+    whole = _solve(problem, is_relaxed=False, time_limit_s=time_limit_s)
+    ready = {
+        terms.name: np.rint(whole.ready[index]).astype(np.int64)
+        for index, terms in enumerate(problem.terms)
+    }
+    short_h = float(whole.short.sum()) * problem.interval_s / _SECONDS_PER_HOUR
+    return OracleBound(
+        whole.cost_usd + prepaid_usd,
+        relaxed.cost_usd + prepaid_usd,
+        ready,
+        short_h,
+        problem.interval_s,
+    )
+
+
+def capacity_range(
+    series: CapacitySeries | None, max_slices: int, num_intervals: int, interval_s: float
+) -> CapacityRange:
+    """The least and the most of a capacity series per interval; `None` is always `max_slices`."""
+    if series is None:
+        always = np.full(num_intervals, max_slices, np.int64)
+        return CapacityRange(always, always)
+    times_s, slices = np.array(series.times_s), np.array(series.slices, np.int64)
+    starts_s = np.arange(num_intervals) * interval_s
+    first = np.searchsorted(times_s, starts_s, side="right") - 1
+    last = np.searchsorted(times_s, starts_s + interval_s, side="left") - 1
+    spans = [slices[a : b + 1] for a, b in zip(first, last, strict=True)]
+    return CapacityRange(
+        np.minimum(np.array([span.min() for span in spans]), max_slices),
+        np.minimum(np.array([span.max() for span in spans]), max_slices),
+    )
+
+
+class OraclePolicy:
+    """Plays a solution: each class is asked for as long ahead as its slices take to be ready."""
+
+    name = "oracle"
+
+    def __init__(self, terms: Sequence[ClassTerms], bound: OracleBound) -> None:
+        self._terms, self._bound = tuple(terms), bound
+
+    def decide(self, observation: Observation) -> Plan:
+        """The most slices of each class in its solution from now until one would be ready."""
+        targets = {each.name: self._target(each, observation.now_s) for each in self._terms}
+        return Plan(observation.now_s, targets, arithmetic="as the oracle's solution says")
+
+    def _target(self, terms: ClassTerms, now_s: float) -> int:
+        if terms.is_prepaid:
+            return terms.max_slices
+        ready, interval_s = self._bound.ready[terms.name], self._bound.interval_s
+        lead_s = terms.provisioning_s + terms.load_s
+        first = min(int(now_s / interval_s), len(ready) - 1)
+        last = min(int((now_s + lead_s) / interval_s), len(ready) - 1)
+        return max(terms.min_slices, int(ready[first : last + 1].max()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """`cost_usd` without what is prepaid and without the price of `short`."""
+
+    cost_usd: float
+    ready: NDArray[np.float64]  # [class, interval]
+    short: NDArray[np.float64]  # [interval]
+
+
+def _prepaid_usd(problem: OracleProblem) -> float:
+    hours = len(problem.demand) * problem.interval_s / _SECONDS_PER_HOUR
+    return sum(
+        each.max_slices * each.usd_per_slice_hour * hours
+        for each in problem.terms
+        if each.is_prepaid
+    )
+
+
+def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> _Solution:
+    """One of the two problems. Variables: ready[c,k], then started[c,k], then short[k]."""
+    num_classes, num_intervals = len(problem.terms), len(problem.demand)
+    block = num_classes * num_intervals
+    cost = _costs(problem)
+    most = np.stack([_capacity(problem, each, is_relaxed=is_relaxed) for each in problem.terms])
+    least = np.stack(
+        [
+            np.minimum(0 if terms.is_prepaid else terms.min_slices, most[index])
+            for index, terms in enumerate(problem.terms)
+        ]
+    )
+    reachable = np.minimum(most, _reachable(problem, is_relaxed=is_relaxed))
+    least = np.minimum(least, reachable)
+    unbounded = np.full(block + num_intervals, np.inf)
+    upper = np.concatenate([reachable.ravel(), unbounded])
+    lower = np.concatenate([least.ravel(), np.zeros(block + num_intervals)])
+    integrality = np.zeros(2 * block + num_intervals)
+    if not is_relaxed:
+        integrality[:block] = 1
+    answer = milp(
+        cost,
+        integrality=integrality,
+        bounds=Bounds(lower, upper),
+        constraints=[
+            LinearConstraint(_coverage(num_classes, num_intervals), problem.demand, np.inf),
+            LinearConstraint(_starts(num_classes, num_intervals), -np.inf, _before(problem)),
+            LinearConstraint(_holding(problem, is_relaxed=is_relaxed), -np.inf, most.ravel()),
+        ],
+        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-3},
+    )
+    # A bound has to be an optimum; a plan only has to be a plan.
+    if answer.x is None or (is_relaxed and answer.status != 0):
+        raise OracleError(f"no solution within {time_limit_s:g} s: {answer.message}")
+    values = np.asarray(answer.x, dtype=np.float64)
+    short = values[2 * block :]
+    return _Solution(
+        float(cost[: 2 * block] @ values[: 2 * block]),
+        values[:block].reshape(num_classes, num_intervals),
+        short,
+    )
+
+
+def _costs(problem: OracleProblem) -> NDArray[np.float64]:
+    num_intervals, hours = len(problem.demand), problem.interval_s / _SECONDS_PER_HOUR
+    held, started = [], []
+    for terms in problem.terms:
+        usd = 0.0 if terms.is_prepaid else terms.usd_per_slice_hour
+        # Who is sent away after max_run_s loads again: so much more of each hour is paid for.
+        again = 1 + terms.load_s / terms.max_run_s if terms.max_run_s else 1.0
+        held.append(np.full(num_intervals, usd * hours * again))
+        started.append(np.full(num_intervals, usd * terms.load_s / _SECONDS_PER_HOUR))
+    dearest = max(each.usd_per_slice_hour for each in problem.terms) or 1.0
+    short = np.full(num_intervals, _SHORTAGE_FACTOR * dearest * hours)
+    return np.concatenate([*held, *started, short])
+
+
+def _capacity(
+    problem: OracleProblem, terms: ClassTerms, *, is_relaxed: bool
+) -> NDArray[np.float64]:
+    had = problem.capacity[terms.name]
+    return np.minimum(had.most if is_relaxed else had.least, terms.max_slices).astype(np.float64)
+
+
+def _reachable(problem: OracleProblem, *, is_relaxed: bool) -> NDArray[np.float64]:
+    """The most slices of each class that can be ready in each interval, capacity aside."""
+    reachable = np.full((len(problem.terms), len(problem.demand)), np.inf)
+    for index, terms in enumerate(problem.terms if problem.initial is not None else ()):
+        span = (terms.provisioning_s + terms.load_s) / problem.interval_s
+        too_early = math.floor(span) if is_relaxed else math.ceil(span)
+        reachable[index, :too_early] = _initial(problem, terms)
+    return reachable
+
+
+def _before(problem: OracleProblem) -> NDArray[np.float64]:
+    """What the first interval of each class finds ready; nothing later."""
+    found = np.zeros((len(problem.terms), len(problem.demand)))
+    found[:, 0] = [_initial(problem, terms) for terms in problem.terms]
+    return found.ravel()
+
+
+def _initial(problem: OracleProblem, terms: ClassTerms) -> int:
+    return 0 if problem.initial is None else problem.initial.get(terms.name, 0)
+
+
+def _coverage(num_classes: int, num_intervals: int) -> csr_matrix:
+    """Rows k: ready of every class, and what is short."""
+    block, k = num_classes * num_intervals, np.arange(num_intervals)
+    columns = [c * num_intervals + k for c in range(num_classes)] + [2 * block + k]
+    rows = np.tile(k, num_classes + 1)
+    ones = np.ones(len(rows))
+    shape = (num_intervals, 2 * block + num_intervals)
+    return coo_matrix((ones, (rows, np.concatenate(columns))), shape=shape).tocsr()
+
+
+def _starts(num_classes: int, num_intervals: int) -> csr_matrix:
+    """Rows (c, k): ready - ready before - started."""
+    block = num_classes * num_intervals
+    row = np.arange(block)
+    has_before = row % num_intervals > 0
+    rows = np.concatenate([row, row[has_before], row])
+    columns = np.concatenate([row, row[has_before] - 1, block + row])
+    values = np.concatenate([np.ones(block), -np.ones(has_before.sum()), -np.ones(block)])
+    shape = (block, 2 * block + num_intervals)
+    return coo_matrix((values, (rows, columns)), shape=shape).tocsr()
+
+
+def _holding(problem: OracleProblem, *, is_relaxed: bool) -> csr_matrix:
+    """Rows (c, k): ready, and what is loading in k to be ready later."""
+    num_classes, num_intervals = len(problem.terms), len(problem.demand)
+    block, k = num_classes * num_intervals, np.arange(num_intervals)
+    rows, columns = [np.arange(block)], [np.arange(block)]
+    for index, terms in enumerate(problem.terms):
+        span = terms.load_s / problem.interval_s
+        for ahead in range(1, (math.floor(span) if is_relaxed else math.ceil(span)) + 1):
+            within = k[: num_intervals - ahead]
+            rows.append(index * num_intervals + within)
+            columns.append(block + index * num_intervals + within + ahead)
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    shape = (block, 2 * block + num_intervals)
+    return coo_matrix((np.ones(len(row)), (row, column)), shape=shape).tocsr()

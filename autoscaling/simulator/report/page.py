@@ -1,0 +1,79 @@
+"""The comparison as an HTML page, light and dark. Its words and order are `page.html`'s."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from autoscaling.simulator.comparison import SERVICE_LEVEL, Comparison, PolicyResult, Spread
+from autoscaling.simulator.outcome import TimedDecision
+from autoscaling.simulator.report.plots import draw_plots
+from autoscaling.simulator.roster import SLICEWISE
+from autoscaling.simulator.tables import price_lines
+from loadtest.scorecard.plot_style import THEME_CSS
+
+_FOLDER = Path(__file__).parent
+# Every decision is shown. Of refusals there may be ten times as many, mostly alike.
+_MOST_REFUSALS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _DecisionRow:
+    at: str
+    change: str
+    reason: str
+    is_refusal: bool
+
+
+def report_page(comparison: Comparison) -> str:
+    """The page as text. In the middle stands our policy, or the first where it did not play."""
+    names = [each.name for each in comparison.policies]
+    shown = comparison.policy(SLICEWISE if SLICEWISE in names else names[0])
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    rows = sorted(_rows(shown), key=lambda row: row.at)
+    return environment.get_template("page.html").render(
+        comparison=comparison,
+        shown=shown,
+        floor=Spread.of([each.floor.cost_usd for each in comparison.oracles]),
+        kept=_kept(comparison),
+        service_level=SERVICE_LEVEL,
+        plots=[Markup(svg) for svg in draw_plots(comparison, shown)],
+        decisions=rows,
+        num_left_out=max(0, len(shown.course.timeline.refusals) - _MOST_REFUSALS),
+        prices=list(price_lines(comparison.prices)),
+        theme=Markup(THEME_CSS),
+    )
+
+
+def _kept(comparison: Comparison) -> Spread | None:
+    """What the oracle costs that keeps the service level; `None` if it failed with a seed."""
+    costs = [each.cost_usd for each in comparison.oracles if each.cost_usd is not None]
+    return Spread.of(costs) if len(costs) == len(comparison.oracles) else None
+
+
+def _rows(result: PolicyResult) -> Iterator[_DecisionRow]:
+    timeline = result.course.timeline
+    for noted in timeline.decisions:
+        yield _row(noted, is_refusal=False)
+    for noted in timeline.refusals[:_MOST_REFUSALS]:
+        yield _row(noted, is_refusal=True)
+
+
+def _row(noted: TimedDecision, *, is_refusal: bool) -> _DecisionRow:
+    minutes, seconds = divmod(round(noted.at_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    decision = noted.decision
+    return _DecisionRow(
+        f"{hours:02d}:{minutes:02d}:{seconds:02d}",
+        f"{decision.compute_class} {decision.delta:+d}",
+        decision.reason,
+        is_refusal,
+    )

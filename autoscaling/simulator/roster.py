@@ -1,0 +1,93 @@
+"""Who plays: our production policy, the baselines and the oracle, each made afresh for a run.
+
+Owns their names and what each is given. Ray is imported only if its policy is asked for.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.records import Policy
+from autoscaling.simulator.baselines.hpa import HorizontalPodAutoscaler
+from autoscaling.simulator.baselines.llmd_slo import LlmdSlo
+from autoscaling.simulator.baselines.sizing import size
+from autoscaling.simulator.baselines.spothedge import SpotHedge
+from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
+from autoscaling.simulator.oracle import OracleBound, OracleProblem, capacity_range, oracle_cost
+from autoscaling.simulator.staging import Staged
+
+SLICEWISE = "slicewise"
+STATIC = "static-on-demand"
+ORACLE_INTERVAL_S = 300.0
+
+
+def _slicewise(staged: Staged) -> Policy:
+    return SlicewisePolicy(staged.scenario.profile, staged.terms, staged.rules)
+
+
+def _static(staged: Staged) -> Policy:
+    return StaticOnDemand(staged.terms, staged.offered)
+
+
+def _hpa(staged: Staged) -> Policy:
+    sizing = size(staged.scenario.profile, staged.rules.objectives, *staged.mean_lengths)
+    return HorizontalPodAutoscaler(staged.terms, sizing)
+
+
+def _ray_serve_default(staged: Staged) -> Policy:
+    # Ray takes seconds to import, and every `slicewise` command loads this module.
+    from autoscaling.simulator.baselines.ray_serve_default import RayServeDefault  # noqa: PLC0415
+
+    sizing = size(staged.scenario.profile, staged.rules.objectives, *staged.mean_lengths)
+    return RayServeDefault(staged.terms, sizing)
+
+
+def _spothedge(staged: Staged) -> Policy:
+    sizing = size(staged.scenario.profile, staged.rules.objectives, *staged.mean_lengths)
+    return SpotHedge(staged.terms, sizing)
+
+
+def _llmd_slo(staged: Staged) -> Policy:
+    return LlmdSlo(staged.terms, staged.scenario.profile, staged.rules.objectives)
+
+
+POLICIES: Mapping[str, Callable[[Staged], Policy]] = {
+    SLICEWISE: _slicewise,
+    STATIC: _static,
+    "hpa": _hpa,
+    "ray-serve-default": _ray_serve_default,
+    "spothedge": _spothedge,
+    "llmd-slo": _llmd_slo,
+}
+
+
+def oracle_of(staged: Staged, margin: float = 1.0) -> OracleBound:
+    """The floor under every policy of this run, for `margin` times the demand.
+
+    With a margin of 1 the work is carried, but a slice then has nothing to spare for the bursts
+    within a minute: played, such a plan misses objectives.
+
+    Raises:
+        OracleError: the solver gave up.
+    """
+    per_interval = round(ORACLE_INTERVAL_S / staged.offered.interval_s)
+    minutes = staged.offered.slices
+    num_intervals = math.ceil(len(minutes) / per_interval)
+    padded = np.zeros(num_intervals * per_interval)
+    padded[: len(minutes)] = minutes
+    # An interval needs what its busiest minute needs.
+    demand = padded.reshape(num_intervals, per_interval).max(axis=1)
+    demand = np.clip(margin * demand, staged.rules.min_slices, staged.rules.max_slices)
+    capacity = {
+        each.terms.name: capacity_range(
+            each.conditions.capacity, each.terms.max_slices, num_intervals, ORACLE_INTERVAL_S
+        )
+        for each in staged.classes
+    }
+    return oracle_cost(
+        OracleProblem(
+            ORACLE_INTERVAL_S, demand, staged.terms, capacity, staged.scenario.initial_slices
+        )
+    )

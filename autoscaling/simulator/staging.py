@@ -1,0 +1,243 @@
+"""From a scenario and a seed to what is played: requests, compute classes, prices, demand.
+
+Owns where each of them comes from: the scenario's own generators, or files that replace them. Does
+not own the playing (`run`) or the players (`roster`). Reads trace files; chance comes in as a seed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.prices.table import Market, Price, PriceTable
+from autoscaling.simulator.arrivals import (
+    Requests,
+    build_day,
+    constant_lengths,
+    draw_poisson,
+    stages,
+    weekday,
+)
+from autoscaling.simulator.offered import Offered, offered_slices, slices_per_request_per_s
+from autoscaling.simulator.scenario import (
+    AlwaysCapacity,
+    ClassConfig,
+    DayLoad,
+    RegimeCapacity,
+    Scenario,
+    ScenarioError,
+    StagesLoad,
+    StepsCapacity,
+)
+from autoscaling.simulator.slices import ClassSetup, Conditions
+from autoscaling.simulator.spot_capacity import (
+    REGIMES,
+    CapacitySeries,
+    generate,
+    read_spot_trace,
+)
+from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
+from loadtest.workload.traces import read_trace
+from serving.topology import slice_shape
+
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replacements:
+    """Files that take a scenario's generators' place; spot files go to spot classes in order."""
+
+    trace: Path | None = None
+    spot: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UsedPrice:
+    """What a class's slice costs per hour. `price` is `None` where the scenario says it itself."""
+
+    compute_class: str
+    usd_per_slice_hour: float
+    price: Price | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One run, ready to be played by any policy."""
+
+    scenario: Scenario
+    seed: int
+    requests: Requests
+    classes: tuple[ClassSetup, ...]
+    rules: Rules
+    offered: Offered
+    prices: tuple[UsedPrice, ...]
+
+    @property
+    def terms(self) -> tuple[ClassTerms, ...]:
+        """The terms of every class, in the scenario's order."""
+        return tuple(each.terms for each in self.classes)
+
+    @property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Mean input and output tokens of all requests."""
+        return (
+            float(self.requests.input_tokens.mean()),
+            float(self.requests.output_tokens.mean()),
+        )
+
+
+def stage(scenario: Scenario, seed: int, prices: PriceTable, files: Replacements) -> Staged:
+    """The run of `scenario` with `seed`.
+
+    Raises:
+        ScenarioError: a regime is unknown, there are more spot files than spot classes, nothing
+            arrives, or the trace has no times or lengths.
+        PriceError: a class has no price.
+        TraceError: the trace file is no trace.
+        SpotTraceError: a spot file is none.
+    """
+    requests = _requests(scenario, seed, files.trace)
+    if not len(requests):
+        raise ScenarioError(f"{scenario.name}: no request arrives in {scenario.duration_s:g} s")
+    used = tuple(_price(each, scenario, prices) for each in scenario.classes)
+    usd = {each.compute_class: each.usd_per_slice_hour for each in used}
+    spot_files = _spot_files(scenario, files.spot)
+    classes = tuple(
+        _class_setup(each, scenario, usd[each.name], seed, spot_files.get(each.name))
+        for each in scenario.classes
+    )
+    objectives = Objectives(scenario.objectives.ttft_s, scenario.objectives.tpot_s)
+    offered = offered_slices(
+        requests.arrival_s,
+        requests.input_tokens,
+        requests.output_tokens,
+        scenario.profile,
+        tpot_s=objectives.tpot_s,
+        duration_s=scenario.duration_s,
+    )
+    rules = Rules(
+        objectives,
+        min_slices=scenario.rules.min_slices,
+        max_slices=scenario.rules.max_slices,
+        floor_ratio=scenario.rules.floor_ratio,
+    )
+    return Staged(scenario, seed, requests, classes, rules, offered, used)
+
+
+def _requests(scenario: Scenario, seed: int, trace: Path | None) -> Requests:
+    load, recorded = scenario.load, None if trace is None else requests_of_file(trace)
+    if isinstance(load, StagesLoad):
+        shape = stages(*((each.seconds, each.requests_per_s) for each in load.stages))
+        lengths = recorded or constant_lengths(load.input_tokens, load.output_tokens)
+        return draw_poisson(shape, lengths, seed).until(scenario.duration_s)
+    hour = recorded or synthetic_hour(TRACE_LAWS[load.trace], seed)
+    rate = _mean_rate(load, scenario, hour)
+    days = math.ceil(scenario.duration_s / _DAY_S)
+    day = build_day(hour, mean_rate=rate, seed=seed, profile=weekday(1.0, days))
+    return day.until(scenario.duration_s)
+
+
+def _mean_rate(load: DayLoad, scenario: Scenario, hour: Requests) -> float:
+    if load.mean_requests_per_s is not None:
+        return load.mean_requests_per_s
+    # A scenario has exactly one of the two.
+    assert load.mean_slices is not None
+    return load.mean_slices / slices_per_request_per_s(
+        scenario.profile,
+        float(hour.input_tokens.mean()),
+        float(hour.output_tokens.mean()),
+        scenario.objectives.tpot_s,
+    )
+
+
+def requests_of_file(path: Path) -> Requests:
+    """The requests of a trace file.
+
+    Raises:
+        TraceError: it is no trace.
+        ScenarioError: its rows have no times or no lengths.
+    """
+    rows = []
+    for number, row in enumerate(read_trace(path).rows, start=1):
+        if row.offset_s is None or row.input_tokens is None or row.output_tokens is None:
+            raise ScenarioError(f"{path}: row {number} has no time, or no count of tokens")
+        rows.append((row.offset_s, row.input_tokens, row.output_tokens))
+    if not rows:
+        raise ScenarioError(f"{path} has no rows")
+    return Requests.of_rows(rows)
+
+
+def _price(config: ClassConfig, scenario: Scenario, prices: PriceTable) -> UsedPrice:
+    if config.usd_per_slice_hour is not None:
+        return UsedPrice(config.name, config.usd_per_slice_hour, None)
+    profile = scenario.profile
+    # A scenario without them names every price itself.
+    assert profile.generation is not None
+    assert profile.topology is not None
+    price = prices.lookup(config.market, profile.generation, config.region or scenario.region)
+    chips = slice_shape(profile.generation, profile.topology).num_chips
+    return UsedPrice(config.name, price.usd_per_chip_hour * chips, price)
+
+
+def _spot_files(scenario: Scenario, paths: Sequence[Path]) -> Mapping[str, Path]:
+    spot = [each.name for each in scenario.classes if each.market == Market.SPOT]
+    if len(paths) > len(spot):
+        raise ScenarioError(
+            f"{len(paths)} spot files; allowed: up to {len(spot)}, one per spot class of "
+            f"{scenario.name}"
+        )
+    return dict(zip(spot, paths, strict=False))
+
+
+def _class_setup(
+    config: ClassConfig, scenario: Scenario, usd_per_slice_hour: float, seed: int, file: Path | None
+) -> ClassSetup:
+    terms = ClassTerms(
+        config.name,
+        usd_per_slice_hour,
+        is_prepaid=config.is_prepaid,
+        is_revocable=config.market == Market.SPOT,
+        correlation_group=config.correlation_group,
+        min_slices=config.min_slices,
+        max_slices=config.max_slices,
+        provisioning_s=config.provisioning_s,
+        load_s=scenario.profile.load_s,
+        losses_per_hour=config.losses_per_hour,
+        patience_s=config.patience_s,
+        max_run_s=config.max_run_s,
+    )
+    capacity = (
+        _capacity(config, scenario.duration_s, seed)
+        if file is None
+        else _of_file(file, config.max_slices, scenario.duration_s, seed)
+    )
+    return ClassSetup(terms, Conditions.as_expected(terms, capacity))
+
+
+def _capacity(config: ClassConfig, duration_s: float, seed: int) -> CapacitySeries | None:
+    match config.capacity:
+        case AlwaysCapacity():
+            return None
+        case StepsCapacity(steps=steps):
+            times_s = tuple(step.from_s for step in steps)
+            return CapacitySeries(times_s, tuple(step.slices for step in steps))
+        case RegimeCapacity(regime=name, seed_offset=offset):
+            if name not in REGIMES:
+                raise ScenarioError(
+                    f"classes.{config.name}.capacity.regime is {name!r}; "
+                    f"allowed: {', '.join(REGIMES)}"
+                )
+            # Seeds of one run lie far from those of the next.
+            return generate(REGIMES[name], config.max_slices, 1000 * seed + offset, duration_s)
+
+
+def _of_file(path: Path, max_slices: int, duration_s: float, seed: int) -> CapacitySeries:
+    """A window of the recording, at a place that the seed chooses."""
+    series = read_spot_trace(path, max_slices)
+    latest_s = max(0.0, series.times_s[-1] - duration_s)
+    start_s = float(np.random.default_rng(seed).uniform(0.0, latest_s)) if latest_s else 0.0
+    return series.window(start_s, duration_s)

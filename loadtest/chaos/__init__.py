@@ -1,0 +1,1 @@
+"""What is done to the platform on purpose while it is under load, and when."""

@@ -1,0 +1,11 @@
+"""What the answers of a run are compared with."""
+
+from enum import StrEnum
+
+
+class CheckKind(StrEnum):
+    """How the right answer to a request is known."""
+
+    NONE = "none"  # it is not; nothing is compared
+    PACED = "paced"  # by the formula of paced engines
+    RECORDED = "recorded"  # by an earlier pass, which is recorded first

@@ -1,0 +1,52 @@
+"""What the parent of a run and its workers say to each other, one JSON line each, over a socket.
+
+Instants are monotonic: all workers are processes of one machine, whose monotonic clock they share.
+"""
+
+import msgspec
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Worker: everything is made, the start may be called."""
+
+
+class Go(msgspec.Struct, frozen=True, tag="go"):
+    """Parent: the run starts at `start_s`."""
+
+    start_s: float
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Parent: send nothing more and end what is in flight."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Worker, once a second: what it has done so far. `ttft_counts` is a histogram of all TTFT."""
+
+    num_sent: int
+    num_in_flight: int
+    num_failed: int
+    ttft_counts: dict[int, int]
+
+
+FromWorker = Ready | Progress
+FromParent = Go | Stop
+
+_ENCODER = msgspec.json.Encoder()
+_FROM_WORKER: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker, strict=False)
+_FROM_PARENT: msgspec.json.Decoder[FromParent] = msgspec.json.Decoder(FromParent)
+
+
+def encode_message(message: FromWorker | FromParent) -> bytes:
+    """One line, its end included."""
+    return _ENCODER.encode(message) + b"\n"
+
+
+def from_worker(line: bytes) -> FromWorker:
+    """What a worker's line says."""
+    return _FROM_WORKER.decode(line)
+
+
+def from_parent(line: bytes) -> FromParent:
+    """What the parent's line says."""
+    return _FROM_PARENT.decode(line)

@@ -1,0 +1,32 @@
+"""The kinds of failure a request can have, and what a load test refuses."""
+
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """How a request failed."""
+
+    CONNECT = "connect"  # no connection
+    TIMEOUT = "timeout"  # silence, or the whole request took too long
+    HTTP_4XX = "http_4xx"  # refused; 429 has a kind of its own
+    REFUSED_429 = "refused_429"  # refused for load
+    HTTP_5XX = "http_5xx"
+    UNAVAILABLE_503 = "unavailable_503"  # nothing to serve it with
+    STREAM_ERROR = "stream_error"  # an error event inside a stream that began well
+    TRUNCATED = "truncated"  # the stream ended without a finish reason and [DONE]
+    MALFORMED = "malformed"  # not what the protocol says
+    NO_TOKENS = "no_tokens"  # a whole answer without a token
+    UNFINISHED = "unfinished"  # still running when the run was over
+
+
+class LoadTestError(ValueError):
+    """What was asked for cannot be run. The message names the field, the value, what is allowed."""
+
+
+class RequestFailedError(Exception):
+    """A request failed. It is recorded; the run goes on."""
+
+    def __init__(self, kind: ErrorKind, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail

@@ -1,0 +1,48 @@
+"""What Locust hears of a request: one event when it is over and, on request, one for its TTFT.
+
+An event per token would cost more than the token. Locust rounds what it shows; the scorecard is
+made from the records.
+"""
+
+from typing import Protocol
+
+from loadtest.records import RequestRecord
+
+_MS_PER_S = 1000.0
+
+
+class FiresEvents(Protocol):
+    """Locust's `events.request`."""
+
+    def fire(self, **fields: object) -> None:
+        """Tells every listener."""
+
+
+class FailedRequestError(Exception):
+    """What Locust lists in its table of failures."""
+
+
+def fire_request(requests: FiresEvents, record: RequestRecord, *, with_ttft: bool = False) -> None:
+    """Tells Locust of a request, timed from the instant it was due."""
+    over_s = record.ended_s if record.last_s is None else record.last_s
+    error = None
+    if not record.is_ok:
+        # Locust counts failures by their text, so what differs from one to the next stays out.
+        error = FailedRequestError(record.error)
+    requests.fire(
+        request_type=record.api.upper(),
+        name=record.model,
+        response_time=(over_s - record.scheduled_s) * _MS_PER_S,
+        response_length=record.output_tokens or record.num_chunks,
+        exception=error,
+        context={},
+    )
+    if with_ttft and record.first_s is not None:
+        requests.fire(
+            request_type=record.api.upper(),
+            name="ttft",
+            response_time=(record.first_s - record.scheduled_s) * _MS_PER_S,
+            response_length=0,
+            exception=None,
+            context={},
+        )

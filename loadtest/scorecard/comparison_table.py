@@ -1,0 +1,54 @@
+"""A comparison in the terminal: what it is worth first, then a row per metric. Fits 80 columns."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.scorecard.compare import (
+    Comparison,
+    Outcome,
+    interval_words,
+    value_words,
+)
+
+_STYLES = {Outcome.BETTER: "green", Outcome.WORSE: "red"}
+_WORDS = {
+    Outcome.BETTER: "better",
+    Outcome.WORSE: "worse",
+    Outcome.NO_DIFFERENCE_SHOWN: "not shown",
+    Outcome.NOT_JUDGED: "not judged",
+}
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Prints `comparison` as wide as `console` is, up to 100 columns."""
+    width = min(console.width, 100)
+
+    def say(words: str, style: str = "") -> None:
+        console.print(Text(words, style=style), width=width)
+
+    say(f"A {comparison.a}")
+    say(f"B {comparison.b}")
+    if comparison.invalid:
+        say("INVALID: the numbers describe the client, nothing is judged", "bold magenta")
+        for reason in comparison.invalid:
+            say(f"  {reason}")
+    for caution in comparison.cautions:
+        say(f"warning: {caution}", "yellow")
+    console.print(_table(comparison), width=width, highlight=False)
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    for column in ("A", "B", "95 % interval of B less A", "B is"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for found in comparison.differences:
+        table.add_row(
+            found.metric,
+            value_words(found.a, found.unit),
+            value_words(found.b, found.unit),
+            interval_words(found),
+            Text(_WORDS[found.outcome], style=_STYLES.get(found.outcome, "")),
+        )
+    return table

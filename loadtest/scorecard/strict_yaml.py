@@ -1,0 +1,53 @@
+"""A YAML file read into a strict model, or refused in words: field, value, what is allowed."""
+
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from loadtest.errors import LoadTestError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
+    """The file as a `model`.
+
+    Raises:
+        LoadTestError: it cannot be read, is no YAML, or says something that is not allowed; every
+            problem is named.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadTestError(f"{path}: not readable: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LoadTestError(f"{path}: not readable as YAML: {error}") from error
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = [f"{path}: {_words(problem, model)}" for problem in error.errors()]
+        raise LoadTestError("\n".join(problems)) from error
+
+
+def _words(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in problem["loc"]) or "the file"
+    if problem["type"] == "extra_forbidden":
+        allowed = ", ".join(_fields_at(problem["loc"][:-1], model))
+        return f"{where}: no such field; allowed: {allowed}"
+    reason = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {problem['input']!r}: {reason[0].lower()}{reason[1:]}"
+
+
+def _fields_at(path: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    """The fields of the model that lies at `path` inside `model`."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)

@@ -1,0 +1,123 @@
+"""Prompts of exact lengths from blocks: as token ids, or as a text of as many tokens.
+
+Owns the tokens of a block, which follow from its content id alone (by SHAKE, never `hash`),
+and what a chat template adds. Does not own how a vocabulary is found (`discovery`). Pure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import shake_128
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.errors import LoadTestError
+from loadtest.planned import PromptBlock
+
+_BYTES_PER_DRAW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What prompts are made of.
+
+    `token_ids` are those that may be used. `words` are texts that are one token each in the middle
+    of a text, after a space, and `openers` those of them that are one token at a text's beginning
+    as well; both are empty where only ids are known.
+    """
+
+    token_ids: Sequence[int]
+    words: tuple[str, ...] = ()
+    openers: tuple[str, ...] = ()
+
+    @classmethod
+    def of_ids(cls, low: int, high: int) -> "Vocabulary":
+        """The ids from `low` to `high`, both included; no texts.
+
+        Raises:
+            LoadTestError: the range is empty or begins below 0.
+        """
+        if not 0 <= low <= high:
+            raise LoadTestError(f"token ids are {low} to {high}; allowed: ascending, from 0 on")
+        return cls(range(low, high + 1))
+
+
+def prompt_token_ids(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> list[int]:
+    """The ids of the blocks one after another, as many as they say."""
+    ids = np.asarray(vocabulary.token_ids, dtype=np.int64)
+    parts = [ids[_draws(block) % len(ids)] for block in blocks]
+    return [token for part in parts for token in part.tolist()]
+
+
+def prompt_text(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> str:
+    """A text of as many tokens as the blocks say, equal for equal blocks.
+
+    Raises:
+        LoadTestError: the vocabulary has no words.
+    """
+    if not vocabulary.openers:
+        raise LoadTestError("a text was asked of a vocabulary without words; allowed: token ids")
+    return " ".join(word for block in blocks for word in _words(block, vocabulary))
+
+
+def first_tokens(blocks: Sequence[PromptBlock], num_tokens: int) -> tuple[PromptBlock, ...]:
+    """The blocks up to `num_tokens`; all of them if they are no more."""
+    kept = []
+    for block in blocks:
+        if num_tokens <= 0:
+            break
+        kept.append(PromptBlock(block.content_id, min(block.num_tokens, num_tokens)))
+        num_tokens -= block.num_tokens
+    return tuple(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFit:
+    """What a model's chat template adds to a conversation of one user message, in tokens."""
+
+    overhead_tokens: int
+
+    @classmethod
+    def measure(
+        cls, tokenize_messages: Callable[[list[dict[str, str]]], list[int]], vocabulary: Vocabulary
+    ) -> "ChatFit":
+        """The template's overhead, from prompts of several lengths.
+
+        `tokenize_messages` is the server's: with the template and the prompt of the answer, as a
+        chat request is.
+
+        Raises:
+            LoadTestError: the overhead is not the same for all, so no length can be promised.
+        """
+        found: Mapping[int, int] = {
+            count: len(tokenize_messages([{"role": "user", "content": text}])) - count
+            for count in (1, 2, 17, 64)
+            for text in [prompt_text([PromptBlock(f"probe {count}", count)], vocabulary)]
+        }
+        if len(set(found.values())) > 1 or min(found.values()) < 0:
+            seen = ", ".join(f"{extra} for {count}" for count, extra in found.items())
+            raise LoadTestError(
+                f"the chat template adds {seen} tokens; allowed: the same for every length"
+            )
+        return cls(found[1])
+
+    def fitted(self, blocks: Sequence[PromptBlock]) -> tuple[PromptBlock, ...]:
+        """The blocks cut at their end so that the templated prompt is as long as they say.
+
+        One token stays in any case: a prompt is at least the overhead and one token long.
+        """
+        wanted = sum(block.num_tokens for block in blocks)
+        return first_tokens(blocks, max(wanted - self.overhead_tokens, 1))
+
+
+def _draws(block: PromptBlock) -> npt.NDArray[np.int64]:
+    """Uniform numbers below 2 ** 32; a longer block of the same content begins with the same."""
+    stream = shake_128(block.content_id.encode()).digest(_BYTES_PER_DRAW * block.num_tokens)
+    return np.frombuffer(stream, dtype="<u4").astype(np.int64)
+
+
+def _words(block: PromptBlock, vocabulary: Vocabulary) -> list[str]:
+    """The block's words. Any block may come first, so each begins with an opener."""
+    first, *others = _draws(block).tolist()
+    words, openers = vocabulary.words, vocabulary.openers
+    return [openers[first % len(openers)], *(words[draw % len(words)] for draw in others)]

@@ -1,0 +1,11 @@
+"""What the application's Serve deployments are called. A leaf: who scales them has to find them."""
+
+import re
+
+GATEWAY = "gateway"
+DIRECTORY = "directory"
+
+
+def engine_deployment_name(model: str, compute_class: str) -> str:
+    """`engine-<model>-<compute class>`, of characters that are safe in Serve's names."""
+    return f"engine-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{compute_class}"

@@ -1,0 +1,1 @@
+"""Exporters: what the hardware says of itself, as Prometheus metrics."""

@@ -1,0 +1,127 @@
+"""A capture: the raw answers of one scrape, in a file that somebody else can replay.
+
+Owns the file's format. A capture keeps what tells releases of libtpu apart and leaves out names:
+of the slice, the node, pods, models. What libtpu itself says in an error is in it as it was said.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from serving.config_schema import problems_of
+from serving.errors import ConfigError
+from serving.exporters.host_sources import PodCollector, WorkloadCollector
+from serving.exporters.identity import Identity
+from serving.exporters.page import HostFacts
+from serving.exporters.readings import (
+    AnyRaw,
+    Code,
+    CollectError,
+    Raw,
+    Reading,
+)
+from serving.metric_names import HOST_LABELS
+
+_KEPT_LABELS = ("worker", "accelerator", "topology")
+# Collectors whose answers are names of pods and models.
+_PRIVATE = (PodCollector.name, WorkloadCollector.name)
+
+
+class CapturedReading(Raw):
+    """A reading as the file has it."""
+
+    collector: str
+    target: str
+    code: str
+    reason: str
+    raw: AnyRaw | None
+
+
+class Capture(Raw):
+    """The whole file. `expected_chips` is `None` if nobody but the topology said."""
+
+    format: Literal[1]
+    exporter_version: str
+    worker: str
+    accelerator: str
+    topology: str
+    expected_chips: int | None
+    readings: tuple[CapturedReading, ...]
+
+    def facts(self) -> HostFacts:
+        """The captured host, as far as the file says who it is."""
+        kept = {label: getattr(self, label) for label in _KEPT_LABELS}
+        labels = tuple((label, kept.get(label, "")) for label in HOST_LABELS)
+        return HostFacts(Identity(labels), self.expected_chips)
+
+    def collectors(self) -> tuple["ReplayCollector", ...]:
+        """A collector for each that was captured."""
+        return tuple(map(ReplayCollector, self.readings))
+
+
+class ReplayCollector:
+    """Says what was captured, whenever it is asked."""
+
+    def __init__(self, captured: CapturedReading) -> None:
+        self._captured = captured
+        self.name = captured.collector
+        self.target = captured.target
+
+    def collect(self, timeout_s: float) -> AnyRaw | None:  # noqa: ARG002 - nothing to wait for
+        """What was captured.
+
+        Raises:
+            CollectError: what was captured is a failure.
+        """
+        if self._captured.code != Code.OK:
+            raise CollectError(self._captured.code, self._captured.reason)
+        return self._captured.raw
+
+
+def write_capture(
+    path: Path, readings: Iterable[Reading], facts: HostFacts, exporter_version: str
+) -> None:
+    """Writes the file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    capture = Capture(
+        format=1,
+        exporter_version=exporter_version,
+        expected_chips=facts.expected_chips,
+        readings=tuple(
+            _captured(reading) for reading in readings if reading.collector not in _PRIVATE
+        ),
+        worker=facts.identity["worker"],
+        accelerator=facts.identity["accelerator"],
+        topology=facts.identity["topology"],
+    )
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_text(capture.model_dump_json(indent=1))
+    draft.replace(path)
+
+
+def read_capture(path: Path) -> Capture:
+    """The capture in that file.
+
+    Raises:
+        ConfigError: it is none; every problem is named.
+        OSError: it cannot be read.
+    """
+    try:
+        return Capture.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, Capture.model_json_schema())) from error
+
+
+def _captured(reading: Reading) -> CapturedReading:
+    return CapturedReading(
+        collector=reading.collector,
+        target=reading.target,
+        code=reading.code,
+        reason=reading.reason,
+        raw=reading.raw,
+    )

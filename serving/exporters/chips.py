@@ -1,0 +1,186 @@
+"""Which chip of the host a value belongs to, whatever its source calls the device.
+
+Owns the numbering: chips of the host count from 0 in the order of their PCI addresses, which is the
+order of libtpu's device ids. libtpu numbers devices over the slice (a second host may have 404,
+405, 412, 413), so an id is ranked among the host's. That is done once, from the full set: to rank
+what is left afresh would give a chip another's name as soon as one vanishes. Pure.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from serving.exporters.readings import PciBus
+from serving.topology import Generation, TopologyError, shapes, slice_shape
+
+# PCI devices of Google's vendor id that are chips. Source: tpu-info 0.14.2 `device.py`, read
+# 2026-11-21.
+GOOGLE_VENDOR = "0x1ae0"
+_GENERATIONS = {
+    "0x005e": Generation.V4,
+    "0x0062": Generation.V5P,
+    "0x0063": Generation.V5E,
+    "0x006f": Generation.V6E,
+    "0x0076": Generation.TPU7X,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostChip:
+    """A chip on the host's PCI bus. `address` has no function number: a chip may have several."""
+
+    index: int
+    address: str
+    dev_path: str
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device of the host, as labels say it.
+
+    `core` is `None` where a chip is one device. `chip` is `None` where the device cannot be placed,
+    and only then `device_id` is not.
+    """
+
+    chip: int | None
+    core: int | None = None
+    device_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """The host's devices by their ids within the slice, in order; no ids as long as none is known.
+
+    `num_devices` is how many the host has, `None` if nobody said.
+    """
+
+    devices_per_chip: int = 1
+    num_devices: int | None = None
+    ids: tuple[int, ...] = ()
+
+    def by_id(self, device: int) -> Place:
+        """The place of a device that is numbered within the slice."""
+        if device not in self.ids:
+            return Place(None, device_id=device)
+        return self.by_rank(self.ids.index(device))
+
+    def by_rank(self, rank: int) -> Place:
+        """The place of a device that is numbered within the host."""
+        if self.devices_per_chip == 1:
+            return Place(rank)
+        return Place(*divmod(rank, self.devices_per_chip))
+
+    def by_ordinals(self, ordinals: Collection[int]) -> dict[int, Place]:
+        """The places of devices that are numbered in one way or the other, all in the same."""
+        if set(ordinals) <= set(self.ids):
+            return {ordinal: self.by_id(ordinal) for ordinal in ordinals}
+        if self.ids and max(ordinals) < len(self.ids):
+            return {ordinal: self.by_rank(ordinal) for ordinal in ordinals}
+        return {ordinal: Place(None, device_id=ordinal) for ordinal in ordinals}
+
+    def by_position(self, positions: Collection[int]) -> dict[int, Place] | None:
+        """The places of what a source numbers within the host, by chips or else by devices.
+
+        `None` if the host has not so many.
+        """
+        highest = max(positions, default=-1)
+        if self.num_devices is None or highest < self.num_devices // self.devices_per_chip:
+            return {position: Place(position) for position in positions}
+        if highest < self.num_devices:
+            return {position: self.by_rank(position) for position in positions}
+        return None
+
+
+class TooManyDevicesError(ValueError):
+    """More devices than the host has. Values can be given by device id only."""
+
+
+def learn_devices(known: DeviceMap, seen: Collection[int]) -> DeviceMap:
+    """The map after the devices in `seen` gave values, by their ids within the slice.
+
+    A full set is believed at once. A part of it keeps the ranks that it had; one of which no full
+    set was ever seen has ranks only if the ids themselves can be some.
+
+    Raises:
+        TooManyDevicesError: there are more than the host has.
+    """
+    ids = tuple(sorted(seen))
+    if set(ids) <= set(known.ids):
+        return known
+    if known.num_devices is None or len(ids) == known.num_devices:
+        return DeviceMap(known.devices_per_chip, known.num_devices, ids)
+    if len(ids) > known.num_devices:
+        raise TooManyDevicesError(f"{len(ids)} devices, but the host has {known.num_devices}")
+    if ids[-1] < known.num_devices:
+        every = tuple(range(known.num_devices))
+        return DeviceMap(known.devices_per_chip, known.num_devices, every)
+    return DeviceMap(known.devices_per_chip, known.num_devices)
+
+
+def sized(known: DeviceMap, devices_per_chip: int, num_chips: int | None) -> DeviceMap:
+    """The map of a host with that many chips; what it knew of another size is forgotten."""
+    num_devices = None if num_chips is None else num_chips * devices_per_chip
+    if (known.devices_per_chip, known.num_devices) == (devices_per_chip, num_devices):
+        return known
+    return DeviceMap(devices_per_chip, num_devices)
+
+
+def chips_on_bus(bus: PciBus) -> tuple[HostChip, ...]:
+    """The chips among the functions, in order of address. Google has other devices too."""
+    first_functions: dict[str, tuple[Generation, str | None]] = {}
+    for function in sorted(bus.functions, key=lambda each: each.address):
+        generation = _GENERATIONS.get(function.device)
+        if generation is not None:
+            base = function.address.rpartition(".")[0] or function.address
+            first_functions.setdefault(base, (generation, function.iommu_group))
+    return tuple(
+        HostChip(index, base, _dev_path(index, group), generation)
+        for index, (base, (generation, group)) in enumerate(first_functions.items())
+    )
+
+
+def _dev_path(index: int, iommu_group: str | None) -> str:
+    """Chips are given out over VFIO since v5; before they had a driver of their own."""
+    return f"/dev/accel{index}" if iommu_group is None else f"/dev/vfio/{iommu_group}"
+
+
+def named_generation(accelerator: str) -> Generation | None:
+    """The generation that an accelerator's name means: GKE's, Ray's pod type or our own."""
+    wanted = accelerator.lower()
+    for generation in Generation:
+        names = {str(generation)}
+        for shape in shapes(generation):
+            names |= {shape.gke_accelerator, shape.ray_pod_type}
+        if wanted in names:
+            return generation
+    return None
+
+
+def chips_of_host(generation: Generation | None, topology: str) -> int | None:
+    """How many chips each host of such a slice has; `None` where that leaves a choice."""
+    if generation is None:
+        return None
+    try:
+        name = slice_shape(generation, topology).topology
+    except TopologyError:
+        return None
+    sizes = {each.chips_per_host for each in shapes(generation) if each.topology == name}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def devices_per_chip(generation: Generation | None) -> int:
+    """How many devices JAX lists for a chip; 1 for a generation that nobody named."""
+    return 1 if generation is None else shapes(generation)[0].devices_per_chip
+
+
+def index_of(device_id: str, chips: Iterable[HostChip]) -> int | None:
+    """The chip that Kubernetes gives out by that id: `accel0`, `0` or a PCI address.
+
+    `None` if it is none of the three.
+    """
+    number = device_id.removeprefix("accel")
+    if number.isascii() and number.isdigit():
+        return int(number)
+    by_address = {chip.address: chip.index for chip in chips}
+    base = device_id.partition(".")[0]
+    return by_address.get(base)

@@ -1,0 +1,108 @@
+"""Pages as text: our own, and one in the shape of the GKE device plugin's for Ray.
+
+Owns the two shapes. Does not own the text format itself, which is prometheus-client's. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from prometheus_client import Metric as Family
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
+
+from serving.exporters.board import Series
+from serving.exporters.identity import Identity
+from serving.exporters.libtpu_metrics import RULES
+from serving.exporters.points import Histogram
+from serving.metric_names import ALL, Kind, Unit
+
+_SOURCES = {rule.metric: name for name, rule in RULES.items()}
+
+# Ray's names of what we have, and our value in its unit. Source: ray 2.60.0
+# `dashboard/modules/reporter/reporter_agent.py`, read 2026-11-21.
+_RAYS_NAMES = {
+    "tpu_duty_cycle_ratio": ("duty_cycle", 100),
+    "tpu_hbm_used_bytes": ("memory_used", 1),
+    "tpu_hbm_capacity_bytes": ("memory_total", 1),
+    "tpu_tensorcore_utilization_ratio": ("tensorcore_utilization", 100),
+    "tpu_hbm_bandwidth_utilization_ratio": ("memory_bandwidth_utilization", 100),
+}
+# Ray takes an id apart at its first dash, so the instance has to be without one.
+_RAYS_INSTANCE = "0"
+
+
+class _Page:
+    """What prometheus-client's encoders want of a registry."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> list[Family]:
+        return self._families
+
+
+def encode(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
+    """The page and its content type, in the text format that the header `Accept` asks for."""
+    encoder, content_type = choose_encoder(accept)
+    return encoder(_Page(families)), content_type  # type: ignore[arg-type]  # it only collects
+
+
+def families(series: Iterable[Series]) -> list[Family]:
+    """Our page, in the registry's order. A family without series is left out."""
+    by_metric: dict[str, list[Series]] = {}
+    for each in series:
+        by_metric.setdefault(each.metric, []).append(each)
+    return [_family(name, by_metric[name]) for name in ALL if name in by_metric]
+
+
+def _family(name: str, series: Sequence[Series]) -> Family:
+    metric = ALL[name]
+    stem = name.removesuffix("_total") if metric.kind == Kind.COUNTER else name
+    source = f" (libtpu's {_SOURCES[name]})" if name in _SOURCES else ""
+    family = Family(stem, metric.help + source, metric.kind)
+    for each in series:
+        labels = dict(each.labels)
+        if isinstance(each.value, Histogram):
+            _add_histogram(family, labels, each.value)
+        else:
+            family.add_sample(name, labels, each.value)
+    return family
+
+
+def _add_histogram(family: Family, labels: dict[str, str], value: Histogram) -> None:
+    for bound, count in value.buckets:
+        le = floatToGoString(bound)  # type: ignore[no-untyped-call]
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": le}, float(count))
+    family.add_sample(f"{family.name}_bucket", {**labels, "le": "+Inf"}, float(value.count))
+    family.add_sample(f"{family.name}_count", labels, float(value.count))
+    family.add_sample(f"{family.name}_sum", labels, value.total)
+
+
+def device_plugin_families(series: Iterable[Series], identity: Identity) -> list[Family]:
+    """The page that Ray's dashboard reads TPUs from, by chip of the host.
+
+    Ray shows nothing unless each chip has a value of TensorCore or bandwidth, shows a value that is
+    absent as 0, and refuses more devices than chips: those of a chip are joined.
+    """
+    by_chip: dict[tuple[str, str], list[float]] = {}
+    for each in series:
+        chip = dict(each.labels).get("chip")
+        if each.metric in _RAYS_NAMES and chip is not None:
+            assert not isinstance(each.value, Histogram)
+            by_chip.setdefault((each.metric, chip), []).append(each.value)
+    pages: dict[str, Family] = {}
+    for (metric, chip), values in by_chip.items():
+        name, scale = _RAYS_NAMES[metric]
+        is_share = ALL[metric].unit == Unit.RATIO
+        family = pages.setdefault(name, Family(name, ALL[metric].help, "gauge"))
+        family.add_sample(
+            name,
+            {
+                "accelerator_id": f"{_RAYS_INSTANCE}-{chip}",
+                "make": "cloud-tpu",
+                "model": identity["accelerator"],
+                "tpu_topology": identity["topology"],
+            },
+            (fmean(values) if is_share else sum(values)) * scale,
+        )
+    return list(pages.values())

@@ -1,0 +1,283 @@
+"""From the readings of one scrape to the series that it shows.
+
+Owns which source wins, whose a chip is, and what each collector's success means. Does not own
+decoding, nor the text of the page (`exposition`). Pure: what one scrape has to remember for the
+next, the numbering of devices, comes in and goes out.
+
+A value that no source gave in this scrape is not on the page.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from serving.exporters.board import Board, Series
+from serving.exporters.chips import (
+    DeviceMap,
+    HostChip,
+    Place,
+    TooManyDevicesError,
+    chips_of_host,
+    chips_on_bus,
+    devices_per_chip,
+    learn_devices,
+    named_generation,
+    sized,
+)
+from serving.exporters.host_decode import decode_plugin_page, decode_pods, decode_sdk_values
+from serving.exporters.identity import Identity
+from serving.exporters.libtpu_decode import decode_libtpu
+from serving.exporters.points import Decoded, Point
+from serving.exporters.readings import (
+    Code,
+    LibtpuAnswers,
+    PciBus,
+    PluginPage,
+    PodList,
+    Reading,
+    SdkValues,
+    WorkloadFiles,
+)
+from serving.metric_names import ALL, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What is known of the host without asking anybody.
+
+    `expected_chips` is `None` if the topology is to tell.
+    """
+
+    identity: Identity
+    expected_chips: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one collector did. `problems` are counts by code, to be added to those of before."""
+
+    collector: str
+    target: str
+    duration_s: float
+    is_success: bool
+    problems: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a scrape shows, how that came about, and the device map for the next one."""
+
+    series: tuple[Series, ...]
+    outcomes: tuple[Outcome, ...]
+    devices: DeviceMap
+
+
+@dataclass(slots=True)
+class _Source:
+    """A reading on its way to the page. `reporting` are the places that it has a value of."""
+
+    reading: Reading
+    decoded: Decoded
+    reporting: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """The host's chips, as far as PCI shows all of them, and their numbers, `None` if unknown."""
+
+    chips: tuple[HostChip, ...]
+    num_detected: int | None
+    expected: int | None
+    devices: DeviceMap
+
+
+def compose_page(readings: Sequence[Reading], facts: HostFacts, known: DeviceMap) -> Page:
+    """The page of one scrape.
+
+    Readings come in order of preference. `known` is the device map of the page before.
+    """
+    has_libtpu = any(reading.collector == "libtpu" for reading in readings)
+    sources = [
+        _Source(reading, _decode(reading, is_only_source=not has_libtpu)) for reading in readings
+    ]
+    host = _look_at_host(sources, facts, known)
+    owners = _find_owners(sources, host)
+    board = Board(facts.identity.labels)
+    for rank, source in enumerate(sources):
+        for point, place in _placed(source.decoded, host.devices):
+            if isinstance(point.device, int) and place is not None:
+                source.reporting.add(point.device if place.chip is None else place.chip)
+            problem = board.show(point, _scope_labels(point, place, source.reading, owners), rank)
+            if problem is not None:
+                source.decoded.problems[problem] += 1
+    _describe_host(board, host, owners, sources)
+    return Page(board.series, tuple(map(_outcome, sources)), host.devices)
+
+
+def _decode(reading: Reading, *, is_only_source: bool) -> Decoded:
+    match reading.raw:
+        case LibtpuAnswers() as answers:
+            return decode_libtpu(answers)
+        case PluginPage() as page:
+            return decode_plugin_page(page, is_only_source=is_only_source)
+        case SdkValues() as sdk:
+            return decode_sdk_values(sdk)
+        case PciBus() | PodList() | WorkloadFiles() | None:
+            return Decoded()
+        case _ as unknown:
+            assert_never(unknown)
+
+
+def _look_at_host(sources: Sequence[_Source], facts: HostFacts, known: DeviceMap) -> _Host:
+    """The host's chips, and the numbering of its devices after all sources have spoken."""
+    buses = [source.reading.raw for source in sources if isinstance(source.reading.raw, PciBus)]
+    chips = chips_on_bus(buses[0]) if buses else None
+    generation = chips[0].generation if chips else named_generation(facts.identity["accelerator"])
+    expected = facts.expected_chips
+    if expected is None:
+        expected = chips_of_host(generation, facts.identity["topology"])
+    num_chips = expected if expected is not None else len(chips or ()) or None
+    # An order in which some are missing says nothing of the others' places.
+    ordered = chips if chips is not None and len(chips) == num_chips else ()
+    devices = sized(known, devices_per_chip(generation), num_chips)
+    speaking = [source for source in sources if _device_ids(source.decoded)]
+    # The runtime processes of a host have its devices together.
+    seen = {device for source in speaking for device in _device_ids(source.decoded)}
+    if seen:
+        try:
+            devices = learn_devices(devices, seen)
+        except TooManyDevicesError:
+            devices = DeviceMap(devices.devices_per_chip, devices.num_devices)
+            for source in speaking:
+                source.decoded.problems[Code.CHIP_COUNT] += 1
+    return _Host(ordered, None if chips is None else len(chips), expected, devices)
+
+
+def _device_ids(decoded: Decoded) -> set[int]:
+    return {point.device for point in decoded.points if point.device is not None}
+
+
+def _find_owners(sources: Sequence[_Source], host: _Host) -> Mapping[int, Mapping[str, str]]:
+    """Workload labels by chip. Kubernetes knows the pod, a process of ours its replica."""
+    owners: dict[int, dict[str, str]] = {}
+    num_devices = host.devices.num_devices or len(host.devices.ids)
+    every_chip = tuple(range(num_devices // host.devices.devices_per_chip))
+    for source in sources:
+        raw = source.reading.raw
+        if isinstance(raw, PodList):
+            pods, problems = decode_pods(raw, host.chips)
+            source.decoded.problems.update(problems)
+            for chip, pod in pods.items():
+                owners.setdefault(chip, {}).update(
+                    namespace=pod.namespace, pod=pod.name, container=pod.container
+                )
+        elif isinstance(raw, WorkloadFiles):
+            for workload in raw.workloads:
+                for chip in every_chip if workload.chips is None else workload.chips:
+                    owners.setdefault(chip, {}).update(
+                        model=workload.model,
+                        deployment=workload.deployment,
+                        replica=workload.replica,
+                    )
+            if raw.unreadable:
+                source.decoded.problems[Code.UNREADABLE] += raw.unreadable
+    return owners
+
+
+def _placed(decoded: Decoded, devices: DeviceMap) -> Iterable[tuple[Point, Place | None]]:
+    """Every point and where it belongs; `None` for one of the whole host."""
+    for point in decoded.points:
+        yield point, None if point.device is None else devices.by_id(point.device)
+    ordinals = {point.device for point in decoded.ordinals if point.device is not None}
+    places = devices.by_ordinals(ordinals) if ordinals else {}
+    for point in decoded.ordinals:
+        if point.device is not None:
+            yield point, places[point.device]
+    # A source may number chips in one metric and devices in another.
+    for metric in dict.fromkeys(point.metric for point in decoded.host_points):
+        points = {
+            point.device: point
+            for point in decoded.host_points
+            if point.metric == metric and point.device is not None
+        }
+        positions = devices.by_position(points.keys())
+        if positions is None:
+            decoded.problems[Code.CHIP_COUNT] += 1
+            continue
+        for position, point in points.items():
+            yield point, positions[position]
+
+
+def _scope_labels(
+    point: Point,
+    place: Place | None,
+    reading: Reading,
+    owners: Mapping[int, Mapping[str, str]],
+) -> Mapping[str, str]:
+    if ALL[point.metric].scope == Scope.COLLECTOR:
+        return {"collector": reading.collector, "target": reading.target}
+    return {} if place is None else _place_labels(place, owners)
+
+
+def _place_labels(place: Place, owners: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
+    if place.chip is None:
+        return {"device_id": f"{place.device_id}"}
+    core = {} if place.core is None else {"core": f"{place.core}"}
+    return {"chip": f"{place.chip}", **core, **owners.get(place.chip, {})}
+
+
+def _describe_host(
+    board: Board,
+    host: _Host,
+    owners: Mapping[int, Mapping[str, str]],
+    sources: Sequence[_Source],
+) -> None:
+    """What a host has, should have and speaks of."""
+    if host.expected is not None:
+        board.state("tpu_chips_expected", host.expected)
+    if host.num_detected is not None:
+        board.state("tpu_chips_detected", host.num_detected)
+    reporting: dict[str, set[int]] = {}
+    for source in sources:
+        if source.reporting:
+            reporting.setdefault(source.reading.collector, set()).update(source.reporting)
+    for name, places in reporting.items():
+        board.state("tpu_chips_reporting", len(places), source=name)
+    by_index = {chip.index: chip for chip in host.chips}
+    named = {place.chip for place in map(host.devices.by_id, host.devices.ids)}
+    for device in host.devices.ids:
+        place = host.devices.by_id(device)
+        labels = {**_place_labels(place, owners), "device_id": f"{device}"}
+        board.state("tpu_chip_info", 1, **labels, **_chip_names(by_index.get(place.chip or 0)))
+    for chip in by_index.values():
+        if chip.index not in named:
+            labels = _place_labels(Place(chip.index), owners)
+            board.state("tpu_chip_info", 1, **labels, **_chip_names(chip))
+
+
+def _chip_names(chip: HostChip | None) -> dict[str, str]:
+    if chip is None:
+        return {}
+    return {"pci": chip.address, "dev_path": chip.dev_path, "generation": chip.generation}
+
+
+def _outcome(source: _Source) -> Outcome:
+    reading = source.reading
+    problems = Counter(source.decoded.problems)
+    if reading.code != Code.OK:
+        problems[reading.code] += 1
+    if isinstance(reading.raw, LibtpuAnswers) and reading.raw.failures:
+        problems[_code_of_failures(reading.raw)] += 1
+    elif isinstance(reading.raw, LibtpuAnswers | PluginPage | SdkValues) and not source.reporting:
+        problems[Code.EMPTY] += 1
+    return Outcome(
+        reading.collector, reading.target, reading.duration_s, not problems, dict(problems)
+    )
+
+
+def _code_of_failures(answers: LibtpuAnswers) -> str:
+    """PARTIAL if something is served; else the commonest failure is that of the whole."""
+    if answers.answers:
+        return Code.PARTIAL
+    return Counter(answers.failures.values()).most_common(1)[0][0]

@@ -1,0 +1,172 @@
+"""What a collector brought back from its source, undecoded, and how that went.
+
+Owns the shapes of raw answers, which are also what a capture file holds, and the codes of failure.
+Does not own how an answer is got (`libtpu`, `device_plugin`, `sdk`, `host`) nor what it means
+(`decode`, `host_decode`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Code(StrEnum):
+    """How a collection went, and the label `code` of the error counter."""
+
+    OK = "OK"
+    # The whole collector. Those that gRPC has are spelled as gRPC does; others of gRPC's pass
+    # through as text.
+    UNAVAILABLE = "UNAVAILABLE"  # nobody answers there: no workload, or no such service
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"  # it hangs
+    UNIMPLEMENTED = "UNIMPLEMENTED"  # a libtpu from before the service
+    CRASHED = "CRASHED"  # the collector itself, or its child process
+    # What it answered with.
+    EMPTY = "EMPTY"  # it answered without one value of a device
+    PARTIAL = "PARTIAL"  # some of it failed or was dropped, the rest is served
+    UNREADABLE = "UNREADABLE"  # an answer that is no such message, page or file
+    # One sample was dropped for it.
+    BAD_ATTRIBUTE = "BAD_ATTRIBUTE"  # no device, or not in the form that its family has
+    BAD_VALUE = "BAD_VALUE"  # no number, negative, or a share above 105 %
+    BAD_DISTRIBUTION = "BAD_DISTRIBUTION"  # a histogram that contradicts itself
+    CONFLICT = "CONFLICT"  # two values for one series
+    LABEL_LIMIT = "LABEL_LIMIT"  # more label sets than the registry allows
+    CHIP_COUNT = "CHIP_COUNT"  # more of them than the host has: nobody knows which is which
+
+
+class Raw(BaseModel):
+    """The base of raw answers: what a file of ours holds is strict and frozen."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+
+class LibtpuAnswers(Raw):
+    """One runtime process's answers, by the name of the metric; each is in one of the mappings.
+
+    `answers` are encoded messages, kept whole because tomorrow's libtpu may say more in them than
+    we read today. `failures` are gRPC's status codes. `supported` is every name that was offered.
+    """
+
+    kind: Literal["libtpu"] = "libtpu"
+    supported: tuple[str, ...]
+    answers: Mapping[str, bytes]
+    failures: Mapping[str, str]
+
+
+class PluginPage(Raw):
+    """The page of the GKE device plugin, as text."""
+
+    kind: Literal["device_plugin"] = "device_plugin"
+    text: str
+
+
+class SdkValues(Raw):
+    """What the libtpu SDK's calls returned, by its own names, `age_s` seconds ago."""
+
+    kind: Literal["sdk"] = "sdk"
+    values: Mapping[str, tuple[str, ...]]
+    age_s: Annotated[float, Field(ge=0)]
+
+
+class PciFunction(Raw):
+    """A function of Google's on the PCI bus. `iommu_group` is `None` without an IOMMU."""
+
+    address: str
+    device: str
+    iommu_group: str | None
+
+
+class PciBus(Raw):
+    """All of Google's functions, by address."""
+
+    kind: Literal["pci"] = "pci"
+    functions: tuple[PciFunction, ...]
+
+
+class PodList(Raw):
+    """The kubelet's `ListPodResourcesResponse`, encoded."""
+
+    kind: Literal["pod_resources"] = "pod_resources"
+    answer: bytes
+
+
+class Workload(Raw):
+    """What a process of ours says of itself in `<run dir>/workloads/<pid>.json`.
+
+    `started_ticks` is field 22 of its `/proc/<pid>/stat`: another process with its id has another.
+    `chips` are chips of the host by index; `None` for all of them.
+    """
+
+    pid: Annotated[int, Field(gt=0)]
+    started_ticks: Annotated[int, Field(ge=0)]
+    model: str
+    deployment: str
+    replica: str
+    chips: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+
+
+class WorkloadFiles(Raw):
+    """The files of processes that live and, as far as can be seen, hold chips.
+
+    `unreadable` is how many files are no such files.
+    """
+
+    kind: Literal["workloads"] = "workloads"
+    workloads: tuple[Workload, ...]
+    unreadable: int = 0
+
+
+AnyRaw = Annotated[
+    LibtpuAnswers | PluginPage | SdkValues | PciBus | PodList | WorkloadFiles,
+    Field(discriminator="kind"),
+]
+
+
+class CollectError(Exception):
+    """The source gave nothing. `code` says why; try again with the next scrape."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+
+class Collector(Protocol):
+    """One source at one address: real, fake or replayed."""
+
+    @property
+    def name(self) -> str:
+        """Which kind of source, as in the label `collector`."""
+
+    @property
+    def target(self) -> str:
+        """Its address, as in the label `target`; empty where there is only one."""
+
+    def collect(self, timeout_s: float) -> AnyRaw | None:
+        """What the source says now, `None` where it is known to be absent, which is no failure.
+
+        It returns within the timeout if the source lets it; whoever calls does not rely on it.
+
+        Raises:
+            CollectError: there is nothing, and why.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One collector's part in one scrape.
+
+    `code` is OK, or why there is nothing: `raw` is `None` then. `raw` is also `None` where the
+    source is absent by rights.
+    """
+
+    collector: str
+    target: str
+    duration_s: float
+    code: str
+    raw: AnyRaw | None = None
+    reason: str = ""

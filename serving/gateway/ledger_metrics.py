@@ -1,0 +1,70 @@
+"""The slice ledger as Prometheus families, and what a gateway tells it.
+
+Each gateway keeps the ledger of the whole fleet: the lives are the directory's, the same for all,
+and how busy an engine is, it tells every gateway over its link. So the sums of several gateways are
+the same sum, to be read with `max by`, never added.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from serving.gateway.serving_metrics import Families
+from serving.ledger.ledger import Entry, Ledger
+from serving.link.messages import EngineLoad
+
+_MS_PER_S = 1000
+_S_PER_HOUR = 3600
+
+
+def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
+    """Whether an engine has requests: this gateway's `num_flights`, or another's.
+
+    `load` is the engine's over all gateways, `None` until it was told.
+    """
+    return bool(num_flights) or (load is not None and load.num_running + load.num_waiting > 0)
+
+
+class LedgerCollector(Collector):
+    """The ledger's sums. `usd_per_chip_hour` is by compute class, of those that have a price."""
+
+    def __init__(self, ledger: Ledger, usd_per_chip_hour: Mapping[str, float]) -> None:
+        self._ledger = ledger
+        self._usd_per_chip_hour = usd_per_chip_hour
+
+    def collect(self) -> Iterator[Family]:
+        """The families of now."""
+        families, ledger = Families(), self._ledger
+        began_s = ledger.started_at_ms / _MS_PER_S
+        families.add("slicewise_ledger_start_time_seconds", {}, began_s)
+        totals = ledger.totals()
+        _add_chip_seconds(families, "slicewise_ledger_chip_seconds_total", totals)
+        _add_chip_seconds(families, "slicewise_ledger_slice_chip_seconds_total", ledger.slices())
+        for entry in ledger.chips():
+            families.add("slicewise_ledger_chips", _labels(entry), entry.amount)
+        for entry in totals:
+            price = self._usd_per_chip_hour.get(entry.compute_class)
+            if price is not None:
+                usd = chip_hours(entry) * price if entry.state.is_paid else 0.0
+                families.add("slicewise_ledger_cost_usd_total", _labels(entry), usd)
+        yield from families
+
+
+def chip_hours(entry: Entry) -> float:
+    """A sum in the unit that chips are priced in."""
+    return entry.amount / _MS_PER_S / _S_PER_HOUR
+
+
+def _add_chip_seconds(families: Families, name: str, entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        families.add(name, _labels(entry), entry.amount / _MS_PER_S)
+
+
+def _labels(entry: Entry) -> dict[str, str]:
+    return {
+        "slice": entry.slice_name or "",
+        "model": entry.model,
+        "compute_class": entry.compute_class,
+        "state": str(entry.state),
+    }

@@ -1,0 +1,224 @@
+"""What happens to requests at one gateway, counted and timed by compute class.
+
+Owns the numbers of each model and the stopwatch of each sequence in flight. Does not own their
+names and text form (`serving_metrics`), nor the load of the last half minute (`load_meter`). Pure:
+callers pass the time, monotonic, in seconds.
+
+The parts that run for every token are plain integers and lists: everything here belongs to one
+event loop, and a scrape runs on that loop too.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+# The class of a sequence that no engine has taken.
+NO_CLASS = ""
+
+# OpenTelemetry's bounds of its GenAI server metrics are all among these; ours go on to the longest
+# waits that we allow, and are finer where a TPU's tokens lie. Source: GenAI metrics of
+# opentelemetry.io's semantic conventions, read 2026-11-21.
+_TO_FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    30.0, 60.0, 120.0,
+)  # fmt: skip
+_PER_TOKEN_S = (
+    0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+    0.75, 1.0, 2.5, 10.0,
+)  # fmt: skip
+_WHOLE_S = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
+    327.68, 655.36, 1310.72,
+)  # fmt: skip
+# Ours alone: from a fraction of the cost of one token to a gateway that cannot keep up.
+_GATEWAY_S = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0,
+)  # fmt: skip
+
+
+class Histogram:
+    """Samples in buckets. `counts[i]` are those up to `bounds[i]`; the last are beyond all."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one sample."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class ClassMeter:
+    """What one compute class did for one model. Histograms are of seconds."""
+
+    to_first_token: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
+    per_output_token: Histogram = field(default_factory=lambda: Histogram(_PER_TOKEN_S))
+    inter_token: Histogram = field(default_factory=lambda: Histogram(_PER_TOKEN_S))
+    duration: Histogram = field(default_factory=lambda: Histogram(_WHOLE_S))
+    queue_time: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
+    engine_time: Histogram = field(default_factory=lambda: Histogram(_WHOLE_S))
+    gateway_input: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
+    gateway_output: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
+    resume_stall: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    sequences: Counter[str] = field(default_factory=Counter)  # by outcome
+    resumes: Counter[str] = field(default_factory=Counter)  # by cause
+    link_losses: Counter[str] = field(default_factory=Counter)  # by cause
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One HTTP request, shared by the edge and by all sequences that it asks for.
+
+    `waited_s` is how long it waited for an engine at the door. `output_at_s` is when the newest
+    engine output came of which nothing has been written, `None` when all is written. `meter` is of
+    the class that last took one of its sequences, `None` before.
+    """
+
+    received_at_s: float
+    waited_s: float = 0.0
+    output_at_s: float | None = None
+    meter: ClassMeter | None = None
+
+    def written(self, now_s: float) -> None:
+        """Something of the answer is handed to the server that writes it."""
+        if self.output_at_s is not None and self.meter is not None:
+            self.meter.gateway_output.observe(now_s - self.output_at_s)
+            self.output_at_s = None
+
+    def answered(self, now_s: float) -> None:
+        """The whole answer is handed over, and it is no error."""
+        if self.meter is not None:
+            self.meter.duration.observe(now_s - self.received_at_s)
+
+
+# The request that the present task works for: what lies between the edge and the fleet client is
+# vLLM's, and passes nothing of ours along. `None` outside of a request.
+ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """One sequence in flight. `left_at_s` is when it lost its engine, `None` while it has one."""
+
+    arrival: Arrival
+    taken_at_s: float
+    num_prompt_tokens: int
+    meter: ClassMeter
+    dispatched_at_s: float | None = None
+    first_at_s: float | None = None
+    last_at_s: float = 0.0
+    num_tokens: int = 0
+    left_at_s: float | None = None
+
+
+class RequestMeter:
+    """The numbers of one model. A sequence is known from `taken` to `ended`."""
+
+    def __init__(self) -> None:
+        self.classes: dict[str, ClassMeter] = {}
+        self._stopwatches: dict[str, _Stopwatch] = {}
+
+    def of_class(self, compute_class: str) -> ClassMeter:
+        """The numbers of a class, from zero when it is new."""
+        meter = self.classes.get(compute_class)
+        if meter is None:
+            meter = self.classes[compute_class] = ClassMeter()
+        return meter
+
+    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> None:
+        """A sequence was handed to the fleet."""
+        arrival = ARRIVAL.get() or Arrival(now_s)
+        self._stopwatches[request_id] = _Stopwatch(
+            arrival, now_s, num_prompt_tokens, self.of_class(NO_CLASS)
+        )
+
+    def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
+        """An engine of this class has the sequence, its first one or a later one."""
+        watch = self._stopwatches[request_id]
+        arrival = watch.arrival
+        meter = watch.meter = arrival.meter = self.of_class(compute_class)
+        if watch.dispatched_at_s is not None:
+            return
+        watch.dispatched_at_s = now_s
+        meter.queue_time.observe(arrival.waited_s + now_s - watch.taken_at_s)
+        prepared_s = watch.taken_at_s - arrival.received_at_s - arrival.waited_s
+        meter.gateway_input.observe(max(0.0, prepared_s))
+        meter.input_tokens += watch.num_prompt_tokens
+
+    def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:
+        """An engine's output came, with so many tokens. Runs for every token."""
+        watch = self._stopwatches[request_id]
+        watch.arrival.output_at_s = now_s
+        if not num_tokens:
+            return
+        meter = watch.meter
+        meter.output_tokens += num_tokens
+        watch.num_tokens += num_tokens
+        if watch.first_at_s is None:
+            watch.first_at_s = now_s
+            meter.to_first_token.observe(now_s - watch.arrival.received_at_s)
+        else:
+            meter.inter_token.observe(now_s - watch.last_at_s)
+        watch.last_at_s = now_s
+        if watch.left_at_s is not None:
+            meter.resume_stall.observe(now_s - watch.left_at_s)
+            watch.left_at_s = None
+
+    def found_cached(self, request_id: str, num_tokens: int) -> None:
+        """So many of the prompt's tokens were in the engine's prefix cache."""
+        self._stopwatches[request_id].meter.cached_tokens += num_tokens
+
+    def left(self, request_id: str, cause: str, now_s: float) -> None:
+        """The sequence has to go on elsewhere, because its engine was `lost` or is `draining`."""
+        watch = self._stopwatches[request_id]
+        watch.meter.resumes[cause] += 1
+        if watch.left_at_s is None:  # else the next engine went before it had a token
+            watch.left_at_s = now_s
+
+    def ended(self, request_id: str, outcome: str) -> None:
+        """The sequence is over; a second end is none."""
+        watch = self._stopwatches.pop(request_id, None)
+        if watch is None:
+            return
+        meter = watch.meter
+        meter.sequences[outcome] += 1
+        if watch.first_at_s is None or watch.dispatched_at_s is None:
+            return
+        meter.engine_time.observe(watch.last_at_s - watch.dispatched_at_s)
+        if watch.num_tokens > 1:
+            spent_s = watch.last_at_s - watch.first_at_s
+            meter.per_output_token.observe(spent_s / (watch.num_tokens - 1))
+
+    def link_lost(self, compute_class: str, cause: str) -> None:
+        """A link to an engine of this class ended, `unexpected` or while the engine drained."""
+        self.of_class(compute_class).link_losses[cause] += 1
+
+
+class EdgeMeter:
+    """What the HTTP edge let in and answered. A model is one that is served, or "" for none."""
+
+    def __init__(self) -> None:
+        self.admissions: Counter[tuple[str, str]] = Counter()  # model, result
+        self.responses: Counter[tuple[str, str, str]] = Counter()  # model, route, status
+        self.cancellations: Counter[str] = Counter()  # model
+
+    def judged(self, model: str, result: str) -> None:
+        """A request was `admitted`, or refused with the code of an error."""
+        self.admissions[model, result] += 1
+
+    def answered(self, model: str, route: str, status: int) -> None:
+        """An answer was begun with this status."""
+        self.responses[model, route, str(status)] += 1
+
+    def cancelled(self, model: str) -> None:
+        """The client left before it had the whole answer."""
+        self.cancellations[model] += 1

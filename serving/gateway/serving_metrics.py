@@ -1,0 +1,212 @@
+"""A gateway's requests and links as Prometheus families, read from their meters at scrape time.
+
+Owns which number has which name; what the names mean stands in `serving.metric_names`. Keeps no
+state and does not own the numbers (`request_meter`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
+from typing import Protocol
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from serving.gateway.request_meter import NO_CLASS, EdgeMeter, Histogram, RequestMeter
+from serving.link.messages import EngineLoad
+from serving.metric_names import ALL, Kind
+
+_HISTOGRAMS = {
+    "slicewise_time_to_first_token_seconds": attrgetter("to_first_token"),
+    "slicewise_time_per_output_token_seconds": attrgetter("per_output_token"),
+    "slicewise_inter_token_seconds": attrgetter("inter_token"),
+    "slicewise_request_duration_seconds": attrgetter("duration"),
+    "slicewise_queue_time_seconds": attrgetter("queue_time"),
+    "slicewise_engine_time_seconds": attrgetter("engine_time"),
+    "slicewise_gateway_input_seconds": attrgetter("gateway_input"),
+    "slicewise_gateway_output_seconds": attrgetter("gateway_output"),
+    "slicewise_resume_stall_seconds": attrgetter("resume_stall"),
+}
+_COUNTS = {
+    "slicewise_input_tokens_total": attrgetter("input_tokens"),
+    "slicewise_cached_input_tokens_total": attrgetter("cached_tokens"),
+    "slicewise_output_tokens_total": attrgetter("output_tokens"),
+}
+# With the label that each counts by.
+_COUNTS_BY = {
+    "slicewise_sequences_total": ("outcome", attrgetter("sequences")),
+    "slicewise_resumes_total": ("cause", attrgetter("resumes")),
+    "slicewise_link_losses_total": ("cause", attrgetter("link_losses")),
+}
+
+
+class Seat(Protocol):
+    """One linked engine; `EngineSeat` says more."""
+
+    @property
+    def compute_class(self) -> str:
+        """Where its slice came from."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more."""
+        ...
+
+    @property
+    def flights(self) -> Sized:
+        """The sequences on it."""
+        ...
+
+
+class Fleet(Protocol):
+    """One model's engines and requests; `FleetCore` says more."""
+
+    @property
+    def request_meter(self) -> RequestMeter:
+        """Its numbers."""
+        ...
+
+    @property
+    def seats(self) -> Iterable[Seat]:
+        """Its linked engines."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without an engine."""
+        ...
+
+    @property
+    def num_at_the_door(self) -> int:
+        """Requests that are not let in yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """One linked engine's load. `slice_name` is `None` where it has none, or none is known yet."""
+
+    model: str
+    compute_class: str
+    engine_id: str
+    slice_name: str | None
+    load: EngineLoad
+
+
+class Families:
+    """Families of the registry, in the order in which they are first added to."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+
+    def add(self, name: str, labels: Mapping[str, str], value: float | Histogram) -> None:
+        """Adds a series; a label without a value is left out.
+
+        Raises:
+            KeyError: the registry of names does not have it.
+        """
+        metric = ALL[name]
+        family = self._families.get(name)
+        if family is None:
+            stem = name.removesuffix("_total") if metric.kind == Kind.COUNTER else name
+            family = self._families[name] = Family(stem, metric.help, metric.kind)
+        told = {label: text for label, text in labels.items() if text}
+        if isinstance(value, Histogram):
+            _add_histogram(family, told, value)
+        else:
+            family.add_sample(name, told, value)
+
+    def __iter__(self) -> Iterator[Family]:
+        """The families."""
+        return iter(self._families.values())
+
+
+class ServingCollector(Collector):
+    """What a gateway's models and its edge have counted. `fleets` is by model."""
+
+    def __init__(self, fleets: Mapping[str, Fleet], edge: EdgeMeter) -> None:
+        self._fleets = fleets
+        self._edge = edge
+
+    def collect(self) -> Iterator[Family]:
+        """The families of now."""
+        families = Families()
+        for model, fleet in self._fleets.items():
+            _add_classes(families, model, fleet.request_meter)
+            _add_present(families, model, fleet)
+        for (model, result), count in self._edge.admissions.items():
+            families.add("slicewise_admissions_total", {"model": model, "result": result}, count)
+        for (model, route, status), count in self._edge.responses.items():
+            labels = {"model": model, "route": route, "status": status}
+            families.add("slicewise_http_responses_total", labels, count)
+        for model in self._fleets.keys() | self._edge.cancellations.keys():
+            count = self._edge.cancellations[model]
+            families.add("slicewise_cancellations_total", {"model": model}, count)
+        yield from families
+
+
+class EngineCollector(Collector):
+    """What engines last told of themselves. An engine that has told nothing yet is left out."""
+
+    def __init__(self, read: Callable[[], Iterable[EngineReading]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        """The families of now."""
+        families = Families()
+        for reading in self._read():
+            labels = {
+                "engine": reading.engine_id,
+                "slice": reading.slice_name or "",
+                "model": reading.model,
+                "compute_class": reading.compute_class,
+            }
+            families.add("slicewise_engine_running", labels, reading.load.num_running)
+            families.add("slicewise_engine_waiting", labels, reading.load.num_waiting)
+            families.add("slicewise_engine_kv_usage_ratio", labels, reading.load.kv_usage_ratio)
+        yield from families
+
+
+def _add_classes(families: Families, model: str, meter: RequestMeter) -> None:
+    for compute_class, numbers in meter.classes.items():
+        labels = {"model": model, "compute_class": compute_class}
+        if compute_class != NO_CLASS:
+            for name, histogram in _HISTOGRAMS.items():
+                families.add(name, labels, histogram(numbers))
+            for name, count in _COUNTS.items():
+                families.add(name, labels, count(numbers))
+        for name, (label, counts) in _COUNTS_BY.items():
+            for value, count in counts(numbers).items():
+                families.add(name, labels | {label: value}, count)
+
+
+def _add_present(families: Families, model: str, fleet: Fleet) -> None:
+    links: Counter[tuple[str, str]] = Counter()
+    in_flight: Counter[str] = Counter()
+    for compute_class in fleet.request_meter.classes.keys() - {NO_CLASS}:
+        # A class that had engines and has none left has no links, which is known and not missing.
+        links[compute_class, "ready"] = in_flight[compute_class] = 0
+    for seat in fleet.seats:
+        links[seat.compute_class, "draining" if seat.is_draining else "ready"] += 1
+        in_flight[seat.compute_class] += len(seat.flights)
+    for (compute_class, state), count in links.items():
+        labels = {"model": model, "compute_class": compute_class, "state": state}
+        families.add("slicewise_links", labels, count)
+    for compute_class, count in in_flight.items():
+        labels = {"model": model, "compute_class": compute_class}
+        families.add("slicewise_sequences_in_flight", labels, count)
+    waiting = fleet.num_waiting + fleet.num_at_the_door
+    families.add("slicewise_requests_waiting", {"model": model}, waiting)
+
+
+def _add_histogram(family: Family, labels: dict[str, str], value: Histogram) -> None:
+    bounds = [floatToGoString(bound) for bound in value.bounds]  # type: ignore[no-untyped-call]
+    counts = list(accumulate(value.counts))
+    for bound, count in zip([*bounds, "+Inf"], counts, strict=True):
+        family.add_sample(f"{family.name}_bucket", labels | {"le": bound}, count)
+    family.add_sample(f"{family.name}_count", labels, counts[-1])
+    family.add_sample(f"{family.name}_sum", labels, value.total)

@@ -1,0 +1,1 @@
+"""The slice ledger: where every chip-second of the fleet went, and what it cost."""

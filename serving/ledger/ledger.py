@@ -1,0 +1,149 @@
+"""Adds up every chip-second of the fleet, each once, in exactly one state.
+
+Owns the sums and up to when each life has been counted. Does not own the lives (the directory
+does), nor prices and names (`pages`). Clockless: callers pass wall-clock milliseconds.
+
+A life is known by its replica and its start. A directory that restarts shows fewer lives for a
+moment and the same ones later: what was counted is not counted again, and the gap is filled in from
+the life's own phases. The sums begin at zero where the ledger does, as those of any counter do.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from serving.directory import SliceRecord, Snapshot
+from serving.ledger.states import LedgerState, spans, state_of, to_ms
+from serving.slices.lifecycle import SliceState
+from serving.topology import slice_shape
+
+# Lives no longer listed that are remembered, so that one which comes back is not counted twice:
+# many times what the directory keeps of them, in a few megabytes.
+MAX_UNLISTED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sum of one state. `slice_name` is `None` where it is of a class or the slice has no name.
+
+    `amount` is in chip-milliseconds, or in chips where the present is told.
+    """
+
+    model: str
+    compute_class: str
+    state: LedgerState
+    amount: int
+    slice_name: str | None = None
+
+
+@dataclass(slots=True)
+class _Account:
+    """One life: up to when it has been counted, and as what its READY time counts."""
+
+    record: SliceRecord
+    num_chips: int
+    until_ms: int
+    ready_as: LedgerState = LedgerState.IDLE
+    chip_ms: Counter[LedgerState] = field(default_factory=Counter)
+
+
+_LifeKey = tuple[str, float]
+
+
+class Ledger:
+    """The sums of all lives that were seen, from `started_at_ms` on."""
+
+    def __init__(self, started_at_ms: int) -> None:
+        self.started_at_ms = started_at_ms
+        self._snapshot: Snapshot | None = None
+        self._listed: dict[_LifeKey, _Account] = {}
+        self._unlisted: dict[_LifeKey, _Account] = {}  # the latest to leave the list stands last
+        self._chip_ms: Counter[tuple[str, str, LedgerState]] = Counter()
+
+    def observe(self, snapshot: Snapshot, is_busy: Mapping[str, bool], now_ms: int) -> None:
+        """Counts what has passed since the last time.
+
+        `is_busy` has every engine that can be reached, by id; what it says now stands for the time
+        since the last call. Of a snapshot only another object is read anew.
+        """
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._take(snapshot.records, snapshot.ended)
+        for account in self._listed.values():
+            record = account.record
+            if record.state is SliceState.READY:
+                account.ready_as = _ready_as(record, is_busy)
+            self._advance(account, now_ms)
+
+    def totals(self) -> list[Entry]:
+        """Chip-milliseconds by model, compute class and state."""
+        return [Entry(*key, amount) for key, amount in sorted(self._chip_ms.items())]
+
+    def slices(self) -> list[Entry]:
+        """Chip-milliseconds of the lives that are listed and have a slice."""
+        chip_ms: Counter[tuple[str, str, LedgerState, str]] = Counter()
+        for account in self._listed.values():
+            record = account.record
+            if (name := record.life.slice_name) is not None:
+                for state, amount in account.chip_ms.items():
+                    chip_ms[record.model, record.compute_class, state, name] += amount
+        return [
+            Entry(model, compute_class, state, amount, name)
+            for (model, compute_class, state, name), amount in sorted(chip_ms.items())
+        ]
+
+    def chips(self) -> list[Entry]:
+        """Chips in each state at the last observation."""
+        chips: Counter[tuple[str, str, LedgerState]] = Counter()
+        for account in self._listed.values():
+            record = account.record
+            state = state_of(record.life, account.ready_as)
+            if state is not None:
+                chips[record.model, record.compute_class, state] += account.num_chips
+        return [Entry(*key, amount) for key, amount in sorted(chips.items())]
+
+    def _take(self, records: Iterable[SliceRecord], ended: Iterable[SliceRecord]) -> None:
+        before, self._listed = self._listed, {}
+        self._unlisted |= before
+        for record in ended:
+            account = self._account(record)
+            if account is not None:
+                self._advance(account, to_ms(record.life.entered_at_s))
+                self._unlisted[_key_of(record)] = account
+        for record in records:
+            account = self._account(record)
+            if account is not None:
+                self._listed[_key_of(record)] = account
+        while len(self._unlisted) > MAX_UNLISTED:
+            del self._unlisted[next(iter(self._unlisted))]
+
+    def _account(self, record: SliceRecord) -> _Account | None:
+        """The life's account, out of the unlisted; `None` for one without chips (`local`)."""
+        if record.generation is None or record.topology is None:
+            return None
+        account = self._unlisted.pop(_key_of(record), None)
+        if account is None:
+            num_chips = slice_shape(record.generation, record.topology).num_chips
+            began_ms = to_ms(record.life.phases[0].at_s)
+            return _Account(record, num_chips, max(began_ms, self.started_at_ms))
+        account.record = record
+        return account
+
+    def _advance(self, account: _Account, now_ms: int) -> None:
+        record = account.record
+        for state, length_ms in spans(record.life, account.until_ms, now_ms, account.ready_as):
+            amount = length_ms * account.num_chips
+            account.chip_ms[state] += amount
+            self._chip_ms[record.model, record.compute_class, state] += amount
+            account.until_ms += length_ms
+
+
+def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
+    busy = is_busy.get(record.engine_id or "")
+    if busy is None:
+        return LedgerState.LOST
+    return LedgerState.SERVING if busy else LedgerState.IDLE
+
+
+def _key_of(record: SliceRecord) -> _LifeKey:
+    return record.replica_id, record.life.phases[0].at_s

@@ -1,0 +1,75 @@
+"""What a chip was doing, told from the life of its slice. Pure; time is integer milliseconds."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from serving.slices.lifecycle import SliceLife, SliceState
+
+_S_MS = 1000
+
+
+class LedgerState(StrEnum):
+    """Where a chip-second goes. Each goes to exactly one.
+
+    Compilation has no state of its own yet: no engine tells when it compiles, so it is LOADING.
+    """
+
+    PROVISIONING = "provisioning"  # wanted, and not held: nothing is paid
+    PROBING = "probing"  # held, and tried out
+    LOADING = "loading"  # the engine starts: weights, compilation, warm-up
+    IDLE = "idle"  # the engine takes requests and has none
+    SERVING = "serving"  # the engine has requests
+    DRAINING = "draining"  # it takes no more
+    LOST = "lost"  # listed as ready, and its engine cannot be reached
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether the replica holds the chips meanwhile."""
+        return self is not LedgerState.PROVISIONING
+
+
+# READY stands for three, which the life does not tell apart; GONE takes no time.
+_OF_LIFE = {
+    SliceState.REQUESTED: LedgerState.PROVISIONING,
+    SliceState.PROVISIONING: LedgerState.PROVISIONING,
+    SliceState.RESERVED: LedgerState.PROBING,
+    SliceState.PROBING: LedgerState.PROBING,
+    SliceState.LOADING: LedgerState.LOADING,
+    SliceState.DRAINING: LedgerState.DRAINING,
+}
+
+
+class Span(NamedTuple):
+    """Time in one state."""
+
+    state: LedgerState
+    length_ms: int
+
+
+def to_ms(at_s: float) -> int:
+    """A wall-clock time in whole milliseconds, so that spans add up without a remainder."""
+    return round(at_s * _S_MS)
+
+
+def state_of(life: SliceLife, ready_as: LedgerState) -> LedgerState | None:
+    """The state of now; `None` when the life is over."""
+    if life.state is SliceState.GONE:
+        return None
+    return ready_as if life.state is SliceState.READY else _OF_LIFE[life.state]
+
+
+def spans(life: SliceLife, from_ms: int, until_ms: int, ready_as: LedgerState) -> Iterator[Span]:
+    """The life's time from `from_ms` to `until_ms`, or to its end; READY counts as `ready_as`.
+
+    The lengths sum to that time exactly, however the phases lie, if the life began by `from_ms`.
+    """
+    # Hosts' clocks differ: a phase may begin ahead of ours.
+    ends_ms = [min(to_ms(phase.at_s), until_ms) for phase in life.phases[1:]] + [until_ms]
+    at_ms = from_ms
+    for phase, end_ms in zip(life.phases, ends_ms, strict=True):
+        if end_ms <= at_ms or phase.state is SliceState.GONE:
+            continue
+        state = ready_as if phase.state is SliceState.READY else _OF_LIFE[phase.state]
+        yield Span(state, end_ms - at_ms)
+        at_ms = end_ms

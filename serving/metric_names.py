@@ -1,0 +1,513 @@
+"""The registry of names: every series that we emit or read, with its unit, labels and meaning.
+
+Owns the names, so that a dashboard, a rule or a test can be checked against one list. Does not own
+a value or where it comes from. A group of metrics is one tuple; `ALL` joins the groups. Standard
+library only, no I/O.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Kind(StrEnum):
+    """What Prometheus calls the type of a metric."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class Unit(StrEnum):
+    """Base units only; it is also the end of a name, but for counts and flags."""
+
+    RATIO = "ratio"  # 0 to 1
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    BYTES_PER_SECOND = "bytes_per_second"
+    COUNT = "count"  # things: programs, chips, packets, errors
+    USD = "usd"
+    SCORE = "score"  # a scale that its source made up
+    FLAG = "flag"  # 1 is yes, 0 is no; or always 1, where the labels are the message
+
+
+class Scope(StrEnum):
+    """What one label set of a metric stands for."""
+
+    DEVICE = "device"  # what JAX lists: labels `chip` and, where a chip has two devices, `core`
+    CHIP = "chip"
+    LINK = "link"  # one port of one chip
+    HOST = "host"
+    COLLECTOR = "collector"  # one collector of an exporter and the address that it asks
+    CLASS = "class"  # the engines of one model on one compute class
+    MODEL = "model"  # one served model
+    GATEWAY = "gateway"
+    SLICE = "slice"  # one slice, as long as it is held
+    ENGINE = "engine"  # one linked engine; without `slice` on a class that has none (`local`)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric family.
+
+    `name` is as PromQL writes it, a counter with its `_total`. `labels` are those beside the
+    labels of its scope (`labels_of`). `max_sets` is how many sets of values of `labels` are
+    exported per device, chip, host and so on; whoever emits the metric holds to it, which is
+    what makes the number of series a number.
+    """
+
+    name: str
+    kind: Kind
+    unit: Unit
+    help: str
+    scope: Scope
+    labels: tuple[str, ...] = ()
+    max_sets: int = 1
+
+
+# On every series of a host: what alerts and dashboards join on.
+HOST_LABELS = ("slice", "worker", "node", "accelerator", "topology", "compute_class")
+# On a chip's and a device's series: whose work runs there.
+WORKLOAD_LABELS = ("namespace", "pod", "container", "model", "deployment", "replica")
+_SCOPE_LABELS: Mapping[Scope, tuple[str, ...]] = {
+    # Without `chip`, but with `device_id`, where the chip of a device is not known.
+    Scope.DEVICE: ("chip", "core", "device_id", *WORKLOAD_LABELS),
+    Scope.CHIP: ("chip", *WORKLOAD_LABELS),
+    # Numbered as the interconnect does, which no public source maps to our chips.
+    Scope.LINK: ("tray", "tray_chip", "port"),
+    Scope.HOST: (),
+    Scope.COLLECTOR: ("collector", "target"),
+    # Without `compute_class` for what no engine has taken.
+    Scope.CLASS: ("model", "compute_class"),
+    # Without `model` for a request that named none that is served.
+    Scope.MODEL: ("model",),
+    Scope.GATEWAY: (),
+    Scope.SLICE: ("slice", "model", "compute_class"),
+    Scope.ENGINE: ("engine", "slice", "model", "compute_class"),
+}
+# What gateways say. Several may answer behind one address: `gateway` on each series of the page
+# tells them apart.
+GATEWAY_LABEL = "gateway"
+_OF_GATEWAYS = frozenset({Scope.CLASS, Scope.MODEL, Scope.GATEWAY, Scope.SLICE, Scope.ENGINE})
+
+# Finite bounds of an exported histogram.
+MAX_BUCKETS = 20
+# A TensorCore and a SparseCore.
+_CORE_TYPES = 2
+# Sizes, kinds and transports of DCN transfers. The largest set of them in the recordings that we
+# know has 2; runtimes make up the texts, so something has to bound them.
+_DCN_SETS = 4
+# Six ports of a chip: two for each axis of a three-dimensional torus.
+_ICI_PORTS = 6
+# Codes of one collector that have been counted since the exporter's start.
+_ERROR_CODES = 16
+# How a sequence ends: five by the engine, one by the gateway, six errors (`serving.errors`).
+_OUTCOMES = 12
+# Admitted, or refused with one of the errors that the edge raises.
+_ADMISSIONS = 8
+# Routes of the edge times the statuses that one is answered with.
+_RESPONSES = 21 * 10
+_LEDGER_STATES = 7
+
+
+def labels_of(metric: Metric) -> tuple[str, ...]:
+    """Every label that a series of the metric may have; one without a value is left out."""
+    all_of = (GATEWAY_LABEL,) if metric.scope in _OF_GATEWAYS else HOST_LABELS
+    return (*all_of, *_SCOPE_LABELS[metric.scope], *metric.labels)
+
+
+def _gauge(
+    name: str, unit: Unit, meaning: str, scope: Scope, *labels: str, max_sets: int = 1
+) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, meaning, scope, labels, max_sets)
+
+
+def _counter(
+    name: str, unit: Unit, meaning: str, scope: Scope, *labels: str, max_sets: int = 1
+) -> Metric:
+    return Metric(name, Kind.COUNTER, unit, meaning, scope, labels, max_sets)
+
+
+def _seconds(name: str, meaning: str, scope: Scope, *labels: str, max_sets: int = 1) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, Unit.SECONDS, meaning, scope, labels, max_sets)
+
+
+# What `slicewise tpu-exporter` says of the chips.
+TPU_CHIPS = (
+    _gauge(
+        "tpu_duty_cycle_ratio",
+        Unit.RATIO,
+        "Share of the runtime's last sample period in which the device was busy",
+        Scope.DEVICE,
+    ),
+    _gauge(
+        "tpu_tensorcore_utilization_ratio",
+        Unit.RATIO,
+        "Operations of the TensorCore relative to its peak",
+        Scope.DEVICE,
+    ),
+    _gauge("tpu_hbm_used_bytes", Unit.BYTES, "HBM that the runtime has allocated", Scope.DEVICE),
+    _gauge("tpu_hbm_capacity_bytes", Unit.BYTES, "HBM that the runtime sees", Scope.DEVICE),
+    _gauge(
+        "tpu_hbm_bandwidth_utilization_ratio",
+        Unit.RATIO,
+        "HBM bandwidth in use relative to its peak",
+        Scope.DEVICE,
+    ),
+    _gauge(
+        "tpu_tensorcore_idle_seconds",
+        Unit.SECONDS,
+        "Time since a program last ran on the TensorCore",
+        Scope.DEVICE,
+    ),
+    _gauge(
+        "tpu_throttle_ratio",
+        Unit.RATIO,
+        "Part of the clock rate that the chip is throttled by",
+        Scope.CHIP,
+    ),
+    _gauge(
+        "tpu_ici_link_health_score",
+        Unit.SCORE,
+        "0 healthy, 1 to 5 transient, 6 to 9 persistent but minor, 10 unusable",
+        Scope.LINK,
+    ),
+    _gauge(
+        "tpu_hlo_queue_length",
+        Unit.COUNT,
+        "Programs that are queued or running",
+        Scope.DEVICE,
+        "core_type",
+        max_sets=_CORE_TYPES,
+    ),
+    _seconds(
+        "tpu_hlo_execution_seconds",
+        "From a program's being queued to its end",
+        Scope.DEVICE,
+        "core_type",
+        max_sets=_CORE_TYPES,
+    ),
+    _gauge(
+        "tpu_chip_info",
+        Unit.FLAG,
+        "Always 1: a chip of the host, by every name that it has",
+        Scope.DEVICE,
+        "pci",
+        "dev_path",
+        "generation",
+    ),
+)
+TPU_HOST = (
+    _gauge(
+        "tpu_runtime_uptime_seconds",
+        Unit.SECONDS,
+        "Age of the TPU runtime",
+        Scope.COLLECTOR,
+        "framework",
+        "framework_version",
+    ),
+    _gauge(
+        "tpu_megascale_error",
+        Unit.FLAG,
+        "1 while the runtime reports an error between slices",
+        Scope.HOST,
+        "error_type",
+        max_sets=_DCN_SETS,
+    ),
+    _gauge(
+        "tpu_slice_error",
+        Unit.FLAG,
+        "1 while the runtime reports an error of the slice",
+        Scope.HOST,
+    ),
+    _gauge("tpu_chips_expected", Unit.COUNT, "Chips that the host should have", Scope.HOST),
+    _gauge("tpu_chips_detected", Unit.COUNT, "Chips on the host's PCI bus", Scope.HOST),
+    _gauge(
+        "tpu_chips_reporting",
+        Unit.COUNT,
+        "Chips of which the source gave a value in this scrape",
+        Scope.HOST,
+        "source",
+        max_sets=3,
+    ),
+    _gauge(
+        "tpu_host_sample_age_seconds",
+        Unit.SECONDS,
+        "Age of the values that the libtpu SDK gave, which are polled rarely",
+        Scope.HOST,
+    ),
+)
+# Between slices, over the data centre's network. One slice alone has none of them.
+TPU_DCN = (
+    *(
+        _seconds(
+            f"tpu_dcn_{way}_latency_seconds",
+            meaning,
+            Scope.HOST,
+            "buffer_size",
+            "transport",
+            max_sets=_DCN_SETS,
+        )
+        for way, meaning in (
+            ("transfer", "Latency of a send between slices"),
+            ("inbound_transfer", "Latency of a receive between slices"),
+        )
+    ),
+    _seconds(
+        "tpu_dcn_collective_latency_seconds",
+        "A collective operation between slices from end to end",
+        Scope.HOST,
+        "input_size",
+        "collective",
+        max_sets=_DCN_SETS,
+    ),
+    *(
+        _seconds(name, meaning, Scope.HOST, "buffer_size", max_sets=_DCN_SETS)
+        for name, meaning in (
+            ("tpu_host_to_device_transfer_latency_seconds", "Latency of a copy to a device"),
+            ("tpu_device_to_host_transfer_latency_seconds", "Latency of a copy from a device"),
+            ("tpu_host_compute_latency_seconds", "Work of the host between transfers"),
+        )
+    ),
+    _seconds("tpu_dcn_tcp_min_rtt_seconds", "Shortest round trip of TCP", Scope.HOST),
+    Metric(
+        "tpu_dcn_tcp_delivery_rate_bytes_per_second",
+        Kind.HISTOGRAM,
+        Unit.BYTES_PER_SECOND,
+        "Delivery rate of TCP",
+        Scope.HOST,
+    ),
+    _counter("tpu_dcn_tcp_bytes_sent_total", Unit.BYTES, "Bytes sent over TCP", Scope.HOST),
+    _counter(
+        "tpu_dcn_tcp_bytes_retransmitted_total", Unit.BYTES, "Bytes sent once more", Scope.HOST
+    ),
+    _counter("tpu_dcn_tcp_packets_sent_total", Unit.COUNT, "Packets sent over TCP", Scope.HOST),
+    _counter(
+        "tpu_dcn_tcp_packets_retransmitted_total", Unit.COUNT, "Packets sent once more", Scope.HOST
+    ),
+)
+TPU_EXPORTER = (
+    _gauge(
+        "tpu_scrape_collector_success",
+        Unit.FLAG,
+        "1 if the collector answered completely in this scrape",
+        Scope.COLLECTOR,
+    ),
+    _gauge(
+        "tpu_scrape_collector_duration_seconds",
+        Unit.SECONDS,
+        "Wall time that the collector took in this scrape",
+        Scope.COLLECTOR,
+    ),
+    _counter(
+        "tpu_scrape_collector_errors_total",
+        Unit.COUNT,
+        "What went wrong in the collector, by reason",
+        Scope.COLLECTOR,
+        "code",
+        max_sets=_ERROR_CODES,
+    ),
+    _gauge(
+        "tpu_exporter_build_info",
+        Unit.FLAG,
+        "Always 1: the version of the exporter",
+        Scope.HOST,
+        "version",
+    ),
+)
+
+# What every gateway says of the requests that go through it. Each answer that a request asks for is
+# a sequence; what the HTTP edge counts are requests.
+SERVING_LATENCY = (
+    _seconds(
+        "slicewise_time_to_first_token_seconds",
+        "From the arrival of a request to the first token of a sequence at the gateway",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_time_per_output_token_seconds",
+        "Mean time of the tokens of a sequence after its first; none for a single token",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_inter_token_seconds",
+        "Time between two outputs of a sequence, moves to another engine included",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_request_duration_seconds",
+        "From the arrival of a request to the last byte of its answer, errors left out",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_queue_time_seconds",
+        "How long a sequence waited for an engine of any class to take it",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_engine_time_seconds",
+        "From giving a sequence to an engine to its last token: engine, link and moves",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_gateway_input_seconds",
+        "From the arrival of a request to its sequence's being ready for an engine, waits left out",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_gateway_output_seconds",
+        "From the arrival of an engine's output to its being handed over for writing",
+        Scope.CLASS,
+    ),
+    _seconds(
+        "slicewise_resume_stall_seconds",
+        "From losing or leaving an engine to the sequence's next token elsewhere",
+        Scope.CLASS,
+    ),
+)
+SERVING_COUNTS = (
+    _counter(
+        "slicewise_sequences_total",
+        Unit.COUNT,
+        "Sequences that ended, by how: stop, length, repetition, abort, error by the engine; "
+        "aborted by the gateway, its client gone or a stop string found; or the code of our error",
+        Scope.CLASS,
+        "outcome",
+        max_sets=_OUTCOMES,
+    ),
+    _counter(
+        "slicewise_input_tokens_total",
+        Unit.COUNT,
+        "Tokens of the prompts given to engines, those in a prefix cache included",
+        Scope.CLASS,
+    ),
+    _counter(
+        "slicewise_cached_input_tokens_total",
+        Unit.COUNT,
+        "Tokens of prompts that an engine had in its prefix cache",
+        Scope.CLASS,
+    ),
+    _counter("slicewise_output_tokens_total", Unit.COUNT, "Tokens from engines", Scope.CLASS),
+    _counter(
+        "slicewise_resumes_total",
+        Unit.COUNT,
+        "Moves of a sequence to another engine, by the class left: the engine was lost or draining",
+        Scope.CLASS,
+        "cause",
+        max_sets=2,
+    ),
+    _gauge("slicewise_sequences_in_flight", Unit.COUNT, "Sequences on engines", Scope.CLASS),
+    _gauge(
+        "slicewise_requests_waiting",
+        Unit.COUNT,
+        "Requests and sequences that wait for an engine",
+        Scope.MODEL,
+    ),
+    _gauge(
+        "slicewise_links",
+        Unit.COUNT,
+        "Links to engines that are up, by whether the engine takes requests (ready) or drains",
+        Scope.CLASS,
+        "state",
+        max_sets=2,
+    ),
+    _counter(
+        "slicewise_link_losses_total",
+        Unit.COUNT,
+        "Links that ended: lost without a word, or while the engine was draining",
+        Scope.CLASS,
+        "cause",
+        max_sets=2,
+    ),
+    _counter(
+        "slicewise_admissions_total",
+        Unit.COUNT,
+        "Requests that were admitted, or refused with the code of our error",
+        Scope.MODEL,
+        "result",
+        max_sets=_ADMISSIONS,
+    ),
+    _counter(
+        "slicewise_http_responses_total",
+        Unit.COUNT,
+        "Answers begun, by the status that they began with",
+        Scope.MODEL,
+        "route",
+        "status",
+        max_sets=_RESPONSES,
+    ),
+    _counter(
+        "slicewise_cancellations_total",
+        Unit.COUNT,
+        "Requests whose client left before it had the whole answer",
+        Scope.MODEL,
+    ),
+)
+# What an engine tells every gateway over its link: of all its requests, whoever sent them.
+ENGINES = (
+    _gauge("slicewise_engine_running", Unit.COUNT, "Sequences in the engine's batch", Scope.ENGINE),
+    _gauge(
+        "slicewise_engine_waiting",
+        Unit.COUNT,
+        "Sequences that the engine has and does not run yet",
+        Scope.ENGINE,
+    ),
+    _gauge(
+        "slicewise_engine_kv_usage_ratio",
+        Unit.RATIO,
+        "Share of the engine's KV cache in use",
+        Scope.ENGINE,
+    ),
+)
+# The slice ledger: of the whole fleet, the same at every gateway. See docs/metrics.md.
+LEDGER = (
+    _counter(
+        "slicewise_ledger_chip_seconds_total",
+        Unit.SECONDS,
+        "Chips times time in each state since the ledger began",
+        Scope.CLASS,
+        "state",
+        max_sets=_LEDGER_STATES,
+    ),
+    _counter(
+        "slicewise_ledger_cost_usd_total",
+        Unit.USD,
+        "Price of the chip-seconds; nothing for provisioning, absent for a class without a price",
+        Scope.CLASS,
+        "state",
+        max_sets=_LEDGER_STATES,
+    ),
+    _gauge(
+        "slicewise_ledger_chips",
+        Unit.COUNT,
+        "Chips now in each state",
+        Scope.CLASS,
+        "state",
+        max_sets=_LEDGER_STATES,
+    ),
+    _counter(
+        "slicewise_ledger_slice_chip_seconds_total",
+        Unit.SECONDS,
+        "As chip_seconds_total, of one slice; gone with it",
+        Scope.SLICE,
+        "state",
+        max_sets=_LEDGER_STATES,
+    ),
+    _gauge(
+        "slicewise_ledger_start_time_seconds",
+        Unit.SECONDS,
+        "When this gateway's ledger began, since the epoch",
+        Scope.GATEWAY,
+    ),
+)
+
+ALL: Mapping[str, Metric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
+            *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER),
+        )
+    }
+)

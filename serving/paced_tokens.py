@@ -1,0 +1,44 @@
+"""The tokens that a paced engine emits: a function of the prompt and the position, nothing else.
+
+A leaf, so that whoever checks answers knows them without an engine. Pure.
+"""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+# "a" to "z" of the shipped model's tokenizer; the end is excluded. Each is a character of its own:
+# tokens that are half a character come out of a frontend late or never.
+LETTERS = (67, 93)
+
+# Odd 32-bit multipliers; the upper bits of a product are the mixed ones.
+_SPREAD = 0x9E3779B1
+_MIX = 0x85EBCA6B
+_WORD = 0xFFFFFFFF
+
+
+def prompt_seed(prompt_token_ids: Sequence[int]) -> int:
+    """What the tokens of an answer depend on besides their position."""
+    return zlib.crc32(array("q", prompt_token_ids).tobytes())
+
+
+def seeded_token(seed: int, position: int, token_range: tuple[int, int]) -> int:
+    """The token at output `position` (0 is the first) of the prompt with this seed."""
+    low, high = token_range
+    mixed = ((seed ^ (position * _SPREAD)) * _MIX) & _WORD
+    return low + (mixed >> 8) % (high - low)
+
+
+def paced_token(
+    prompt_token_ids: Sequence[int], position: int, token_range: tuple[int, int]
+) -> int:
+    """The token at output `position` (0 is the first); `token_range` is without its end."""
+    return seeded_token(prompt_seed(prompt_token_ids), position, token_range)
+
+
+def paced_tokens(
+    prompt_token_ids: Sequence[int], count: int, token_range: tuple[int, int]
+) -> list[int]:
+    """The first `count` tokens of the answer to this prompt."""
+    seed = prompt_seed(prompt_token_ids)
+    return [seeded_token(seed, position, token_range) for position in range(count)]

@@ -1,0 +1,42 @@
+"""The processes of simulated hosts: all of them, or those of the engine alone.
+
+Reads the process table anew at each question. Owns no process.
+"""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+
+import psutil
+
+# How Ray titles the process of `serving.engine.host_actor`; vLLM's processes are below it.
+_ENGINE_TITLE = "ray::EngineHostActor"
+
+
+def processes_below(roots: Iterable[int]) -> list[psutil.Process]:
+    """The processes of these ids that exist, and every one below them."""
+    wanted = frozenset(roots)
+    children: dict[int, list[psutil.Process]] = defaultdict(list)
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.pid in wanted:
+                found.append(process)
+            else:
+                children[process.ppid()].append(process)
+    # It grows while it is walked, until all children have been seen.
+    for process in found:
+        found += children[process.pid]
+    return found
+
+
+def engines_below(roots: Iterable[int]) -> list[psutil.Process]:
+    """The engine hosts among those processes, and every process below them."""
+    below = processes_below(roots)
+    return processes_below(each.pid for each in below if _title(each).startswith(_ENGINE_TITLE))
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""

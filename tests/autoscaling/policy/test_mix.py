@@ -1,0 +1,126 @@
+"""The cheapest mix, against every mix there is."""
+
+import itertools
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaling.policy.mix import Offer, cheapest_mix, safest_worth_buying
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> list[Offer]:
+    names = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
+    made = []
+    for name in names:
+        least, most = sorted(draw(st.tuples(st.integers(0, 1), st.integers(0, 5))))
+        price = draw(st.integers(0, 9))
+        group = draw(st.sampled_from([None, "x", "y"]))
+        made.append(Offer(name, float(price), least, most, group))
+    return made
+
+
+def left_after_a_loss(slices: dict[str, int], made: list[Offer]) -> int:
+    groups = {offer.group for offer in made if offer.group is not None}
+    lost = [sum(slices[o.name] for o in made if o.group == group) for group in groups]
+    return sum(slices.values()) - max(lost, default=0)
+
+
+@given(offers(), st.integers(0, 9), st.integers(0, 9))
+def test_no_mix_that_meets_both_bounds_is_cheaper(
+    made: list[Offer], total: int, floor: int
+) -> None:
+    floor = min(floor, total)
+    found = cheapest_mix(total, floor, made)
+    counts = [range(offer.at_least, offer.at_most + 1) for offer in made]
+    costs = []
+    for chosen in itertools.product(*counts):
+        slices = {offer.name: count for offer, count in zip(made, chosen, strict=True)}
+        if sum(chosen) >= total and left_after_a_loss(slices, made) >= floor:
+            costs.append(sum(o.usd_per_hour * slices[o.name] for o in made))
+    if costs:
+        assert (found.missing, found.unsafe) == (0, 0)
+        assert found.usd_per_hour == min(costs)
+    else:
+        assert found.missing or found.unsafe
+
+
+@given(offers(), st.integers(0, 9), st.integers(0, 9))
+def test_within_bounds_and_true_of_what_it_says(made: list[Offer], total: int, floor: int) -> None:
+    found = cheapest_mix(total, floor, made)
+    for offer in made:
+        assert offer.at_least <= found.slices[offer.name] <= offer.at_most
+    have = sum(found.slices.values())
+    assert found.missing == max(0, total - have)
+    kept = left_after_a_loss(dict(found.slices), made)
+    assert found.unsafe == max(0, min(floor, total) - kept)
+
+
+@given(offers(), st.integers(0, 9))
+def test_as_many_as_there_are_when_they_do_not_suffice(made: list[Offer], floor: int) -> None:
+    there_are = sum(offer.at_most for offer in made)
+    found = cheapest_mix(there_are + 2, floor, made)
+    assert sum(found.slices.values()) == there_are
+    assert found.missing == 2
+
+
+def test_equal_prices_are_taken_in_the_order_given() -> None:
+    made = [Offer("b", 1.0, 0, 3), Offer("a", 1.0, 0, 3)]
+    assert cheapest_mix(2, 0, made).slices == {"b": 2, "a": 0}
+
+
+@given(offers(), st.integers(0, 7), st.integers(0, 7), st.integers(0, 200))
+def test_no_mix_is_cheaper_with_what_its_outages_cost(
+    made: list[Offer], total: int, floor: int, shortage_usd: int
+) -> None:
+    made = [
+        replace(each, outages_per_hour=0.1 * place, lead_h=0.1) for place, each in enumerate(made)
+    ]
+    floor = min(floor, total)
+
+    def usd(slices: dict[str, int]) -> float:
+        short = 0.0
+        for group in {each.group for each in made if each.group}:
+            members = [each for each in made if each.group == group]
+            lost = sum(slices[each.name] for each in members)
+            rate = max(each.outages_per_hour for each in members)
+            short += 0.1 * rate * max(0.0, total - (sum(slices.values()) - lost))
+        return sum(each.usd_per_hour * slices[each.name] for each in made) + shortage_usd * short
+
+    found = safest_worth_buying(total, floor, float(total), made, float(shortage_usd))
+    for chosen in itertools.product(*(range(o.at_least, o.at_most + 1) for o in made)):
+        slices = {offer.name: count for offer, count in zip(made, chosen, strict=True)}
+        if sum(chosen) >= total and left_after_a_loss(slices, made) >= floor:
+            assert usd(dict(found.slices)) <= usd(slices) + 1e-6
+
+
+def zones(outages_per_hour: float) -> list[Offer]:
+    spot = [Offer(f"spot-{z}", 4.0, 0, 99, z, outages_per_hour, 0.1) for z in "abc"]
+    return [*spot, Offer("on-demand", 20.0, 0, 99)]
+
+
+def test_safety_is_bought_while_it_is_cheaper_than_what_it_prevents() -> None:
+    # A slice missed after an outage costs 1000 USD an hour and each zone goes for a tenth of an
+    # hour, thrice in a hundred hours: one more slice in one zone saves 3 USD an hour in each of the
+    # two others and costs 4.
+    worth = safest_worth_buying(12, 0, 12.0, zones(0.03), 1000.0)
+    assert sum(worth.slices.values()) == 18
+    assert max(worth.slices.values()) == 6
+
+
+def test_safety_that_costs_more_than_it_prevents_is_not_bought() -> None:
+    worth = safest_worth_buying(12, 0, 12.0, zones(0.01), 1000.0)
+    assert sum(worth.slices.values()) == 12
+
+
+def test_what_is_asked_for_is_kept_whatever_it_costs() -> None:
+    worth = safest_worth_buying(12, 9, 12.0, zones(0.0), 1000.0)
+    assert worth.unsafe == 0
+    assert left_after_a_loss(dict(worth.slices), zones(0.0)) >= 9
+
+
+def test_often_lost_class_gives_way_to_one_a_little_dearer() -> None:
+    flex = Offer("flex-start", 4.5, 0, 99)
+    worth = safest_worth_buying(10, 0, 10.0, [zones(0.5)[0], flex], 1000.0)
+    assert worth.slices == {"spot-a": 0, "flex-start": 10}

@@ -1,0 +1,98 @@
+"""Small days, terms and policies that the simulator's tests share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.rules import Objectives
+from autoscaling.records import Observation, Plan
+from autoscaling.simulator.arrivals import Requests, constant_lengths, draw_poisson, stages
+from autoscaling.simulator.engines import GatewayLimits
+from autoscaling.simulator.outcome import Outcome
+from autoscaling.simulator.run import SimulationSetup, simulate
+from autoscaling.simulator.slices import ClassSetup, Conditions
+from autoscaling.simulator.spot_capacity import CapacitySeries
+
+OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.03)
+
+
+def profile(**changes: object) -> CapacityProfile:
+    fields: dict[str, object] = {
+        "model": "tiny",
+        "engine": "paced",
+        "base_s": 0.01,
+        "per_sequence_s": 0.0004,
+        "per_prompt_token_s": 0.00004,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 2048,
+        "measured_on": "2026-11-20",
+        "source": "made up for tests",
+    }
+    return CapacityProfile.model_validate(fields | changes)
+
+
+def steady(rate: float, duration_s: float, seed: int = 1) -> Requests:
+    return draw_poisson(stages((duration_s, rate)), constant_lengths(300, 60), seed)
+
+
+def class_setup(
+    name: str = "spot",
+    capacity: CapacitySeries | None = None,
+    *,
+    provisioning_s: float = 60.0,
+    load_s: float = 40.0,
+    losses_per_hour: float = 0.0,
+    notice_s: float = 30.0,
+    **terms: object,
+) -> ClassSetup:
+    known = ClassTerms(name, **({"usd_per_slice_hour": 1.0, "max_slices": 50} | terms))  # type: ignore[arg-type]
+    return ClassSetup(
+        known,
+        Conditions(
+            capacity,
+            provisioning_s,
+            load_s,
+            losses_per_hour,
+            provisioning_spread=0.0,
+            load_spread=0.0,
+            notice_s=notice_s,
+        ),
+    )
+
+
+@dataclass
+class Scripted:
+    """Targets by the time they hold from; keeps what it was shown."""
+
+    script: Sequence[tuple[float, Mapping[str, int]]]
+    drain_order: tuple[str, ...] = ()
+    name: str = "scripted"
+    seen: list[Observation] = field(default_factory=list)
+
+    def decide(self, observation: Observation) -> Plan:
+        self.seen.append(observation)
+        targets = [each for at_s, each in self.script if at_s <= observation.now_s][-1]
+        return Plan(observation.now_s, targets, drain_order=self.drain_order)
+
+
+def always(**targets: int) -> Scripted:
+    return Scripted([(0.0, targets)])
+
+
+def run_day(
+    requests: Requests,
+    policy: Scripted,
+    *classes: ClassSetup,
+    duration_s: float = 1000.0,
+    **changes: object,
+) -> Outcome:
+    fields: dict[str, object] = {
+        "requests": requests,
+        "profile": profile(),
+        "classes": classes,
+        "objectives": OBJECTIVES,
+        "duration_s": duration_s,
+        "limits": GatewayLimits(max_waiting_requests=1_000_000),
+    }
+    return simulate(SimulationSetup(**(fields | changes)), policy)  # type: ignore[arg-type]

@@ -1,0 +1,255 @@
+"""The leaping engines against a simulation step by step, and against the closed form."""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from simulated_days import profile, steady
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.simulator import kernel
+from autoscaling.simulator.arrivals import Requests
+from autoscaling.simulator.engines import Answers, Engines, GatewayLimits
+
+FOREVER = GatewayLimits(request_deadline_s=1e6, max_waiting_requests=1_000_000)
+
+
+@dataclass
+class StepEngine:
+    """One engine, every step of it."""
+
+    law: CapacityProfile
+    queue: deque[list[int]] = field(default_factory=deque)  # request, prompt tokens left
+    running: dict[int, int] = field(default_factory=dict)  # request to tokens left
+    step_end_s: float = np.inf
+    in_flight: int = 0
+    dispatched: int = 0
+
+    def begin_step(self, now_s: float, output_tokens: np.ndarray) -> None:
+        budget = self.law.max_num_batched_tokens - len(self.running)
+        prompt_tokens = 0
+        while self.queue and budget > 0 and len(self.running) < self.law.max_num_seqs:
+            first = self.queue[0]
+            chunk = min(first[1], budget)
+            first[1] -= chunk
+            budget -= chunk
+            prompt_tokens += chunk
+            if first[1] > 0:
+                break
+            self.running[first[0]] = int(output_tokens[first[0]])
+            self.queue.popleft()
+        length_s = self.law.base_s + self.law.per_sequence_s * len(self.running)
+        length_s += self.law.per_prompt_token_s * prompt_tokens
+        is_busy = self.running or prompt_tokens
+        self.step_end_s = now_s + length_s if is_busy else np.inf
+
+
+def step_by_step(
+    requests: Requests, law: CapacityProfile, num_engines: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last token of each request, in seconds since the start."""
+    engines = [StepEngine(law) for _ in range(num_engines)]
+    first_s, last_s = np.full(len(requests), np.nan), np.full(len(requests), np.nan)
+    ends = [(np.inf, place) for place in range(num_engines)]
+    arrived = 0
+    while True:
+        arrival_s = requests.arrival_s[arrived] if arrived < len(requests) else np.inf
+        end_s, place = ends[0]
+        if min(end_s, arrival_s) == np.inf:
+            return first_s, last_s
+        if end_s <= arrival_s:
+            heapq.heappop(ends)
+            engine = engines[place]
+            for request in list(engine.running):
+                if engine.running[request] == requests.output_tokens[request]:
+                    first_s[request] = end_s
+                engine.running[request] -= 1
+                if engine.running[request] == 0:
+                    del engine.running[request]
+                    engine.in_flight -= 1
+                    last_s[request] = end_s
+            engine.begin_step(end_s, requests.output_tokens)
+            heapq.heappush(ends, (engine.step_end_s, place))
+            continue
+        place = min(
+            range(num_engines), key=lambda n: (engines[n].in_flight, engines[n].dispatched, n)
+        )
+        engine = engines[place]
+        engine.queue.append([arrived, int(requests.input_tokens[arrived])])
+        engine.in_flight += 1
+        engine.dispatched += 1
+        arrived += 1
+        if engine.step_end_s == np.inf:
+            engine.begin_step(arrival_s, requests.output_tokens)
+            ends.remove((np.inf, place))
+            heapq.heapify(ends)
+            heapq.heappush(ends, (engine.step_end_s, place))
+
+
+def run_engines(requests: Requests, law: CapacityProfile, num_engines: int) -> Answers:
+    engines = Engines(requests, law, FOREVER)
+    for _ in range(num_engines):
+        engines.open(0.0)
+    return engines.finish()
+
+
+def varied(num: int, rate: float, seed: int) -> Requests:
+    rng = np.random.default_rng(seed)
+    return Requests(
+        np.cumsum(rng.exponential(1 / rate, num)),
+        np.ceil(rng.lognormal(5.5, 1.2, num)).astype(np.int32),
+        np.ceil(rng.lognormal(3.0, 1.2, num)).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_engines", "rate"),
+    [
+        pytest.param({}, 1, 3.0, id="light"),
+        pytest.param({}, 3, 40.0, id="three engines, busy"),
+        pytest.param({"max_num_batched_tokens": 128}, 2, 8.0, id="prompts in many steps"),
+        pytest.param({"max_num_seqs": 4}, 2, 30.0, id="too few slots"),
+        pytest.param({"max_num_seqs": 8, "max_num_batched_tokens": 8}, 1, 1.0, id="no room"),
+    ],
+)
+def test_engines_give_every_token_when_a_simulation_step_by_step_does(
+    changes: dict[str, object], num_engines: int, rate: float
+) -> None:
+    law = profile(**changes)
+    requests = varied(400, rate, seed=7)
+    first_s, last_s = step_by_step(requests, law, num_engines)
+    answers = run_engines(requests, law, num_engines)
+    assert np.all(answers.status == kernel.SERVED)
+    # Leaps multiply where steps add, and results are kept in single precision.
+    np.testing.assert_allclose(answers.first_s, first_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(answers.last_s, last_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+
+
+def test_steady_load_runs_at_the_step_of_the_closed_form() -> None:
+    # Evenly spaced: the form knows no chance. Poisson arrivals at this rate take 5 % longer steps.
+    law, num = profile(), 24_000
+    lengths = np.full(num, 300, np.int32), np.full(num, 60, np.int32)
+    answers = run_engines(Requests(np.arange(num) / 12.0, *lengths), law, 1)
+    tpot_s = (answers.last_s - answers.first_s) / 59
+    assert tpot_s.mean() == pytest.approx(law.step_s(12.0, 300, 60), rel=0.02)
+
+
+def test_first_token_alone_takes_one_step_with_the_prompt_and_the_floor() -> None:
+    law = profile(ttft_floor_s=0.5)
+    alone = Requests(np.array([5.0]), np.array([1000], np.int32), np.array([11], np.int32))
+    answers = run_engines(alone, law, 1)
+    first_s = 0.5 + 0.01 + 0.0004 + 1000 * 0.00004
+    assert answers.first_s[0] == pytest.approx(first_s, abs=1e-6)
+    assert answers.last_s[0] == pytest.approx(first_s + 10 * 0.0104, abs=1e-6)
+
+
+def test_lost_engine_costs_the_step_and_the_prefill_of_what_was_given() -> None:
+    law = profile()
+    alone = Requests(np.array([0.0]), np.array([1000], np.int32), np.array([101], np.int32))
+    engines = Engines(alone, law, FOREVER)
+    first, second = engines.open(0.0), engines.open(0.0)
+    step_s, first_s = 0.0104, 0.0504
+    # In the middle of the step that would have given token 11.
+    lost_s = first_s + 9.5 * step_s
+    engines.close(first, lost_s)
+    answers = engines.finish()
+    resumed_s = lost_s + 0.0104 + (1000 + 10) * 0.00004
+    assert answers.moves[0] == 1
+    assert answers.first_s[0] == pytest.approx(first_s, abs=1e-6)
+    assert answers.stall_s[0] == pytest.approx(resumed_s - lost_s, abs=1e-6)
+    assert answers.last_s[0] == pytest.approx(resumed_s + 90 * step_s, abs=1e-5)
+    assert second != first
+
+
+def test_request_lost_before_its_first_token_starts_over() -> None:
+    alone = Requests(np.array([0.0]), np.array([1000], np.int32), np.array([5], np.int32))
+    engines = Engines(alone, profile(), FOREVER)
+    slot = engines.open(0.0)
+    engines.open(0.0)
+    engines.close(slot, 0.03)
+    answers = engines.finish()
+    assert answers.first_s[0] == pytest.approx(0.03 + 0.0504, abs=1e-6)
+    assert answers.stall_s[0] == 0
+
+
+def test_draining_engine_keeps_what_will_finish_in_time_and_moves_the_rest() -> None:
+    both = Requests(
+        np.array([0.0, 0.0]), np.array([10, 10], np.int32), np.array([20, 2000], np.int32)
+    )
+    engines = Engines(both, profile(), FOREVER)
+    leaving = engines.open(0.0)
+    engines.advance(0.0)
+    engines.open(0.1)
+    engines.drain(leaving, 0.1)
+    engines.leave(leaving, 0.1, stay_until_s=2.0)
+    answers = engines.finish()
+    assert answers.moves.tolist() == [0, 1]
+    assert np.all(answers.status == kernel.SERVED)
+
+
+def test_draining_engine_keeps_everything_while_there_is_no_other() -> None:
+    one = Requests(np.array([0.0]), np.array([10], np.int32), np.array([500], np.int32))
+    engines = Engines(one, profile(), FOREVER)
+    slot = engines.open(0.0)
+    engines.drain(slot, 1.0)
+    engines.leave(slot, 1.0, stay_until_s=2.0)
+    assert engines.traffic(1.0).num_in_flight == 1
+    engines.close(slot, 3.0)
+    assert engines.traffic(3.0).num_waiting == 1
+
+
+def test_requests_without_an_engine_wait_in_order_and_fail_at_their_deadline() -> None:
+    requests = Requests(
+        np.array([0.0, 4.0, 8.0]), np.full(3, 10, np.int32), np.full(3, 5, np.int32)
+    )
+    engines = Engines(requests, profile(), GatewayLimits(request_deadline_s=10.0))
+    assert engines.traffic(9.0).num_waiting == 3
+    assert engines.traffic(9.0).oldest_wait_s == pytest.approx(9.0)
+    engines.open(15.0)
+    answers = engines.finish()
+    assert answers.status.tolist() == [kernel.FAILED, kernel.FAILED, kernel.SERVED]
+    assert answers.first_s[2] > 7.0
+
+
+def test_gateway_that_is_full_refuses() -> None:
+    requests = steady(rate=10.0, duration_s=5.0)
+    engines = Engines(requests, profile(), GatewayLimits(60.0, max_waiting_requests=7))
+    answers = engines.finish()
+    assert np.count_nonzero(answers.status == kernel.FAILED) == 7
+    assert np.count_nonzero(answers.status == kernel.REFUSED) == len(requests) - 7
+
+
+def test_every_request_ends_once_while_engines_come_and_go() -> None:
+    requests = varied(3000, rate=30.0, seed=11)
+    engines = Engines(requests, profile(), GatewayLimits(5.0))
+    rng = np.random.default_rng(4)
+    slots: list[int] = []
+    for now_s in np.arange(0.0, 120.0, 1.5):
+        if len(slots) < 2 or (rng.random() < 0.5 and len(slots) < 30):
+            slots.append(engines.open(now_s))
+        elif rng.random() < 0.5:
+            engines.close(slots.pop(0), now_s)
+        else:
+            engines.drain(slots[0], now_s)
+            engines.leave(slots[0], now_s, now_s + 1.0)
+            engines.close(slots.pop(0), now_s)
+        seen = engines.traffic(now_s)
+        assert seen.num_routable == len(slots)
+        assert sum(engines.in_flight[slot] for slot in slots) == seen.num_in_flight
+    answers = engines.finish()
+    assert not np.any(answers.status == kernel.PENDING)
+    is_served = answers.status == kernel.SERVED
+    assert engines.traffic(1e9).num_finished == is_served.sum()
+    assert np.all(answers.last_s[is_served] >= answers.first_s[is_served])
+    assert answers.moves.sum() > 100
+    # No stream gains a token faster than an engine alone could give it.
+    fastest_s = (requests.output_tokens - 1) * 0.0104
+    length_s = (answers.last_s - answers.first_s)[is_served]
+    assert np.all(length_s - answers.stall_s[is_served] >= fastest_s[is_served] - 0.011 - 1e-4)
+
+
+def test_impossible_limits_are_refused() -> None:
+    with pytest.raises(ValueError, match="request_deadline_s=0 must be positive"):
+        GatewayLimits(request_deadline_s=0)

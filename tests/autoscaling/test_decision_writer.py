@@ -1,0 +1,90 @@
+"""What is decided is written in order, and what cannot be written is an alert until it can."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.decision_writer import DecisionWriter
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.records import Fleet, ModelLoad, Observation
+from autoscaling.replay import replay_log
+from serving.plan_board import PlanBoard
+
+PROFILE = CapacityProfile(
+    model="m",
+    engine="paced",
+    base_s=0.02,
+    per_sequence_s=0.001,
+    per_prompt_token_s=0.0,
+    max_num_seqs=64,
+    measured_on="2026-11-21",
+    source="made up",
+)
+TERMS = (ClassTerms("spot", 4.0),)
+RULES = Rules(Objectives(3.0, 0.05))
+BOARD = PlanBoard(written_at_s=1.0, models=())
+
+
+class Store:
+    """Keeps boards, when it can."""
+
+    def __init__(self) -> None:
+        self.boards: list[PlanBoard] = []
+        self.is_away = False
+
+    def write(self, board: PlanBoard) -> None:
+        if self.is_away:
+            raise ConnectionError("away")
+        self.boards.append(board)
+
+
+def test_log_can_be_decided_again(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "decisions.jsonl"
+    policy = SlicewisePolicy(PROFILE, TERMS, RULES)
+    with ThreadPoolExecutor(1) as executor:
+        writer = DecisionWriter(executor, Store().write)
+        writer.open_log(path)
+        writer.begin("m", PROFILE, TERMS, RULES)
+        for tick in range(3):
+            seen = Observation(10.0 * tick, ModelLoad(10.0 * tick, 9.0, 10.0, 20.0), Fleet((), {}))
+            writer.decided("m", seen, policy.decide(seen))
+        writer.close()
+    replay = replay_log(path)
+    assert (replay.num_decisions, replay.differences) == (3, ())
+    assert writer.alerts == ()
+
+
+def test_without_a_log_only_the_board_is_written() -> None:
+    store = Store()
+    with ThreadPoolExecutor(1) as executor:
+        writer = DecisionWriter(executor, store.write)
+        writer.open_log(None)
+        writer.begin("m", PROFILE, TERMS, RULES)
+        writer.publish(BOARD)
+    assert store.boards == [BOARD]
+    assert writer.alerts == ()
+
+
+def test_log_that_cannot_be_opened_is_an_alert(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "decisions.jsonl"
+    with ThreadPoolExecutor(1) as executor:
+        writer = DecisionWriter(executor, Store().write)
+        writer.open_log(path)
+    (alert,) = writer.alerts
+    assert alert.startswith(f"the decision log {path} cannot be written: ")
+
+
+def test_board_that_cannot_be_written_is_an_alert_until_it_can() -> None:
+    store = Store()
+    store.is_away = True
+    with ThreadPoolExecutor(1) as executor:
+        writer = DecisionWriter(executor, store.write)
+        writer.publish(BOARD)
+        executor.submit(lambda: None).result()
+        assert writer.alerts == ("the plan board cannot be written: ConnectionError('away')",)
+        store.is_away = False
+        writer.publish(BOARD)
+    assert writer.alerts == ()

@@ -1,0 +1,223 @@
+"""One model under the policy: what is unknown holds, what fails holds, what changes is told."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from autoscaling.capacity import CapacityProfile
+from autoscaling.classes import ClassTerms
+from autoscaling.model_scaler import Bounds, ModelScaler, Situation
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy_config import ModelSettings
+from autoscaling.records import Observation, Plan
+from autoscaling.signals import Report, Tokens
+from serving.directory import SliceRecord, Snapshot
+from serving.plan_board import ModelPlan
+from serving.scaling_stats import LoadSample, directory_stats, load_stats
+from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+
+# One slice carries 10 requests per second of 100 prompt and 100 output tokens.
+PROFILE = CapacityProfile(
+    model="m",
+    engine="paced",
+    base_s=0.025,
+    per_sequence_s=0.0004,
+    per_prompt_token_s=0.0001,
+    max_num_seqs=1000,
+    measured_on="2026-11-21",
+    source="made up",
+)
+TERMS = (
+    ClassTerms("reserved", 0.0, is_prepaid=True, max_slices=2),
+    ClassTerms("spot", 4.0, is_revocable=True, max_slices=50),
+)
+RULES = Rules(
+    Objectives(3.0, 0.05), tpot_margin=1.0, spread=0.0, floor_ratio=0.0, drain_delay_s=0.0, idle_s=0
+)
+NOW_S = 10_000.0
+EMPTY = {"reserved": Bounds(0, 0, 2), "spot": Bounds(0, 0, 50)}
+
+
+@dataclass
+class Sink:
+    """Keeps what is written."""
+
+    begun: list[tuple[ClassTerms, ...]] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+
+    def begin(
+        self, model: str, profile: CapacityProfile, terms: tuple[ClassTerms, ...], rules: Rules
+    ) -> None:
+        self.begun.append(terms)
+
+    def decided(self, model: str, observation: Observation, plan: Plan) -> None:
+        self.observations.append(observation)
+        self.plans.append(plan)
+
+
+@dataclass
+class Stage:
+    """A model, and what Serve says of it."""
+
+    rules: Rules = RULES
+    now_s: float = NOW_S
+    sink: Sink = field(default_factory=Sink)
+    records: tuple[SliceRecord, ...] = ()
+    ended: tuple[SliceRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        settings = ModelSettings("m", PROFILE, self.rules, TERMS, Tokens(100.0, 100.0))
+        self.scaler = ModelScaler(settings, self.sink)
+
+    def step(self, rate: float = 0.0, **changes: Any) -> ModelPlan:
+        """A decision ten seconds on, with everything reported, save `changes`."""
+        self.now_s += 10.0
+        return self.scaler.decide(self.situation(rate, **changes))
+
+    def situation(self, rate: float = 0.0, **changes: Any) -> Situation:
+        sample = LoadSample(rate, 0, 0.0, 0, None, None)
+        stats = directory_stats(Snapshot("v", self.records, self.ended), 0.0, self.now_s)
+        fields: dict[str, Any] = {
+            "now_s": self.now_s,
+            "gateways": (Report(self.now_s, load_stats("m", sample)),),
+            "num_gateways": 1,
+            "directory": (Report(self.now_s, stats),),
+            "deployments": EMPTY,
+        }
+        return Situation(**(fields | changes))
+
+
+def lost(name: str, at_s: float) -> SliceRecord:
+    life = SliceLife.begin(at_s - 60).enter(SliceState.RESERVED, at_s - 30, "held")
+    return SliceRecord(name, "m", "spot", life.end(EndCause.PREEMPTED, at_s, "taken away"))
+
+
+def test_load_becomes_targets_by_class_with_reasons() -> None:
+    stage = Stage()
+    plan = stage.step(45.0)
+    assert stage.scaler.targets == plan.targets == {"reserved": 2, "spot": 3}
+    assert {change.compute_class: change.delta for change in plan.changes} == {
+        "reserved": 2,
+        "spot": 3,
+    }
+    assert all(change.reason for change in plan.changes)
+    assert (plan.decided_at_s, plan.changed_at_s, plan.alerts) == (stage.now_s, stage.now_s, ())
+
+
+def test_last_change_is_shown_until_the_next() -> None:
+    stage = Stage()
+    first = stage.step(45.0)
+    same = {"reserved": Bounds(2, 0, 2), "spot": Bounds(3, 0, 50)}
+    later = stage.step(45.0, deployments=same)
+    assert (later.changes, later.changed_at_s) == (first.changes, first.changed_at_s)
+    assert later.decided_at_s == first.decided_at_s + 10.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gateways": ()}, "0 of 1 gateways tell their load"),
+        ({"directory": ()}, "the directory tells no slices"),
+        ({"gateways": (Report(NOW_S - 100, load_stats("m", LoadSample(0, 0, 0, 0, 1, 1))),)},
+         "the load is 120 s old"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_stale_holds_the_targets_and_is_an_alert(
+    changes: dict[str, Any], reason: str
+) -> None:
+    stage = Stage()
+    stage.step(45.0)
+    have = {"reserved": Bounds(2, 0, 2), "spot": Bounds(3, 0, 50)}
+    plan = stage.step(deployments=have, **changes)
+    assert plan.targets == {"reserved": 2, "spot": 3}
+    assert plan.alerts[0].startswith(reason)
+    assert plan.demand_slices is None
+    assert stage.sink.observations[-1].load is None or "old" in reason
+
+
+def test_directory_that_restarted_has_lost_no_slice() -> None:
+    stage = Stage()
+    life = SliceLife.begin(NOW_S).enter(SliceState.RESERVED, NOW_S, "held")
+    stage.records = (SliceRecord("r-1", "m", "spot", life),)
+    stage.step(5.0)
+    fresh = directory_stats(Snapshot("v"), stage.now_s + 9.0, stage.now_s + 10.0)
+    plan = stage.step(5.0, directory=(Report(stage.now_s + 10.0, fresh),))
+    assert "has just started" in plan.alerts[0]
+    observed = stage.sink.observations[-1].fleet
+    assert [each.slice_id for each in observed.slices] == ["r-1"]
+    assert observed.losses == ()
+
+
+def test_policy_that_fails_scales_nothing_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage(rules=Rules(Objectives(3.0, 0.01)))  # no slice is that fast
+    have = {"reserved": Bounds(2, 0, 2), "spot": Bounds(3, 0, 50)}
+    with caplog.at_level(logging.INFO, "ray.serve.slicewise"):
+        plans = [stage.step(5.0, deployments=have) for _ in range(3)]
+    assert [plan.targets for plan in plans] == [{"reserved": 2, "spot": 3}] * 3
+    assert [plan.num_failures for plan in plans] == [1, 2, 3]
+    assert "the policy failed (UnreachableError: tpot_s is 0.01" in plans[-1].alerts[0]
+    told = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert told[0].exc_info is not None
+
+
+def test_failure_later_keeps_the_last_plan_not_what_serve_has() -> None:
+    stage = Stage()
+    stage.step(45.0)
+    plan = stage.step(deployments={"reserved": Bounds(0, 3, 2), "spot": Bounds(0, 0, 50)})
+    assert plan.num_failures == 1
+    assert stage.scaler.targets == {"reserved": 2, "spot": 3}
+
+
+def test_loss_is_told_once_and_none_of_before_our_time() -> None:
+    stage = Stage()
+    stage.ended = (lost("r-0", NOW_S - 20),)
+    stage.step(5.0)
+    stage.ended += (lost("r-1", NOW_S + 5),)
+    stage.step(5.0)
+    stage.step(5.0)
+    losses = [[each.slice_id for each in seen.fleet.losses] for seen in stage.sink.observations]
+    assert losses == [[], ["r-1"], []]
+
+
+def test_deployments_bound_their_classes_and_other_bounds_begin_anew() -> None:
+    stage = Stage()
+    narrow = EMPTY | {"spot": Bounds(0, 1, 2)}
+    plan = stage.step(500.0, deployments=narrow)
+    assert plan.targets == {"reserved": 2, "spot": 2}
+    stage.step(500.0)
+    bounds = [{each.name: (each.min_slices, each.max_slices) for each in terms}
+              for terms in stage.sink.begun]  # fmt: skip
+    assert bounds == [
+        {"reserved": (0, 2), "spot": (1, 2)},
+        {"reserved": (0, 2), "spot": (0, 50)},
+    ]
+
+
+def test_class_without_a_deployment_is_not_planned_for() -> None:
+    stage = Stage()
+    plan = stage.step(45.0, deployments={"reserved": Bounds(0, 0, 2)})
+    assert plan.targets == {"reserved": 2}
+    assert plan.alerts == ("m has no deployment that scales on spot; it is not planned for",)
+
+
+def test_change_is_one_line_in_the_log_and_a_hold_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage()
+    have = {"reserved": Bounds(2, 0, 2), "spot": Bounds(3, 0, 50)}
+    with caplog.at_level(logging.INFO, "ray.serve.slicewise"):
+        stage.step(45.0)
+        for _ in range(3):
+            stage.step(45.0, deployments=have)
+        for _ in range(3):
+            stage.step(deployments=have, gateways=())
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert lines[0].startswith("plan_changed model=m targets=reserved:2,spot:3 changes='")
+    assert lines[1].startswith("plan_alert model=m alerts='0 of 1 gateways")

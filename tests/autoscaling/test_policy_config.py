@@ -1,0 +1,151 @@
+"""What the policy's keyword arguments may say, what is filled in, and how a mistake is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autoscaling.capacity import CapacityProfile, write_profile
+from autoscaling.classes import ClassTerms
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
+from autoscaling.prices.table import Market, price_table
+
+ROOT = Path(__file__).parents[2]
+PROFILE: dict[str, Any] = {
+    "model": "m",
+    "engine": "paced",
+    "generation": "v6e",
+    "topology": "2x4",
+    "base_s": 0.02,
+    "per_sequence_s": 0.001,
+    "per_prompt_token_s": 0.0,
+    "max_num_seqs": 64,
+    "load_s": 45.0,
+    "measured_on": "2026-11-21",
+    "source": "made up",
+}
+
+
+def settings(
+    classes: dict[str, Any] | None = None,
+    *,
+    profile: Any = PROFILE,
+    root: Path = ROOT,
+    rules: dict[str, Any] | None = None,
+    **more: Any,
+) -> PolicySettings:
+    model = {
+        "profile": profile,
+        "objectives": {"ttft_s": 3.0, "tpot_s": 0.05},
+        "rules": rules or {},
+        "classes": {"reserved": {}} if classes is None else classes,
+    }
+    return read_policy_settings({"models": {"m": model}} | more, root)
+
+
+def terms(name: str, config: dict[str, Any], **more: Any) -> ClassTerms:
+    (model,) = settings({name: config}, **more).models
+    (found,) = model.terms
+    return found
+
+
+def test_what_is_left_out_is_as_rules_and_terms_have_it() -> None:
+    found = settings({"own": {"usd_per_slice_hour": 3.0}})
+    (model,) = found.models
+    assert model.rules == Rules(Objectives(3.0, 0.05))
+    assert model.terms == (ClassTerms("own", 3.0, load_s=45.0),)
+    assert (found.decide_every_s, found.decision_log) == (5.0, None)
+
+
+def test_what_is_given_is_taken() -> None:
+    found = settings(rules={"idle_s": 5.0, "max_slices": 7}, decision_log="logs/d.jsonl")
+    assert (found.models[0].rules.idle_s, found.models[0].rules.max_slices) == (5.0, 7)
+    assert found.decision_log == ROOT / "logs" / "d.jsonl"
+    given = {"usd_per_slice_hour": 1.0, "patience_s": 9.0, "load_s": 2.0, "is_revocable": False}
+    assert terms("spot", given) == ClassTerms("spot", 1.0, patience_s=9.0, load_s=2.0)
+
+
+def test_built_in_classes_know_their_market() -> None:
+    price = {"usd_per_slice_hour": 1.0}
+    assert terms("reserved", {}).is_prepaid
+    assert terms("reserved", {}).usd_per_slice_hour == 0.0
+    assert terms("spot", price).is_revocable
+    assert terms("flex-start", price).max_run_s == 7 * 24 * 3600
+    assert not terms("on-demand", price).is_revocable
+
+
+def test_price_by_the_chip_is_that_of_all_chips() -> None:
+    assert terms("spot", {"usd_per_chip_hour": 1.5}).usd_per_slice_hour == 12.0
+
+
+def test_class_without_a_price_has_the_list_price_of_the_region() -> None:
+    region = "us-east5"
+    listed = price_table().lookup(Market.ON_DEMAND, "v6e", region).usd_per_chip_hour
+    assert terms("on-demand", {}, region=region).usd_per_slice_hour == pytest.approx(8 * listed)
+
+
+def test_profile_may_stand_in_a_file_below_the_root(tmp_path: Path) -> None:
+    profile = CapacityProfile.model_validate(PROFILE)
+    write_profile(profile, tmp_path / "profile.yaml")
+    assert settings(profile="profile.yaml", root=tmp_path).models[0].profile == profile
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"decide_every": 1}, r"decide_every is 1: Extra inputs"),
+        ({"decide_every_s": 0.1}, r"decide_every_s is 0\.1: .*greater than or equal to 0\.5"),
+        ({"classes": {}}, r"models\.m\.classes is \{\}"),
+        ({"classes": {"spot": {"usd_per_hour": 1.0}}}, r"classes\.spot\.usd_per_hour is 1\.0"),
+        ({"classes": {"own": {}}}, r"models\.m\.classes\.own: no price; allowed: usd_per_slice"),
+        ({"classes": {"spot": {}}, "region": "mars"}, r"classes\.spot: no price for market=spot"),
+        (
+            {"classes": {"own": {"usd_per_slice_hour": 1.0, "usd_per_chip_hour": 1.0}}},
+            r"usd_per_slice_hour and usd_per_chip_hour; allowed: one of them",
+        ),
+        (
+            {"classes": {"reserved": {"min_slices": 3, "max_slices": 2}}},
+            r"classes\.reserved: .*min_slices=3 must lie in 0\.\.2",
+        ),
+        ({"rules": {"min_slices": 3, "max_slices": 2}}, r"models\.m\.rules: min_slices is 3"),
+        ({"rules": {"floor_ratio": 1.5}}, r"rules\.floor_ratio is 1\.5"),
+        ({"profile": "nowhere.yaml"}, r"models\.m\.profile: .*nowhere\.yaml cannot be read"),
+        ({"profile": PROFILE | {"base_s": 0.0}}, r"profile.*base_s is 0\.0"),
+        ({"prices": "nowhere.yaml"}, r"prices: .*nowhere\.yaml cannot be read"),
+        (
+            {
+                "profile": PROFILE | {"topology": None},
+                "classes": {"spot": {"usd_per_chip_hour": 1.0}},
+            },
+            r"needs generation and topology in the profile",
+        ),
+    ],
+)
+def test_mistake_is_refused_with_field_and_value(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(PolicyConfigError, match=complaint):
+        settings(**changes)
+
+
+def test_every_problem_of_the_classes_is_told_at_once() -> None:
+    with pytest.raises(PolicyConfigError) as refused:
+        settings({"own": {}, "other": {}})
+    assert "classes.own" in str(refused.value)
+    assert "classes.other" in str(refused.value)
+
+
+def test_shipped_application_can_be_read_and_plays_the_law_of_its_profile() -> None:
+    file = yaml.safe_load((ROOT / "deployments" / "sim" / "autoscaling.yaml").read_text())
+    (application,) = file["applications"]
+    found = read_policy_settings(application["autoscaling_policy"]["policy_kwargs"])
+    (served,) = application["args"]["models"]
+    (model,) = found.models
+    assert model.model == served["name"]
+    assert [each.name for each in model.terms] == [
+        deployment["compute_class"] for deployment in served["deployments"]
+    ]
+    pace = served["paced"]
+    assert model.profile.base_s == pace["tpot_ms"] / 1000
+    assert model.profile.per_sequence_s == pace["tpot_per_seq_ms"] / 1000
+    assert model.profile.max_num_seqs == pace["max_num_seqs"]

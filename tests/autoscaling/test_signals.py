@@ -1,0 +1,159 @@
+"""Reports of gateways and directory become load and slices; what is missing has a name."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from autoscaling.classes import ClassTerms
+from autoscaling.records import SliceLoss, SliceView
+from autoscaling.signals import (
+    SETTLING_S,
+    Report,
+    SignalMissingError,
+    Tokens,
+    latest_reports,
+    listing_of,
+    load_of,
+    losses_of,
+    slices_of,
+)
+from serving.directory import SliceRecord, Snapshot
+from serving.scaling_stats import LoadSample, directory_stats, load_stats
+from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+
+NOW_S = 10_000.0
+ASSUMED = Tokens(512.0, 256.0)
+SAMPLE = LoadSample(3.0, 2, 1.5, 7, 100.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    timestamp: float
+    value: float
+
+
+def gateway(at_s: float = NOW_S, sample: LoadSample = SAMPLE) -> Report:
+    return Report(at_s, load_stats("m", sample))
+
+
+def directory(*records: SliceRecord, started_at_s: float = 0.0, at_s: float = NOW_S) -> Report:
+    ended = tuple(record for record in records if record.state == SliceState.GONE)
+    live = tuple(record for record in records if record.state != SliceState.GONE)
+    return Report(at_s, directory_stats(Snapshot("v", live, ended), started_at_s, at_s))
+
+
+# -- the newest report --
+
+
+def test_only_names_of_the_newest_report_count() -> None:
+    raw = {
+        "slice|old": {"d": [Point(1.0, 5.0)]},
+        "slice|new": {"d": [Point(1.0, 6.0), Point(3.0, 7.0)], "e": [Point(2.0, 8.0)]},
+        "slice|gone": {"d": []},
+        "running_requests": {"d": [Point(9.0, 1.0)]},
+    }
+    assert latest_reports(raw) == {
+        "d": Report(3.0, {"slice|new": 7.0}),
+        "e": Report(2.0, {"slice|new": 8.0}),
+    }
+
+
+# -- load --
+
+
+def test_load_of_one_gateway_is_its_sample() -> None:
+    load = load_of("m", [gateway()], 1, ASSUMED)
+    assert (load.at_s, load.requests_per_s, load.num_waiting) == (NOW_S, 3.0, 2)
+    assert (load.oldest_wait_s, load.num_in_flight) == (1.5, 7)
+    assert (load.input_tokens_mean, load.output_tokens_mean) == (100.0, 20.0)
+
+
+def test_gateways_add_up_and_their_means_weigh_by_rate() -> None:
+    other = LoadSample(1.0, 5, 4.0, 1, 500.0, None)
+    reports = [gateway(), gateway(NOW_S - 3, other)]
+    load = load_of("m", reports, 2, ASSUMED)
+    assert load == load_of("m", reports[::-1], 2, ASSUMED)
+    assert (load.at_s, load.requests_per_s, load.num_waiting) == (NOW_S - 3, 4.0, 7)
+    assert (load.oldest_wait_s, load.num_in_flight) == (4.0, 8)
+    assert load.input_tokens_mean == pytest.approx((3 * 100 + 500) / 4)
+    assert load.output_tokens_mean == 20.0
+
+
+def test_mean_that_nobody_knows_is_assumed_and_one_known_without_load_is_kept() -> None:
+    idle = replace(SAMPLE, requests_per_s=0.0, output_tokens_mean=None)
+    load = load_of("m", [gateway(sample=idle)], 1, ASSUMED)
+    assert (load.input_tokens_mean, load.output_tokens_mean) == (100.0, 256.0)
+
+
+@pytest.mark.parametrize(
+    ("reports", "num_gateways", "reason"),
+    [
+        ([], 0, "0 of 0 gateways"),
+        ([], 1, "0 of 1 gateways"),
+        ([gateway()], 2, "1 of 2 gateways"),
+        ([gateway(), Report(NOW_S, {})], 2, "tells no load of m"),
+    ],
+)
+def test_missing_load_is_no_load_of_zero(
+    reports: list[Report], num_gateways: int, reason: str
+) -> None:
+    with pytest.raises(SignalMissingError, match=reason):
+        load_of("m", reports, num_gateways, ASSUMED)
+
+
+# -- slices --
+
+
+def test_slices_are_those_of_model_and_classes_with_their_end() -> None:
+    held = SliceLife.begin(NOW_S - 50).enter(SliceState.RESERVED, NOW_S - 20, "held")
+    listing = listing_of(
+        [
+            directory(
+                SliceRecord("r-2", "m", "flex-start", SliceLife.begin(NOW_S - 9)),
+                SliceRecord("r-1", "m", "flex-start", held),
+                SliceRecord("r-3", "other", "flex-start", held),
+                SliceRecord("r-4", "m", "unknown", held),
+            )
+        ],
+        NOW_S,
+        max_age_s=60.0,
+    )
+    terms = {"flex-start": ClassTerms("flex-start", 1.0, max_run_s=3600.0)}
+    assert slices_of("m", listing, terms) == (
+        SliceView(
+            "r-1", "flex-start", SliceState.RESERVED, NOW_S - 20, NOW_S - 50,
+            expires_at_s=NOW_S - 20 + 3600,
+        ),
+        SliceView("r-2", "flex-start", SliceState.REQUESTED, NOW_S - 9, NOW_S - 9),
+    )  # fmt: skip
+
+
+def test_losses_are_those_of_the_model() -> None:
+    ended = SliceLife.begin(NOW_S - 50).end(EndCause.PREEMPTED, NOW_S - 5, "taken away")
+    report = directory(
+        SliceRecord("r-1", "m", "spot", ended), SliceRecord("r-2", "other", "spot", ended)
+    )
+    listing = listing_of([report], NOW_S, max_age_s=60.0)
+    assert losses_of("m", listing) == (SliceLoss("r-1", "spot", NOW_S - 5, "preempted"),)
+
+
+def test_newest_of_two_directories_counts() -> None:
+    record = SliceRecord("r", "m", "spot", SliceLife.begin(NOW_S - 50))
+    old, new = directory(record, at_s=NOW_S - 4), directory(at_s=NOW_S)
+    assert listing_of([old, new], NOW_S, 60.0).slices == ()
+    assert listing_of([new, old], NOW_S, 60.0).slices == ()
+
+
+@pytest.mark.parametrize(
+    ("reports", "reason"),
+    [
+        ([], "tells no slices"),
+        ([Report(NOW_S, {})], "tells no slices"),
+        ([directory(at_s=NOW_S - 61)], "list is 61 s old; allowed: 60 s"),
+        ([directory(started_at_s=NOW_S - SETTLING_S + 0.1)], "has just started"),
+        ([Report(NOW_S, {"directory|started": 1.0, "slice|?": 1.0})], "this version's form"),
+    ],
+)
+def test_unknown_slices_are_not_all_lost(reports: list[Report], reason: str) -> None:
+    with pytest.raises(SignalMissingError, match=reason):
+        listing_of(reports, NOW_S, max_age_s=60.0)

@@ -1,0 +1,72 @@
+"""The number of series is a number, and pages stay below it."""
+
+from collections import Counter
+
+import pytest
+from libtpu_fake import EXECUTION, TRANSFER, FakeLibtpu, distribution, metric, of_program, several
+from scrapes import FixedCollector, bus, exporter
+
+from serving.exporters.cardinality import (
+    MANY_SLICES,
+    ONE_SLICE,
+    series_per_chip,
+    series_per_host,
+    series_per_slice,
+)
+from serving.exporters.exposition import encode, families
+from serving.exporters.libtpu import LibtpuCollector
+from serving.metric_names import Metric
+from serving.topology import slice_shape
+
+NUM_SLICES = 1000
+
+
+@pytest.mark.parametrize(
+    ("metrics", "bound"),
+    # What docs/tpu-exporter.md states. Slicewise serves each replica from one slice, which has no
+    # traffic between slices.
+    [(ONE_SLICE, 1_500_000), (MANY_SLICES, 4_000_000)],
+)
+def test_a_thousand_slices_of_16_chips_stay_under_the_stated_bound(
+    metrics: tuple[Metric, ...], bound: int
+) -> None:
+    shape = slice_shape("v6e", "4x4")
+    assert (shape.num_chips, shape.num_hosts) == (16, 4)
+    assert NUM_SLICES * series_per_slice(shape, metrics) <= bound
+
+
+def test_a_slice_is_its_chips_and_its_hosts() -> None:
+    shape = slice_shape("v6e", "4x4")
+    assert series_per_slice(shape) == 16 * series_per_chip(shape) + 4 * series_per_host()
+
+
+def test_chips_with_two_devices_have_nearly_twice_the_series() -> None:
+    one, two = slice_shape("v6e", "4x4"), slice_shape("tpu7x", "2x2x4")
+    assert series_per_chip(one) < series_per_chip(two) < 2 * series_per_chip(one)
+
+
+def test_the_worst_that_a_runtime_can_say_is_within_the_bound() -> None:
+    fake = FakeLibtpu().start()
+    counts = [1] * 200
+    many = [f"size-{number}" for number in range(50)]
+    fake.faults.overrides = {
+        EXECUTION: [
+            metric(of_program(chip), **distribution(counts, 1.0, 5.0)) for chip in range(4)
+        ],
+        TRANSFER: [
+            metric(
+                several("megascale", buffer_size=size, type="grpc"),
+                **distribution(counts, 1.0, 5.0),
+            )
+            for size in many
+        ],
+    }
+    source = exporter(LibtpuCollector(fake.target), FixedCollector("pci", bus()))
+    body, _ = encode(families(source.scrape()), "")
+    fake.stop()
+    lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
+    by_chip = Counter("chip=" in line for line in lines)
+    shape = slice_shape("v6e", "4x4")
+    assert by_chip[True] <= 4 * series_per_chip(shape)
+    assert by_chip[False] <= series_per_host()
+    assert sum(line.startswith("tpu_dcn_transfer_latency_seconds_count") for line in lines) == 4

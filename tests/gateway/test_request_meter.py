@@ -1,0 +1,334 @@
+"""What a gateway says of its requests: exact times by hand, and the edge driven as by a server."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.errors import OverloadedError
+from serving.gateway.http_edge import HttpEdge
+from serving.gateway.metrics_page import render_metrics
+from serving.gateway.request_meter import ARRIVAL, Arrival, EdgeMeter, Histogram, RequestMeter
+from serving.gateway.serving_metrics import (
+    EngineCollector,
+    EngineReading,
+    Families,
+    ServingCollector,
+)
+from serving.link.messages import EngineLoad
+from serving.metric_names import (
+    ALL,
+    ENGINES,
+    LEDGER,
+    MAX_BUCKETS,
+    SERVING_COUNTS,
+    SERVING_LATENCY,
+    labels_of,
+)
+
+from .test_http_edge import EchoFrontend, client_of, edge_over, run_raw
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass
+class StagedSeat:
+    """A linked engine."""
+
+    compute_class: str
+    is_draining: bool = False
+    flights: list[str] = field(default_factory=list)
+
+
+@dataclass
+class StagedFleet:
+    """One model's fleet, as the collector sees it."""
+
+    request_meter: RequestMeter = field(default_factory=RequestMeter)
+    seats: list[StagedSeat] = field(default_factory=list)
+    num_waiting: int = 0
+    num_at_the_door: int = 0
+
+
+def page(fleets: dict[str, StagedFleet], edge: EdgeMeter | None = None) -> Samples:
+    """The samples of a gateway's requests, as Prometheus' own parser reads them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ServingCollector(fleets, edge or EdgeMeter()))
+    return samples_of(registry)
+
+
+def samples_of(registry: CollectorRegistry) -> Samples:
+    text = render_metrics([registry])[0].decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def sum_and_count(samples: Samples, name: str, **labels: str) -> tuple[float | None, float | None]:
+    return value(samples, f"{name}_sum", **labels), value(samples, f"{name}_count", **labels)
+
+
+SPOT = {"model": "chat", "compute_class": "spot"}
+ON_DEMAND = {"model": "chat", "compute_class": "on-demand"}
+
+
+def meter_with_one_answer() -> RequestMeter:
+    """Received at 10, 0.5 s at the door, taken at 10.75, dispatched at 11, tokens at 12, 13, 15."""
+    meter = RequestMeter()
+    arrival = Arrival(10.0, waited_s=0.5)
+    token = ARRIVAL.set(arrival)
+    try:
+        meter.taken("r", 7, 10.75)
+    finally:
+        ARRIVAL.reset(token)
+    meter.dispatched("r", "spot", 11.0)
+    meter.emitted("r", 1, 12.0)
+    meter.found_cached("r", 4)
+    arrival.written(12.25)
+    meter.emitted("r", 1, 13.0)
+    meter.emitted("r", 1, 15.0)
+    meter.ended("r", "stop")
+    arrival.written(15.5)
+    arrival.answered(16.0)
+    return meter
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("slicewise_time_to_first_token_seconds", (2.0, 1)),
+        ("slicewise_inter_token_seconds", (1.0 + 2.0, 2)),
+        ("slicewise_time_per_output_token_seconds", (1.5, 1)),
+        ("slicewise_request_duration_seconds", (6.0, 1)),
+        ("slicewise_queue_time_seconds", (0.5 + 0.25, 1)),
+        ("slicewise_engine_time_seconds", (4.0, 1)),
+        ("slicewise_gateway_input_seconds", (0.25, 1)),
+        ("slicewise_gateway_output_seconds", (0.25 + 0.5, 2)),
+        ("slicewise_resume_stall_seconds", (0.0, 0)),
+    ],
+)
+def test_every_time_of_an_answer_is_what_its_help_says(
+    name: str, expected: tuple[float, int]
+) -> None:
+    samples = page({"chat": StagedFleet(meter_with_one_answer())})
+    assert sum_and_count(samples, name, **SPOT) == expected
+
+
+def test_tokens_and_outcome_of_an_answer_are_counted_for_its_class() -> None:
+    samples = page({"chat": StagedFleet(meter_with_one_answer())})
+    assert value(samples, "slicewise_input_tokens_total", **SPOT) == 7
+    assert value(samples, "slicewise_cached_input_tokens_total", **SPOT) == 4
+    assert value(samples, "slicewise_output_tokens_total", **SPOT) == 3
+    assert value(samples, "slicewise_sequences_total", **SPOT, outcome="stop") == 1
+
+
+def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -> None:
+    meter = RequestMeter()
+    meter.taken("r", 7, 0.0)
+    meter.dispatched("r", "spot", 0.0)
+    meter.emitted("r", 2, 1.0)
+    meter.left("r", "lost", 1.5)
+    meter.dispatched("r", "on-demand", 1.5)
+    meter.left("r", "draining", 2.0)  # before it had a token there
+    meter.dispatched("r", "spot", 2.0)
+    meter.emitted("r", 1, 3.0)
+    meter.emitted("r", 1, 3.5)
+    meter.ended("r", "length")
+    samples = page({"chat": StagedFleet(meter)})
+    assert value(samples, "slicewise_resumes_total", **SPOT, cause="lost") == 1
+    assert value(samples, "slicewise_resumes_total", **ON_DEMAND, cause="draining") == 1
+    assert sum_and_count(samples, "slicewise_resume_stall_seconds", **SPOT) == (1.5, 1)
+    # The prompt went to an engine once for its client, however often it was computed.
+    assert value(samples, "slicewise_input_tokens_total", **SPOT) == 7
+    assert value(samples, "slicewise_input_tokens_total", **ON_DEMAND) == 0
+    assert sum_and_count(samples, "slicewise_queue_time_seconds", **ON_DEMAND) == (0.0, 0)
+
+
+def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:
+    meter = RequestMeter()
+    meter.taken("r", 7, 0.0)
+    meter.ended("r", "no_engine_in_time")
+    meter.ended("r", "aborted")  # vLLM's frontend cleans up after a failure
+    samples = page({"chat": StagedFleet(meter)})
+    ended = {key: count for key, count in samples.items() if key[0] == "slicewise_sequences_total"}
+    labels = frozenset({("model", "chat"), ("outcome", "no_engine_in_time")})
+    assert ended == {("slicewise_sequences_total", labels): 1}
+    assert not [name for name, _ in samples if name.endswith("_bucket")]
+
+
+def test_single_token_has_no_time_per_output_token() -> None:
+    meter = RequestMeter()
+    meter.taken("r", 7, 0.0)
+    meter.dispatched("r", "spot", 0.0)
+    meter.emitted("r", 1, 1.0)
+    meter.ended("r", "length")
+    samples = page({"chat": StagedFleet(meter)})
+    assert sum_and_count(samples, "slicewise_time_per_output_token_seconds", **SPOT) == (0.0, 0)
+
+
+def test_sample_on_a_bound_is_in_the_bucket_of_that_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for sample in (1.0, 1.5, 2.0, 2.5):
+        histogram.observe(sample)
+    families = Families()
+    families.add("slicewise_inter_token_seconds", {}, histogram)
+    (family,) = families
+    counts = [each.value for each in family.samples if each.name.endswith("_bucket")]
+    assert counts == [1, 3, 4]
+
+
+def test_links_and_sequences_in_flight_are_those_of_the_seats() -> None:
+    fleet = StagedFleet(
+        seats=[
+            StagedSeat("spot", flights=["a", "b"]),
+            StagedSeat("spot", is_draining=True, flights=["c"]),
+        ],
+        num_waiting=2,
+        num_at_the_door=3,
+    )
+    fleet.request_meter.of_class("on-demand")  # had an engine, and has none now
+    samples = page({"chat": fleet})
+    assert value(samples, "slicewise_links", **SPOT, state="ready") == 1
+    assert value(samples, "slicewise_links", **SPOT, state="draining") == 1
+    assert value(samples, "slicewise_links", **ON_DEMAND, state="ready") == 0
+    assert value(samples, "slicewise_sequences_in_flight", **SPOT) == 3
+    assert value(samples, "slicewise_requests_waiting", model="chat") == 5
+
+
+def test_engines_are_told_by_slice_and_class() -> None:
+    readings = [
+        EngineReading("chat", "spot", "e1", "s-1", EngineLoad(3, 1, 0.25)),
+        EngineReading("chat", "local", "e2", None, EngineLoad()),
+    ]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(lambda: readings))
+    samples = samples_of(registry)
+    labels = {"engine": "e1", "slice": "s-1"} | SPOT
+    assert value(samples, "slicewise_engine_running", **labels) == 3
+    assert value(samples, "slicewise_engine_waiting", **labels) == 1
+    assert value(samples, "slicewise_engine_kv_usage_ratio", **labels) == 0.25
+    other = {"engine": "e2", "model": "chat", "compute_class": "local"}
+    assert value(samples, "slicewise_engine_running", **other) == 0
+
+
+def test_page_names_its_gateway_on_every_series() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ServingCollector({"chat": StagedFleet(meter_with_one_answer())}, EdgeMeter()))
+    text = render_metrics([registry], "g1")[0].decode()
+    families = list(text_string_to_metric_families(text))
+    assert {each.labels["gateway"] for family in families for each in family.samples} == {"g1"}
+
+
+def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
+    meter = meter_with_one_answer()
+    meter.taken("lost", 1, 0.0)
+    meter.dispatched("lost", "spot", 0.0)
+    meter.left("lost", "lost", 1.0)
+    meter.link_lost("spot", "lost")
+    edge = EdgeMeter()
+    edge.judged("chat", "admitted")
+    edge.answered("chat", "/v1/completions", 200)
+    registry = CollectorRegistry(auto_describe=False)
+    fleet = StagedFleet(meter, [StagedSeat("spot")])
+    registry.register(ServingCollector({"chat": fleet}, edge))
+    text = render_metrics([registry], "g1")[0].decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    ours = (*SERVING_LATENCY, *SERVING_COUNTS)
+    stems = {metric.name.removesuffix("_total"): metric for metric in ours}
+    assert {name: family.type for name, family in families.items()} == {
+        stem: metric.kind for stem, metric in stems.items()
+    }
+    for stem, family in families.items():
+        for each in family.samples:
+            assert set(each.labels) - {"le"} <= set(labels_of(stems[stem]))
+
+
+def test_histograms_have_no_more_buckets_than_the_registry_allows() -> None:
+    samples = page({"chat": StagedFleet(meter_with_one_answer())})
+    for metric in SERVING_LATENCY:
+        buckets = [name for name, _ in samples if name == f"{metric.name}_bucket"]
+        assert 0 < len(buckets) - 1 <= MAX_BUCKETS
+
+
+def test_series_of_a_gateway_stay_under_the_stated_bound() -> None:
+    """What docs/metrics.md states: 10 models on 4 classes each, over 1,000 slices."""
+    classes, models, slices = 4 * 10, 10, 1000
+    sizes = {"class": classes, "model": models, "gateway": 1, "slice": slices, "engine": slices}
+    each = {metric.name: metric.max_sets for metric in (*SERVING_COUNTS, *ENGINES, *LEDGER)}
+    each |= {metric.name: MAX_BUCKETS + 3 for metric in SERVING_LATENCY}
+    assert sum(num * sizes[ALL[name].scope] for name, num in each.items()) <= 25_000
+
+
+def test_documentation_names_every_series_and_no_other() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"slicewise_[a-z_]+", text)) - {"slicewise_"}
+    ours = {metric.name for metric in (*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER)}
+    assert documented == ours
+
+
+# -- the edge --
+
+
+def of_edge(edge: HttpEdge) -> Samples:
+    return page({"chat": StagedFleet()}, edge.meter)
+
+
+async def post_to(edge: HttpEdge, bodies: Iterable[dict[str, str]], **headers: str) -> None:
+    async with client_of(edge) as client:
+        for body in bodies:
+            await client.post("/v1/completions", json=body, headers=headers)
+
+
+async def test_admissions_are_counted_by_result_and_never_by_what_the_client_made_up() -> None:
+    frontend = EchoFrontend("chat")
+    edge = edge_over(frontend, EchoFrontend("code"))
+    await post_to(edge, [{"model": "chat"}, {"model": "made-up"}, {}])
+    frontend.refusal = OverloadedError("chat", 9, 1.0)
+    await post_to(edge, [{"model": "chat"}])
+    samples = of_edge(edge)
+    admissions = {key: n for key, n in samples.items() if key[0] == "slicewise_admissions_total"}
+    assert {dict(labels)["result"]: n for (_, labels), n in admissions.items()} == {
+        "admitted": 1,
+        "model_not_found": 1,
+        "malformed": 1,
+        "overloaded": 1,
+    }
+    assert {dict(labels).get("model") for _, labels in admissions} == {"chat", None}
+
+
+async def test_request_without_a_key_is_refused_as_such() -> None:
+    edge = edge_over(EchoFrontend("chat"), keys=("secret",))
+    await post_to(edge, [{"model": "chat"}])
+    assert edge.meter.admissions == {("", "invalid_api_key"): 1}
+
+
+async def test_responses_are_counted_by_route_and_status() -> None:
+    edge = edge_over(EchoFrontend("chat"))
+    await post_to(edge, [{"model": "chat"}, {"model": "made-up"}])
+    async with client_of(edge) as client:
+        await client.get("/nowhere/123")
+    assert edge.meter.responses == {
+        ("chat", "/v1/completions", "200"): 1,
+        ("", "/v1/completions", "404"): 1,
+        ("", "other", "404"): 1,
+    }
+
+
+async def test_only_a_client_that_left_early_is_a_cancellation() -> None:
+    edge = edge_over(EchoFrontend("chat"))
+    await post_to(edge, [{"model": "chat"}])
+    assert value(of_edge(edge), "slicewise_cancellations_total", model="chat") == 0
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    body = b'{"model": "chat", "linger": 1}'
+    await run_raw(edge, scope, {"type": "http.request", "body": body, "more_body": False})
+    assert value(of_edge(edge), "slicewise_cancellations_total", model="chat") == 1

@@ -1,0 +1,34 @@
+"""Who is let in to a served model: on the shipped model's configuration, with engines by hand."""
+
+import pytest
+
+from serving.config import GatewayConfig, ModelConfig
+from serving.errors import GatewayBehindError
+from serving.gateway.served_model import ServedModel
+
+from .engines import ScriptedLink, core_request
+
+pytestmark = pytest.mark.vllm
+
+MODEL = ModelConfig.model_validate(
+    {
+        "name": "demo",
+        "source": "models/slicewise-demo",
+        "engine": "paced",
+        "deployments": ({"compute_class": "local"},),
+    }
+)
+
+
+async def test_gateway_that_is_late_refuses_until_it_has_caught_up() -> None:
+    # Whatever nobody has taken is later than this.
+    served = await ServedModel.build(MODEL, GatewayConfig(max_behind_s=1e-9))
+    link = ScriptedLink(served.core)
+    await served.admit()
+    await served.core.add_request_async(core_request("r", 5))
+    link.step()
+    with pytest.raises(GatewayBehindError, match="behind with the tokens of 'demo'"):
+        await served.admit()
+    await served.core.get_output_async()
+    await served.admit()
+    served.llm.shutdown()

@@ -1,0 +1,246 @@
+"""Every chip-second once, in one state, whatever the directory and the clocks do."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.directory import SliceRecord, Snapshot
+from serving.ledger.ledger import MAX_UNLISTED, Ledger
+from serving.ledger.states import LedgerState, Span, spans
+from serving.slices.lifecycle import EndCause, Phase, SliceLife, SliceState
+
+# A v6e 2x4 has 8 chips.
+CHIPS = 8
+ORDER = [state for state in SliceState if state is not SliceState.GONE]
+
+
+def record(
+    *phases: tuple[SliceState, float],
+    replica_id: str = "r",
+    compute_class: str = "spot",
+    engine_id: str | None = "e",
+) -> SliceRecord:
+    life = SliceLife(tuple(Phase(state, at_s, "the test says so") for state, at_s in phases))
+    return SliceRecord(replica_id, "chat", compute_class, life, "v6e", "2x4", engine_id=engine_id)
+
+
+def ended(what: SliceRecord, at_s: float) -> SliceRecord:
+    return replace(what, life=what.life.end(EndCause.PREEMPTED, at_s, "the test says so"))
+
+
+def listing(*records: SliceRecord, over: tuple[SliceRecord, ...] = ()) -> Snapshot:
+    return Snapshot("v", records, over)
+
+
+def seconds(ledger: Ledger) -> dict[LedgerState, float]:
+    """Chip-seconds by state, of all classes."""
+    sums: Counter[LedgerState] = Counter()
+    for entry in ledger.totals():
+        sums[entry.state] += entry.amount
+    return {state: amount / 1000 for state, amount in sums.items()}
+
+
+WHOLE = (
+    (SliceState.REQUESTED, 0.0),
+    (SliceState.PROVISIONING, 10.0),
+    (SliceState.RESERVED, 110.0),
+    (SliceState.PROBING, 112.0),
+    (SliceState.LOADING, 120.0),
+    (SliceState.READY, 200.0),
+)
+
+
+def test_every_phase_of_a_life_goes_to_its_state() -> None:
+    ledger = Ledger(0)
+    life = record(*WHOLE)
+    ledger.observe(listing(life), {"e": False}, 250_000)
+    ledger.observe(listing(life), {"e": True}, 300_000)
+    drained = record(*WHOLE, (SliceState.DRAINING, 310.0))
+    ledger.observe(listing(drained), {"e": True}, 312_000)
+    ledger.observe(listing(over=(ended(drained, 320.0),)), {}, 400_000)
+    assert seconds(ledger) == {
+        LedgerState.PROVISIONING: 110 * CHIPS,
+        LedgerState.PROBING: 10 * CHIPS,
+        LedgerState.LOADING: 80 * CHIPS,
+        LedgerState.IDLE: 50 * CHIPS,
+        LedgerState.SERVING: (50 + 10) * CHIPS,
+        LedgerState.DRAINING: 10 * CHIPS,
+    }
+
+
+def test_ready_engine_that_cannot_be_reached_is_lost() -> None:
+    ledger = Ledger(0)
+    snapshot = listing(record((SliceState.READY, 0.0)))
+    ledger.observe(snapshot, {"e": True}, 10_000)
+    ledger.observe(snapshot, {}, 14_000)
+    assert seconds(ledger) == {LedgerState.SERVING: 10 * CHIPS, LedgerState.LOST: 4 * CHIPS}
+    assert [(each.state, each.amount) for each in ledger.chips()] == [(LedgerState.LOST, CHIPS)]
+
+
+def test_life_that_ended_counts_to_its_end_and_has_no_chips() -> None:
+    ledger = Ledger(0)
+    life = record((SliceState.LOADING, 0.0))
+    ledger.observe(listing(life), {}, 5_000)
+    ledger.observe(listing(over=(ended(life, 7.0),)), {}, 60_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 7 * CHIPS}
+    assert (ledger.chips(), ledger.slices()) == ([], [])
+
+
+def test_directory_that_restarts_costs_nothing_and_counts_nothing_twice() -> None:
+    ledger = Ledger(0)
+    life = record((SliceState.LOADING, 0.0))
+    ledger.observe(listing(life), {}, 10_000)
+    ledger.observe(listing(), {}, 11_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 10 * CHIPS}
+    ledger.observe(listing(life), {}, 15_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 15 * CHIPS}
+
+
+def test_replica_that_was_presumed_gone_goes_on_where_it_was() -> None:
+    ledger = Ledger(0)
+    life = record((SliceState.LOADING, 0.0))
+    ledger.observe(listing(over=(ended(life, 10.0),)), {}, 10_000)
+    ledger.observe(listing(life), {}, 30_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 30 * CHIPS}
+
+
+def test_two_lives_of_one_replica_are_two() -> None:
+    ledger = Ledger(0)
+    first, second = record((SliceState.LOADING, 0.0)), record((SliceState.LOADING, 20.0))
+    ledger.observe(listing(first), {}, 10_000)
+    ledger.observe(listing(second, over=(ended(first, 20.0),)), {}, 30_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 30 * CHIPS}
+
+
+def test_what_was_before_the_ledger_is_not_counted() -> None:
+    ledger = Ledger(100_000)
+    old = ended(record((SliceState.READY, 0.0), replica_id="old"), 50.0)
+    ledger.observe(listing(record((SliceState.LOADING, 90.0)), over=(old,)), {}, 101_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 1 * CHIPS}
+
+
+def test_phase_ahead_of_our_clock_counts_when_it_has_come() -> None:
+    ledger = Ledger(0)
+    life = record((SliceState.LOADING, 0.0), (SliceState.READY, 10.5))
+    ledger.observe(listing(life), {"e": False}, 10_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 10 * CHIPS}
+    ledger.observe(listing(life), {"e": False}, 11_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 10.5 * CHIPS, LedgerState.IDLE: 0.5 * CHIPS}
+
+
+def test_clock_that_goes_back_counts_nothing() -> None:
+    ledger = Ledger(0)
+    snapshot = listing(record((SliceState.LOADING, 0.0)))
+    ledger.observe(snapshot, {}, 10_000)
+    ledger.observe(snapshot, {}, 5_000)
+    assert seconds(ledger) == {LedgerState.LOADING: 10 * CHIPS}
+
+
+def test_class_without_slices_has_no_chips_to_count() -> None:
+    ledger = Ledger(0)
+    local = replace(record((SliceState.READY, 0.0)), generation=None, topology=None)
+    ledger.observe(listing(local), {"e": True}, 10_000)
+    assert (ledger.totals(), ledger.chips()) == ([], [])
+
+
+def test_slice_is_told_by_name_while_it_is_held() -> None:
+    ledger = Ledger(0)
+    life = record((SliceState.REQUESTED, 0.0))
+    ledger.observe(listing(life), {}, 10_000)
+    assert ledger.slices() == []
+    named = replace(life, life=life.life.enter(SliceState.RESERVED, 10.0, "", slice_name="s-1"))
+    ledger.observe(listing(named), {}, 12_000)
+    assert [(each.slice_name, each.state, each.amount) for each in ledger.slices()] == [
+        ("s-1", LedgerState.PROBING, 2_000 * CHIPS),
+        ("s-1", LedgerState.PROVISIONING, 10_000 * CHIPS),
+    ]
+
+
+def test_memory_of_lives_that_are_gone_is_bounded_and_keeps_the_latest() -> None:
+    ledger = Ledger(0)
+    lives = [record((SliceState.LOADING, 0.0), replica_id=str(i)) for i in range(MAX_UNLISTED + 1)]
+    ledger.observe(listing(*lives), {}, 1_000)
+    ledger.observe(listing(), {}, 1_000)
+    before = seconds(ledger)
+    ledger.observe(listing(lives[-1]), {}, 1_000)
+    assert seconds(ledger) == before
+    ledger.observe(listing(lives[0]), {}, 1_000)
+    assert seconds(ledger) != before
+
+
+def test_life_that_is_over_takes_no_more_time() -> None:
+    life = ended(record((SliceState.LOADING, 0.0)), 7.0).life
+    assert list(spans(life, 2_000, 60_000, LedgerState.IDLE)) == [Span(LedgerState.LOADING, 5_000)]
+
+
+@pytest.mark.parametrize("state", LedgerState)
+def test_only_what_is_not_held_is_not_paid(state: LedgerState) -> None:
+    assert state.is_paid == (state != "provisioning")
+
+
+# -- conservation --
+
+at_s = st.integers(0, 10**6).map(lambda ms: ms / 1000)
+
+
+@st.composite
+def lives(draw: st.DrawFn, replica_id: str) -> SliceRecord:
+    """A life of any of the states in their order, at any instants, ended or not."""
+    chosen = sorted(draw(st.sets(st.sampled_from(ORDER), min_size=1)), key=ORDER.index)
+    instants = sorted(draw(st.lists(at_s, min_size=len(chosen), max_size=len(chosen))))
+    life = record(*zip(chosen, instants, strict=True), replica_id=replica_id, engine_id=replica_id)
+    life = replace(life, compute_class=draw(st.sampled_from(["spot", "on-demand"])))
+    return ended(life, draw(at_s)) if draw(st.booleans()) else life
+
+
+def as_of(whole: SliceRecord, now_s: float) -> SliceRecord | None:
+    """The record as it was at a time; `None` before its life began."""
+    phases = tuple(phase for phase in whole.life.phases if phase.at_s <= now_s)
+    if not phases:
+        return None
+    cause = whole.life.cause if phases[-1].state is SliceState.GONE else None
+    return replace(whole, life=replace(whole.life, phases=phases, cause=cause))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[SliceRecord], list[tuple[float, set[str], set[str]]]]:
+    """Lives, and looks at them: when, who is missing from the list, who is busy."""
+    fleet = [draw(lives(f"r{i}")) for i in range(draw(st.integers(1, 4)))]
+    names = st.sets(st.sampled_from([life.replica_id for life in fleet]))
+    looks = draw(st.lists(st.tuples(at_s, names, names), max_size=8))
+    return fleet, sorted(looks, key=lambda look: look[0])
+
+
+@given(histories(), at_s)
+def test_states_sum_to_wall_clock_times_chips_without_a_remainder(
+    history: tuple[list[SliceRecord], list[tuple[float, set[str], set[str]]]], started_s: float
+) -> None:
+    fleet, looks = history
+    started_ms, end_ms = round(started_s * 1000), 10**6
+    ledger = Ledger(started_ms)
+    # The last look sees everything, as it is once the directory is whole again.
+    for now_s, missing, busy in [*looks, (end_ms / 1000, set[str](), set[str]())]:
+        now = [life for each in fleet if (life := as_of(each, now_s)) is not None]
+        seen = [life for life in now if life.replica_id not in missing]
+        snapshot = listing(
+            *(life for life in seen if life.state is not SliceState.GONE),
+            over=tuple(life for life in seen if life.state is SliceState.GONE),
+        )
+        if round(now_s * 1000) >= started_ms:
+            ledger.observe(snapshot, dict.fromkeys(busy, True), round(now_s * 1000))
+    expected: Counter[str] = Counter()
+    for each in fleet:
+        first_ms, last_ms = (round(each.life.phases[i].at_s * 1000) for i in (0, -1))
+        over_ms = last_ms if each.state is SliceState.GONE else end_ms
+        expected[each.compute_class] += max(0, over_ms - max(first_ms, started_ms)) * CHIPS
+    found: Counter[str] = Counter()
+    for entry in ledger.totals():
+        assert entry.amount > 0
+        found[entry.compute_class] += entry.amount
+    assert found == +expected
+    assert sum(each.amount for each in ledger.chips()) == CHIPS * sum(
+        each.state is not SliceState.GONE for each in fleet
+    )

@@ -1,0 +1,90 @@
+"""What Serve is told of the application: who scales, within which bounds, and who is only heard."""
+
+from typing import Any
+
+import pytest
+from ray.serve._private.build_app import build_app
+from ray.serve.config import AutoscalingConfig
+from ray.serve.exceptions import RayServeException
+
+from serving.app import build
+
+pytestmark = pytest.mark.vllm
+
+
+def scaling_of(*deployments: dict[str, Any], **sections: Any) -> dict[str, tuple[Any, Any]]:
+    """Fixed number of replicas and scaling of each deployment, by name."""
+    model = {
+        "name": "m",
+        "source": "models/slicewise-demo",
+        "engine": "paced",
+        "deployments": list(deployments),
+    }
+    application = build({"models": [model], **sections})
+    built = build_app(application, name="slicewise", default_runtime_env={})
+    configs = {each.name: each._deployment_config for each in built.deployments}
+    return {name: (each.num_replicas, each.autoscaling_config) for name, each in configs.items()}
+
+
+def bounds(config: AutoscalingConfig | None) -> tuple[int, int | None, int]:
+    assert config is not None
+    return config.min_replicas, config.initial_replicas, config.max_replicas
+
+
+def test_without_bounds_nothing_scales() -> None:
+    found = scaling_of({"compute_class": "local", "replicas": 3}, gateway={"replicas": 2})
+    assert {name: count for name, (count, _) in found.items()} == {
+        "engine-m-local": 3,
+        "gateway": 2,
+        "directory": 1,
+    }
+    assert all(scaling is None for _, scaling in found.values())
+
+
+def test_bounded_deployment_scales_by_the_policy_alone_and_others_are_heard() -> None:
+    found = scaling_of(
+        {"compute_class": "reserved", "min_replicas": 1, "max_replicas": 4, "replicas": 2},
+        {"compute_class": "spot", "min_replicas": 0, "max_replicas": 9},
+        {"compute_class": "on-demand", "replicas": 1},
+        gateway={"replicas": 2},
+    )
+    scaling = {name: config for name, (_, config) in found.items()}
+    assert bounds(scaling["engine-m-reserved"]) == (1, 2, 4)
+    assert bounds(scaling["engine-m-spot"]) == (0, 0, 9)
+    assert scaling["engine-m-on-demand"] is None
+    assert bounds(scaling["gateway"]) == (2, 2, 2)
+    assert bounds(scaling["directory"]) == (1, 1, 1)
+    for name in ("engine-m-reserved", "engine-m-spot"):
+        each = scaling[name]
+        assert each is not None
+        assert (each.upscale_delay_s, each.downscale_delay_s) == (0.0, 0.0)
+        assert each.downscale_to_zero_delay_s == 0.0
+        assert (each.get_upscaling_factor(), each.get_downscaling_factor()) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"min_replicas": 1}, "max_replicas: missing; required with models[0].deployments[0].min"),
+        ({"max_replicas": 1}, "min_replicas: missing; required with models[0].deployments[0].max"),
+        (
+            {"min_replicas": 3, "max_replicas": 2},
+            "min_replicas: more than the most (value 3); allowed: at most models[0]."
+            "deployments[0].max_replicas, 2",
+        ),
+        (
+            {"min_replicas": 1, "max_replicas": 2, "replicas": 3},
+            "replicas: outside its own bounds (value 3); allowed: 1 to 2",
+        ),
+        (
+            {"replicas": 0},
+            "replicas: a deployment that does not scale has an engine (value 0); allowed: at least",
+        ),
+        ({"min_replicas": 0, "max_replicas": 0}, "max_replicas: not allowed (value 0)"),
+    ],
+)
+def test_bounds_that_contradict_each_other_are_refused(given: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(RayServeException) as refused:
+        scaling_of({"compute_class": "local"} | given)
+    assert f"models[0].deployments[0].{refusal}" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 2, "one problem, told once"

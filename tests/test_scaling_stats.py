@@ -1,0 +1,79 @@
+"""What is told to Serve's controller comes out as it went in, and only while it counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from serving.directory import SliceRecord, Snapshot
+from serving.scaling_stats import (
+    ListedLoss,
+    ListedSlice,
+    LoadSample,
+    StatsError,
+    directory_stats,
+    listing_of_stats,
+    load_of_stats,
+    load_stats,
+)
+from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+
+# As a model may be called and a life of a second slice is.
+MODEL, LIFE = "google/gemma-3:27b-it@v1+x", "engine-a#b7~2"
+SAMPLE = LoadSample(2.5, 3, 1.25, 7, 100.5, 20.0)
+LOADING = (
+    SliceLife.begin(100.25)
+    .enter(SliceState.RESERVED, 130.5, "held", slice_name="s")
+    .enter(SliceState.LOADING, 140.125, "starts")
+)
+
+
+def test_load_comes_back_as_it_was() -> None:
+    stats = load_stats(MODEL, SAMPLE) | load_stats("other", replace(SAMPLE, num_waiting=0))
+    assert load_of_stats(MODEL, stats) == SAMPLE
+    assert load_of_stats("nobody", stats) is None
+
+
+def test_unknown_mean_is_left_out_and_stays_unknown() -> None:
+    sample = replace(SAMPLE, output_tokens_mean=None)
+    assert load_of_stats(MODEL, load_stats(MODEL, sample)) == sample
+
+
+def test_slices_and_losses_come_back() -> None:
+    waiting = SliceRecord("r-1", MODEL, "spot", SliceLife.begin(50.0))
+    lost = SliceRecord("r-0", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "taken away"))
+    snapshot = Snapshot("v", (waiting, SliceRecord(LIFE, MODEL, "spot", LOADING)), (lost,))
+    listing = listing_of_stats(directory_stats(snapshot, started_at_s=10.0, now_s=200.0))
+    assert listing is not None
+    assert listing.started_at_s == 10.0
+    assert listing.slices == (
+        ListedSlice(MODEL, "spot", "r-1", SliceState.REQUESTED, 50.0, 50.0, None),
+        ListedSlice(MODEL, "spot", LIFE, SliceState.LOADING, 140.125, 100.25, 130.5),
+    )
+    assert listing.losses == (ListedLoss(MODEL, "spot", "r-0", EndCause.PREEMPTED, 190.0),)
+
+
+@pytest.mark.parametrize("cause", list(EndCause))
+def test_wished_and_expected_ends_are_no_losses(cause: EndCause) -> None:
+    ended = SliceRecord("r", MODEL, "spot", LOADING.end(cause, 190.0, "over"))
+    listing = listing_of_stats(directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=200.0))
+    assert listing is not None
+    assert bool(listing.losses) == (cause not in (EndCause.RELEASED, EndCause.EXPIRED))
+
+
+def test_old_loss_is_told_no_more() -> None:
+    ended = SliceRecord("r", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "over"))
+    listing = listing_of_stats(directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=491.0))
+    assert listing is not None
+    assert listing.losses == ()
+
+
+def test_report_of_a_gateway_is_no_listing() -> None:
+    assert listing_of_stats(load_stats(MODEL, SAMPLE)) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["slice|m|spot|r|ready", "slice|m|spot|r|asleep|1|", "lost|m|spot|r|bored"]
+)
+def test_stats_of_another_version_are_refused(name: str) -> None:
+    with pytest.raises(StatsError, match="not in this version's form"):
+        listing_of_stats({"directory|started": 1.0, name: 2.0})
