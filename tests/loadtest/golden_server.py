@@ -27,7 +27,7 @@ from pathlib import Path
 
 import uvloop
 
-from serving.paced_tokens import paced_tokens
+from serving.paced_tokens import LETTERS, paced_tokens
 
 _NS_PER_MS = 1_000_000
 _TEXT = "é"  # two bytes, so that an event can be torn within a character
@@ -87,7 +87,7 @@ class Stream:
         self.prompt_token_ids: list[int] | None = None
         if body.get("return_token_ids"):
             prompt = server.words.tokenize(body)["tokens"]
-            self.token_ids = paced_tokens(prompt, self.total, (97, 123))
+            self.token_ids = paced_tokens(prompt, self.total, LETTERS)
             self.prompt_token_ids = prompt
             if self.behaviour.wrong:
                 self.token_ids[self.behaviour.wrong] = 0
