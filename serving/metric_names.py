@@ -109,6 +109,9 @@ _ADMISSIONS = 8
 # Routes of the edge times the statuses that one is answered with.
 _RESPONSES = 21 * 10
 _LEDGER_STATES = 7
+# States of a slice's life (`serving.slices.lifecycle`) before its end, and the causes of that end.
+_SLICE_STATES = 7
+_END_CAUSES = 5
 
 
 def labels_of(metric: Metric) -> tuple[str, ...]:
@@ -501,13 +504,86 @@ LEDGER = (
         Scope.GATEWAY,
     ),
 )
+# Of the directory's records: of the whole fleet, the same at every gateway.
+SLICES = (
+    _gauge(
+        "slicewise_slice_state_seconds",
+        Unit.SECONDS,
+        "Time since the slice entered its state; of replicas that have none yet the longest",
+        Scope.SLICE,
+        "state",
+        max_sets=_SLICE_STATES,
+    ),
+    _counter(
+        "slicewise_slices_ended_total",
+        Unit.COUNT,
+        "Slices that a replica no longer has, by why, since this gateway began",
+        Scope.CLASS,
+        "cause",
+        max_sets=_END_CAUSES,
+    ),
+    _gauge(
+        "slicewise_slice_patience_seconds",
+        Unit.SECONDS,
+        "How long a replica waits for a slice of the class before that is called too long; absent "
+        "where the configuration does not say",
+        Scope.CLASS,
+    ),
+)
+# The autoscaler's last plans (`serving.plan_board`), the same at every gateway; absent where
+# nothing scales.
+PLANS = (
+    _gauge(
+        "slicewise_plan_written_time_seconds",
+        Unit.SECONDS,
+        "When the policy last wrote its plans, since the epoch",
+        Scope.GATEWAY,
+    ),
+    _gauge(
+        "slicewise_plan_demand_slices",
+        Unit.COUNT,
+        "Slices that the load requires, before asking what exists; absent while it is not known",
+        Scope.MODEL,
+    ),
+    _gauge("slicewise_plan_target_slices", Unit.COUNT, "Slices that are planned", Scope.CLASS),
+    _gauge(
+        "slicewise_plan_refused_slices",
+        Unit.COUNT,
+        "Slices that are wanted and not planned; without a class: of all of them",
+        Scope.CLASS,
+    ),
+    _gauge(
+        "slicewise_plan_changed_time_seconds",
+        Unit.SECONDS,
+        "When the targets last changed, since the epoch; absent before the first change",
+        Scope.MODEL,
+    ),
+    _gauge(
+        "slicewise_plan_next_slice_time_seconds",
+        Unit.SECONDS,
+        "When one more slice is expected to be ready, since the epoch; absent: none is on its way",
+        Scope.MODEL,
+    ),
+    _gauge(
+        "slicewise_plan_alerts",
+        Unit.COUNT,
+        "What the policy finds wrong; without a model: with the policy as a whole",
+        Scope.MODEL,
+    ),
+    _counter(
+        "slicewise_plan_failures_total",
+        Unit.COUNT,
+        "Decisions that failed since the policy started; the plan before stood",
+        Scope.MODEL,
+    ),
+)
 
 ALL: Mapping[str, Metric] = MappingProxyType(
     {
         metric.name: metric
         for metric in (
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-            *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER),
+            *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER, *SLICES, *PLANS),
         )
     }
 )

@@ -19,6 +19,7 @@ from serving.cluster_secret import cluster_secret
 from serving.config import AppConfig, AuthConfig, exposure_problem
 from serving.directory import Snapshot
 from serving.errors import ConfigError
+from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
 from serving.gateway.fleet_view import (
     GatewayView,
     ModelView,
@@ -33,6 +34,7 @@ from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
+from serving.ledger.endings import Endings
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
@@ -126,6 +128,16 @@ class Gateway:
         self._metrics.register(ServingCollector(fleets, self._edge.meter))
         self._metrics.register(EngineCollector(self._read_engines))
         self._metrics.register(LedgerCollector(self._ledger, _usd_per_chip_hour(config)))
+        self._endings = Endings(self._view.started_at_s)
+        self._metrics.register(
+            SliceCollector(
+                lambda: self._membership.snapshot.records,
+                self._endings,
+                _patience_s(config),
+                time.time,
+            )
+        )
+        self._metrics.register(PlanCollector(lambda: self._board))
         self._bookkeeper = asyncio.create_task(self._keep_ledger())
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -181,6 +193,7 @@ class Gateway:
         views = (_seat_view(seat) for model in self._models.values() for seat in model.core.seats)
         busy = {view.engine_id: is_busy(view.in_flight, view.load) for view in views}
         self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()))
+        self._endings.observe(self._membership.snapshot)
 
     def _read_engines(self) -> Iterator[EngineReading]:
         records = self._membership.snapshot.records
@@ -218,6 +231,17 @@ def _usd_per_chip_hour(config: AppConfig) -> dict[str, float]:
     )
     prices = {name: config.compute_class(name).usd_per_chip_hour for name in wanted}
     return {name: price for name, price in prices.items() if price is not None}
+
+
+def _patience_s(config: AppConfig) -> dict[tuple[str, str], float]:
+    """How long replicas wait for slices, by model and compute class, where that is configured."""
+    wanted = {
+        (model.name, deployment.compute_class): config.compute_class(deployment.compute_class)
+        for model in config.models
+        for deployment in model.deployments
+        if deployment.slice is not None
+    }
+    return {key: each.patience_s for key, each in wanted.items() if each.patience_s is not None}
 
 
 def _seat_view(seat: Any) -> SeatView:

@@ -41,6 +41,17 @@ _COUNTS_BY = {
     "slicewise_resumes_total": ("cause", attrgetter("resumes")),
     "slicewise_link_losses_total": ("cause", attrgetter("link_losses")),
 }
+# Told from zero on, because alerts wait for them: a counter that appears with its first event hides
+# that event from every rate.
+_MOVES = ("lost", "draining")
+_FROM_ZERO = {
+    "slicewise_sequences_total": (
+        "error", "cannot_resume", "engine_refused", "no_engine_in_time", "poison_request",
+    ),
+    "slicewise_resumes_total": _MOVES,
+    "slicewise_link_losses_total": _MOVES,
+}  # fmt: skip
+_REFUSALS_FROM_ZERO = ("gateway_behind", "no_engine_in_time", "overloaded")
 
 
 class Seat(Protocol):
@@ -138,7 +149,8 @@ class ServingCollector(Collector):
         for model, fleet in self._fleets.items():
             _add_classes(families, model, fleet.request_meter)
             _add_present(families, model, fleet)
-        for (model, result), count in self._edge.admissions.items():
+        awaited = {(model, result): 0 for model in self._fleets for result in _REFUSALS_FROM_ZERO}
+        for (model, result), count in (awaited | self._edge.admissions).items():
             families.add("slicewise_admissions_total", {"model": model, "result": result}, count)
         for (model, route, status), count in self._edge.responses.items():
             labels = {"model": model, "route": route, "status": status}
@@ -180,7 +192,8 @@ def _add_classes(families: Families, model: str, meter: RequestMeter) -> None:
             for name, count in _COUNTS.items():
                 families.add(name, labels, count(numbers))
         for name, (label, counts) in _COUNTS_BY.items():
-            for value, count in counts(numbers).items():
+            awaited = {} if compute_class == NO_CLASS else dict.fromkeys(_FROM_ZERO[name], 0)
+            for value, count in (awaited | counts(numbers)).items():
                 families.add(name, labels | {label: value}, count)
 
 

@@ -10,8 +10,10 @@ from serving.metric_names import (
     ALL,
     ENGINES,
     LEDGER,
+    PLANS,
     SERVING_COUNTS,
     SERVING_LATENCY,
+    SLICES,
     TPU_CHIPS,
     TPU_DCN,
     TPU_EXPORTER,
@@ -24,7 +26,7 @@ from serving.metric_names import (
 
 GROUPS = (
     *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-    *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER),
+    *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER, *SLICES, *PLANS),
 )
 
 

@@ -302,6 +302,9 @@ async def test_admissions_are_counted_by_result_and_never_by_what_the_client_mad
         "model_not_found": 1,
         "malformed": 1,
         "overloaded": 1,
+        # From zero on, so that the first one is seen by a rate.
+        "gateway_behind": 0,
+        "no_engine_in_time": 0,
     }
     assert {dict(labels).get("model") for _, labels in admissions} == {"chat", None}
 
