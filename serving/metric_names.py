@@ -109,8 +109,7 @@ _ADMISSIONS = 8
 # Routes of the edge times the statuses that one is answered with.
 _RESPONSES = 21 * 10
 _LEDGER_STATES = 7
-# States of a slice's life (`serving.slices.lifecycle`) before its end, and the causes of that end.
-_SLICE_STATES = 7
+# Why a slice ends (`serving.slices.lifecycle`).
 _END_CAUSES = 5
 
 
@@ -511,8 +510,8 @@ SLICES = (
         Unit.SECONDS,
         "Time since the slice entered its state; of replicas that have none yet the longest",
         Scope.SLICE,
+        # One at a time. Replicas without a slice add a few per class, one for each state.
         "state",
-        max_sets=_SLICE_STATES,
     ),
     _counter(
         "slicewise_slices_ended_total",
