@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from serving.engine.paced_batch import PacedBatch, PacedConfig, PacedSequence
 from serving.engine.protocol import EngineDiedError
-from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
+from serving.engine.vitals import StepCount, VitalsMeter
+from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
 from serving.paced_tokens import prompt_seed
 
 __all__ = ["PacedConfig", "PacedEngine"]
@@ -46,17 +47,23 @@ class PacedEngine:
         self._turning.set()
         self._death_reason: str | None = None
         self._faults = _Faults()
+        self._meter = VitalsMeter()
+        self._prompt_tokens: dict[str, int] = {}  # of requests without a token yet, by id
 
     async def submit(self, request: TokenRequest) -> None:
         """Takes one request and admits it at once when a slot is free."""
         self._raise_if_dead()
-        self._batch.add(self._validated(request), asyncio.get_running_loop().time())
+        sequence = self._validated(request)
+        self._prompt_tokens[request.request_id] = sequence.prompt_left
+        self._batch.add(sequence, asyncio.get_running_loop().time())
         self._die_of_poison()
         self._changed.set()
 
     async def abort(self, request_ids: list[str]) -> None:
         """Forgets these sequences; their slots are free at the next step."""
         self._batch.remove(request_ids)
+        for request_id in request_ids:
+            self._prompt_tokens.pop(request_id, None)
         self._changed.set()
 
     async def next_step(self) -> list[TokenOutput]:
@@ -70,6 +77,7 @@ class PacedEngine:
             self._die_of_poison()
             self._raise_if_dead()
             if outputs:
+                self._count(outputs, loop.time())
                 # Without a pace there is nothing to wait for, and the event loop must still turn.
                 await asyncio.sleep(0)
                 return outputs
@@ -100,6 +108,11 @@ class PacedEngine:
         return EngineLoad(running, self._batch.num_waiting, running / self._config.max_num_seqs)
 
     @property
+    def vitals(self) -> EngineVitals:
+        """Tokens and steps since the start. It has no cache and drafts nothing."""
+        return self._meter.vitals()
+
+    @property
     def info(self) -> dict[str, object]:
         """The limits of the configuration."""
         return {
@@ -119,6 +132,7 @@ class PacedEngine:
         if self._death_reason is None:
             self._death_reason = reason
         self._batch.clear()
+        self._prompt_tokens.clear()
         self.unhang()
         self._changed.set()
 
@@ -148,6 +162,14 @@ class PacedEngine:
     def fail_submit(self, reason: str) -> None:
         """The next request is refused with `ValueError(reason)`."""
         self._faults.submit_reason = reason
+
+    def _count(self, outputs: list[TokenOutput], now_s: float) -> None:
+        step = StepCount(sum(len(output.token_ids) for output in outputs))
+        if self._prompt_tokens:
+            for output in outputs:
+                step.prompt_tokens += self._prompt_tokens.pop(output.request_id, 0)
+        step.computed_tokens = step.prompt_tokens
+        self._meter.stepped(step, now_s, goes_on=self._batch.num_admitted > 0)
 
     def _die_of_poison(self) -> None:
         if self._batch.poisoned_by is not None:

@@ -5,7 +5,7 @@ Nothing above this protocol knows which of the three it has.
 
 from typing import Protocol
 
-from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
+from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
 
 
 class EngineDiedError(Exception):
@@ -51,6 +51,14 @@ class Engine(Protocol):
     @property
     def load(self) -> EngineLoad:
         """The latest known load; costs nothing to read."""
+        ...
+
+    @property
+    def vitals(self) -> EngineVitals | None:
+        """What it has done since its start; `None` from an engine that does not count.
+
+        The fields by tenant are left to who knows the tenants (`link.server`). Read once a second.
+        """
         ...
 
     @property

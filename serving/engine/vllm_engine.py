@@ -19,7 +19,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
@@ -29,7 +29,8 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serving.engine.host_watch import HOST_PID_VARIABLE
 from serving.engine.protocol import EngineDiedError
 from serving.engine.resume_scheduler import scheduler_path
-from serving.link.messages import EngineLoad, TokenOutput, TokenRequest
+from serving.engine.vitals import StepCount, VitalsMeter
+from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
 from serving.vllm_codec import decode_request, encode_outputs, request_decoder
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class VllmEngine:
         self._encoder = MsgpackEncoder()
         self._decoder = request_decoder()
         self._load = EngineLoad()
+        self._meter = self._new_meter()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._info = self._describe()
         self._watch_processes()
@@ -106,6 +108,7 @@ class VllmEngine:
         engine._info["supported_tasks"] = list(tasks)
         if "generate" in tasks:
             await engine._warm_up()
+            engine._meter = engine._new_meter()
         return engine
 
     @property
@@ -117,6 +120,11 @@ class VllmEngine:
     def load(self) -> EngineLoad:
         """As of the latest step."""
         return self._load
+
+    @property
+    def vitals(self) -> EngineVitals:
+        """What the scheduler told with its steps, added up since the warm-up."""
+        return self._meter.vitals()
 
     @property
     def process_ids(self) -> list[int]:
@@ -146,7 +154,10 @@ class VllmEngine:
             stats = outputs.scheduler_stats
             if stats is not None:
                 self._load = _load_from(stats)
+                _count_scheduler(self._meter, stats)
             if outputs.outputs:
+                goes_on = self._load.num_running > 0
+                self._meter.stepped(_count(outputs), outputs.timestamp, goes_on=goes_on)
                 return encode_outputs(outputs.outputs, self._encoder)
 
     async def call(self, method: str, args: bytes) -> bytes:
@@ -249,6 +260,10 @@ class VllmEngine:
             self._report_death("engine core reported its death (see its log)")
             raise EngineDiedError(self._death_reason()) from error
 
+    def _new_meter(self) -> VitalsMeter:
+        has_cache = bool(self._config.cache_config.enable_prefix_caching)
+        return VitalsMeter(prefix_cache=(0, 0) if has_cache else None)
+
     def _describe(self) -> dict[str, object]:
         model, cache = self._config.model_config, self._config.cache_config
         return {
@@ -275,3 +290,36 @@ def _shut_down_unwanted(launch: "asyncio.Task[AsyncMPClient]") -> None:
 
 def _load_from(stats: SchedulerStats) -> EngineLoad:
     return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
+
+
+def _count_scheduler(meter: VitalsMeter, stats: SchedulerStats) -> None:
+    meter.num_deferred = stats.num_skipped_waiting_reqs
+    if meter.prefix_cache is not None:
+        meter.looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
+    outside = stats.connector_prefix_cache_stats
+    if outside is not None:
+        meter.looked_up_outside(outside.queries, outside.hits)
+    drafts = stats.spec_decoding_stats
+    if drafts is not None:
+        meter.drafted(
+            drafts.num_drafts,
+            drafts.num_draft_tokens,
+            drafts.num_accepted_tokens,
+            drafts.num_accepted_tokens_per_pos,
+        )
+
+
+def _count(outputs: EngineCoreOutputs) -> StepCount:
+    """One step in numbers, by the rules of vLLM's own `IterationStats`."""
+    step = StepCount()
+    for output in outputs.outputs:
+        step.generation_tokens += len(output.new_token_ids)
+        prefill = output.prefill_stats
+        if prefill is not None:
+            step.prompt_tokens += prefill.num_prompt_tokens
+            step.computed_tokens += prefill.num_computed_tokens
+            step.local_cached_tokens += prefill.num_local_cached_tokens
+            step.external_cached_tokens += prefill.num_external_cached_tokens
+        for event in output.events or ():
+            step.num_preemptions += event.type == EngineCoreEventType.PREEMPTED
+    return step

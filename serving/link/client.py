@@ -27,6 +27,7 @@ from serving.link.messages import (
     EngineLoad,
     EngineLost,
     EngineMessage,
+    EngineVitals,
     GatewayMessage,
     Ping,
     Refused,
@@ -39,6 +40,10 @@ from serving.link.messages import (
 # A token id below 2**32 takes at most 5 bytes of msgpack; names and lengths fit in the envelope.
 _TOKEN_BYTES = 5
 _ENVELOPE_BYTES = 4 * 1024
+
+# A round trip is measured with the heartbeat that is due after this time.
+_ROUND_TRIP_PERIOD_S = 1.0
+_S_US = 1_000_000
 
 _DECODER = msgspec.msgpack.Decoder(EngineMessage)
 
@@ -91,6 +96,10 @@ class LinkClient(LinkConnection):
         self.engine_id = ""
         self.engine_info: dict[str, object] = {}
         self.load: EngineLoad | None = None  # None until the engine host has told it
+        self.vitals: EngineVitals | None = None  # likewise
+        # Of the last heartbeat that was measured, through both event loops; None before the first.
+        self.round_trip_s: float | None = None
+        self._stamp_due_at_s = 0.0
         self._handshake = handshake
         self._callbacks = callbacks
         self._limits = limits
@@ -215,8 +224,7 @@ class LinkClient(LinkConnection):
                 self.load = message.load
             self._callbacks.on_step(message)
         elif isinstance(message, Ping):
-            if message.load is not None:
-                self.load = message.load
+            self._receive_ping(message)
         elif isinstance(message, Reply):
             self._receive_reply(message)
         elif isinstance(message, Draining):
@@ -225,6 +233,22 @@ class LinkClient(LinkConnection):
             self.end(f"engine lost: {message.reason}")
         else:
             self._violated(message)
+
+    def _receive_ping(self, ping: Ping) -> None:
+        if ping.load is not None:
+            self.load = ping.load
+        if ping.vitals is not None:
+            self.vitals = ping.vitals
+        if ping.echo_us is not None:
+            self.round_trip_s = max(0.0, self._loop.time() - ping.echo_us / _S_US)
+
+    def _stamp_us(self) -> int | None:
+        """The time, where a round trip is to be measured again."""
+        now_s = self._loop.time()
+        if now_s < self._stamp_due_at_s:
+            return None
+        self._stamp_due_at_s = now_s + _ROUND_TRIP_PERIOD_S
+        return int(now_s * _S_US)
 
     def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:
         if isinstance(message, Challenge) and not self.engine_id:
@@ -266,7 +290,7 @@ class LinkClient(LinkConnection):
         timeout_s = self._limits.write_stall_timeout_s
         if self._write_stalled_at_s is None:
             if is_ping_due:
-                self._write(Ping())
+                self._write(Ping(stamp_us=self._stamp_us()))
         elif not is_late and self._loop.time() - self._write_stalled_at_s >= timeout_s:
             self.end(f"the engine host does not read: it took too little for {timeout_s} s")
 

@@ -6,6 +6,7 @@ means: that is for the two ends, `client` and `gateway_connection`.
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -20,6 +21,16 @@ FAREWELL_TIMEOUT_S = 1.0
 
 # The longest handshake is two round trips; the rest is room for a busy event loop at either end.
 HANDSHAKE_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over one link since it was connected, its handshake included."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
 
 
 class LinkConnection(asyncio.Protocol):
@@ -42,6 +53,7 @@ class LinkConnection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.end_reason: str | None = None
         self.is_open = False
+        self.traffic = Traffic()
         self._is_write_paused = False
         self._transport: asyncio.Transport | None = None
         self._decode = decoder.decode
@@ -66,6 +78,11 @@ class LinkConnection(asyncio.Protocol):
         """The link has just ended; called once, possibly from within a send."""
         raise NotImplementedError
 
+    @property
+    def silence_s(self) -> float:
+        """For how long nothing has been heard of the peer."""
+        return max(0.0, self._loop.time() - self._pulse.heard_at_s)
+
     # What the two ends use.
 
     def _open(self) -> None:
@@ -81,7 +98,10 @@ class LinkConnection(asyncio.Protocol):
     def _write(self, message: msgspec.Struct) -> None:
         """Hands one frame to the transport. Raises `FrameError` when the frame is too large."""
         if self.end_reason is None and self._transport is not None:
-            self._transport.write(encode_frame(message))
+            frame = encode_frame(message)
+            self.traffic.bytes_out += len(frame)
+            self.traffic.messages_out += 1
+            self._transport.write(frame)
 
     def _violated(self, message: msgspec.Struct) -> None:
         """Ends the link over a message that has no place in its present state."""
@@ -125,7 +145,9 @@ class LinkConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Cuts, decodes and delivers; whatever cannot be understood ends the link."""
         self._pulse.heard_at_s = self._loop.time()
+        self.traffic.bytes_in += len(data)
         for message in self._messages(data):
+            self.traffic.messages_in += 1
             self._receive(message)
             if self.end_reason is not None:
                 return

@@ -21,6 +21,7 @@ from serving.link.messages import (
     Call,
     EngineLoad,
     EngineMessage,
+    EngineVitals,
     GatewayMessage,
     Hello,
     Ping,
@@ -69,6 +70,10 @@ class EngineHost(Protocol):
         """The engine's load, or `None` when this gateway has been told a moment ago."""
         ...
 
+    def vitals_for(self, gateway: "GatewayConnection") -> EngineVitals | None:
+        """What the engine has done, or `None` when it is not yet time to say so again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
@@ -94,6 +99,7 @@ class GatewayConnection(LinkConnection):
         self.gateway_id = ""
         self.batch: list[TokenOutput] = []  # its part of the step being published, else empty
         self.load_due_at_s = 0.0
+        self.vitals_due_at_s = 0.0
         self._host = host
         self._config = config
         self._handshake = EngineHandshake(
@@ -153,7 +159,10 @@ class GatewayConnection(LinkConnection):
             self._host.aborted(self, message)
         elif isinstance(message, Call):
             self._host.called(self, message)
-        elif not isinstance(message, Ping):
+        elif isinstance(message, Ping):
+            if message.stamp_us is not None and not self._is_write_paused:
+                self._write(Ping(echo_us=message.stamp_us))
+        else:
             self._violated(message)
 
     def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:
@@ -179,7 +188,7 @@ class GatewayConnection(LinkConnection):
     def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:  # noqa: ARG002 - only a client cares
         # What is already on its way is as good a sign of life as one more ping behind it.
         if is_ping_due and not self._is_write_paused:
-            self._write(Ping(self._host.load_for(self)))
+            self._write(Ping(self._host.load_for(self), self._host.vitals_for(self)))
 
     def _ended(self, reason: str) -> None:
         if self._was_open:

@@ -11,6 +11,7 @@ call beyond `max_calls`; of too many unproven connections the oldest goes.
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +28,7 @@ from serving.link.messages import (
     Draining,
     EngineLoad,
     EngineLost,
+    EngineVitals,
     Finish,
     Reply,
     Step,
@@ -53,9 +55,19 @@ class ServerLimits:
     max_unproven: int = 256
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     load_interval_s: float = 0.1
+    vitals_interval_s: float = 1.0
 
 
 DEFAULT_LIMITS = ServerLimits()
+
+
+@dataclass(slots=True)
+class _Owned:
+    """One request: where its outputs go, and on whose account."""
+
+    gateway: GatewayConnection
+    tenant: str
+
 
 _Work = tuple[GatewayConnection, TokenRequest] | Abort
 
@@ -86,7 +98,8 @@ class LinkServer:
         self._listener: asyncio.Server | None = None
         self._connections: dict[GatewayConnection, None] = {}  # oldest first, proven or not
         self._gateways: dict[str, GatewayConnection] = {}  # gateway id -> its open link
-        self._owners: dict[str, GatewayConnection] = {}  # request id -> where its outputs go
+        self._owners: dict[str, _Owned] = {}  # by request id
+        self._tenant_tokens: Counter[str] = Counter()  # output tokens since the start
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
@@ -187,6 +200,26 @@ class LinkServer:
         # An engine may report with its steps only, and after an abort there is no next step.
         return self._engine.load if self._owners else EngineLoad()
 
+    def vitals_for(self, gateway: GatewayConnection) -> EngineVitals | None:
+        """What the engine has done; `None` before the interval is over, or where it tells nothing.
+
+        Goes with heartbeats only, so never more often than those.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s < gateway.vitals_due_at_s:
+            return None
+        gateway.vitals_due_at_s = now_s + self.limits.vitals_interval_s
+        vitals = self._engine.vitals
+        if vitals is None:
+            return None
+        return msgspec.structs.replace(
+            vitals,
+            # As of its last step; after an abort there is no next one.
+            num_deferred=vitals.num_deferred if self._owners else 0,
+            tenant_tokens=dict(self._tenant_tokens),
+            tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
+        )
+
     def opened(self, gateway: GatewayConnection) -> None:
         """A gateway has proved itself. Its older link, if there still is one, is replaced."""
         older = self._gateways.get(gateway.gateway_id)
@@ -199,7 +232,7 @@ class LinkServer:
 
     def ended(self, gateway: GatewayConnection, reason: str) -> None:
         """A proven gateway's link has ended: its requests are aborted on the engine."""
-        orphans = [request_id for request_id, owner in self._owners.items() if owner is gateway]
+        orphans = [rid for rid, owned in self._owners.items() if owned.gateway is gateway]
         for request_id in orphans:
             del self._owners[request_id]
         if orphans:
@@ -213,7 +246,7 @@ class LinkServer:
 
     def submitted(self, gateway: GatewayConnection, request: TokenRequest) -> None:
         """Takes a request from its gateway, or refuses it with an error output."""
-        owner = self._owners.get(request.request_id)
+        owner = self._owner(request.request_id)
         if owner is gateway:
             # An error output would end the live request at its gateway, which knows it by this id.
             logger.warning("duplicate request ignored request_id=%s", request.request_id)
@@ -222,12 +255,12 @@ class LinkServer:
         elif self._waiting.qsize() >= self.limits.max_waiting_messages:
             self._refuse(gateway, request.request_id, "too many requests wait for the engine")
         else:
-            self._owners[request.request_id] = gateway
+            self._owners[request.request_id] = _Owned(gateway, request.tenant)
             self._waiting.put_nowait((gateway, request))
 
     def aborted(self, gateway: GatewayConnection, abort: Abort) -> None:
         """Forgets those of the requests that are this gateway's, and frees them on the engine."""
-        owned = [rid for rid in abort.request_ids if self._owners.get(rid) is gateway]
+        owned = [rid for rid in abort.request_ids if self._owner(rid) is gateway]
         for request_id in owned:
             del self._owners[request_id]
         if owned:
@@ -260,6 +293,11 @@ class LinkServer:
 
     # The work between the gateways and the engine.
 
+    def _owner(self, request_id: str) -> GatewayConnection | None:
+        """The gateway that expects its outputs; `None` for one that nobody does."""
+        owned = self._owners.get(request_id)
+        return None if owned is None else owned.gateway
+
     async def _call(self, call: Call) -> bytes:
         return await self._engine.call(call.method, call.args)
 
@@ -275,12 +313,12 @@ class LinkServer:
                 await self._engine.abort(work.request_ids)
                 continue
             gateway, request = work
-            if self._owners.get(request.request_id) is not gateway:
+            if self._owner(request.request_id) is not gateway:
                 continue  # aborted before the engine ever saw it
             try:
                 await self._engine.submit(request)
             except ValueError as error:
-                if self._owners.get(request.request_id) is gateway:  # it may have left meanwhile
+                if self._owner(request.request_id) is gateway:  # it may have left meanwhile
                     del self._owners[request.request_id]
                     self._refuse(gateway, request.request_id, str(error))
 
@@ -309,12 +347,14 @@ class LinkServer:
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
         """Splits one engine step by owner: one frame per gateway that has a part in it."""
-        owners = self._owners
+        owners, tenant_tokens = self._owners, self._tenant_tokens
         touched: list[GatewayConnection] = []
         for output in outputs:
-            gateway = owners.get(output.request_id)
-            if gateway is None:  # aborted meanwhile
+            owned = owners.get(output.request_id)
+            if owned is None:  # aborted meanwhile
                 continue
+            gateway = owned.gateway
+            tenant_tokens[owned.tenant] += len(output.token_ids)
             if output.finish is not None:
                 del owners[output.request_id]
             if not gateway.batch:

@@ -1,0 +1,98 @@
+"""What an engine has done, added up step by step. Pure: callers pass the time of their own clock.
+
+Owns the sums and which step's length is known. Does not own where the numbers come from (the
+engines), who reads them, nor whose tokens they are (`link.server`).
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from serving.link.messages import ITERATION_BOUNDS, EngineVitals
+
+
+@dataclass(slots=True)
+class StepCount:
+    """One step. `computed_tokens` are prompt tokens that no cache had."""
+
+    generation_tokens: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    local_cached_tokens: int = 0
+    external_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class VitalsMeter:
+    """The sums since the engine's start. `None`: the engine has no such thing."""
+
+    num_deferred: int = 0
+    prefix_cache: tuple[int, int] | None = None
+    external_prefix_cache: tuple[int, int] | None = None
+    drafts: tuple[int, int, int] | None = None
+    accepted_by_position: list[int] = field(default_factory=list)
+    _sums: StepCount = field(default_factory=StepCount)
+    _num_steps: int = 0
+    _busy_s: float = 0.0
+    _iteration_tokens: int = 0
+    _iteration_counts: list[int] = field(default_factory=lambda: [0] * (len(ITERATION_BOUNDS) + 1))
+    # When the step before ended with more to do; None: the engine has been idle since.
+    _since_s: float | None = None
+
+    def stepped(self, step: StepCount, at_s: float, *, goes_on: bool) -> None:
+        """A step ended; `goes_on`: the next one follows at once.
+
+        Only a step that followed another at once has a known length and counts in the step time.
+        """
+        sums = self._sums
+        sums.generation_tokens += step.generation_tokens
+        sums.prompt_tokens += step.prompt_tokens
+        sums.local_cached_tokens += step.local_cached_tokens
+        sums.external_cached_tokens += step.external_cached_tokens
+        sums.num_preemptions += step.num_preemptions
+        tokens = step.computed_tokens + step.generation_tokens
+        self._iteration_tokens += tokens
+        self._iteration_counts[bisect_left(ITERATION_BOUNDS, tokens)] += 1
+        if self._since_s is not None:
+            self._num_steps += 1
+            self._busy_s += max(0.0, at_s - self._since_s)
+        self._since_s = at_s if goes_on else None
+
+    def looked_up(self, queried: int, found: int) -> None:
+        """So many tokens were looked up in the prefix cache, and so many were there."""
+        before = self.prefix_cache or (0, 0)
+        self.prefix_cache = (before[0] + queried, before[1] + found)
+
+    def looked_up_outside(self, queried: int, found: int) -> None:
+        """Likewise in a cache behind a KV connector."""
+        before = self.external_prefix_cache or (0, 0)
+        self.external_prefix_cache = (before[0] + queried, before[1] + found)
+
+    def drafted(self, drafts: int, tokens: int, accepted: int, by_position: list[int]) -> None:
+        """Speculative decoding proposed so much, and so much was accepted, also by position."""
+        before = self.drafts or (0, 0, 0)
+        self.drafts = (before[0] + drafts, before[1] + tokens, before[2] + accepted)
+        sums = self.accepted_by_position
+        sums.extend([0] * (len(by_position) - len(sums)))
+        for position, count in enumerate(by_position):
+            sums[position] += count
+
+    def vitals(self) -> EngineVitals:
+        """The sums of now, without those by tenant."""
+        sums = self._sums
+        return EngineVitals(
+            num_deferred=self.num_deferred,
+            num_preemptions=sums.num_preemptions,
+            prompt_tokens=sums.prompt_tokens,
+            local_cached_tokens=sums.local_cached_tokens,
+            external_cached_tokens=sums.external_cached_tokens,
+            generation_tokens=sums.generation_tokens,
+            num_steps=self._num_steps,
+            busy_s=self._busy_s,
+            iteration_tokens=self._iteration_tokens,
+            iteration_counts=list(self._iteration_counts),
+            prefix_cache=self.prefix_cache,
+            external_prefix_cache=self.external_prefix_cache,
+            drafts=self.drafts,
+            accepted_by_position=list(self.accepted_by_position),
+        )

@@ -1,0 +1,115 @@
+"""What an engine host tells of sampled requests: one span each, for the time on its engine.
+
+Owns the spans of requests whose gateway sent a `traceparent`, by request id, and the times inside
+them: queued, prompt, decoding. Requests without one are not known here. Does not own which requests
+there are (`server`).
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from serving.link.messages import Finish, TokenOutput, TokenRequest
+from serving.tracing.spans import Span, SpanKind, Tracer
+
+_FINISHES = {int(finish): finish.name.lower() for finish in Finish}
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One sampled request on the engine. Instants are monotonic seconds, `None` until they come."""
+
+    span: Span
+    taken_at_s: float
+    scheduled_at_s: float | None = None
+    first_at_s: float | None = None
+    num_tokens: int = 0
+
+
+class RequestSpans:
+    """The spans of one engine's requests."""
+
+    def __init__(self, tracer: Tracer, engine_id: str) -> None:
+        self._tracer = tracer
+        self._engine_id = engine_id
+        self._stays: dict[str, _Stay] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any sampled request is here: the steps of an engine without one cost nothing."""
+        return bool(self._stays)
+
+    def trace_id(self, request_id: str) -> str | None:
+        """The trace of a request that is here; `None` where it has none."""
+        stay = self._stays.get(request_id)
+        return None if stay is None else stay.span.trace_id
+
+    def taken(self, request: TokenRequest) -> None:
+        """A request waits for the engine."""
+        if request.traceparent is None:
+            return
+        attributes = {
+            "slicewise.engine_id": self._engine_id,
+            "slicewise.wire_id": request.request_id,
+            "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+            "slicewise.resumed_tokens": len(request.emitted_token_ids),
+        }
+        span = self._tracer.begin("engine", SpanKind.SERVER, attributes, request.traceparent)
+        if span is not None:
+            self._stays[request.request_id] = _Stay(span, time.monotonic())
+
+    def scheduled(self, request_id: str, at_s: float) -> None:
+        """The engine began with a request, at this monotonic time; later times are not its first."""
+        stay = self._stays.get(request_id)
+        if stay is not None and stay.scheduled_at_s is None:
+            stay.scheduled_at_s = at_s
+            stay.span.event("scheduled", {}, _wall_ns(at_s))
+
+    def stepped(self, outputs: Iterable[TokenOutput]) -> None:
+        """The engine made a step."""
+        now_s = time.monotonic()
+        for output in outputs:
+            stay = self._stays.get(output.request_id)
+            if stay is None:
+                continue
+            stay.num_tokens += len(output.token_ids)
+            if stay.first_at_s is None and output.token_ids:
+                stay.first_at_s = now_s
+                stay.span.event("first_token", {})
+            if output.finish is not None:
+                self.ended(output.request_id, _FINISHES[output.finish])
+
+    def ended(self, request_id: str, outcome: str, error: str | None = None) -> None:
+        """A request is no longer here; unknown ones are ignored."""
+        stay = self._stays.pop(request_id, None)
+        if stay is None:
+            return
+        stay.span.annotate(
+            {
+                "slicewise.outcome": outcome,
+                "gen_ai.usage.output_tokens": stay.num_tokens,
+                **_durations(stay, time.monotonic()),
+            }
+        )
+        stay.span.end(error)
+
+    def end_all(self, reason: str) -> None:
+        """The engine is gone, or is being ended."""
+        for request_id in list(self._stays):
+            self.ended(request_id, "lost", reason)
+
+
+def _durations(stay: _Stay, now_s: float) -> dict[str, float]:
+    """What the time on the engine went to, in seconds; what has not begun is left out."""
+    durations = {}
+    begun_s = stay.taken_at_s if stay.scheduled_at_s is None else stay.scheduled_at_s
+    if stay.scheduled_at_s is not None:
+        durations["slicewise.engine.queue_s"] = max(0.0, begun_s - stay.taken_at_s)
+    if stay.first_at_s is not None:
+        durations["slicewise.engine.prefill_s"] = max(0.0, stay.first_at_s - begun_s)
+        durations["slicewise.engine.decode_s"] = now_s - stay.first_at_s
+    return durations
+
+
+def _wall_ns(at_s: float) -> int:
+    """A monotonic time of this host on its wall clock."""
+    return time.time_ns() - int((time.monotonic() - at_s) * 1e9)

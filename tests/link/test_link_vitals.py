@@ -1,0 +1,131 @@
+"""What heartbeats carry beside a sign of life: an engine's sums, tenants, round trips, traffic."""
+
+import asyncio
+from collections.abc import Callable
+
+from serving.engine.paced import PacedConfig
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import EngineVitals, Ping, TokenRequest
+from serving.link.server import ServerLimits
+
+from .peers import (
+    DEADLINE_S,
+    SLOW,
+    Gateway,
+    RawPeer,
+    WatchedEngine,
+    connected,
+    raw_engine_host,
+    raw_gateway,
+    serving,
+)
+
+BRISK = HeartbeatConfig(0.01, 5.0)
+AT_ONCE = ServerLimits(vitals_interval_s=0.0)
+
+
+async def until(is_reached: Callable[[], bool]) -> None:
+    # A client tells nobody of a heartbeat.
+    async with asyncio.timeout(DEADLINE_S):
+        while not is_reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def told(gateway: Gateway) -> EngineVitals:
+    return gateway.client.vitals or EngineVitals()
+
+
+async def test_every_gateway_is_told_what_the_engine_did_for_all() -> None:
+    async with (
+        serving(WatchedEngine(PacedConfig()), BRISK, AT_ONCE) as server,
+        connected(server.address, "one") as one,
+        connected(server.address, "two") as two,
+    ):
+        one.client.submit(TokenRequest("a", [1, 2, 3], max_tokens=5, tenant="acme"))
+        two.client.submit(TokenRequest("b", [1, 2], max_tokens=4, tenant="zeta"))
+        await one.until_ended("a")
+        await two.until_ended("b")
+        for gateway in (one, two):
+            await until(lambda seen=gateway: told(seen).generation_tokens == 9)  # type: ignore[misc]
+            vitals = told(gateway)
+            assert vitals.prompt_tokens == 5
+            assert vitals.tenant_tokens == {"acme": 5, "zeta": 4}
+            assert vitals.iteration_tokens == 5 + 9
+            assert 5 <= sum(vitals.iteration_counts) <= 9
+            assert (vitals.prefix_cache, vitals.drafts) == (None, None)
+
+
+async def test_sequences_are_told_by_tenant_while_they_are_there() -> None:
+    async with (
+        serving(WatchedEngine(SLOW), BRISK, AT_ONCE) as server,
+        connected(server.address) as gateway,
+    ):
+        for name in ("a", "b"):
+            gateway.client.submit(TokenRequest(name, [1], max_tokens=500, tenant="acme"))
+        await until(lambda: told(gateway).tenant_sequences == {"acme": 2})
+        gateway.client.abort(["a", "b"])
+        await until(lambda: told(gateway).tenant_sequences == {})
+
+
+async def test_vitals_come_no_more_often_than_the_interval_says() -> None:
+    limits = ServerLimits(vitals_interval_s=3600.0)
+    async with (
+        serving(WatchedEngine(PacedConfig()), BRISK, limits) as server,
+        raw_gateway(server.address) as peer,
+    ):
+        await peer.open_as_gateway("raw")
+        pings = [await peer.receive() for _ in range(5)]
+    assert [isinstance(ping, Ping) and ping.vitals is not None for ping in pings] == [
+        True,
+        *[False] * 4,
+    ]
+
+
+async def test_engine_host_sends_a_stamp_back_at_once() -> None:
+    patient = HeartbeatConfig(4.0, 5.0)
+    async with (
+        serving(WatchedEngine(PacedConfig()), patient) as server,
+        raw_gateway(server.address) as peer,
+    ):
+        await peer.open_as_gateway("raw")
+        peer.send(Ping(stamp_us=42))
+        answer = await peer.receive()
+    assert isinstance(answer, Ping)
+    assert (answer.echo_us, answer.load, answer.vitals) == (42, None, None)
+
+
+async def test_round_trip_is_known_after_the_first_heartbeats() -> None:
+    async with (
+        serving(WatchedEngine(PacedConfig()), BRISK) as server,
+        connected(server.address, heartbeat=BRISK) as gateway,
+    ):
+        assert gateway.client.round_trip_s is None
+        await until(lambda: gateway.client.round_trip_s is not None)
+        assert 0 <= (gateway.client.round_trip_s or 0) < DEADLINE_S
+
+
+async def test_both_ends_count_the_same_traffic() -> None:
+    patient = HeartbeatConfig(4.0, 5.0)
+    async with (
+        serving(WatchedEngine(PacedConfig()), patient) as server,
+        connected(server.address, heartbeat=patient) as gateway,
+    ):
+        gateway.client.submit(TokenRequest("r", [1, 2, 3], max_tokens=3))
+        await gateway.until_ended("r")
+        traffic = gateway.client.traffic
+        # Hello, proof, request; challenge, welcome, three steps.
+        assert (traffic.messages_out, traffic.messages_in) == (3, 5)
+        assert 0 < traffic.bytes_out < traffic.bytes_in
+
+
+async def test_silence_is_the_time_since_the_peer_was_heard() -> None:
+    async def say_nothing(peer: RawPeer) -> None:
+        await peer.open_as_engine_host()
+
+    async with (
+        raw_engine_host(say_nothing) as address,
+        connected(address, heartbeat=HeartbeatConfig(0.02, 5.0)) as gateway,
+    ):
+        first_s = gateway.client.silence_s
+        await until(lambda: gateway.client.silence_s > first_s + 0.01)
+        assert gateway.client.is_open
