@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.cluster_secret import cluster_secret
@@ -27,6 +28,9 @@ from serving.gateway.fleet_view import (
     describe_fleet,
     describe_plans,
 )
+from serving.gateway.history import History
+from serving.gateway.history_page import history_answer
+from serving.gateway.history_reading import READ_SERIES
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys, read_keys
 from serving.gateway.ledger_metrics import LedgerCollector, is_busy
@@ -107,6 +111,7 @@ class Gateway:
             ),
             self._render_metrics,
             self._describe_fleet,
+            self._answer_history,
         )
         link = config.link
         self._membership = Membership(
@@ -138,6 +143,16 @@ class Gateway:
             )
         )
         self._metrics.register(PlanCollector(lambda: self._board))
+        self._history = History(self._view.gateway_id, self._view.started_at_s)
+        # The same series as the page's, read from the same meters; those it does not need are not
+        # made, because it reads them every second.
+        self._history_source = CollectorRegistry(auto_describe=False)
+        for collector in (
+            ServingCollector(fleets, self._edge.meter, READ_SERIES),
+            EngineCollector(self._read_engines, READ_SERIES),
+            LedgerCollector(self._ledger, _usd_per_chip_hour(config), READ_SERIES),
+        ):
+            self._history_source.register(collector)
         self._bookkeeper = asyncio.create_task(self._keep_ledger())
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -185,9 +200,14 @@ class Gateway:
             await asyncio.sleep(_PLAN_PERIOD_S)
 
     async def _keep_ledger(self) -> None:
+        # Wall-clock time that no change of the clock turns back.
+        epoch_s = time.time() - time.monotonic()
         while True:
+            now_s = epoch_s + time.monotonic()
             self._count_chips()
-            await asyncio.sleep(_LEDGER_PERIOD_S)
+            self._history.observe(self._history_source.collect(), now_s)
+            # In the middle of a second: a timer that is a little early or late is still in it.
+            await asyncio.sleep(_LEDGER_PERIOD_S - (now_s - 0.5) % _LEDGER_PERIOD_S)
 
     def _count_chips(self) -> None:
         views = (_seat_view(seat) for model in self._models.values() for seat in model.core.seats)
@@ -210,6 +230,9 @@ class Gateway:
         self._count_chips()
         registries = [REGISTRY, self._metrics, *(each.metrics for each in self._models.values())]
         return render_metrics(registries, self._view.gateway_id)
+
+    def _answer_history(self, query: str, if_none_match: str) -> Response:
+        return history_answer(self._history, self._models, query, if_none_match)
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [

@@ -27,6 +27,7 @@ from serving.errors import (
     openai_error_body,
 )
 from serving.gateway.fleet_page import FleetPage
+from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
 from serving.gateway.request_meter import ARRIVAL, Arrival, EdgeMeter
 
@@ -57,7 +58,7 @@ _MODEL_ROUTES = frozenset(
 # Routes of `_MODEL_ROUTES` that no engine is needed for.
 _ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 
-_OWN_ROUTES = frozenset({"/health", "/v1/models", "/metrics", "/fleet"})
+_OWN_ROUTES = frozenset({"/health", "/v1/models", "/metrics", "/fleet", "/fleet/history"})
 
 # The same address gives people a page (`fleet_page`). What was read with a key stays in no cache.
 _FLEET_HEADERS = {
@@ -120,11 +121,13 @@ class HttpEdge:
         rules: EdgeRules,
         render_metrics: Callable[[], tuple[bytes, str]],
         describe_fleet: Callable[[], dict[str, Any]],
+        answer_history: AnswerHistory | None = None,
     ) -> None:
         self._models = models
         self._rules = rules
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
+        self._answer_history = answer_history  # `None`: none is kept, and there is no such route
         self._fleet_page = FleetPage()
         self.meter = EdgeMeter()
 
@@ -156,6 +159,10 @@ class HttpEdge:
             # One loop serves this and every stream: a large fleet's answer has to be encoded fast.
             body = msgspec.json.encode(self._describe_fleet())
             await exchange.respond(Response(body, headers=_FLEET_HEADERS))
+        elif path == "/fleet/history" and self._answer_history is not None:
+            query = exchange.scope["query_string"].decode("latin-1")
+            tag = exchange.header(b"if-none-match")
+            await exchange.respond(self._answer_history(query, tag))
         elif path in _MODEL_ROUTES:
             await self._serve_model(exchange)
         else:
