@@ -12,13 +12,14 @@ from importlib.metadata import EntryPoint, entry_points
 import typer
 
 from serving.config_check import check_command
+from serving.engine_plan import engine_plan_command
 from serving.fleet_status import status_command
 from serving.launch import serve_command
 from serving.ledger.command import ledger_command
 from serving.simulation.command import sim
 
 COMMAND_GROUP = "slicewise.commands"
-_OWN_COMMANDS = frozenset({"config", "ledger", "serve", "status", "sim"})
+_OWN_COMMANDS = frozenset({"config", "engine-plan", "ledger", "serve", "status", "sim"})
 
 
 def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
@@ -37,6 +38,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.add_typer(config, name="config")
     cli.command("serve")(serve_command)
     cli.command("status")(status_command)
+    cli.command("engine-plan")(engine_plan_command)
     cli.command("ledger")(ledger_command)
     cli.add_typer(sim, name="sim")
     for entry_point in commands:

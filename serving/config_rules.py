@@ -16,6 +16,9 @@ ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 Raw = Mapping[str, object]
 
+# The engines that are vLLM, by the name in `engine`.
+VLLM_ENGINES = ("vllm", "vllm-tpu")
+
 _ONE_ENGINE = "one engine owns one whole slice; for more engines raise `replicas`"
 _HOSTS = "the slice replica spreads the engine over the hosts of its slice"
 _NO_PROMPTS = "Slicewise logs neither prompts nor generated text"
@@ -254,14 +257,23 @@ def _engine_kind_problems(path: str, model: Raw) -> Iterator[Problem]:
                     "engine paced has none",
                     "allowed: leave it out, or engine vllm",
                 )
-    elif engine == "vllm" and model.get("paced") is not None:
-        yield Problem(f"{path}.paced", "engine vllm has no pace", "allowed: only with engine paced")
+    elif engine in VLLM_ENGINES and model.get("paced") is not None:
+        complaint = f"engine {engine} has no pace"
+        yield Problem(f"{path}.paced", complaint, "allowed: only with engine paced")
+    if engine in ("vllm", "paced") and model.get("compile_cache") is not None:
+        yield Problem(
+            f"{path}.compile_cache",
+            f"engine {engine} compiles nothing that is kept",
+            "allowed: only with engine vllm-tpu",
+            shown("compile_cache", model["compile_cache"]),
+        )
 
 
 def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
     engine_args = mapping_in(model, "engine_args")
     enabled = engine_args.get("enable_lora")
-    if model.get("lora_adapters") and model.get("engine", "vllm") == "vllm" and enabled is not True:
+    is_vllm = model.get("engine", "vllm") in VLLM_ENGINES
+    if model.get("lora_adapters") and is_vllm and enabled is not True:
         yield Problem(
             f"{path}.engine_args.enable_lora",
             f"{path}.lora_adapters needs it",

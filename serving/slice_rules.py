@@ -5,7 +5,14 @@ Works on the raw YAML values, as `serving.config_rules` does and for its reason.
 
 from collections.abc import Iterator, Sequence
 
-from serving.config_rules import Raw, mapping_in, mappings_in, numbers_in, repeats
+from serving.config_rules import (
+    VLLM_ENGINES,
+    Raw,
+    mapping_in,
+    mappings_in,
+    numbers_in,
+    repeats,
+)
 from serving.config_schema import name_hint, shown
 from serving.errors import Problem
 from serving.slice_config import MAX_DRAIN_NOTICE_S, MAX_FLEX_START_RUN_S, Market
@@ -16,6 +23,8 @@ from serving.topology import (
     check_parallelism,
     slice_shape,
 )
+from serving.tpu.rules import argument_problems
+from serving.tpu.wish import EngineWish
 
 _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
@@ -38,6 +47,35 @@ def model_slice_problems(path: str, model: Raw) -> Iterator[Problem]:
             yield Problem(f"{at}.{field}", error.complaint, _nearest(error), value)
         else:
             yield from _parallelism_problems(path, model, at, shape)
+
+
+def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
+    """What vLLM on TPU would reject or load wrongly, as far as it follows from the arguments.
+
+    What follows from the model's own configuration is found when the engine is planned.
+    """
+    if model.get("engine") != "vllm-tpu":
+        return
+    told: set[Problem] = set()
+    for number, deployment in mappings_in(model.get("deployments")):
+        if deployment.get("slice") is None:
+            at = f"{path}.deployments[{number}].slice"
+            yield Problem(at, "missing", "required by engine vllm-tpu, which owns whole slices")
+            continue
+        shape = _shape(mapping_in(deployment, "slice"))
+        if shape is None:
+            continue
+        env = mapping_in(model, "engine_env")
+        wish = EngineWish(
+            model=str(model.get("name")),
+            shape=shape,
+            args=mapping_in(model, "engine_args"),
+            env={name: value for name, value in env.items() if isinstance(value, str)},
+        )
+        for problem in argument_problems(path, wish):
+            if problem not in told:
+                told.add(problem)
+                yield problem
 
 
 def compute_class_problems(config: Raw, models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
@@ -64,7 +102,8 @@ def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> 
     args = mapping_in(model, "engine_args")
     sharding = mapping_in(mapping_in(args, "additional_config"), "sharding")
     tensor, pipeline = _integer(args, _TENSOR), _integer(args, _PIPELINE)
-    is_judged_here = model.get("engine", "vllm") == "vllm" and not sharding.get("sharding_strategy")
+    is_vllm = model.get("engine", "vllm") in VLLM_ENGINES
+    is_judged_here = is_vllm and not sharding.get("sharding_strategy")
     if not is_judged_here or (tensor is None and pipeline is None):
         return
     # Without a pipeline size vLLM makes one stage.
@@ -124,6 +163,17 @@ def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]
             f"allowed: at most {longest_s:g}",
             f"{notice_s:g}",
         )
+
+
+def _shape(wanted: Raw) -> SliceShape | None:
+    """The slice that a deployment wants; `None` if there is none such, which is said elsewhere."""
+    generation, topology = wanted.get("generation"), wanted.get("topology")
+    if generation not in tuple(Generation) or not isinstance(topology, str):
+        return None
+    try:
+        return slice_shape(str(generation), topology, _integer(wanted, "chips_per_host"))
+    except TopologyError:
+        return None
 
 
 def _nearest(error: TopologyError) -> str:

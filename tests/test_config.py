@@ -304,7 +304,7 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"engine": "tgi"},
-        'models[0].engine: not allowed (value "tgi"); allowed: one of vllm, paced',
+        'models[0].engine: not allowed (value "tgi"); allowed: one of vllm, vllm-tpu, paced',
     ),
     (
         {"name": "a b"},

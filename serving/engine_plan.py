@@ -1,0 +1,208 @@
+"""`slicewise engine-plan`: what each TPU engine of a serve_config.yaml is started with, and why.
+
+Owns the report. What an engine gets is decided by `serving.tpu`, by the code that plans it again on
+its first host before it starts.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from serving.config import AppConfig, DeploymentConfig, ModelConfig
+from serving.config_check import check_serve_config, load_yaml
+from serving.engine_arg_names import VllmArgs, installed_vllm_args
+from serving.errors import ConfigError, UnsupportedVllmError
+from serving.model_config_file import ModelConfigUnreadableError, find_model_config
+from serving.tpu.hbm import HbmBudget, gib
+from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
+from serving.tpu.plan import EnginePlan, plan_engine, slice_words
+from serving.tpu.settings import Setting
+from serving.tpu.wish import EngineWish
+
+_CANNOT, _UNUSABLE = 1, 2
+_NAME_WIDTH = 42
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The plans of a file's engines on TPU, and what is wrong with those that have none."""
+
+    plans: tuple[EnginePlan, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def can_start(self) -> bool:
+        """Whether nothing is known that keeps any of them from starting."""
+        return not self.problems and all(plan.can_start for plan in self.plans)
+
+
+def engine_plan_command(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, metavar="FILE")
+    ],
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder with files of model facts; by default `models` beside FILE.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The plans as one JSON list.")] = False,  # noqa: FBT002 a flag of a command
+) -> None:
+    """What each vllm-tpu engine of FILE starts with, why, and whether it fits into memory.
+
+    Exit status: 0 if each fits or could not be counted, 1 if one cannot start, 2 if FILE is of no
+    use here.
+    """
+    try:
+        raw = load_yaml(file.read_text(encoding="utf-8"))
+        report = plan_serve_config(raw, installed_vllm_args(), [models or file.parent / "models"])
+    except (yaml.YAMLError, UnicodeDecodeError, UnsupportedVllmError) as error:
+        typer.echo(f"{file}: {error}", err=True)
+        raise typer.Exit(_UNUSABLE) from error
+    if as_json:
+        typer.echo(json.dumps([plan_json(plan) for plan in report.plans], indent=2))
+    else:
+        for plan in report.plans:
+            typer.echo("\n".join(plan_lines(plan)) + "\n")
+    for problem in report.problems:
+        typer.echo(f"{file}: {problem}", err=True)
+    if not report.plans and not report.problems:
+        typer.echo(f"{file}: no model with engine vllm-tpu", err=True)
+        raise typer.Exit(_UNUSABLE)
+    if not report.can_start:
+        raise typer.Exit(_CANNOT)
+
+
+def plan_serve_config(
+    raw: object, vllm_args: VllmArgs | None, facts_folders: Sequence[Path]
+) -> PlanReport:
+    """The plans of all engines on TPU in a parsed serve_config.yaml, and what is wrong with it."""
+    checked = check_serve_config(raw, vllm_args)
+    if checked.problems:
+        return PlanReport((), tuple(map(str, checked.problems)))
+    plans, problems = [], []
+    for config in checked.applications.values():
+        for model, deployment in tpu_deployments(config):
+            try:
+                plans.append(plan_deployment(model, deployment, facts_folders))
+            except (ConfigError, ModelFactsError, ModelConfigUnreadableError) as error:
+                problems.append(f"{model.name}: {error}")
+    return PlanReport(tuple(plans), tuple(problems))
+
+
+def tpu_deployments(config: AppConfig) -> Iterator[tuple[ModelConfig, DeploymentConfig]]:
+    """Every deployment whose engines are on TPU."""
+    for model in config.models:
+        if model.is_on_tpu:
+            for deployment in model.deployments:
+                yield model, deployment
+
+
+def plan_deployment(
+    model: ModelConfig, deployment: DeploymentConfig, facts_folders: Sequence[Path]
+) -> EnginePlan:
+    """The plan of each engine of a deployment, which has a slice.
+
+    Raises:
+        ConfigError: tpu-inference would reject it or load it wrongly.
+        ModelFactsError: the model's `config.json` says too little.
+        ModelConfigUnreadableError: a file that was found is of no use.
+    """
+    assert deployment.slice is not None
+    wish = EngineWish(
+        model=model.source,
+        shape=deployment.slice.shape,
+        args=model.engine_args,
+        env=model.engine_env,
+        compile_cache=model.compile_cache,
+    )
+    raw = find_model_config(model.source, facts_folders)
+    facts: ModelFacts | None = None if raw is None else model_facts(raw)
+    return plan_engine(wish, facts, model.name)
+
+
+def plan_lines(plan: EnginePlan) -> Iterator[str]:
+    """The plan for a reader."""
+    wish, settings = plan.wish, plan.settings
+    shape = wish.shape
+    hosts = f"{wish.num_hosts} hosts" if wish.num_hosts > 1 else "1 host"
+    yield f"{wish.model} on {slice_words(wish)}: {shape.num_chips} chips a slice, {hosts}"
+    yield "  vLLM's arguments"
+    yield from map(_setting_line, settings.args)
+    if settings.env:
+        yield "  environment of every process, on every host"
+        yield from map(_setting_line, settings.env)
+    yield "  steps are padded to"
+    yield f"    tokens    {', '.join(map(str, settings.token_buckets))}"
+    yield f"    requests  {', '.join(map(str, settings.request_buckets))}"
+    yield from _memory_lines(plan)
+    if settings.notes:
+        yield "  notes"
+        yield from (f"    {note}" for note in settings.notes)
+
+
+def plan_json(plan: EnginePlan) -> dict[str, Any]:
+    """The plan for a program."""
+    settings = plan.settings
+    budget = plan.budget
+    return {
+        "model": plan.wish.model,
+        "slice": slice_words(plan.wish),
+        "engine_args": settings.engine_args,
+        "environment": settings.environment,
+        "reasons": {each.name: each.reason for each in (*settings.args, *settings.env)},
+        "token_buckets": settings.token_buckets,
+        "request_buckets": settings.request_buckets,
+        "notes": settings.notes,
+        "memory": None if budget is None else asdict(budget) | {"fits": budget.fits},
+        "uncounted": plan.uncounted,
+        "complaints": () if budget is None else budget.complaints,
+        "advice": plan.advice,
+    }
+
+
+def _setting_line(setting: Setting) -> str:
+    value = setting.value
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"    {f'{setting.name}={text}':<{_NAME_WIDTH}}  {setting.reason}"
+
+
+def _memory_lines(plan: EnginePlan) -> Iterator[str]:
+    budget = plan.budget
+    if budget is None:
+        yield f"  memory: not counted, {plan.uncounted}"
+        return
+    yield "  memory of the fullest device: expected, not measured"
+    yield from _budget_lines(budget)
+    if budget.fits:
+        yield f"  fits: {budget.cache_tokens} tokens in the cache, {_requests_words(budget)}"
+        return
+    yield "  DOES NOT FIT"
+    yield from (f"    {complaint}" for complaint in budget.complaints)
+    yield "  what would fit"
+    yield from (f"    {way}" for way in plan.advice or ("nothing that was tried",))
+
+
+def _budget_lines(budget: HbmBudget) -> Iterator[str]:
+    rows = {
+        "what programs get of it": budget.hbm_bytes,
+        "weights": budget.weights_bytes,
+        "key-value cache": budget.cache_bytes,
+        "left for activations": budget.reserve_bytes,
+        "of that a step needs, at a guess": budget.workspace_bytes,
+    }
+    for words, num_bytes in rows.items():
+        yield f"    {gib(num_bytes):>12}  {words}"
+    yield f"    {budget.kv_bytes_per_token / 1024:>8.1f} KiB  cache of one token"
+
+
+def _requests_words(budget: HbmBudget) -> str:
+    longest = budget.cache_tokens // budget.max_model_len
+    return f"{longest} requests of the longest kind ({budget.max_model_len} tokens)"

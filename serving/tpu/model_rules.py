@@ -1,0 +1,97 @@
+"""What tpu-inference 0.32.0 cannot load of one model on one sharding, and what would work. Pure.
+
+Source: `models/jax/`, `models/common/model_loader.py` and `utils.py` of its wheel, and a load that
+failed (`Failed to convert torch weight`, JAX on CPU), read and run 2026-11-21.
+"""
+
+from collections.abc import Iterator
+
+from serving.errors import Problem
+from serving.topology import SliceShape, parallelism_choices
+from serving.tpu.hbm import Sharding
+from serving.tpu.model_facts import ModelFacts
+from serving.tpu.rules import MODEL_IMPL
+from serving.tpu.wish import EngineWish
+
+# Models whose JAX loader cannot repeat KV heads over more shards than there are heads: seen with
+# Qwen3, expected of Qwen2, which is loaded by the same code.
+_CANNOT_REPEAT_HEADS = frozenset({"Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+# Models that MODEL_IMPL_TYPE `auto` loads as torch ones.
+AUTO_TORCH = frozenset(
+    {
+        "GptOssForCausalLM",
+        "KimiK25ForConditionalGeneration",
+        "Qwen3MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+
+
+def shards_more_than_heads(facts: ModelFacts, sharding: Sharding) -> bool:
+    """Whether each KV head is held by several shards."""
+    return sharding.attention_shards > facts.num_kv_heads
+
+
+def needs_torch_model(facts: ModelFacts, sharding: Sharding) -> bool:
+    """Whether the JAX model exists and cannot be loaded on this sharding."""
+    return facts.architecture in _CANNOT_REPEAT_HEADS and shards_more_than_heads(facts, sharding)
+
+
+def model_problems(
+    path: str, wish: EngineWish, facts: ModelFacts, sharding: Sharding
+) -> Iterator[Problem]:
+    """What this model does not allow. `path` is where the model stands in the configuration."""
+    yield from _head_problems(path, wish.shape, facts, sharding)
+    impl = wish.env.get(MODEL_IMPL)
+    if impl == "flax_nnx" and needs_torch_model(facts, sharding):
+        yield Problem(
+            f"{path}.engine_env.{MODEL_IMPL}",
+            f"the JAX model of {facts.architecture} cannot load {facts.num_kv_heads} KV heads "
+            f"over {sharding.attention_shards} shards",
+            f"allowed: vllm, or leave it out, or {_fewer_shards(wish.shape, facts)}",
+            impl,
+        )
+    given = wish.args.get("max_model_len")
+    if facts.is_mla and wish.has_lora:
+        yield Problem(
+            f"{path}.engine_args.enable_lora",
+            f"{facts.architecture} needs attention data parallelism, with which there is no LoRA",
+            "allowed: false",
+            "true",
+        )
+    if isinstance(given, int) and given > facts.max_model_len and "hf_overrides" not in wish.args:
+        yield Problem(
+            f"{path}.engine_args.max_model_len",
+            "longer than the model's own context",
+            f"allowed: at most {facts.max_model_len}, or a longer one with hf_overrides",
+            f"{given}",
+        )
+
+
+def _head_problems(
+    path: str, shape: SliceShape, facts: ModelFacts, sharding: Sharding
+) -> Iterator[Problem]:
+    shards = sharding.attention_shards
+    counts = {"attention heads": facts.num_heads, "KV heads": facts.num_kv_heads}
+    if facts.is_mla:
+        del counts["KV heads"]
+    odd = [f"{num} {what}" for what, num in counts.items() if num % shards and shards % num]
+    if odd:
+        yield Problem(
+            f"{path}.engine_args.tensor_parallel_size",
+            f"{' and '.join(odd)} of {facts.architecture} are not divided by it",
+            f"allowed: {_fewer_shards(shape, facts)}",
+            f"{sharding.tensor}",
+        )
+
+
+def _fewer_shards(shape: SliceShape, facts: ModelFacts) -> str:
+    """Sizes of this slice that divide the heads and repeat none, in words."""
+    fitting = [
+        f"tensor_parallel_size {tensor} with pipeline_parallel_size {pipeline}"
+        for tensor, pipeline in parallelism_choices(shape)
+        if facts.num_heads % tensor == 0 and facts.num_kv_heads % tensor == 0
+    ]
+    if not fitting:
+        return f"a slice whose hosts have no more than {facts.num_kv_heads} devices"
+    return fitting[0]

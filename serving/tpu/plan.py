@@ -1,0 +1,141 @@
+"""One engine on TPU, planned: its settings, its memory, and what would fit where it does not.
+
+Owns the order: refuse, set, count, advise. Advice is never a guess: each way out was planned and
+counted by the same code before it is named. Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from serving.errors import ConfigError
+from serving.topology import SliceShape, parallelism_choices, shapes
+from serving.tpu.hbm import HbmBudget, hbm_budget
+from serving.tpu.model_facts import ModelFacts, ModelFactsError, with_quantization
+from serving.tpu.settings import EngineSettings, engine_settings
+from serving.tpu.wish import EngineWish
+
+# A shorter context is offered in steps of this many tokens.
+_LENGTH_STEP = 1024
+# Arguments that belong to one slice shape; on another the sizes follow from it.
+_OF_THE_SHAPE = ("tensor_parallel_size", "pipeline_parallel_size")
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """Settings and memory of one engine.
+
+    `budget` is `None` where it cannot be counted, and `uncounted` then says why. `advice` are ways
+    in which it would fit, best first; empty when it does, and when nothing was found.
+    """
+
+    wish: EngineWish
+    settings: EngineSettings
+    budget: HbmBudget | None
+    uncounted: str = ""
+    advice: tuple[str, ...] = ()
+
+    @property
+    def can_start(self) -> bool:
+        """False if the engine is known not to fit."""
+        return self.budget is None or self.budget.fits
+
+
+def plan_engine(wish: EngineWish, facts: ModelFacts | None, path: str = "model") -> EnginePlan:
+    """The plan of one engine; `path` names the model in a refusal.
+
+    Raises:
+        ConfigError: tpu-inference would reject this or load it wrongly; says what would work.
+    """
+    settings = engine_settings(wish, facts, path)
+    if facts is None:
+        return EnginePlan(wish, settings, None, "the model's config.json is not at hand")
+    try:
+        budget = _budget(wish, facts, settings)
+    except ModelFactsError as error:
+        return EnginePlan(wish, settings, None, str(error))
+    except ValueError as error:
+        return EnginePlan(wish, settings, None, str(error))
+    advice = () if budget.fits else tuple(_ways_out(wish, facts, budget))
+    return EnginePlan(wish, settings, budget, advice=advice)
+
+
+def ensure_fits(plan: EnginePlan) -> None:
+    """Refuses an engine that is known not to fit.
+
+    Raises:
+        ValueError: it does not; says what would. Change the configuration, do not retry.
+    """
+    if plan.can_start or plan.budget is None:
+        return
+    complaint = "; ".join(plan.budget.complaints)
+    raise ValueError(
+        f"{plan.wish.model} does not fit on {slice_words(plan.wish)}: {complaint}. "
+        f"What would fit: {'; '.join(plan.advice) or 'nothing that was tried'}"
+    )
+
+
+def slice_words(wish: EngineWish) -> str:
+    """The slices of an engine, in words."""
+    shape = wish.shape
+    joined = f"{wish.num_slices} joined slices " if wish.num_slices > 1 else ""
+    return f"{joined}{shape.generation} {shape.topology}"
+
+
+def _budget(wish: EngineWish, facts: ModelFacts, settings: EngineSettings) -> HbmBudget:
+    if not facts.is_countable:
+        raise ModelFactsError(f"the parameters of a {facts.architecture} are not counted here")
+    method = wish.args.get("quantization")
+    if isinstance(method, str):
+        facts = replace(facts, weights=with_quantization(facts.weights, method))
+    return hbm_budget(facts, wish.shape, settings.sharding, settings.memory)
+
+
+def _ways_out(wish: EngineWish, facts: ModelFacts, budget: HbmBudget) -> Iterator[str]:
+    """What would fit: less of it, smaller numbers, or a larger slice."""
+    shorter = budget.tokens_per_group // _LENGTH_STEP * _LENGTH_STEP
+    if shorter and _would_fit(_with(wish, max_model_len=shorter), facts):
+        yield f"max_model_len {shorter}"
+    for batched in (1024, 512, 256):
+        if _would_fit(_with(wish, max_num_batched_tokens=batched, max_num_seqs=64), facts):
+            yield f"max_num_batched_tokens {batched} with max_num_seqs 64"
+            break
+    quantized = _with(wish, quantization="fp8")
+    if facts.weights.method is None and "quantization" not in wish.args:
+        if _would_fit(quantized, facts):
+            yield "quantization fp8"
+        elif _would_fit(_with(quantized, max_model_len=_LENGTH_STEP * 8), facts):
+            yield f"quantization fp8 with max_model_len {_LENGTH_STEP * 8}"
+    if "kv_cache_dtype" not in wish.args and _would_fit(_with(wish, kv_cache_dtype="fp8"), facts):
+        yield "kv_cache_dtype fp8"
+    for larger in shapes(wish.shape.generation):
+        stages = _fitting_stages(wish, larger, facts)
+        if stages is not None:
+            hosts = f"{larger.num_hosts} hosts" if larger.num_hosts > 1 else "1 host"
+            pipeline = f", pipeline_parallel_size {stages}" if stages > 1 else ""
+            chips = f"({larger.num_chips} chips, {hosts}{pipeline})"
+            yield f"{larger.generation} {larger.topology} {chips}"
+            return
+
+
+def _fitting_stages(wish: EngineWish, shape: SliceShape, facts: ModelFacts) -> int | None:
+    """The fewest pipeline stages with which it fits on a larger slice; `None` if it does not."""
+    if shape.num_chips <= wish.shape.num_chips:
+        return None
+    args = {name: value for name, value in wish.args.items() if name not in _OF_THE_SHAPE}
+    for tensor, stages in parallelism_choices(shape):
+        sized = args | {"tensor_parallel_size": tensor, "pipeline_parallel_size": stages}
+        if _would_fit(replace(wish, shape=shape, args=sized), facts):
+            return stages
+    return None
+
+
+def _with(wish: EngineWish, **changes: object) -> EngineWish:
+    return replace(wish, args=dict(wish.args) | changes)
+
+
+def _would_fit(wish: EngineWish, facts: ModelFacts) -> bool:
+    try:
+        settings = engine_settings(wish, facts)
+        return _budget(wish, facts, settings).fits
+    except (ConfigError, ValueError):
+        return False

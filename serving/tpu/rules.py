@@ -1,0 +1,180 @@
+"""What tpu-inference 0.32.0 rejects or loads wrongly, said before anything starts.
+
+Owns these rules as far as they follow from the configuration alone; those that need the model's
+`config.json` are in `model_rules`. Does not own what follows from a configuration that is allowed
+(`settings`). Pure.
+
+Source of every rule, unless it says otherwise: the wheels of tpu-inference and vllm-tpu 0.32.0
+(`platforms/tpu_platform.py`, `layers/common/sharding.py`, `envs.py`), read 2026-11-21.
+"""
+
+from collections.abc import Iterator
+
+from serving.errors import Problem
+from serving.tpu.wish import Args, EngineWish, count, is_on, section
+
+MODEL_IMPL = "MODEL_IMPL_TYPE"
+NEW_DESIGN = "NEW_MODEL_DESIGN"
+
+# Variables that follow from the slice, with the reason why nobody else sets them.
+_OWNED_ENV = {
+    "TPU_MULTIHOST_BACKEND": "it follows from the hosts of the slice",
+    "TPU_MULTIPROCESS_DP": "one engine owns one whole slice; for more engines raise `replicas`",
+    "NUM_SLICES": "use slice.num_slices",
+    "VLLM_XLA_CACHE_PATH": "use compile_cache, which keeps shapes and versions apart",
+    "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "Slicewise places workers through the second executor",
+    "VLLM_RAY_BUNDLE_INDICES": "workers run in the placement group of their slice",
+}
+_OWNED_PREFIX = "MEGASCALE_"
+_QUANTIZATIONS = (
+    "compressed-tensors",
+    "auto_awq",
+    "fp8",
+    "gpt_oss_mxfp4",
+    "modelopt_fp4",
+    "deepseek_v4_fp8",
+)
+_CONNECTORS = ("TPUConnector", "TPUConnectorHMA", "TPUOffloadConnector", "RaidenOffloadConnector")
+_SPECULATIVE = ("ngram", "dflash", "dspark", "eagle", "eagle3", "mtp")
+
+
+def argument_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+    """What cannot work on any model. `path` is where the model stands in the configuration."""
+    yield from _owned_env_problems(f"{path}.engine_env", wish)
+    yield from _data_parallel_problems(path, wish)
+    yield from _context_parallel_problems(f"{path}.engine_args", wish)
+    yield from _feature_problems(f"{path}.engine_args", wish.args)
+    yield from _decode_problems(f"{path}.engine_args", wish)
+    if wish.has_lora and wish.env.get(MODEL_IMPL, "vllm") not in ("vllm", "auto"):
+        yield Problem(
+            f"{path}.engine_env.{MODEL_IMPL}",
+            "LoRA layers exist in the torch models only",
+            "allowed with enable_lora: vllm, or leave it out",
+            wish.env[MODEL_IMPL],
+        )
+
+
+def _owned_env_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+    for name, value in wish.env.items():
+        if name in _OWNED_ENV:
+            yield Problem(f"{path}.{name}", "set by Slicewise", _OWNED_ENV[name], value)
+        elif name.startswith(_OWNED_PREFIX):
+            yield Problem(f"{path}.{name}", "set by Slicewise", "use slice.num_slices", value)
+
+
+def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+    """LoRA on more than one copy of an attention, and copies that do not divide."""
+    strategy = wish.strategy
+    groups = count(strategy, "attn_dp_size")
+    is_attention_data = strategy.get("enable_dp_attention") is True
+    if wish.has_lora and is_attention_data and groups != 1:
+        yield Problem(
+            f"{path}.engine_args.additional_config",
+            "tpu-inference has no LoRA with attention data parallelism",
+            "allowed: enable_dp_attention: false, or no enable_lora",
+            "enable_dp_attention: true",
+        )
+    if wish.has_lora and wish.num_slices > 1:
+        yield Problem(
+            f"{path}.engine_args.enable_lora",
+            "slices that are joined are data parallel, with which tpu-inference has no LoRA",
+            "allowed: false, or slices with num_slices: 1 and more replicas",
+            "true",
+        )
+    tensor = count(wish.args, "tensor_parallel_size")
+    if groups is not None and tensor is not None and (groups < 1 or tensor % groups):
+        yield Problem(
+            f"{path}.engine_args.additional_config",
+            f"attn_dp_size does not divide tensor_parallel_size {tensor}",
+            f"allowed: a divisor of {tensor}",
+            f"{groups}",
+        )
+    if wish.env.get(NEW_DESIGN) is not None and not is_on(wish.env, NEW_DESIGN):
+        needs = "attention data parallelism" if is_attention_data else ""
+        needs = "joined slices" if wish.num_slices > 1 else needs
+        if needs:
+            yield Problem(
+                f"{path}.engine_env.{NEW_DESIGN}",
+                f"{needs} exists in the new model design only",
+                "allowed: 1, or leave it out",
+                wish.env[NEW_DESIGN],
+            )
+    if wish.num_slices > 1 and (count(wish.args, "pipeline_parallel_size") or 1) > 1:
+        yield Problem(
+            f"{path}.engine_args.pipeline_parallel_size",
+            "each stage of a pipeline is a cluster of its own, which joins no slices",
+            "allowed: 1, or slices with num_slices: 1",
+            f"{wish.args['pipeline_parallel_size']}",
+        )
+
+
+def _context_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+    decode = count(wish.args, "decode_context_parallel_size") or 1
+    prefill = count(wish.args, "prefill_context_parallel_size") or 1
+    if decode > 1 and prefill > 1:
+        yield Problem(
+            f"{path}.prefill_context_parallel_size",
+            "decode_context_parallel_size is given as well",
+            "allowed: one of the two",
+            f"{prefill}",
+        )
+    if prefill > 1 and prefill % 2:
+        allowed = "allowed: 1, or an even number"
+        yield Problem(f"{path}.prefill_context_parallel_size", "odd", allowed, f"{prefill}")
+    if prefill > 1 and wish.num_slices > 1:
+        yield Problem(
+            f"{path}.prefill_context_parallel_size",
+            "slices that are joined are data parallel, which excludes it",
+            "allowed: 1, or slices with num_slices: 1",
+            f"{prefill}",
+        )
+    tensor = count(wish.args, "tensor_parallel_size")
+    if decode > 1 and tensor is not None and tensor % decode:
+        yield Problem(
+            f"{path}.decode_context_parallel_size",
+            f"does not divide tensor_parallel_size {tensor}",
+            f"allowed: a divisor of {tensor}",
+            f"{decode}",
+        )
+
+
+def _feature_problems(path: str, args: Args) -> Iterator[Problem]:
+    """Single arguments, and values of them, that TPUs do not have."""
+    if args.get("enable_sleep_mode") is True:
+        allowed = "allowed: false; an engine that is not needed is scaled away"
+        yield Problem(f"{path}.enable_sleep_mode", "a TPU engine cannot sleep", allowed, "true")
+    yield from _one_of(path, "quantization", args.get("quantization"), _QUANTIZATIONS)
+    connector = section(args, "kv_transfer_config").get("kv_connector")
+    yield from _one_of(f"{path}.kv_transfer_config", "kv_connector", connector, _CONNECTORS)
+    method = section(args, "speculative_config").get("method")
+    if not (isinstance(method, str) and method.endswith("_mtp")):
+        yield from _one_of(f"{path}.speculative_config", "method", method, _SPECULATIVE)
+    if args.get("mamba_cache_mode") == "all":
+        allowed = "allowed: align or none"
+        yield Problem(f"{path}.mamba_cache_mode", "not on TPU", allowed, "all")
+    if args.get("attention_backend") is not None:
+        yield Problem(
+            f"{path}.attention_backend",
+            "tpu-inference takes none in a Ray actor",
+            "allowed: leave it out",
+            f"{args['attention_backend']}",
+        )
+
+
+def _decode_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+    is_continued = section(wish.args, "additional_config").get("enable_continue_decode") is True
+    stages = count(wish.args, "pipeline_parallel_size") or 1
+    if is_continued and (stages > 1 or wish.args.get("runner") == "pooling"):
+        what = "a pipeline" if stages > 1 else "a pooling model"
+        yield Problem(
+            f"{path}.additional_config",
+            f"continued decoding does not exist for {what}",
+            "allowed: enable_continue_decode: false",
+            "enable_continue_decode: true",
+        )
+
+
+def _one_of(path: str, name: str, value: object, known: tuple[str, ...]) -> Iterator[Problem]:
+    if isinstance(value, str) and value not in known:
+        allowed = f"allowed: {', '.join(known)}"
+        yield Problem(f"{path}.{name}", "not on TPU", allowed, value)

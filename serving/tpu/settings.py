@@ -1,0 +1,332 @@
+"""What a slice and a model turn into: vLLM's arguments and environment, each with its reason.
+
+Owns that translation for vllm-tpu and tpu-inference 0.32.0. Does not own what is refused (`rules`,
+`model_rules`), nor whether it fits (`hbm`). Pure: the same wish gives the same settings.
+
+What the configuration sets by hand is kept, with "set by hand" as its reason.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from serving.errors import ConfigError
+from serving.topology import SliceShape, parallelism_choices
+from serving.tpu.hbm import MemoryWish, Sharding
+from serving.tpu.model_facts import ModelFacts
+from serving.tpu.model_rules import (
+    AUTO_TORCH,
+    model_problems,
+    needs_torch_model,
+    shards_more_than_heads,
+)
+from serving.tpu.rules import MODEL_IMPL, NEW_DESIGN, argument_problems
+from serving.tpu.wish import EngineWish, count, is_on, section
+
+# What the settings are for. Compiled programs of another version are of no use.
+ENGINE_VERSION = "0.32.0"
+BY_HAND = "set by hand"
+
+_TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
+_DEFAULT_UTILIZATION = 0.9
+_DEFAULT_SEQS = 256
+_DEFAULT_BATCHED = 2048
+# The smallest buckets. Source: tpu-inference 0.32.0 `envs.py` and `runner/utils.py`, read
+# 2026-11-21.
+_MIN_TOKEN_BUCKET, _MIN_REQUEST_BUCKET = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One argument or variable, and why it has this value."""
+
+    name: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything that one engine on TPU is started with.
+
+    `token_buckets` and `request_buckets` are the sizes of a step that warm-up compiles programs
+    for, per copy of the attention. `notes` are what an operator should know; none stops a start.
+    """
+
+    args: tuple[Setting, ...]
+    env: tuple[Setting, ...]
+    sharding: Sharding
+    memory: MemoryWish
+    token_buckets: tuple[int, ...]
+    request_buckets: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def engine_args(self) -> dict[str, object]:
+        """VLLM's engine arguments by their Python names."""
+        return {setting.name: setting.value for setting in self.args}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables of every process of the engine, on every host."""
+        return {setting.name: str(setting.value) for setting in self.env}
+
+
+def engine_settings(
+    wish: EngineWish, facts: ModelFacts | None, path: str = "model"
+) -> EngineSettings:
+    """The settings of one engine; `path` names the model in a refusal.
+
+    `facts` of `None` (no `config.json` at hand) leaves out what depends on the model.
+
+    Raises:
+        ConfigError: tpu-inference would reject this or load it wrongly; says what would work.
+    """
+    sharding = sharding_of(wish, facts)
+    problems = list(argument_problems(path, wish))
+    if facts is not None and not problems:
+        problems += model_problems(path, wish, facts, sharding)
+    if problems:
+        raise ConfigError(problems)
+    args = tuple(_by_hand_or(wish.args, _args(wish, facts, sharding)))
+    env = tuple(_by_hand_or(wish.env, _env(wish, facts, sharding)))
+    values = {setting.name: setting.value for setting in args}
+    memory = _memory(values, facts)
+    return EngineSettings(
+        args=args,
+        env=env,
+        sharding=sharding,
+        memory=memory,
+        token_buckets=token_buckets(memory.max_num_batched_tokens, wish.env),
+        request_buckets=request_buckets(memory.max_num_seqs),
+        notes=tuple(_notes(wish, facts, sharding)),
+    )
+
+
+def sharding_of(wish: EngineWish, facts: ModelFacts | None) -> Sharding:
+    """How the model is laid over the devices of its slices."""
+    shape, args, strategy = wish.shape, wish.args, wish.strategy
+    stages = count(args, _PIPELINE) or 1
+    tensor = count(strategy, "tensor_parallelism") or count(args, _TENSOR)
+    tensor = tensor or _tensor_for(shape, stages)
+    groups = 1
+    if strategy.get("enable_dp_attention") is True or (facts is not None and facts.is_mla):
+        groups = count(strategy, "attn_dp_size") or _derived_groups(tensor, facts)
+    return Sharding(tensor, stages, groups, wish.num_slices)
+
+
+def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[int, ...]:
+    """The token counts that steps are padded to: doubling, then by the gap where one is set."""
+    least = int(env.get("MIN_TOKEN_BUCKET", _MIN_TOKEN_BUCKET))
+    gap = int(env.get("VLLM_TPU_BUCKET_PADDING_GAP", 0))
+    last = -(-max_num_batched_tokens // least) * least
+    sizes, size = {last}, least
+    while size < last:
+        sizes.add(size)
+        size = size + gap if gap and size >= gap else 2 * size
+    return tuple(sorted(sizes))
+
+
+def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """The request counts that steps are padded to: doubling, and the most there can be."""
+    most = max(max_num_seqs, _MIN_REQUEST_BUCKET)
+    sizes, size = {most}, _MIN_REQUEST_BUCKET
+    while size < most:
+        sizes.add(size)
+        size *= 2
+    return tuple(sorted(sizes))
+
+
+# -- arguments --
+
+
+def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
+    shape = wish.shape
+    devices = f"{shape.num_devices} devices of a {shape.generation} {shape.topology} slice"
+    if shape.devices_per_chip > 1:
+        devices += f" ({shape.num_chips} chips of {shape.devices_per_chip})"
+    share = "all" if sharding.pipeline == 1 else f"one of {sharding.pipeline} parts of the"
+    yield Setting(_TENSOR, sharding.tensor, f"{share} {devices} share each layer")
+    yield Setting(
+        _PIPELINE,
+        sharding.pipeline,
+        "one stage over the whole slice: the interconnect joins all its chips",
+    )
+    if wish.num_slices > 1:
+        reason = f"one copy of the model on each of {wish.num_slices} joined slices"
+        yield Setting("data_parallel_size", wish.num_slices, reason)
+    if facts is not None:
+        yield Setting("max_model_len", facts.max_model_len, "the model's own context")
+    yield Setting(
+        "max_num_seqs",
+        _DEFAULT_SEQS,
+        "vLLM's own default, written down so that gateway, budget and buckets agree",
+    )
+    yield Setting(
+        "max_num_batched_tokens",
+        _DEFAULT_BATCHED,
+        "what vLLM 0.32.0 takes on TPU (its table by chip name is never matched), a power of two "
+        "so that the last bucket is used whole",
+    )
+    yield Setting(
+        "gpu_memory_utilization",
+        _DEFAULT_UTILIZATION,
+        "the cache takes this share less the weights, unmeasured; the rest is for activations",
+    )
+    if facts is not None and facts.is_multimodal:
+        reason = "tpu-inference cannot split a multimodal input over steps"
+        yield Setting("disable_chunked_mm_input", True, reason)  # noqa: FBT003 - a value
+    if facts is not None and facts.is_mla:
+        yield Setting(
+            "additional_config",
+            _with_attention_data(wish),
+            "models with latent attention run with attention data parallelism only",
+        )
+
+
+def _with_attention_data(wish: EngineWish) -> dict[str, object]:
+    """`additional_config` as given, with attention data parallelism on."""
+    given = section(wish.args, "additional_config")
+    sharding = section(given, "sharding")
+    strategy = dict(wish.strategy) | {"enable_dp_attention": True}
+    return dict(given) | {"sharding": dict(sharding) | {"sharding_strategy": strategy}}
+
+
+# -- environment --
+
+
+def _env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
+    if wish.num_hosts > 1:
+        reason = f"{wish.num_hosts} hosts: one worker on each, placed by Ray"
+        yield Setting("TPU_MULTIHOST_BACKEND", "ray", reason)
+        yield Setting(
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
+            "1",
+            "message queues between hosts, and the whole environment carried to the workers",
+        )
+    yield from _model_env(wish, facts, sharding)
+    if wish.num_slices > 1:
+        yield Setting("NUM_SLICES", wish.num_slices, "the mesh has an axis over joined slices")
+        reason = "the copies are parts of one program, not engines of their own"
+        yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
+    if wish.compile_cache is not None:
+        yield from _cache_env(wish, sharding)
+
+
+def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
+    """Which code the model is made of, and which mesh it is laid on."""
+    if wish.has_lora:
+        yield Setting(MODEL_IMPL, "vllm", "LoRA layers exist in the torch models only")
+    elif facts is not None and needs_torch_model(facts, sharding):
+        yield Setting(
+            MODEL_IMPL,
+            "vllm",
+            f"the JAX model of {facts.architecture} cannot load {facts.num_kv_heads} KV heads over "
+            f"{sharding.attention_shards} shards",
+        )
+    context = max(
+        count(wish.args, f"{kind}_context_parallel_size") or 1 for kind in ("decode", "prefill")
+    )
+    if sharding.attention_data > 1 or (facts is not None and facts.is_mla):
+        yield Setting(NEW_DESIGN, "1", "attention data parallelism exists in this design only")
+    elif wish.num_slices > 1:
+        yield Setting(NEW_DESIGN, "1", "joined slices exist in this design only")
+    elif context > 1:
+        yield Setting(NEW_DESIGN, "1", "context parallelism exists in this design only")
+
+
+def _cache_env(wish: EngineWish, sharding: Sharding) -> Iterator[Setting]:
+    folder = compile_cache_folder(wish, sharding)
+    yield Setting(
+        "VLLM_XLA_CACHE_PATH",
+        folder,
+        "programs compiled by any replica of this model, shape and version serve all others",
+    )
+    # JAX keeps programs that took a second or longer; most of a warm-up's take less.
+    reason = "a restart compiles nothing again, not even what compiles in under a second"
+    yield Setting("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0", reason)
+    yield Setting("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1", reason)
+
+
+def compile_cache_folder(wish: EngineWish, sharding: Sharding) -> str:
+    """The folder of one model, shape and version below `wish.compile_cache`, which is given."""
+    model = re.sub(r"[^A-Za-z0-9._-]+", "--", wish.model)
+    slices = f"{wish.num_slices}x" if wish.num_slices > 1 else ""
+    shape = f"{wish.shape.generation}-{slices}{wish.shape.topology}"
+    parts = f"tp{sharding.tensor}-pp{sharding.pipeline}"
+    return f"{str(wish.compile_cache).rstrip('/')}/{model}/{shape}-{parts}/vllm-{ENGINE_VERSION}"
+
+
+# -- the rest --
+
+
+def _by_hand_or(given: Mapping[str, object], chosen: Iterator[Setting]) -> Iterator[Setting]:
+    """What was given first stays; a chosen mapping has what was given in it already."""
+    settings = list(chosen)
+    merged = {setting.name for setting in settings if isinstance(setting.value, Mapping)}
+    for name, value in given.items():
+        if name not in merged:
+            yield Setting(name, value, BY_HAND)
+    for setting in settings:
+        if setting.name not in given or setting.name in merged:
+            yield setting
+
+
+def _memory(values: Mapping[str, object], facts: ModelFacts | None) -> MemoryWish:
+    utilization = values["gpu_memory_utilization"]
+    return MemoryWish(
+        max_model_len=count(values, "max_model_len") or (facts.max_model_len if facts else 0),
+        max_num_seqs=count(values, "max_num_seqs") or _DEFAULT_SEQS,
+        max_num_batched_tokens=count(values, "max_num_batched_tokens") or _DEFAULT_BATCHED,
+        utilization=float(utilization) if isinstance(utilization, (int, float)) else 0.0,
+        kv_cache_dtype=str(values.get("kv_cache_dtype", "auto")),
+    )
+
+
+def _tensor_for(shape: SliceShape, stages: int) -> int:
+    for tensor, pipeline in parallelism_choices(shape):
+        if pipeline == stages:
+            return tensor
+    return max(1, shape.num_devices // stages)
+
+
+def _derived_groups(tensor: int, facts: ModelFacts | None) -> int:
+    """The groups tpu-inference makes when no number is given: as many as repeat no KV head.
+
+    It counts keys and values of a head as two rows of 16 bits in a word. Source: its
+    `layers/common/sharding.py`, read 2026-11-21.
+    """
+    if facts is None:
+        return 1
+    heads = 1 if facts.is_mla else facts.num_kv_heads
+    packing = 2 * (2 if facts.head_dim == 64 else 1)
+    return max(1, int(tensor // max(1.0, heads * 2 / packing)))
+
+
+def _notes(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[str]:
+    if facts is None:
+        yield "no config.json at hand: nothing that depends on the model was decided or checked"
+    else:
+        yield from _model_notes(facts, sharding)
+    if wish.compile_cache is None:
+        yield "no compile_cache: compiled programs are lost with the pod, each start compiles anew"
+    if is_on(wish.env, "VLLM_XLA_CHECK_RECOMPILATION"):
+        yield "VLLM_XLA_CHECK_RECOMPILATION fails a request whose shape was not warmed up"
+    if wish.args.get("enforce_eager") is True or is_on(wish.env, "SKIP_JAX_PRECOMPILE"):
+        yield "no warm-up: the first request of each bucket waits for a compilation"
+    if wish.num_hosts > 1 and sharding.pipeline == 1:
+        yield (
+            "tensor parallelism over several hosts is marked untested in upstream's table of "
+            "2026-08-22; a pipeline stage per host is marked passing"
+        )
+
+
+def _model_notes(facts: ModelFacts, sharding: Sharding) -> Iterator[str]:
+    if facts.architecture in AUTO_TORCH:
+        yield f"{facts.architecture} is loaded as a torch model (MODEL_IMPL_TYPE auto)"
+    if not facts.is_mla and shards_more_than_heads(facts, sharding):
+        times = sharding.attention_shards // facts.num_kv_heads
+        yield (
+            f"{facts.num_kv_heads} KV heads over {sharding.attention_shards} shards: each token is "
+            f"cached {times} times"
+        )

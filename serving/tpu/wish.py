@@ -1,0 +1,58 @@
+"""What a configuration asks of one engine on TPU, and how its arguments are read. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serving.topology import SliceShape
+
+Args = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWish:
+    """One engine: its model's name, its slices, and what the configuration sets by hand.
+
+    `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
+    processes. `compile_cache` is the folder under which compiled programs are kept, `None` where
+    they are not kept. `num_slices` are joined over the data-centre network.
+    """
+
+    model: str
+    shape: SliceShape
+    args: Args = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    compile_cache: str | None = None
+    num_slices: int = 1
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all its slices."""
+        return self.num_slices * self.shape.num_hosts
+
+    @property
+    def strategy(self) -> Args:
+        """`sharding.sharding_strategy` of `additional_config`; empty when not given."""
+        sharding = section(section(self.args, "additional_config"), "sharding")
+        return section(sharding, "sharding_strategy")
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether adapters may be loaded."""
+        return self.args.get("enable_lora") is True
+
+
+def section(args: Args, name: str) -> Args:
+    """A nested mapping; an empty one in place of anything else."""
+    value = args.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def count(args: Args, name: str) -> int | None:
+    """An argument that is an integer; `None` when it is not given or something else."""
+    value = args.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def is_on(env: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is set as tpu-inference reads a switch."""
+    return env.get(name, "").lower() in ("1", "true")

@@ -1,0 +1,113 @@
+"""Whether an engine fits, and that every way out that is named is one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serving.topology import slice_shape
+from serving.tpu.model_facts import model_facts
+from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
+from serving.tpu.wish import EngineWish
+
+from .models import (
+    CODER_30B,
+    CODER_480B,
+    CODER_480B_FP8,
+    LLAMA_8B,
+    LLAMA_70B,
+    QWEN_8B,
+    facts_of,
+)
+
+
+def plan(model: str, generation: str, topology: str, **args: Any) -> EnginePlan:
+    wish = EngineWish(model, slice_shape(generation, topology), args)
+    return plan_engine(wish, facts_of(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "topology", "args", "fits"),
+    [
+        (LLAMA_8B, "v6e", "2x2", {}, True),
+        (LLAMA_8B, "v6e", "1x1", {}, False),
+        (LLAMA_8B, "v6e", "1x1", {"max_model_len": 32768}, True),
+        (LLAMA_8B, "v5e", "1x1", {"max_model_len": 1024}, False),
+        (LLAMA_70B, "v6e", "2x2", {}, False),
+        (LLAMA_70B, "v6e", "2x2", {"quantization": "fp8"}, True),
+        (LLAMA_70B, "v6e", "2x4", {}, True),
+        (LLAMA_70B, "v6e", "4x4", {}, True),
+        (LLAMA_70B, "v5p", "2x2x2", {"pipeline_parallel_size": 2}, True),
+        (QWEN_8B, "v5e", "2x4", {}, True),
+        (CODER_30B, "v6e", "2x2", {"max_model_len": 65536}, True),
+        (CODER_480B, "tpu7x", "2x2x1", {}, False),
+        (CODER_480B, "tpu7x", "2x2x2", {}, True),
+        (CODER_480B_FP8, "tpu7x", "2x2x1", {}, True),
+    ],
+)
+def test_models_fit_where_they_should(
+    model: str, generation: str, topology: str, args: dict[str, Any], *, fits: bool
+) -> None:
+    planned = plan(model, generation, topology, **args)
+    assert planned.can_start is fits
+    assert bool(planned.advice) is not fits
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    refused = plan(LLAMA_8B, "v6e", "1x1")
+    assert refused.advice == (
+        "max_model_len 107520",
+        "quantization fp8",
+        "kv_cache_dtype fp8",
+        "v6e 2x2 (4 chips, 1 host)",
+    )
+    with pytest.raises(ValueError, match="does not fit on v6e 1x1: one request") as caught:
+        ensure_fits(refused)
+    assert "What would fit: max_model_len 107520" in str(caught.value)
+    ensure_fits(plan(LLAMA_8B, "v6e", "1x1", max_model_len=107520))
+
+
+def test_larger_slice_may_need_stages() -> None:
+    # 96 heads are not divided by the 64 devices of 8x8; a stage on each of its 16 hosts is.
+    refused = plan(CODER_480B, "v6e", "4x4")
+    assert refused.advice[-1] == "v6e 8x8 (64 chips, 16 hosts, pipeline_parallel_size 16)"
+    tried = plan(CODER_480B, "v6e", "8x8", tensor_parallel_size=4, pipeline_parallel_size=16)
+    assert tried.can_start
+
+
+def test_larger_slice_forgets_the_sizes_of_the_smaller_one() -> None:
+    refused = plan(LLAMA_70B, "v6e", "2x2", tensor_parallel_size=4)
+    assert "v6e 2x4 (8 chips, 1 host)" in refused.advice
+
+
+def test_model_that_is_not_counted_may_start_and_says_that_it_was_not() -> None:
+    facts = replace(facts_of(LLAMA_8B), architecture="NewForCausalLM")
+    planned = plan_engine(EngineWish("m", slice_shape("v6e", "2x2")), facts)
+    assert (planned.budget, planned.can_start) == (None, True)
+    assert "NewForCausalLM are not counted" in planned.uncounted
+    ensure_fits(planned)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype int3"),
+        ({"quantization": "modelopt_fp4"}, "quantised with modelopt_fp4"),
+    ],
+)
+def test_sizes_that_are_not_known_are_not_guessed(args: dict[str, Any], words: str) -> None:
+    assert words in plan(LLAMA_8B, "v6e", "2x2", **args).uncounted
+
+
+def test_without_the_models_file_nothing_of_the_model_is_decided() -> None:
+    planned = plan_engine(EngineWish("m", slice_shape("v6e", "2x2")), None)
+    assert planned.can_start
+    assert "not at hand" in planned.uncounted
+    assert any("no config.json" in note for note in planned.settings.notes)
+
+
+def test_tiny_model_fits_anywhere() -> None:
+    tiny = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+            "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "vocab_size": 512, "max_position_embeddings": 64}  # fmt: skip
+    assert plan_engine(EngineWish("m", slice_shape("v5e", "1x1")), model_facts(tiny)).can_start
