@@ -1,0 +1,1 @@
+"""Grafana's dashboards, written from one source."""
