@@ -67,7 +67,7 @@ _GAUGES = {
     "slicewise_sequences_in_flight": ("sequences", "in_flight"),
     "slicewise_requests_waiting": ("sequences", "waiting"),
 }
-_CHIPS = "slicewise_ledger_chips"
+_CHIPS, _LEDGER_BEGAN = "slicewise_ledger_chips", "slicewise_ledger_start_time_seconds"
 _KV_USAGE = "slicewise_engine_kv_usage_ratio"
 # Of each device; HBM is the ratio of two sums.
 _TPU_MEANS = {
@@ -78,7 +78,9 @@ _HBM_USED, _HBM_CAPACITY = "tpu_hbm_used_bytes", "tpu_hbm_capacity_bytes"
 
 TPU_SERIES = frozenset({*_TPU_MEANS, _HBM_USED, _HBM_CAPACITY})
 # All that is read: collectors need not make the rest.
-READ_SERIES = frozenset({*_COUNTERS, *_HISTOGRAMS, *_GAUGES, _CHIPS, _KV_USAGE, *TPU_SERIES})
+READ_SERIES = frozenset(
+    {*_COUNTERS, *_HISTOGRAMS, *_GAUGES, _CHIPS, _LEDGER_BEGAN, _KV_USAGE, *TPU_SERIES}
+)
 
 
 class _Source(NamedTuple):
@@ -100,6 +102,7 @@ class Reading:
     # Models of this gateway, and their compute classes that have or had engines.
     models: set[str] = field(default_factory=set)
     classes: set[tuple[str, str]] = field(default_factory=set)
+    has_ledger: bool = False
 
 
 @dataclass(slots=True)
@@ -131,10 +134,26 @@ def read(families: Iterable[Family]) -> Reading:
     """The series that the history needs, of everything that a page shows."""
     reading, means = Reading(), _Means()
     for family in families:
+        series = _HISTOGRAMS.get(family.name)
+        if series is not None:
+            _take_buckets(reading, series, family.samples)
+            continue
         for sample in family.samples:
-            _take(reading, means, family.name, sample)
+            _take(reading, means, sample)
     means.give(reading.gauges)
+    _fill(reading)
     return reading
+
+
+def _fill(reading: Reading) -> None:
+    """Says none of what the ledger would list if there was any: a fleet without chips is known."""
+    if not reading.has_ledger:
+        return
+    for scope in (ALL_MODELS, *reading.models):
+        reading.gauges.setdefault(Key(scope, "chips", LedgerState.SERVING), 0.0)
+    for model, compute_class in reading.classes:
+        for scope in _scopes(model):
+            reading.gauges.setdefault(Key(scope, "chips_held", compute_class), 0.0)
 
 
 def increase(before: Reading, after: Reading, duration_s: float) -> Increase:
@@ -222,14 +241,9 @@ class _Means:
                 gauges[Key(scope, "tpu_ratio", "hbm")] = used / capacity
 
 
-def _take(reading: Reading, means: _Means, family: str, sample: Sample) -> None:
+def _take(reading: Reading, means: _Means, sample: Sample) -> None:
     name, labels, value = sample.name, sample.labels, sample.value
     model = labels.get("model", "")
-    series = _HISTOGRAMS.get(family)
-    if series is not None:
-        if name.endswith("_bucket"):
-            _take_bucket(reading, series, model, labels, value)
-        return
     if (place_of := _COUNTERS.get(name)) is not None:
         place = place_of(labels)
         if place is not None:
@@ -254,18 +268,28 @@ def _take(reading: Reading, means: _Means, family: str, sample: Sample) -> None:
         reading.classes.add((model, labels["compute_class"]))
     elif name == "slicewise_requests_waiting":
         reading.models.add(model)
+    elif name == _LEDGER_BEGAN:
+        reading.has_ledger = True
 
 
-def _take_bucket(
-    reading: Reading, series: str, model: str, labels: Mapping[str, str], value: float
-) -> None:
-    bound = labels["le"]
-    source = _Source(model, series, (("compute_class", labels["compute_class"]),))
-    reading.buckets.setdefault(source, []).append(value)
-    if bound != "+Inf":
-        known = reading.bounds.get(series, ())
-        if not known or float(bound) > known[-1]:
-            reading.bounds[series] = (*known, float(bound))
+def _take_buckets(reading: Reading, series: str, samples: Iterable[Sample]) -> None:
+    """Takes a whole family: most of a page is buckets. Each histogram's are in order."""
+    before: tuple[str, str] | None = None
+    buckets: list[float] = []
+    bounds: list[float] = []
+    for sample in samples:
+        if not sample.name.endswith("_bucket"):
+            continue
+        labels = sample.labels
+        here = (labels.get("model", ""), labels["compute_class"])
+        if here != before:
+            before, buckets = here, []
+            source = _Source(here[0], series, (("compute_class", here[1]),))
+            reading.buckets[source] = buckets
+        if len(buckets) == len(bounds) and labels["le"] != "+Inf":  # of the first histogram
+            bounds.append(float(labels["le"]))
+        buckets.append(sample.value)
+    reading.bounds[series] = tuple(bounds)
 
 
 def _add(gauges: dict[Key, float], key: Key, value: float) -> None:

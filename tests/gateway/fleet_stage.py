@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import uvicorn
+from starlette.responses import Response
 
 from serving.directory import Directory, HostRecord, SliceRecord
 from serving.gateway.fleet_view import (
@@ -19,6 +20,8 @@ from serving.gateway.fleet_view import (
     describe_fleet,
     describe_plans,
 )
+from serving.gateway.history import History
+from serving.gateway.history_page import history_answer
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
 from serving.link.messages import EngineLoad
@@ -186,11 +189,14 @@ class Stage:
         self.num_waiting = dict.fromkeys(self.seats, 0)
         self.is_failing = False
         self.board: PlanBoard | None = None  # nothing scales
+        # Of the gateways that answer in turns; without one, a gateway is too old to keep any.
+        self.histories = [History("5f0c2a9b41de", NOW_S)]  # which has not looked yet
         self.edge = HttpEdge(
             {},
             EdgeRules(ApiKeys(keys), max_body_bytes=1000),
-            render_metrics=lambda: (b"", "text/plain"),
+            render_metrics=lambda _accept: (b"", "text/plain"),
             describe_fleet=self.describe,
+            answer_history=self.answer_history,
         )
 
     @classmethod
@@ -222,6 +228,13 @@ class Stage:
         """The listed record of a replica."""
         (found,) = (r for r in self.directory.snapshot().records if r.replica_id == replica_id)
         return found
+
+    def answer_history(self, query: str, if_none_match: str) -> Response:
+        """The next gateway's answer, as its deployment gives it; several answer in turns."""
+        if not self.histories:
+            return Response(status_code=404)
+        self.histories.append(self.histories.pop(0))
+        return history_answer(self.histories[-1], (CHAT, CODE), query, if_none_match)
 
     def describe(self) -> dict[str, Any]:
         """The gateway's answer, as its deployment puts it together."""

@@ -250,12 +250,12 @@ async def test_names_are_text_and_never_markup(page: Browser) -> None:
     stage.directory.end(replace(next(example_ended()), replica_id=hostile, model=hostile))
     async with serving(stage) as url:
         await show(page, url)
-        await page.click("summary")
+        await page.click(".tile summary")
         await page.until_text(".host-list", "address <img")
         body = await page.text("body")
         for words in (f"reason {hostile}", f"model {hostile}", f"class {hostile}"):
             assert words in body
-        assert await page.text("h3") == hostile
+        assert await page.text(".tile h3") == hostile
         assert await page.run("return window.hacked ?? null") is None
         assert await page.run("return document.querySelectorAll('img').length") == 0
         assert await page.run("return document.scripts.length") == 1

@@ -32,6 +32,13 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 _PAGE_HEADERS = {**_HEADERS, "vary": "Accept"}
+_PARTS = {
+    "fleet.css": "text/css",
+    "charts.css": "text/css",
+    "fleet.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "history.js": "text/javascript",
+}
 
 
 class FleetPage:
@@ -41,8 +48,8 @@ class FleetPage:
         folder = files(__name__)
         self._page = folder.joinpath("index.html").read_bytes()
         self._parts = {
-            "/fleet/fleet.css": (folder.joinpath("fleet.css").read_bytes(), "text/css"),
-            "/fleet/fleet.js": (folder.joinpath("fleet.js").read_bytes(), "text/javascript"),
+            f"/fleet/{name}": (folder.joinpath(name).read_bytes(), media_type)
+            for name, media_type in _PARTS.items()
         }
 
     def answer(self, method: str, path: str, accept: str) -> Response | None:

@@ -5,6 +5,8 @@
 // little and a reader's focus and open details stay.
 "use strict";
 
+import { Charts } from "./charts.js";
+
 const POLL_MS = 2000;
 const ANSWER_MS = 5000; // a gateway that takes longer is said not to answer
 const KEY_ITEM = "slicewise.api-key";
@@ -288,6 +290,7 @@ function show(fleet) {
   setText(at("total"), `${count(slices.length, "replica")}, ${count(chips, "chip")} held`);
   lists.models.show(fleet.models.filter(({ name }) => model === "" || name === model), ({ name }) => name);
   showPlans(fleet.autoscaling, model);
+  charts.show(fleet);
   lists.classes.show(byClass(slices), ([name]) => name);
   showEnded(ended);
   setHidden(at("empty"), slices.length > 0);
@@ -321,38 +324,64 @@ const page = {
   answeredAtMs: 0,
   timer: 0,
   isAsking: false,
+  isHurried: false, // something else is wanted than what was asked for
   isClosed: false, // a key is wanted: nothing is asked or shown before there is one
   areAllEndedShown: false,
   wantedModel: "",
 };
 
+const charts = new Charts(at("past"), () => {
+  remember();
+  if (page.fleet !== null) charts.show(page.fleet);
+  ask();
+});
+
 class KeyWantedError extends Error {}
 class NoAnswerError extends Error {}
 
-async function fetchFleet() {
+async function get(path, moreHeaders) {
   const key = sessionStorage.getItem(KEY_ITEM);
-  const headers = { accept: "application/json" };
+  const headers = { accept: "application/json", ...moreHeaders };
   if (key !== null) headers.authorization = `Bearer ${key}`;
   const signal = AbortSignal.timeout(ANSWER_MS);
-  let response, fleet;
   try {
-    response = await fetch("fleet", { headers, signal, cache: "no-store", redirect: "error" });
-    fleet = response.ok ? await response.json() : null;
+    const response = await fetch(path, { headers, signal, cache: "no-store", redirect: "error" });
+    return { response, body: response.ok ? await response.json() : null };
   } catch (error) {
     const isLate = error.name === "TimeoutError";
     throw new NoAnswerError(isLate ? `none within ${ANSWER_MS / 1000} s` : "not reachable");
   }
+}
+
+async function fetchFleet() {
+  const { response, body } = await get("fleet");
   if (response.status === 401) throw new KeyWantedError();
   if (!response.ok) throw new NoAnswerError(`HTTP ${response.status}`);
-  return fleet;
+  return body;
+}
+
+// What gateways saw since they were asked last. The charts can do without: a gateway may be too old to
+// keep a history, or not serve the model. What is wrong with the gateway itself, the fleet's answer says.
+async function fetchPast() {
+  if (charts.isOff) return;
+  const question = charts.question;
+  try {
+    const headers = question.tag === null ? {} : { "if-none-match": question.tag };
+    const { response, body } = await get(`fleet/history?${question.query}`, headers);
+    if (response.ok || response.status === 304) charts.take(question, body, response.headers.get("etag"));
+    else if (response.status === 404) charts.lack(question);
+  } catch (error) {
+    if (!(error instanceof NoAnswerError)) throw error;
+  }
 }
 
 async function ask() {
   clearTimeout(page.timer);
+  page.isHurried = page.isAsking;
   if (page.isAsking || document.hidden) return;
   page.isAsking = true;
   try {
-    const fleet = await fetchFleet();
+    const [fleet] = await Promise.all([fetchFleet(), fetchPast()]);
     if (page.isClosed) return; // the key was taken away while the answer was on its way
     page.fleet = fleet;
     page.answeredAtMs = Date.now();
@@ -371,7 +400,7 @@ async function ask() {
   } finally {
     page.isAsking = false;
   }
-  page.timer = setTimeout(ask, POLL_MS);
+  page.timer = setTimeout(ask, page.isHurried ? 0 : POLL_MS);
 }
 
 // Spoken by screen readers, so changed only when the link itself changes.
@@ -394,6 +423,7 @@ function closeDoor() {
   sessionStorage.removeItem(KEY_ITEM);
   clearTimeout(page.timer);
   page.fleet = null;
+  charts.choose(charts.range, charts.model);
   page.isClosed = true;
   setText(at("key-problem"), wasTried ? "The gateway does not accept this key." : "");
   setHidden(at("fleet"), true);
@@ -433,17 +463,25 @@ function applyAddress() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   page.wantedModel = wanted.get("model") ?? "";
   at("compact").checked = wanted.has("compact");
+  charts.choose(wanted.get("range") ?? "5m", page.wantedModel);
   document.body.classList.toggle("compact", at("compact").checked);
+}
+
+function remember() {
+  const wanted = new URLSearchParams();
+  if (page.wantedModel) wanted.set("model", page.wantedModel);
+  if (at("compact").checked) wanted.set("compact", "");
+  if (charts.range !== "5m") wanted.set("range", charts.range);
+  history.replaceState(null, "", wanted.size ? `#${wanted}` : location.pathname + location.search);
 }
 
 at("view").addEventListener("change", () => {
   page.wantedModel = at("model").value;
-  const wanted = new URLSearchParams();
-  if (page.wantedModel) wanted.set("model", page.wantedModel);
-  if (at("compact").checked) wanted.set("compact", "");
-  history.replaceState(null, "", wanted.size ? `#${wanted}` : location.pathname + location.search);
+  if (charts.model !== page.wantedModel) charts.choose(charts.range, page.wantedModel);
+  remember();
   document.body.classList.toggle("compact", at("compact").checked);
   if (page.fleet !== null) show(page.fleet);
+  ask();
 });
 at("view").addEventListener("submit", (event) => event.preventDefault());
 

@@ -1,0 +1,230 @@
+"""The charts of the fleet page in a real Chromium, over the real edge and a staged history."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from .browser import Browser, browser, missing_program
+from .fleet_stage import CHAT, CODE, NOW_S, Stage, serving
+from .history_stage import example_history, pages
+from .test_fleet_in_browser import FAINT_TEXTS, IS_LIVE
+
+pytestmark = [
+    pytest.mark.skipif(
+        missing_program() is not None,
+        reason=f"{missing_program()} is not installed (in Debian: chromium, chromium-driver)",
+    ),
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+LEFT, END, ESCAPE = "\ue012", "\ue010", "\ue00c"
+TITLES = [
+    "Requests",
+    "Output tokens",
+    "Time to first token",
+    "Time per output token",
+    "Sequences",
+    "Resumes and losses",
+    "KV cache in use",
+    "Chips by state",
+    "Chips by compute class",
+    "Cost",
+    "Price of output",
+]
+# Charts in which nothing is drawn, or something beyond their tile.
+FAULTY = """
+return [...document.querySelectorAll('.chart')].filter((chart) => chart.checkVisibility())
+  .filter((chart) => {
+    const tile = chart.getBoundingClientRect();
+    const shapes = [...chart.querySelectorAll('.line, .area, .bar')].map((each) => each.getBBox());
+    const texts = [...chart.querySelectorAll('text')].map((each) => each.getBoundingClientRect());
+    const isOut = ({ left, right, bottom }) =>
+      left < tile.left || right > tile.right || bottom > tile.bottom;
+    return !shapes.some(({ width }) => width > 0) || texts.length < 5 || texts.some(isOut);
+  }).map((chart) => chart.querySelector('h3').textContent);
+"""
+CHART = """[...document.querySelectorAll('.chart')]
+    .find((chart) => chart.querySelector('h3').textContent === arguments[0])"""
+LEGEND = f"""return [...({CHART}).querySelectorAll('.legend li')]
+    .map((row) => [...row.children].map((each) => each.textContent).filter(Boolean).join(' '))"""
+POINT = f"""const plot = ({CHART}).querySelector('.plot'); const box = plot.getBoundingClientRect();
+    plot.dispatchEvent(new PointerEvent('pointermove', {{ clientX: box.left + arguments[1] }}));"""
+# What an operator's tab does every two seconds, at once.
+ASK = "document.dispatchEvent(new Event('visibilitychange'))"
+NUM_NODES = "return document.querySelectorAll('#past *').length"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    async with browser() as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(chromium: Browser) -> Browser:
+    await chromium.open("about:blank")
+    await chromium.emulate(1360, 2000)
+    await chromium.complaints()
+    return chromium
+
+
+def stage_of(*gateway_ids: str, num_seconds: int = 290) -> Stage:
+    stage = Stage.example()
+    stage.histories = [example_history(each, num_seconds=num_seconds) for each in gateway_ids]
+    return stage
+
+
+async def show(page: Browser, url: str, fragment: str = "") -> None:
+    await page.open(f"{url}/fleet{fragment}")
+    await page.until(IS_LIVE)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+async def test_charts_show_data_and_stay_in_their_place(
+    page: Browser, width: int, scheme: str
+) -> None:
+    await page.emulate(width, 1200, scheme=scheme)
+    async with serving(stage_of("g1")) as url:
+        await show(page, url)
+        assert await page.texts(".chart h3") == TITLES
+        assert await page.run(FAULTY) == []
+        assert await page.run("return document.documentElement.scrollWidth") <= width
+        assert await page.run(FAINT_TEXTS) == []
+        assert await page.complaints() == []
+
+
+async def test_pointing_at_a_time_shows_its_values_in_every_chart(page: Browser) -> None:
+    async with serving(stage_of("g1")) as url:
+        await show(page, url)
+        assert await page.run(LEGEND, "Chips by compute class") == ["spot 16", "reserved 16"]
+        assert await page.run(LEGEND, "Resumes and losses") == [
+            "links lost 1",
+            "resumed, lost 9",
+            "moved, drained 0",
+        ]
+        # Half a minute after the loss: 180 s of 290 s, which end at the right.
+        x = f"return 42 + (({CHART}).querySelector('.plot').clientWidth - 52) * 190 / 300"
+        await page.run(POINT, "Output tokens", await page.run(x, "Output tokens"))
+        assert await page.run(LEGEND, "Chips by compute class") == ["spot 0", "reserved 16"]
+        assert await page.run(LEGEND, "Chips by state") == ["wanted, not held 16", "serving 16"]
+        assert "waiting 7" in await page.run(LEGEND, "Sequences")
+        assert (await page.text("#past .time")).startswith("at ")
+
+
+async def test_keyboard_reads_the_same_and_says_it(page: Browser) -> None:
+    async with serving(stage_of("g1")) as url:
+        await show(page, url)
+        await page.run(f"({CHART}).querySelector('.plot').focus()", "Sequences")
+        spoken = "return document.activeElement.getAttribute('aria-valuetext')"
+        last = await page.run(spoken)
+        await page.press(*[LEFT] * 110)
+        assert "waiting 7" in await page.run(spoken)
+        await page.press(ESCAPE)
+        assert await page.run(spoken) == last
+        label = "return document.activeElement.getAttribute('aria-label')"
+        assert "Sequences, number, last 5 minutes. on engines: 12 to 50" in await page.run(label)
+
+
+async def test_seconds_without_a_look_are_gaps_and_chips_without_exporter_are_not_shown(
+    page: Browser,
+) -> None:
+    stage = Stage.example()
+    stage.histories = [example_history(silent=range(60, 90))]
+    async with serving(stage) as url:
+        await show(page, url)
+        strokes = f"return ({CHART}).querySelector('.line').getAttribute('d').match(/M/g).length"
+        assert await page.run(strokes, "Time to first token") == 2
+        assert await page.run(f"return ({CHART}).hidden", "TPU")
+
+
+async def test_losses_of_slices_are_marked_and_said(page: Browser) -> None:
+    async with serving(stage_of("g1")) as url:
+        await show(page, url)
+        assert [words.split(" ", 1)[1] for words in await page.texts("#past .events li")] == [
+            "v6e-spot-1 draining host 2: the cloud takes it back (metadata preempted)",
+            "v6e-spot-9 preempted its replica was not heard of for 5 s",
+        ]
+        marks = f"return ({CHART}).querySelectorAll('.mark-lost, .mark-leaving').length"
+        assert await page.run(marks, "Output tokens") == 2
+
+
+async def test_several_gateways_are_added_up_and_the_page_says_so(page: Browser) -> None:
+    async with serving(stage_of("g1", "g2")) as url:
+        await show(page, url)
+        alone = await page.run(LEGEND, "Sequences")
+        assert "As gateway g1 saw it" in await page.text("#past [data-part=gateways]")
+        await page.run(ASK)
+        await page.until_text("#past [data-part=gateways]", "Of 2 gateways together (g1, g2)")
+        twice = [
+            f"{words} {2 * int(count)}" for words, count in (each.rsplit(" ", 1) for each in alone)
+        ]
+        assert await page.run(LEGEND, "Sequences") == twice
+        # The chips are the fleet's, the same for both.
+        assert await page.run(LEGEND, "Chips by compute class") == ["spot 16", "reserved 16"]
+
+
+async def test_day_of_answers_makes_the_page_no_larger(page: Browser) -> None:
+    stage = stage_of("g1", num_seconds=10)
+    later = list(pages(60, 150))[10:]
+    async with serving(stage) as url:
+        await show(page, url)
+        await page.run("window.before = document.querySelector('#past .line')")
+        num_nodes = await page.run(NUM_NODES)
+        time_shown = await page.text("#past .time")
+        for second, families in enumerate(later):
+            stage.histories[0].observe(families, NOW_S + 0.5 + second)
+            if second % 5 == 0:
+                await page.run(ASK)
+        await page.until(
+            "return document.querySelector('#past .time').innerText !== arguments[0]", time_shown
+        )
+        assert await page.run("return window.before === document.querySelector('#past .line')")
+        # Another label of an axis is all that may come.
+        assert await page.run(NUM_NODES) <= num_nodes + 60
+
+
+async def test_range_is_kept_in_the_address_and_charts_can_be_hidden(page: Browser) -> None:
+    async with serving(stage_of("g1")) as url:
+        await show(page, url, "#range=1h")
+        await page.until("return document.querySelector('[name=range][value=\"1h\"]').checked")
+        await page.until(
+            f"return ({CHART}).querySelector('.plot').ariaLabel.includes('last hour')", "Cost"
+        )
+        await page.click("#past [value=off]")
+        assert not await page.texts(".chart")
+        assert await page.run("return location.hash") == "#range=off"
+        await page.click("#past [value='5m']")
+        await page.until(
+            f"return ({CHART}).querySelector('.plot').ariaLabel.includes('5 min')", "Cost"
+        )
+        assert len(await page.texts(".chart")) == len(TITLES)
+
+
+async def test_charts_are_of_the_model_that_is_chosen(page: Browser) -> None:
+    async with serving(stage_of("g1")) as url:
+        await show(page, url, f"#model={CODE}")
+        # Nothing ever asked for it here.
+        await page.until_text("#past .chart .none", "No request has been counted yet.")
+        await page.type("#model", CHAT)
+        await page.until(f"return ({LEGEND.removeprefix('return ')}).length === 2", "Sequences")
+
+
+async def test_same_is_told_as_a_table(page: Browser) -> None:
+    async with serving(stage_of("g1")) as url:
+        await show(page, url)
+        await page.click("#past summary")
+        await page.until_text("#past table", "Chips by state, chips: serving 32 16 29.8 32")
+        assert "Price of output" in await page.text("#past table")
+
+
+async def test_gateway_that_keeps_no_history_has_no_charts(page: Browser) -> None:
+    stage = Stage.example()
+    stage.histories = []
+    async with serving(stage) as url:
+        await show(page, url)
+        assert not await page.texts(".chart")
+        assert await page.run("return document.getElementById('past').hidden")
+        assert len(await page.texts(".tile")) == 12
