@@ -17,12 +17,12 @@ from serving.config import (
 )
 from serving.deployment_names import DIRECTORY, GATEWAY
 from serving.directory_deployment import FleetDirectory
-from serving.engine.slice_replica import DRAIN_GRACE_S, SliceReplica
+from serving.engine.slice_replica import SliceReplica
 from serving.engine.spec import EngineSpec
 from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
-from serving.slices.inventory import ACCELERATOR_LABEL, ZONE_LABEL
-from serving.slices.spec import SliceSpec
+from serving.slices.inventory import ACCELERATOR_LABEL
+from serving.slices.terms import replica_end_s, slice_spec
 from serving.topology import TPU_ACCELERATOR_TYPES
 
 # Wrapped here and not where they are written: Serve sends a decorated class by value, with all its
@@ -34,9 +34,6 @@ _SliceReplica = serve.deployment(SliceReplica)
 # The control parts wait for messages; they need a place, not a core.
 _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
-# How long before an end that was announced long ago a slice stops taking requests: time for them
-# to finish or move. The notices themselves may come an hour or a week before.
-MAX_DRAIN_S = 120.0
 # How often gateways and directory tell the scaling policy what they see. Serve counts what it was
 # told over a period, which the policy does not use: the shortest one keeps reports small.
 _REPORT_INTERVAL_S = 2.0
@@ -103,28 +100,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         heartbeat_interval_s=config.link.heartbeat_interval_s,
         max_buffered_bytes=config.link.max_buffered_bytes,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
-        slice=_slice_spec(config, deployment),
-    )
-
-
-def _slice_spec(config: AppConfig, deployment: DeploymentConfig) -> SliceSpec | None:
-    """What each replica is told of its slice; `None` where it reserves none."""
-    if deployment.slice is None:
-        return None
-    compute_class = config.compute_class(deployment.compute_class)
-    node_labels = dict(compute_class.node_labels)
-    if deployment.slice.zone is not None:
-        node_labels[ZONE_LABEL] = deployment.slice.zone
-    return SliceSpec(
-        compute_class=deployment.compute_class,
-        shape=deployment.slice.shape,
-        node_labels=node_labels,
-        drain_notice_s=min(compute_class.drain_notice_s, MAX_DRAIN_S),
-        max_run_duration_s=compute_class.max_run_duration_s,
-        patience_s=compute_class.patience_s,
-        probe_timeout_s=config.health.probe_timeout_s,
-        cpus_per_host=deployment.num_cpus,
-        listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+        slice=slice_spec(config, deployment),
     )
 
 
@@ -178,7 +154,7 @@ def _engine(
         ray_actor_options=_actor_options(config, _CONTROL_CPUS),
         health_check_period_s=config.health.check_period_s,
         graceful_shutdown_wait_loop_s=0.1,
-        # A drain that a notice has begun is not cut short.
-        graceful_shutdown_timeout_s=2 * DRAIN_GRACE_S
-        + (spec.slice.drain_notice_s if spec.slice is not None else 0.0),
+        graceful_shutdown_timeout_s=replica_end_s(
+            spec.slice.drain_notice_s if spec.slice is not None else 0.0
+        ),
     )

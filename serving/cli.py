@@ -16,10 +16,13 @@ from serving.engine_plan import engine_plan_command
 from serving.fleet_status import status_command
 from serving.launch import serve_command
 from serving.ledger.command import ledger_command
+from serving.manifests.command import render_command, validate_command
 from serving.simulation.command import sim
 
 COMMAND_GROUP = "slicewise.commands"
-_OWN_COMMANDS = frozenset({"config", "engine-plan", "ledger", "serve", "status", "sim"})
+_OWN_COMMANDS = frozenset(
+    {"config", "engine-plan", "ledger", "render", "serve", "status", "sim", "validate"}
+)
 
 
 def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
@@ -40,6 +43,8 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.command("status")(status_command)
     cli.command("engine-plan")(engine_plan_command)
     cli.command("ledger")(ledger_command)
+    cli.command("render")(render_command)
+    cli.command("validate")(validate_command)
     cli.add_typer(sim, name="sim")
     for entry_point in commands:
         command = entry_point.load()

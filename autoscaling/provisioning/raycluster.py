@@ -14,15 +14,14 @@ from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import UnusableError
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
 from autoscaling.provisioning.plan import Change
+from serving.gke_names import (
+    COMPUTE_CLASS_LABEL,
+    GKE_ACCELERATOR,
+    GKE_CHIPS,
+    GKE_COMPUTE_CLASS,
+    GKE_TOPOLOGY,
+)
 from serving.topology import Generation, TopologyError, shapes, slice_shape
-
-# Ours, on a worker group: the compute class as `serve_config.yaml` calls it. Without it, GKE's name
-# for the class counts.
-COMPUTE_CLASS_LABEL = "slicewise.io/compute-class"
-GKE_COMPUTE_CLASS = "cloud.google.com/compute-class"
-GKE_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
-GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
-GKE_CHIPS = "google.com/tpu"
 
 # KubeRay's labels on pods. Source: KubeRay 1.7.0 `utils/constant.go`; `replicaIndex` is the TPU
 # webhook's, with the group's name before the index; read 2026-11-20.

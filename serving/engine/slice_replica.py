@@ -19,11 +19,9 @@ from serving.engine.residency import Parting, Residency
 from serving.engine.spec import EngineSpec
 from serving.process_log import log_as_replica
 from serving.slices.lifecycle import EndCause
+from serving.slices.terms import DRAIN_GRACE_S
 
 logger = logging.getLogger(__name__)
-
-# How long a leaving replica waits until the gateways have taken its requests elsewhere.
-DRAIN_GRACE_S = 5.0
 
 
 class SliceReplica:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from serving.errors import ConfigError, Problem
+from serving.gke_names import COMPUTE_CLASS_LABEL
 from serving.slice_config import MARKET_LABEL
 from serving.slices.inventory import (
     ACCELERATOR_LABEL,
@@ -20,7 +21,6 @@ from serving.slices.inventory import (
 from serving.slices.probe import FAULT_VARIABLE
 from serving.topology import SliceShape, TopologyError, slice_shape
 
-COMPUTE_CLASS_LABEL = "slicewise.io/compute-class"
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$"
 
 

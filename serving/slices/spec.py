@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from serving.slices.inventory import SliceWant
 from serving.topology import SliceShape
 
 
@@ -27,3 +28,16 @@ class SliceSpec:
     probe_timeout_s: float = 120.0
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False
+
+
+def wanted_slice(spec: SliceSpec) -> SliceWant:
+    """What kind of slice a replica may take."""
+    shape = spec.shape
+    return SliceWant(
+        compute_class=spec.compute_class,
+        pod_type=shape.ray_pod_type,
+        topology=shape.topology,
+        num_hosts=shape.num_hosts,
+        chips_per_host=shape.chips_per_host,
+        labels=dict(spec.node_labels),
+    )

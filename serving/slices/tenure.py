@@ -22,7 +22,7 @@ from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
 from serving.slices.probe import HostOutcome, HostProbe, Platform, ProbeSpec, Stage, probe_slice
 from serving.slices.ray_hosts import draining_nodes
 from serving.slices.reservation import Reservation, ReservationError, reserve
-from serving.slices.spec import SliceSpec
+from serving.slices.spec import SliceSpec, wanted_slice
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +50,6 @@ class ProbeFailedError(RuntimeError):
     """The slice failed its probe and is in quarantine. Release it and take another."""
 
     cause = EndCause.BOOT_FAILED
-
-
-def wanted_slice(spec: SliceSpec) -> SliceWant:
-    """What kind of slice a replica may take."""
-    shape = spec.shape
-    return SliceWant(
-        compute_class=spec.compute_class,
-        pod_type=shape.ray_pod_type,
-        topology=shape.topology,
-        num_hosts=shape.num_hosts,
-        chips_per_host=shape.chips_per_host,
-        labels=dict(spec.node_labels),
-    )
 
 
 async def take_slice(

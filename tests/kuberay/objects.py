@@ -5,11 +5,6 @@ from typing import Any
 
 from autoscaling.provisioning.raycluster import (
     CLUSTER_LABEL,
-    COMPUTE_CLASS_LABEL,
-    GKE_ACCELERATOR,
-    GKE_CHIPS,
-    GKE_COMPUTE_CLASS,
-    GKE_TOPOLOGY,
     GROUP_LABEL,
     HOST_INDEX_LABEL,
     NODE_TYPE_LABEL,
@@ -17,13 +12,19 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_NAME_LABEL,
     WEBHOOK_SLICE_LABEL,
 )
+from serving.gke_names import (
+    COMPUTE_CLASS_LABEL,
+    GKE_ACCELERATOR,
+    GKE_CHIPS,
+    GKE_COMPUTE_CLASS,
+    GKE_TOPOLOGY,
+    NEVER_IDLE_S,
+)
 from serving.topology import SliceShape
 
 RAYCLUSTER = "llm-tpu-raycluster"
 RAYSERVICE = "llm-tpu"
 HEAD_POD = f"{RAYCLUSTER}-head"
-# Slices whose count only we decide: Ray's autoscaler never finds them idle.
-NEVER_IDLE_S = 10_000_000
 
 _numbers = itertools.count()
 

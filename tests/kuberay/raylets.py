@@ -6,13 +6,11 @@ import psutil
 from ray.cluster_utils import Cluster
 
 from autoscaling.provisioning.raycluster import (
-    GKE_ACCELERATOR,
-    GKE_CHIPS,
-    GKE_TOPOLOGY,
     GROUP_LABEL,
     HOST_INDEX_LABEL,
     WEBHOOK_SLICE_LABEL,
 )
+from serving.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
 from serving.topology import Generation, SliceShape, shapes, slice_shape
 
 from .store import Json

@@ -1,0 +1,158 @@
+"""The edges of an installation: the way in for clients, and what Prometheus reads. Pure.
+
+Gateway API v1 and the Prometheus operator's v1; on GKE the first is built in, the second is not.
+"""
+
+from typing import Any
+
+from serving.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
+from serving.manifests.cluster_config import ClusterConfig
+from serving.manifests.names import (
+    EXPORTER_PORT,
+    SERVE_PORT,
+    Component,
+    component_labels,
+    instance_labels,
+    priority_class,
+    serve_service,
+    service_account,
+)
+from serving.manifests.values import Values
+
+Json = dict[str, Any]
+
+_GATEWAY_API = "gateway.networking.k8s.io/v1"
+# The port of GKE's TPU device plugin. Source: tpu-metrics page of GKE, read 2026-11-20.
+_DEVICE_PLUGIN_PORT = 2112
+_POD_RESOURCES = "/var/lib/kubelet/pod-resources"
+# Streams are as long as their answers.
+_ROUTE_TIMEOUT_S = 3600
+
+
+def gateway(cluster: ClusterConfig) -> Json:
+    """The load balancer. Plain HTTP, as the proxies speak: add TLS in an overlay."""
+    listener: Json = {
+        "allowedRoutes": {"namespaces": {"from": "Same"}},
+        "name": "http",
+        "port": 80,
+        "protocol": "HTTP",
+    }
+    spec = {"gatewayClassName": cluster.gateway_class, "listeners": [listener]}
+    return _object(cluster, _GATEWAY_API, "Gateway", cluster.name) | {"spec": spec}
+
+
+def http_route(cluster: ClusterConfig, service: str) -> Json:
+    """Everything that arrives there goes to the gateways."""
+    rule = {
+        "backendRefs": [{"name": service, "port": SERVE_PORT}],
+        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "timeouts": {"request": f"{_ROUTE_TIMEOUT_S}s"},
+    }
+    spec: Json = {"parentRefs": [{"name": cluster.name}], "rules": [rule]}
+    if cluster.hostname is not None:
+        spec["hostnames"] = [cluster.hostname]
+    return _object(cluster, _GATEWAY_API, "HTTPRoute", cluster.name) | {"spec": spec}
+
+
+def gateway_service(cluster: ClusterConfig) -> Json:
+    """The gateways of a RayCluster that has no RayService to make one."""
+    spec = {
+        "ports": [{"name": "serve", "port": SERVE_PORT, "targetPort": SERVE_PORT}],
+        "selector": component_labels(cluster, Component.GATEWAY),
+    }
+    return _object(cluster, "v1", "Service", serve_service(cluster)) | {"spec": spec}
+
+
+def exporter(cluster: ClusterConfig) -> Json:
+    """The TPU exporter, once on every TPU host. Root, because only root reads others' devices.
+
+    On GKE the runtime of a pod is reached from nowhere else; its values come through the device
+    plugin.
+    """
+    labels = component_labels(cluster, Component.EXPORTER)
+    size = {"cpu": "100m", "memory": "128Mi"}
+    container = {
+        "name": "tpu-exporter",
+        "image": cluster.images.cpu,
+        "command": ["python", "-m", "serving.exporters"],
+        "args": [
+            "--no-libtpu",
+            f"--device-plugin=$(NODE_IP):{_DEVICE_PLUGIN_PORT}",
+            f"--port={EXPORTER_PORT}",
+        ],
+        "env": [
+            {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        "ports": [{"containerPort": EXPORTER_PORT, "name": "metrics"}],
+        "resources": {"requests": dict(size), "limits": dict(size)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"add": ["SYS_PTRACE"], "drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsUser": 0,
+        },
+        "volumeMounts": [{"name": "pod-resources", "mountPath": _POD_RESOURCES, "readOnly": True}],
+    }
+    on_tpus = {"matchExpressions": [{"key": GKE_ACCELERATOR, "operator": "Exists"}]}
+    spec = {
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_tpus]}
+            }
+        },
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "hostPID": True,
+        "priorityClassName": priority_class(cluster, Component.EXPORTER),
+        "serviceAccountName": service_account(cluster, Component.EXPORTER),
+        "tolerations": [
+            {"key": GKE_CHIPS, "operator": "Exists", "effect": "NoSchedule"},
+            {"key": GKE_COMPUTE_CLASS, "operator": "Exists", "effect": "NoSchedule"},
+        ],
+        "volumes": [{"name": "pod-resources", "hostPath": {"path": _POD_RESOURCES}}],
+    }
+    return _object(cluster, "apps/v1", "DaemonSet", f"{cluster.name}-tpu-exporter") | {
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}},
+        }
+    }
+
+
+def pod_monitors(values: Values) -> list[Json]:
+    """What Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics."""
+    cluster = values.cluster
+    page: Json = {"path": "/metrics", "port": "serve", "interval": "10s"}
+    if cluster.secrets.api_keys is not None:
+        key = {"name": cluster.secrets.api_keys, "key": "metrics-key"}
+        page["authorization"] = {"type": "Bearer", "credentials": key}
+    # A host's chips are read while they are scraped, and within 0.8 of the timeout.
+    chips = {"port": "metrics", "interval": "5s", "scrapeTimeout": "4s", "honorLabels": True}
+    ray = {"port": "metrics", "interval": "15s"}
+    exporter_labels = component_labels(cluster, Component.EXPORTER)
+    gateway_labels = component_labels(cluster, Component.GATEWAY)
+    in_ray = {
+        "matchLabels": instance_labels(cluster),
+        "matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}],
+    }
+    return [
+        _pod_monitor(cluster, "tpu-exporter", {"matchLabels": exporter_labels}, chips),
+        _pod_monitor(cluster, "gateways", {"matchLabels": gateway_labels}, page),
+        _pod_monitor(cluster, "ray", in_ray, ray),
+    ]
+
+
+def _pod_monitor(cluster: ClusterConfig, name: str, selector: Json, endpoint: Json) -> Json:
+    monitor = _object(cluster, "monitoring.coreos.com/v1", "PodMonitor", f"{cluster.name}-{name}")
+    return monitor | {"spec": {"podMetricsEndpoints": [endpoint], "selector": selector}}
+
+
+def _object(cluster: ClusterConfig, api_version: str, kind: str, name: str) -> Json:
+    metadata = {
+        "labels": instance_labels(cluster),
+        "name": name,
+        "namespace": cluster.namespace,
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

@@ -1,0 +1,51 @@
+"""What our objects are called, and the labels by which they find each other. Pure."""
+
+from enum import StrEnum
+
+from serving.manifests.cluster_config import ClusterConfig
+
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+
+GATEWAY_GROUP = "gateway"
+SERVE_PORT = 8000
+METRICS_PORT = 8080
+DASHBOARD_PORT = 8265
+EXPORTER_PORT = 9450
+NETWORK_CLAIMS = "all-netdev"
+
+
+class Component(StrEnum):
+    """What a pod is."""
+
+    HEAD = "head"
+    GATEWAY = "gateway"
+    ENGINE = "engine"  # a host of a slice
+    EXPORTER = "tpu-exporter"
+
+
+def component_labels(cluster: ClusterConfig, component: Component) -> dict[str, str]:
+    """The labels of such pods, which selectors of ours go by."""
+    return instance_labels(cluster) | {COMPONENT_LABEL: component.value}
+
+
+def instance_labels(cluster: ClusterConfig) -> dict[str, str]:
+    """The labels of all pods of one installation."""
+    return {NAME_LABEL: "slicewise", INSTANCE_LABEL: cluster.name}
+
+
+def service_account(cluster: ClusterConfig, component: Component) -> str:
+    """The Kubernetes service account of such pods."""
+    return f"{cluster.name}-{component.value}"
+
+
+def priority_class(cluster: ClusterConfig, component: Component) -> str:
+    """The PriorityClass of such pods."""
+    kind = "engine" if component == Component.ENGINE else "control"
+    return f"{cluster.name}-{kind}"
+
+
+def serve_service(cluster: ClusterConfig) -> str:
+    """The Service that a RayService makes for its proxies. Source: KubeRay 1.7, read 2026-11-20."""
+    return f"{cluster.name}-serve-svc"

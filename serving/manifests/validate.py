@@ -1,0 +1,28 @@
+"""Everything that is wrong with a folder of manifests. Pure, but for the reading of files."""
+
+from serving.errors import Problem
+from serving.manifests.check_classes import class_problems
+from serving.manifests.check_cluster import cluster_problems
+from serving.manifests.check_groups import group_problems
+from serving.manifests.check_references import reference_problems
+from serving.manifests.check_serving import serving_problems
+from serving.manifests.documents import Folder
+
+_CHECKS = (
+    group_problems,
+    class_problems,
+    cluster_problems,
+    serving_problems,
+    reference_problems,
+)
+
+
+def folder_problems(folder: Folder) -> list[Problem]:
+    """What every check says, each problem once."""
+    found = [problem for check in _CHECKS for problem in check(folder)]
+    if not folder.of_kind("RayService", "RayCluster"):
+        missing = Problem(
+            "(folder)", "no Ray cluster in it", "required: a RayService or RayCluster"
+        )
+        found.append(missing)
+    return list(dict.fromkeys(found))

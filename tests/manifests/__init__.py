@@ -1,0 +1,1 @@
+"""Manifests: values files, rendering, validation."""

@@ -1,0 +1,21 @@
+"""The CRDs that manifests are held against, where they are at hand."""
+
+import pytest
+
+from serving.manifests.schemas import Schemas, read_schemas
+
+from .examples import CRDS
+
+_FILES = (
+    "kuberay/ray.io_rayservices.v1.7.0.yaml",
+    "kuberay/ray.io_rayclusters.v1.7.0.yaml",
+    "computeclass/cloud.google.com_computeclasses.yaml",
+)
+
+
+@pytest.fixture(scope="session")
+def crds() -> Schemas:
+    """KubeRay 1.7's and GKE's own."""
+    if not CRDS.is_dir():
+        pytest.skip("the CRDs are not beside this repository")
+    return read_schemas(CRDS / name for name in _FILES)

@@ -1,0 +1,136 @@
+"""Every generation, topology and compute class there is, rendered and held against everything.
+
+What a manifest must say is computed here from the topology string alone, not by the product.
+"""
+
+import math
+
+import pytest
+
+from serving.manifests.documents import Folder, mapping
+from serving.manifests.schemas import Schemas
+from serving.topology import Generation, SliceShape, shapes
+
+from .examples import found, in_memory, markets_of, one, raw_values
+
+EVERY = [shape for generation in Generation for shape in shapes(generation)]
+ACCELERATORS = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}
+
+
+def _id(shape: SliceShape) -> str:
+    return f"{shape.generation}-{shape.topology}-{shape.chips_per_host}t"
+
+
+def _in_every_market(shape: SliceShape) -> Folder:
+    return in_memory(raw_values(*((shape, market) for market in markets_of(shape))))
+
+
+@pytest.mark.parametrize("shape", EVERY, ids=_id)
+def test_slices_of_every_class_are_rendered_without_a_problem(shape: SliceShape) -> None:
+    folder = _in_every_market(shape)
+    assert found(folder) == []
+
+    dimensions = [int(length) for length in shape.topology.split("x")]
+    groups = one(folder, "RayService").body["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    of_slices = {group["groupName"]: group for group in groups if group["groupName"] != "gateway"}
+    classes = {
+        each.name: each.body["spec"]["priorities"] for each in folder.of_kind("ComputeClass")
+    }
+    assert len(of_slices) == len(markets_of(shape))
+    for name, group in of_slices.items():
+        container = group["template"]["spec"]["containers"][0]
+        chips = int(container["resources"]["requests"]["google.com/tpu"])
+        selector = group["template"]["spec"]["nodeSelector"]
+        (rule,) = classes[name]
+        assert group["numOfHosts"] * chips == math.prod(dimensions)
+        assert selector["cloud.google.com/gke-tpu-topology"] == shape.topology
+        assert selector["cloud.google.com/gke-tpu-accelerator"] == ACCELERATORS[shape.generation]
+        assert rule["tpu"] == {
+            "type": ACCELERATORS[shape.generation],
+            "count": chips,
+            "topology": shape.topology,
+        }
+        assert rule["machineType"].endswith(f"-{chips}t")
+
+
+@pytest.mark.parametrize("generation", Generation)
+def test_schemas_of_kuberay_and_gke_take_every_slice(generation: Generation, crds: Schemas) -> None:
+    for shape in shapes(generation):
+        folder = _in_every_market(shape)
+        held = [*folder.of_kind("ComputeClass"), one(folder, "RayService")]
+        assert all(crds.has(each) for each in held)
+        problems = [str(problem) for each in held for problem in crds.problems(each)]
+        assert problems == [], shape
+
+
+def test_markets_are_told_apart_by_what_gke_goes_by() -> None:
+    shape = shapes("v6e")[0]
+    folder = _in_every_market(shape)
+    rules = {
+        each.name: mapping(each.body, "spec", "priorities", 0)
+        for each in folder.of_kind("ComputeClass")
+    }
+    assert rules["v6e-1x1-reserved"]["reservations"] == {
+        "affinity": "Specific",
+        "specific": [{"name": "ours", "zones": ["us-east5-b"]}],
+    }
+    assert "location" not in rules["v6e-1x1-reserved"]
+    assert rules["v6e-1x1-spot"]["spot"] is True
+    assert rules["v6e-1x1-flex-start"]["flexStart"]["enabled"] is True
+    assert rules["v6e-1x1-flex-start"]["maxRunDurationSeconds"] == 7 * 24 * 3600
+    assert rules["v6e-1x1-on-demand"]["spot"] is False
+
+
+def test_combined_class_descends_from_what_is_paid_for_to_list_price() -> None:
+    ladder = one(_in_every_market(shapes("v5p")[1]), "ComputeClass", "v5p-2x2x2-cost-optimised")
+    rules = ladder.body["spec"]["priorities"]
+    assert ["reservations" in rule for rule in rules] == [True, False, False, False]
+    assert [bool(rule.get("spot")) for rule in rules] == [False, True, False, False]
+    assert ["flexStart" in rule for rule in rules] == [False, False, True, False]
+
+
+def test_combined_class_follows_prices_where_all_are_given() -> None:
+    shape = shapes("v6e")[0]
+    raw = raw_values((shape, "spot"), (shape, "flex-start"))
+    raw["applications"][0]["args"]["compute_classes"] = [
+        {"name": "spot", "market": "spot", "usd_per_chip_hour": 1.78},
+        {"name": "flex-start", "market": "flex-start", "usd_per_chip_hour": 1.35},
+    ]
+    ladder = one(in_memory(raw), "ComputeClass", "v6e-1x1-cost-optimised")
+    rules = ladder.body["spec"]["priorities"]
+    assert ["flexStart" in rule for rule in rules] == [True, False]
+
+
+def test_tpu7x_slices_of_several_hosts_have_their_workload_policy() -> None:
+    several, single = shapes("tpu7x")[1], shapes("tpu7x")[0]
+    folder = in_memory(raw_values((several, "spot"), (single, "spot")))
+    rule = one(folder, "ComputeClass", "tpu7x-2x2x2-spot").body["spec"]["priorities"][0]
+    assert rule["placement"] == {"policyName": "slicewise-tpu7x-2x2x2"}
+    assert rule["storage"]["bootDiskType"] == "hyperdisk-balanced"
+    rule = one(folder, "ComputeClass", "tpu7x-2x2x1-spot").body["spec"]["priorities"][0]
+    assert "placement" not in rule
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "critical_s"), [(None, 15), (15.0, 15), (105.0, 15), (110.0, 10), (120.0, 0)]
+)
+def test_spot_nodes_leave_pods_the_whole_drain(notice_s: float | None, critical_s: int) -> None:
+    raw = raw_values((shapes("v6e")[0], "spot"))
+    if notice_s is not None:
+        declared = {"name": "spot", "market": "spot", "drain_notice_s": notice_s}
+        raw["applications"][0]["args"]["compute_classes"] = [declared]
+    folder = in_memory(raw)
+    kubelet = one(folder, "ComputeClass", "v6e-1x1-spot").body["spec"]["priorities"][0][
+        "nodeSystemConfig"
+    ]["kubeletConfig"]
+    assert kubelet == {
+        "shutdownGracePeriodSeconds": 120,
+        "shutdownGracePeriodCriticalPodsSeconds": critical_s,
+    }
+    assert found(folder) == []

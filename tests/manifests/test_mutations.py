@@ -1,0 +1,420 @@
+"""Manifests changed by hand are refused, with file, object, field, value and what is allowed."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from serving.manifests.documents import Folder, Manifest
+from serving.topology import slice_shape
+
+from .examples import found, in_memory, one, raw_values
+
+SHAPE = slice_shape("v6e", "4x4")
+RAW = raw_values(
+    (SHAPE, "reserved"), (SHAPE, "spot"), (slice_shape("tpu7x", "2x2x2"), "on-demand"), dranet=True
+)
+GROUP = "v6e-4x4-spot"
+AT = "kuberay/rayservice/rayservice.yaml: RayService/llm: spec.rayClusterConfig"
+CLASSES = "gke/compute-classes.yaml: ComputeClass"
+
+Json = dict[str, Any]
+
+
+def changed(kind: str, name: str | None, change: Callable[[Json], object]) -> Folder:
+    """The folder with one object changed."""
+    folder = in_memory(RAW)
+    target = one(folder, kind, name)
+    body = copy.deepcopy(target.body)
+    change(body)
+    manifests = [Manifest(each.file, body) if each is target else each for each in folder.manifests]
+    return Folder(tuple(manifests), folder.serve_configs, folder.files)
+
+
+def cluster_of(body: Json) -> Json:
+    found: Json = body["spec"]["rayClusterConfig"]
+    return found
+
+
+def group_of(body: Json, name: str = GROUP) -> Json:
+    groups = cluster_of(body)["workerGroupSpecs"]
+    found: Json = next(group for group in groups if group["groupName"] == name)
+    return found
+
+
+def pod_of(body: Json) -> Json:
+    pod: Json = group_of(body)["template"]["spec"]
+    return pod
+
+
+def rule_of(body: Json) -> Json:
+    rule: Json = body["spec"]["priorities"][0]
+    return rule
+
+
+def test_unchanged_manifests_have_no_problem() -> None:
+    assert found(in_memory(RAW)) == []
+
+
+IN_GROUP: dict[str, tuple[Callable[[Json], object], str]] = {
+    "topology that there is not": (
+        lambda body: pod_of(body)["nodeSelector"].update(
+            {"cloud.google.com/gke-tpu-topology": "4x5"}
+        ),
+        "template.spec.nodeSelector[cloud.google.com/gke-tpu-topology]: no v6e slice of this "
+        'topology can be reserved (value "4x5"); nearest allowed: 2x4, 4x4, 4x8',
+    ),
+    "topology of another size": (
+        lambda body: pod_of(body)["nodeSelector"].update(
+            {"cloud.google.com/gke-tpu-topology": "4x8"}
+        ),
+        "numOfHosts: a v6e 4x8 slice with 4 chips per host has another number of hosts (value 4); "
+        "allowed: 8",
+    ),
+    "hosts": (
+        lambda body: group_of(body).update(numOfHosts=2),
+        "numOfHosts: a v6e 4x4 slice with 4 chips per host has another number of hosts (value 2); "
+        "allowed: 4",
+    ),
+    "generation": (
+        lambda body: pod_of(body)["nodeSelector"].update(
+            {"cloud.google.com/gke-tpu-accelerator": "tpu-v6"}
+        ),
+        "template.spec.nodeSelector[cloud.google.com/gke-tpu-accelerator]: no TPU of GKE's "
+        '(value "tpu-v6"); allowed: tpu-v4-podslice',
+    ),
+    "label of Ray": (
+        lambda body: group_of(body)["labels"].update({"ray.io/tpu-pod-type": "v6e-8"}),
+        "labels[ray.io/tpu-pod-type]: not what Ray finds on these hosts "
+        '(value "v6e-8"); allowed: v6e-16',
+    ),
+    "market": (
+        lambda body: group_of(body)["labels"].update({"ray.io/market-type": "on-demand"}),
+        "labels[ray.io/market-type]: not the market of its ComputeClass, whose rule is spot "
+        '(value "on-demand"); allowed: spot',
+    ),
+    "market that reservations do not select": (
+        lambda body: group_of(body)["labels"].update({"ray.io/market-type": "on-demand"}),
+        "labels[ray.io/market-type]: no worker group has slices that deployment engine-demo-0-spot "
+        'would take (value "on-demand"); required: a group with ray.io/market-type=spot, '
+        "ray.io/tpu-pod-type=v6e-16, ray.io/tpu-topology=4x4",
+    ),
+    "label of the compute class": (
+        lambda body: group_of(body)["labels"].pop("slicewise.io/compute-class"),
+        "labels[slicewise.io/compute-class]: missing: the slice provisioner goes by it",
+    ),
+    "chips": (
+        lambda body: [
+            pod_of(body)["containers"][0]["resources"][kind].update({"google.com/tpu": "8"})
+            for kind in ("limits", "requests")
+        ],
+        "template.spec.containers[0].resources.limits[google.com/tpu]: not the chips of a host of "
+        'a v6e 4x4 slice (value "8"); allowed: 4',
+    ),
+    "requested chips": (
+        lambda body: pod_of(body)["containers"][0]["resources"]["requests"].update(
+            {"google.com/tpu": "2"}
+        ),
+        "template.spec.containers[0].resources.requests[google.com/tpu]: not the limit "
+        '(value "2"); allowed: the limit, 4',
+    ),
+    "grace": (
+        lambda body: pod_of(body).update(terminationGracePeriodSeconds=20),
+        "template.spec.terminationGracePeriodSeconds: shorter than a replica's end on compute "
+        "class spot, which drains for 15 s (value 20); allowed: at least 25",
+    ),
+    "no grace": (
+        lambda body: group_of(body, "tpu7x-2x2x2-on-demand")["template"]["spec"].pop(
+            "terminationGracePeriodSeconds"
+        ),
+        "template.spec.terminationGracePeriodSeconds: shorter than a replica's end on compute "
+        "class on-demand, which drains for 120 s (value 30); allowed: at least 130",
+    ),
+    "compute class": (
+        lambda body: pod_of(body)["nodeSelector"].update(
+            {"cloud.google.com/compute-class": "v6e-4x4-reserved"}
+        ),
+        "template.spec.nodeSelector[cloud.google.com/compute-class]: not the group's name, and "
+        f'each kind of slice has a class of its own (value "v6e-4x4-reserved"); allowed: {GROUP}',
+    ),
+    "toleration of the class": (
+        lambda body: pod_of(body)["tolerations"].pop(),
+        "template.spec.tolerations: does not tolerate the taint cloud.google.com/compute-class="
+        f'{GROUP}:NoSchedule of its nodes (value "google.com/tpu"); required: a toleration of '
+        "cloud.google.com/compute-class",
+    ),
+    "toleration of chips": (
+        lambda body: pod_of(body)["tolerations"].pop(0),
+        "template.spec.tolerations: does not tolerate the taint google.com/tpu=present:NoSchedule "
+        'of its nodes (value "cloud.google.com/compute-class"); required: a toleration of '
+        "google.com/tpu",
+    ),
+    "toleration of flex-start": (
+        lambda body: pod_of(body)["tolerations"].append(
+            {"key": "cloud.google.com/gke-flex-start", "operator": "Exists"}
+        ),
+        "template.spec.tolerations: nodes of a class have no such taint, and GKE may refuse the "
+        'class for it (value "cloud.google.com/gke-flex-start"); allowed: without it',
+    ),
+    "idle timeout": (
+        lambda body: group_of(body).update(idleTimeoutSeconds=600),
+        "idleTimeoutSeconds: Ray's autoscaler would take idle slices away, half of one if need be "
+        "(value 600); allowed: at least 10000000",
+    ),
+    "no idle timeout": (
+        lambda body: group_of(body).pop("idleTimeoutSeconds"),
+        "idleTimeoutSeconds: Ray's autoscaler would take idle slices away, half of one if need be; "
+        "allowed: at least 10000000",
+    ),
+    "replicas": (
+        lambda body: group_of(body).update(replicas=2),
+        "replicas: not minReplicas, and from there on the slice provisioner sets it (value 2); "
+        "allowed: 0",
+    ),
+    "bounds": (
+        lambda body: group_of(body).update(minReplicas=3, replicas=3),
+        "maxReplicas: no bounds for a number of slices",
+    ),
+    "too few slices": (
+        lambda body: group_of(body, "v6e-4x4-reserved").update(maxReplicas=0),
+        "maxReplicas: fewer slices than replicas may want (value 0); allowed: 1 or more",
+    ),
+    "start parameter": (
+        lambda body: group_of(body)["rayStartParams"].update(labels="a=b"),
+        "rayStartParams.labels: KubeRay refuses labels here",
+    ),
+    "named pods": (
+        lambda body: group_of(body).update(scaleStrategy={"workersToDelete": ["pod"]}),
+        "scaleStrategy: only the slice provisioner names pods to delete",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_GROUP)
+def test_changed_group_is_refused(case: str) -> None:
+    change, words = IN_GROUP[case]
+    problems = found(changed("RayService", "llm", change))
+    where = f"{AT}.workerGroupSpecs["
+    assert any(each.startswith(where) and words in each for each in problems), problems
+    assert all(each.startswith((AT, CLASSES, "gke/resource-quota.yaml")) for each in problems)
+
+
+IN_CLUSTER: dict[str, tuple[Callable[[Json], object], str]] = {
+    "authOptions.mode": (
+        lambda cluster: cluster["authOptions"].update(mode="disabled"),
+        'whoever reaches Ray\'s ports could run code (value "disabled"); allowed: token',
+    ),
+    "enableInTreeAutoscaling": (
+        lambda cluster: cluster.update(enableInTreeAutoscaling=False),
+        "without it KubeRay deletes surplus slices at random (value false); allowed: true",
+    ),
+    "autoscalerOptions.version": (
+        lambda cluster: cluster["autoscalerOptions"].update(version="v1"),
+        'only version 2 knows a group\'s idle timeout (value "v1"); allowed: v2',
+    ),
+    "gcsFaultToleranceOptions.redisAddress": (
+        lambda cluster: cluster.pop("gcsFaultToleranceOptions"),
+        "missing: the head's death would cost every engine; required: Redis",
+    ),
+    "gcsFaultToleranceOptions.externalStorageNamespace": (
+        lambda cluster: cluster["gcsFaultToleranceOptions"].update(externalStorageNamespace="llm"),
+        'an upgrade\'s two clusters would share their state (value "llm")',
+    ),
+    "headGroupSpec.rayStartParams.num-cpus": (
+        lambda cluster: cluster["headGroupSpec"]["rayStartParams"].pop("num-cpus"),
+        'parts of the application would be lost with the head; allowed: "0"',
+    ),
+    "headGroupSpec.template.spec.initContainers": (
+        lambda cluster: cluster["headGroupSpec"]["template"]["spec"].pop("initContainers"),
+        "no slice would ever be asked for; required: a container slice-provisioner",
+    ),
+    "headGroupSpec.template.spec.containers[0].env[RAY_worker_niceness]": (
+        lambda cluster: cluster["headGroupSpec"]["template"]["spec"]["containers"][0].update(
+            env=[]
+        ),
+        'Ray\'s workers would yield to everybody else on the host; allowed: "0"',
+    ),
+    "headGroupSpec.template.spec.serviceAccountName": (
+        lambda cluster: cluster["headGroupSpec"]["template"]["spec"].update(
+            serviceAccountName="llm-gateway"
+        ),
+        "the slice provisioner may not get, patch rayclusters (value "
+        '"llm-gateway"); required: a Role with that, bound to llm-gateway',
+    ),
+}
+
+
+@pytest.mark.parametrize("field", IN_CLUSTER)
+def test_changed_cluster_is_refused(field: str) -> None:
+    change, words = IN_CLUSTER[field]
+    problems = found(changed("RayService", "llm", lambda body: change(cluster_of(body))))
+    assert any(each.startswith(f"{AT}.{field}: ") and words in each for each in problems), problems
+
+
+def _only(body: Json) -> None:
+    body["spec"]["priorities"].append(copy.deepcopy(rule_of(body)))
+
+
+IN_CLASS: dict[str, tuple[str, Callable[[Json], object], str]] = {
+    "machine": (
+        GROUP,
+        lambda body: rule_of(body).update(machineType="ct6e-standard-8t"),
+        "spec.priorities[0].machineType: not a machine with 4 chips of v6e "
+        '(value "ct6e-standard-8t"); allowed: ct6e-standard-4t',
+    ),
+    "chips": (
+        GROUP,
+        lambda body: rule_of(body)["tpu"].update(count=8),
+        "spec.priorities[0].tpu.count: no host of a v6e 4x4 slice has that many chips "
+        '(value "8"); nearest allowed: 4',
+    ),
+    "topology": (
+        GROUP,
+        lambda body: rule_of(body)["tpu"].update(topology="4x8"),
+        f"spec.priorities[0].tpu.topology: not what the pods of group {GROUP} select "
+        '(value "4x8"); allowed: 4x4',
+    ),
+    "generation": (
+        GROUP,
+        lambda body: rule_of(body)["tpu"].update(type="tpu-v6e"),
+        "spec.priorities[0].tpu.type: no TPU of GKE's",
+    ),
+    "several rules": (
+        GROUP,
+        _only,
+        f"spec.priorities: group {GROUP} serves from it, and of several rules nobody says which "
+        'one won (value "2 rules"); allowed: one rule',
+    ),
+    "machines without chips": (
+        GROUP,
+        lambda body: body["spec"].update(whenUnsatisfiable="ScaleUpAnyway"),
+        'spec.whenUnsatisfiable: GKE would make machines without chips (value "ScaleUpAnyway")',
+    ),
+    "migration": (
+        GROUP,
+        lambda body: body["spec"]["activeMigration"].update(optimizeRulePriority=True),
+        "spec.activeMigration.optimizeRulePriority: GKE would restart running engines",
+    ),
+    "consolidation": (
+        GROUP,
+        lambda body: body["spec"]["autoscalingPolicy"].update(consolidationThreshold=50),
+        "spec.autoscalingPolicy.consolidationThreshold: GKE would take hosts that still have pods "
+        "(value 50); allowed: 0",
+    ),
+    "shutdown": (
+        GROUP,
+        lambda body: rule_of(body)["nodeSystemConfig"]["kubeletConfig"].update(
+            shutdownGracePeriodSeconds=0
+        ),
+        "kubeletConfig.shutdownGracePeriodSeconds: less the critical pods' 15 shorter than the "
+        "drain of 15 s (value 0); allowed: 120",
+    ),
+    "reservation by any name": (
+        "v6e-4x4-reserved",
+        lambda body: rule_of(body).update(reservations={"affinity": "AnyBestEffort"}),
+        "spec.priorities[0].reservations.affinity: chips are reserved by name only "
+        '(value "AnyBestEffort"); allowed: Specific',
+    ),
+    "zones beside a reservation": (
+        "v6e-4x4-reserved",
+        lambda body: rule_of(body).update(location={"zones": ["us-east5-b"]}),
+        "spec.priorities[0].location.zones: stands against the reservation's own zones",
+    ),
+    "policy of several hosts": (
+        "tpu7x-2x2x2-on-demand",
+        lambda body: rule_of(body).pop("placement"),
+        "spec.priorities[0].placement.policyName: missing: TPU7x slices of several hosts",
+    ),
+    "disk": (
+        "tpu7x-2x2x2-on-demand",
+        lambda body: rule_of(body).pop("storage"),
+        "spec.priorities[0].storage.bootDiskType: TPU7x starts from no other",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_CLASS)
+def test_changed_class_is_refused(case: str) -> None:
+    name, change, words = IN_CLASS[case]
+    problems = found(changed("ComputeClass", name, change))
+    assert any(each.startswith(f"{CLASSES}/{name}: ") and words in each for each in problems), (
+        problems
+    )
+
+
+ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
+    "policy that selects nothing": (
+        "NetworkPolicy",
+        "llm-gateways",
+        lambda body: body["spec"]["podSelector"]["matchLabels"].update(
+            {"app.kubernetes.io/component": "gate"}
+        ),
+        "; allowed: labels that pods have; their "
+        "app.kubernetes.io/component is one of engine, gateway, head, tpu-exporter",
+    ),
+    "budget that Kubernetes cannot count": (
+        "PodDisruptionBudget",
+        "llm-gateway",
+        lambda body: (body["spec"].pop("minAvailable"), body["spec"].update(maxUnavailable=1)),
+        "spec.minAvailable: Kubernetes counts the pods of a RayCluster in no other way (value 1)",
+    ),
+    "monitor": (
+        "PodMonitor",
+        "llm-tpu-exporter",
+        lambda body: (
+            body["spec"]["selector"]["matchLabels"].clear()
+            or body["spec"]["selector"].update(
+                matchExpressions=[{"key": "x", "operator": "Exists"}]
+            )
+        ),
+        "spec.selector: selects no pod",
+    ),
+    "exporter": (
+        "DaemonSet",
+        "llm-tpu-exporter",
+        lambda body: body["spec"]["selector"].update(matchLabels={"app": "x"}),
+        'spec.selector: does not select its own pods (value "app=x"); allowed: ',
+    ),
+    "account": (
+        "DaemonSet",
+        "llm-tpu-exporter",
+        lambda body: body["spec"]["template"]["spec"].update(serviceAccountName="nobody"),
+        'serviceAccountName: there is no ServiceAccount of this name (value "nobody"); allowed: '
+        "llm-engine, llm-gateway, llm-head, llm-tpu-exporter",
+    ),
+    "priority": (
+        "DaemonSet",
+        "llm-tpu-exporter",
+        lambda body: body["spec"]["template"]["spec"].update(priorityClassName="high"),
+        'priorityClassName: there is no PriorityClass of this name (value "high"); allowed: '
+        "llm-control, llm-engine",
+    ),
+    "quota": (
+        "ResourceQuota",
+        "llm-chips",
+        lambda body: body["spec"]["hard"].update({"requests.google.com/tpu": "8"}),
+        "spec.hard[requests.google.com/tpu]: fewer chips than the groups of RayService llm may "
+        'have (value "8"); allowed: 80',
+    ),
+    "rights": (
+        "Role",
+        "llm-slice-provisioner",
+        lambda body: body["rules"][1].update(verbs=["get"]),
+        "the slice provisioner may not patch rayclusters",
+    ),
+    "claims": (
+        "ResourceClaimTemplate",
+        "all-netdev",
+        lambda body: body["metadata"].update(name="some-netdev"),
+        "resourceClaims: there is no ResourceClaimTemplate of this name "
+        '(value "all-netdev"); allowed: some-netdev',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_changed_object_is_refused(case: str) -> None:
+    kind, name, change, words = ELSEWHERE[case]
+    problems = found(changed(kind, name, change))
+    assert any(words in each for each in problems), problems
