@@ -16,12 +16,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
-.PHONY: help setup setup-dev serve sim check format lint types imports unit test test-long bench lock \
+.PHONY: help setup setup-dev serve sim observe check format lint types imports unit test test-long bench lock \
 	model sizes clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) on port 8000"
 	@echo "make sim        the same on a simulated TPU cluster, with slices to take away"
+	@echo "make observe    Prometheus with our alerts, beside make serve or make sim"
 	@echo "make test       set up and run the tests"
 	@echo "make check      format, lint, types, import rules, unit tests"
 	@echo "make setup      the virtual environment alone, with the slicewise command"
@@ -50,6 +51,9 @@ serve: setup
 
 sim: setup
 	@exec $(BIN)/slicewise sim up
+
+observe: setup
+	@exec $(BIN)/slicewise observe
 
 check: setup-dev
 	$(BIN)/ruff format --check .

@@ -17,11 +17,12 @@ from serving.fleet_status import status_command
 from serving.launch import serve_command
 from serving.ledger.command import ledger_command
 from serving.manifests.command import render_command, validate_command
+from serving.observe.command import observe_command
 from serving.simulation.command import sim
 
 COMMAND_GROUP = "slicewise.commands"
 _OWN_COMMANDS = frozenset(
-    {"config", "engine-plan", "ledger", "render", "serve", "status", "sim", "validate"}
+    {"config", "engine-plan", "ledger", "observe", "render", "serve", "status", "sim", "validate"}
 )
 
 
@@ -43,6 +44,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.command("status")(status_command)
     cli.command("engine-plan")(engine_plan_command)
     cli.command("ledger")(ledger_command)
+    cli.command("observe")(observe_command)
     cli.command("render")(render_command)
     cli.command("validate")(validate_command)
     cli.add_typer(sim, name="sim")

@@ -1,0 +1,1 @@
+"""Prometheus on the machine that serves: `slicewise observe`."""
