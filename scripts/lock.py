@@ -1,9 +1,11 @@
 """Writes the pinned lists of packages: `requirements/cpu.lock` and `requirements/dev.lock`.
 
 pip resolves; this script leaves out what CPU does not need and writes the rest with exact versions.
-The lists are installed with `--no-deps`, so what is left out stays out.
+The lists are installed with `--no-deps`, so what is left out stays out. With `--keep` every pin
+that stands stays as it is, and only what is new is resolved.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -27,13 +29,18 @@ LEFT_OUT = {
 }
 
 
-def resolve(*inputs: Path) -> dict[str, str]:
-    """Package versions that satisfy all `inputs` together, by normalised name."""
+def resolve(*inputs: Path, kept: tuple[Path, ...] = ()) -> dict[str, str]:
+    """Package versions that satisfy all `inputs` together, by normalised name.
+
+    Those that a list in `kept` pins stay at that version.
+    """
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
         command += ["--quiet", "--report", report.name]
         for path in inputs:
             command += ["-r", str(path)]
+        for path in kept:
+            command += ["-c", str(path)]
         subprocess.run(command, check=True)
         installs = json.loads(Path(report.name).read_text())["install"]
     names = (
@@ -52,8 +59,12 @@ def write(path: Path, head: str, versions: dict[str, str]) -> None:
 
 def main() -> None:
     """Both lists, the second without what the first already has."""
-    cpu = resolve(REQUIREMENTS / "cpu.in")
-    both = resolve(REQUIREMENTS / "cpu.in", REQUIREMENTS / "dev.in")
+    parser = argparse.ArgumentParser(prog="lock.py")
+    parser.add_argument("--keep", action="store_true", help="leave every pin that stands as it is")
+    locks = (REQUIREMENTS / "cpu.lock", REQUIREMENTS / "dev.lock")
+    kept = locks if parser.parse_args().keep else ()
+    cpu = resolve(REQUIREMENTS / "cpu.in", kept=kept)
+    both = resolve(REQUIREMENTS / "cpu.in", REQUIREMENTS / "dev.in", kept=kept)
     clashes = {name for name in cpu if both.get(name) != cpu[name]}
     if clashes:
         sys.exit(f"dev.in changes versions of cpu.in: {', '.join(sorted(clashes))}")

@@ -18,6 +18,7 @@ from serving.config_schema import problems_of
 from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem
+from serving.metric_names import MAX_TENANTS
 from serving.slice_config import (
     STRICT_SECTION,
     ComputeClassConfig,
@@ -212,9 +213,13 @@ class AuthConfig(_Section):
     """Who may ask. With neither source of keys, everybody who reaches the proxy may."""
 
     keys_file: NonEmpty | None = None
-    """File with the accepted API keys, one per line."""
+    """File with the accepted API keys, one per line; a tenant's name and a space may stand in front
+    of a key."""
     keys_env: OptionalEnvName = None
-    """Environment variable of the gateways with the accepted API keys, separated by commas."""
+    """Environment variable of the gateways with the accepted API keys, separated by commas; names
+    likewise."""
+    max_tenants: Annotated[int, Field(ge=1, le=MAX_TENANTS)] = 20
+    """Tenants that the keys may name. Metrics have series for each, which is what this bounds."""
     allow_anonymous_beyond_loopback: bool = False
     """Serve without keys on an address that other machines reach."""
 

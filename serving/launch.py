@@ -188,8 +188,9 @@ def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str
         if file := auth.get("keys_file"):
             with contextlib.suppress(OSError):  # the gateway says that it is missing
                 text = Path(file).read_text()
-        if keys := read_keys(text):
-            return keys[0]
+        with contextlib.suppress(ValueError):  # likewise of what is no key
+            if keys := read_keys(text):
+                return keys[0].key
     return None
 
 

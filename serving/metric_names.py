@@ -108,7 +108,16 @@ _OUTCOMES = 12
 _ADMISSIONS = 8
 # Routes of the edge times the statuses that one is answered with.
 _RESPONSES = 21 * 10
-_LEDGER_STATES = 7
+_LEDGER_STATES = 8
+# Names of API keys at most, by `auth.max_tenants`; and who has none.
+MAX_TENANTS = 50
+_TENANTS = MAX_TENANTS + 1
+# And what nobody can be told of.
+_LEDGER_TENANTS = _TENANTS + 1
+# As vLLM tells them.
+_WAITING_REASONS, _TOKEN_SOURCES = 2, 3
+# Draft tokens of one step at most that are told apart by position.
+MAX_DRAFT_POSITIONS = 16
 # Why a slice ends (`serving.slices.lifecycle`).
 _END_CAUSES = 5
 
@@ -383,14 +392,25 @@ SERVING_COUNTS = (
         Unit.COUNT,
         "Tokens of the prompts given to engines, those in a prefix cache included",
         Scope.CLASS,
+        "tenant",
+        max_sets=_TENANTS,
     ),
     _counter(
         "slicewise_cached_input_tokens_total",
         Unit.COUNT,
         "Tokens of prompts that an engine had in its prefix cache",
         Scope.CLASS,
+        "tenant",
+        max_sets=_TENANTS,
     ),
-    _counter("slicewise_output_tokens_total", Unit.COUNT, "Tokens from engines", Scope.CLASS),
+    _counter(
+        "slicewise_output_tokens_total",
+        Unit.COUNT,
+        "Tokens from engines",
+        Scope.CLASS,
+        "tenant",
+        max_sets=_TENANTS,
+    ),
     _counter(
         "slicewise_resumes_total",
         Unit.COUNT,
@@ -428,7 +448,8 @@ SERVING_COUNTS = (
         "Requests that were admitted, or refused with the code of our error",
         Scope.MODEL,
         "result",
-        max_sets=_ADMISSIONS,
+        "tenant",
+        max_sets=_ADMISSIONS * _TENANTS,
     ),
     _counter(
         "slicewise_http_responses_total",
@@ -444,6 +465,8 @@ SERVING_COUNTS = (
         Unit.COUNT,
         "Requests whose client left before it had the whole answer",
         Scope.MODEL,
+        "tenant",
+        max_sets=_TENANTS,
     ),
 )
 # What an engine tells every gateway over its link: of all its requests, whoever sent them.
@@ -459,6 +482,99 @@ ENGINES = (
         "slicewise_engine_kv_usage_ratio",
         Unit.RATIO,
         "Share of the engine's KV cache in use",
+        Scope.ENGINE,
+    ),
+)
+# vLLM's own, by its names, of each linked engine and all of its requests, as vLLM 0.32.0 derives
+# them from a scheduler's steps. One gateway at a time shows those of an engine. `model_name` has
+# what `model` has. Other families of vLLM are its frontend's, of the requests at one gateway, and
+# not listed here.
+VLLM_ENGINES = (
+    *(
+        Metric(f"vllm:{name}", kind, Unit.COUNT, meaning, Scope.ENGINE, ("model_name", *more), sets)
+        for name, kind, meaning, more, sets in (
+            ("num_requests_running", Kind.GAUGE, "Requests in the engine's batch", (), 1),
+            ("num_requests_waiting", Kind.GAUGE, "Requests that wait in the engine", (), 1),
+            (
+                "num_requests_waiting_by_reason",
+                Kind.GAUGE,
+                "Those waiting for room (capacity), and for something else (deferred)",
+                ("reason",),
+                _WAITING_REASONS,
+            ),
+            ("kv_cache_usage_perc", Kind.GAUGE, "Share of the KV cache in use, 1 for all", (), 1),
+            ("num_preemptions_total", Kind.COUNTER, "Requests put back for want of room", (), 1),
+            ("prompt_tokens_total", Kind.COUNTER, "Prompt tokens processed", (), 1),
+            (
+                "prompt_tokens_by_source_total",
+                Kind.COUNTER,
+                "Prompt tokens by whether they were computed or found",
+                ("source",),
+                _TOKEN_SOURCES,
+            ),
+            ("prompt_tokens_cached_total", Kind.COUNTER, "Prompt tokens not computed", (), 1),
+            ("generation_tokens_total", Kind.COUNTER, "Tokens generated", (), 1),
+            ("prefix_cache_queries_total", Kind.COUNTER, "Tokens looked up", (), 1),
+            ("prefix_cache_hits_total", Kind.COUNTER, "Tokens found in the prefix cache", (), 1),
+            ("external_prefix_cache_queries_total", Kind.COUNTER, "Tokens looked up", (), 1),
+            ("external_prefix_cache_hits_total", Kind.COUNTER, "Tokens found outside", (), 1),
+            ("iteration_tokens_total", Kind.HISTOGRAM, "Tokens of one engine step", (), 1),
+            ("spec_decode_num_drafts_total", Kind.COUNTER, "Drafts", (), 1),
+            ("spec_decode_num_draft_tokens_total", Kind.COUNTER, "Tokens of drafts", (), 1),
+            ("spec_decode_num_accepted_tokens_total", Kind.COUNTER, "Of those accepted", (), 1),
+            (
+                "spec_decode_num_accepted_tokens_per_pos_total",
+                Kind.COUNTER,
+                "Of those accepted, by their position in the draft",
+                ("position",),
+                MAX_DRAFT_POSITIONS,
+            ),
+        )
+    ),
+)
+# Shown as those of vLLM are: by one gateway for each engine.
+ENGINE_STEPS = (
+    _counter(
+        "slicewise_engine_steps_total",
+        Unit.COUNT,
+        "Steps of the engine that followed another at once, whose length is known",
+        Scope.ENGINE,
+    ),
+    _counter(
+        "slicewise_engine_step_seconds_total",
+        Unit.SECONDS,
+        "Length of those steps; divided by their number it is the mean time of one",
+        Scope.ENGINE,
+    ),
+)
+# The other side of each link, as this gateway sees it.
+LINKS = (
+    _counter(
+        "slicewise_link_bytes_total",
+        Unit.BYTES,
+        "Bytes over the link to this engine, as the gateway sees them (in, out)",
+        Scope.ENGINE,
+        "direction",
+        max_sets=2,
+    ),
+    _counter(
+        "slicewise_link_messages_total",
+        Unit.COUNT,
+        "Messages over the link to this engine, heartbeats included",
+        Scope.ENGINE,
+        "direction",
+        max_sets=2,
+    ),
+    _gauge(
+        "slicewise_link_silence_seconds",
+        Unit.SECONDS,
+        "Time since anything was heard of the engine host",
+        Scope.ENGINE,
+    ),
+    _gauge(
+        "slicewise_link_round_trip_seconds",
+        Unit.SECONDS,
+        "The latest round trip of a heartbeat, both event loops included",
         Scope.ENGINE,
     ),
 )
@@ -479,6 +595,30 @@ LEDGER = (
         Scope.CLASS,
         "state",
         max_sets=_LEDGER_STATES,
+    ),
+    _counter(
+        "slicewise_ledger_tenant_chip_seconds_total",
+        Unit.SECONDS,
+        "Chips times time of serving, shared among the tenants that were served",
+        Scope.CLASS,
+        "tenant",
+        max_sets=_LEDGER_TENANTS,
+    ),
+    _counter(
+        "slicewise_ledger_tenant_cost_usd_total",
+        Unit.USD,
+        "Price of those; absent for a class without a price",
+        Scope.CLASS,
+        "tenant",
+        max_sets=_LEDGER_TENANTS,
+    ),
+    _counter(
+        "slicewise_ledger_output_tokens_total",
+        Unit.COUNT,
+        "Tokens that the engines on these slices gave, for all gateways, by tenant",
+        Scope.CLASS,
+        "tenant",
+        max_sets=_TENANTS,
     ),
     _gauge(
         "slicewise_ledger_chips",
@@ -582,7 +722,8 @@ ALL: Mapping[str, Metric] = MappingProxyType(
         metric.name: metric
         for metric in (
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-            *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LEDGER, *SLICES, *PLANS),
+            *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
+            *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *LINKS),
         )
     }
 )

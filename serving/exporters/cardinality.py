@@ -1,17 +1,27 @@
-"""How many series an exporter can show at most, from the registry of names.
+"""How many series exporters and gateways can show at most, from the registry of names.
 
 Owns the arithmetic. The bound holds because nothing gets on a page beyond the registry's limits
 (`board`). Pure.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from serving.metric_names import (
+    ENGINE_STEPS,
+    ENGINES,
+    LEDGER,
+    LINKS,
     MAX_BUCKETS,
+    PLANS,
+    SERVING_COUNTS,
+    SERVING_LATENCY,
+    SLICES,
     TPU_CHIPS,
     TPU_DCN,
     TPU_EXPORTER,
     TPU_HOST,
+    VLLM_ENGINES,
     Kind,
     Metric,
     Scope,
@@ -27,6 +37,9 @@ _PROCESS_SERIES = 6
 
 ONE_SLICE = (*TPU_CHIPS, *TPU_HOST, *TPU_EXPORTER)
 MANY_SLICES = (*ONE_SLICE, *TPU_DCN)
+# On every gateway's page; and of each engine on the page of one gateway.
+OF_EVERY_GATEWAY = (*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LINKS, *LEDGER, *SLICES, *PLANS)
+OF_ONE_GATEWAY = (*VLLM_ENGINES, *ENGINE_STEPS)
 _OF_A_CHIP = (Scope.DEVICE, Scope.CHIP, Scope.LINK)
 
 
@@ -58,3 +71,31 @@ def series_per_slice(shape: SliceShape, metrics: tuple[Metric, ...] = MANY_SLICE
     """At most so many series are of a slice, all of its hosts and chips."""
     of_chips = shape.num_chips * series_per_chip(shape, metrics)
     return of_chips + shape.num_hosts * series_per_host(metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSize:
+    """What the series of gateways grow with. Every slice has one engine."""
+
+    num_gateways: int
+    num_slices: int
+    num_models: int
+    classes_per_model: int
+
+
+def series_of_fleet(size: FleetSize) -> int:
+    """At most so many series of ours are of all gateways, vLLM's of its engines included."""
+    each = sum(_series_on_a_page(metric, size) for metric in OF_EVERY_GATEWAY)
+    once = sum(_series_on_a_page(metric, size) for metric in OF_ONE_GATEWAY)
+    return size.num_gateways * each + once
+
+
+def _series_on_a_page(metric: Metric, size: FleetSize) -> int:
+    counts = {
+        Scope.GATEWAY: 1,
+        Scope.MODEL: size.num_models,
+        Scope.CLASS: size.num_models * size.classes_per_model,
+        Scope.SLICE: size.num_slices,
+        Scope.ENGINE: size.num_slices,
+    }
+    return series_of(metric) * counts[metric.scope]

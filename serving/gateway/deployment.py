@@ -20,6 +20,7 @@ from serving.cluster_secret import cluster_secret
 from serving.config import AppConfig, AuthConfig, exposure_problem
 from serving.directory import Snapshot
 from serving.errors import ConfigError
+from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
 from serving.gateway.fleet_view import (
     GatewayView,
@@ -33,13 +34,13 @@ from serving.gateway.history_page import history_answer
 from serving.gateway.history_reading import READ_SERIES
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys, read_keys
-from serving.gateway.ledger_metrics import LedgerCollector, is_busy
+from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
 from serving.ledger.endings import Endings
-from serving.ledger.ledger import Ledger
+from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
@@ -72,7 +73,8 @@ def load_keys(auth: AuthConfig) -> ApiKeys:
     """The accepted API keys.
 
     Raises:
-        ValueError: a named source has no key; serving without would open the gateway to everybody.
+        ValueError: a named source has no key, and serving without would open the gateway to
+            everybody; or it names more tenants than are allowed.
     """
     if auth.keys_file is not None:
         source, text = (
@@ -86,7 +88,13 @@ def load_keys(auth: AuthConfig) -> ApiKeys:
     keys = read_keys(text)
     if not keys:
         raise ValueError(f"{source} holds no API key")
-    return ApiKeys(keys)
+    tenants = {each.key: each.tenant for each in keys if each.tenant is not None}
+    num_tenants = len(set(tenants.values()))
+    if num_tenants > auth.max_tenants:
+        raise ValueError(
+            f"{source} names {num_tenants} tenants; allowed: auth.max_tenants, {auth.max_tenants}"
+        )
+    return ApiKeys((each.key for each in keys), tenants)
 
 
 class Gateway:
@@ -132,6 +140,7 @@ class Gateway:
         fleets = {name: model.core for name, model in self._models.items()}
         self._metrics.register(ServingCollector(fleets, self._edge.meter))
         self._metrics.register(EngineCollector(self._read_engines))
+        self._metrics.register(LinkCollector(self._read_links))
         self._metrics.register(LedgerCollector(self._ledger, _usd_per_chip_hour(config)))
         self._endings = Endings(self._view.started_at_s)
         self._metrics.register(
@@ -212,7 +221,13 @@ class Gateway:
     def _count_chips(self) -> None:
         views = (_seat_view(seat) for model in self._models.values() for seat in model.core.seats)
         busy = {view.engine_id: is_busy(view.in_flight, view.load) for view in views}
-        self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()))
+        uses: dict[str, EngineUse] = {}
+        for model in self._models.values():
+            for seat in model.core.seats:
+                link: Any = seat.link  # a `LinkClient`
+                tenants = (flight.tenant for flight in seat.flights.values())
+                uses[seat.engine_id] = engine_use(tenants, link.vitals)
+        self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()), uses)
         self._endings.observe(self._membership.snapshot)
 
     def _read_engines(self) -> Iterator[EngineReading]:
@@ -226,10 +241,29 @@ class Gateway:
                         name, view.compute_class, view.engine_id, slice_name, view.load
                     )
 
+    def _read_links(self) -> Iterator[LinkReading]:
+        records = self._membership.snapshot.records
+        slices = {record.engine_id: record.life.slice_name for record in records}
+        for name, model in self._models.items():
+            for seat in model.core.seats:
+                # A seat's link is a `LinkClient` here.
+                link: Any = seat.link
+                yield LinkReading(
+                    model=name,
+                    compute_class=seat.compute_class,
+                    engine_id=seat.engine_id,
+                    slice_name=slices.get(seat.engine_id),
+                    traffic=link.traffic,
+                    silence_s=link.silence_s,
+                    round_trip_s=link.round_trip_s,
+                    load=link.load,
+                    vitals=link.vitals,
+                )
+
     def _render_metrics(self) -> tuple[bytes, str]:
         self._count_chips()
-        registries = [REGISTRY, self._metrics, *(each.metrics for each in self._models.values())]
-        return render_metrics(registries, self._view.gateway_id)
+        vllms = [REGISTRY, *(each.metrics for each in self._models.values())]
+        return render_metrics(vllms, self._view.gateway_id, ours=[self._metrics])
 
     def _answer_history(self, query: str, if_none_match: str) -> Response:
         return history_answer(self._history, self._models, query, if_none_match)

@@ -33,7 +33,7 @@ from serving.errors import (
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
 from serving.gateway.load_meter import LoadMeter
-from serving.gateway.request_meter import RequestMeter
+from serving.gateway.request_meter import RequestMeter, asked_by
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
@@ -375,6 +375,7 @@ class FleetCore:
             payload=encode_request(request, self._encoder),
             arrived_at_s=asyncio.get_running_loop().time(),
             is_resumable=request.prompt_embeds is None,
+            tenant=asked_by(),
         )
         if params is not None and params.prompt_logprobs is not None:
             # Delivered with the first token and never again: a resumed request must not ask for

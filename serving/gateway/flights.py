@@ -21,7 +21,8 @@ class Flight:
     """One request between the frontend and the fleet.
 
     `engine_id` is `None` while the request waits for an engine. `attempt` numbers the dispatches,
-    so that what a lost engine still sends can be told from what the present one sends.
+    so that what a lost engine still sends can be told from what the present one sends. `tenant` is
+    on whose account it is.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Flight:
     payload: list[bytes]
     arrived_at_s: float
     is_resumable: bool = True
+    tenant: str = ""
     emitted: list[int] = field(default_factory=list)
     engine_id: str | None = None
     attempt: int = 0
@@ -54,6 +56,7 @@ class Flight:
             prompt_token_ids=self.prompt_token_ids,
             emitted_token_ids=list(self.emitted),
             max_tokens=self.max_tokens,
+            tenant=self.tenant,
             payload=(self.resume_payload if resumes else self.payload) or [],
         )
 

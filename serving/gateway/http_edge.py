@@ -29,7 +29,7 @@ from serving.errors import (
 from serving.gateway.fleet_page import FleetPage
 from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
-from serving.gateway.request_meter import ARRIVAL, Arrival, EdgeMeter
+from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class HttpEdge:
         if page is not None:
             await exchange.respond(page)
             return
-        self._authorize(exchange.scope)
+        exchange.tenant = self._authorize(exchange.scope)
         if path == "/v1/models":
             await exchange.respond(JSONResponse(await self._model_list()))
         elif path == "/metrics":
@@ -169,8 +169,8 @@ class HttpEdge:
             error = MalformedRequestError(f"There is no route {path}.", code="not_found")
             await exchange.respond(JSONResponse(openai_error_body(error), status_code=404))
 
-    def _authorize(self, scope: Scope) -> None:
-        self._rules.keys.check(presented_key(scope["headers"]))
+    def _authorize(self, scope: Scope) -> str:
+        return self._rules.keys.check(presented_key(scope["headers"])) or DEFAULT_TENANT
 
     async def _serve_model(self, exchange: "_Exchange") -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)
@@ -179,7 +179,7 @@ class HttpEdge:
         app = await frontend.app()
         if exchange.path not in _ENGINELESS_ROUTES:
             await frontend.admit()
-        self.meter.judged(frontend.name, "admitted")
+        self.meter.judged(frontend.name, "admitted", exchange.tenant)
         await exchange.delegate(app, body)
 
     def _select(self, model: str | None) -> ModelFrontend:
@@ -225,6 +225,15 @@ class _Exchange:
         """GET, POST and so on."""
         return str(self.scope["method"])
 
+    @property
+    def tenant(self) -> str:
+        """On whose account it is: the name of its key."""
+        return self._arrival.tenant
+
+    @tenant.setter
+    def tenant(self, name: str) -> None:
+        self._arrival.tenant = name
+
     def header(self, name: bytes) -> str:
         """A header's values as one list; empty when it did not come."""
         values = (value.decode("latin-1") for key, value in self.scope["headers"] if key == name)
@@ -237,7 +246,7 @@ class _Exchange:
         except RequestError as error:
             if self._status is not None:
                 raise
-            self._meter.judged(self.model or "", error.code or "malformed")
+            self._meter.judged(self.model or "", error.code or "malformed", self.tenant)
             body = error_body(error, self.path)
             response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
             await self.respond(response)
@@ -260,7 +269,7 @@ class _Exchange:
         if self._status is not None:
             self._meter.answered(model, _route(self.path), self._status)
         if self._has_left or not (self._is_whole or self._has_failed):
-            self._meter.cancelled(model)
+            self._meter.cancelled(model, self.tenant)
         elif self._is_whole and self._status is not None and self._status < 400:
             self._arrival.answered(time.monotonic())
 

@@ -1,10 +1,27 @@
-"""API keys: who may use the gateway. Held hashed, and compared in the same time for each."""
+"""API keys: who may use the gateway. Held hashed, and compared in the same time for each.
+
+A key may have a name, that of the tenant who asks with it: several keys may have the same one.
+"""
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from serving.errors import UnauthorizedError
+
+# It is a label's value in metrics, and a column's in tables.
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+TENANT_WORDS = "letters, digits and `._-`, up to 63 characters"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedKey:
+    """A key and whose it is, `None` where nobody said. The key stays out of the representation."""
+
+    key: str = field(repr=False)
+    tenant: str | None = None
 
 
 def _digest(key: str) -> bytes:
@@ -16,8 +33,10 @@ def _digest(key: str) -> bytes:
 class ApiKeys:
     """The accepted keys; several at once let a key be rotated. Empty: nobody needs one."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
+    def __init__(self, keys: Iterable[str], tenants: Mapping[str, str] | None = None) -> None:
+        """`tenants` has the names of the keys that have one, by key."""
+        named = tenants or {}
+        self._digests = tuple((_digest(key), named.get(key)) for key in keys)
 
     def __bool__(self) -> bool:
         """Whether a key is needed."""
@@ -27,21 +46,24 @@ class ApiKeys:
         """The number of keys, never a key."""
         return f"ApiKeys({len(self._digests)})"
 
-    def check(self, presented: str | None) -> None:
+    def check(self, presented: str | None) -> str | None:
         """Passes a request that presented a known key, or any request when none is needed.
+
+        Returns the tenant whose key it is; `None` of a key without a name, or where none is needed.
 
         Raises:
             UnauthorizedError: no key or an unknown one. The client has to send a valid key.
         """
         if not self._digests:
-            return
+            return None
         if presented is None:
             raise UnauthorizedError("No API key provided. Send it as 'Authorization: Bearer KEY'.")
         digest = _digest(presented)
         # Every key is compared, so that the time taken does not say which one matched.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, known) for known, _ in self._digests]
         if not any(matches):
             raise UnauthorizedError
+        return self._digests[matches.index(True)][1]
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
@@ -56,8 +78,26 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def read_keys(text: str) -> list[str]:
-    """Keys from a file or a variable: apart by commas or line ends; `#` starts a comment line."""
+def read_keys(text: str) -> list[NamedKey]:
+    """Keys from a file or a variable: apart by commas or line ends; `#` starts a comment line.
+
+    A key stands alone, or behind its tenant's name and a space. No key has a space in it.
+
+    Raises:
+        ValueError: something else stands there, or a name is none. The message shows no key.
+    """
     lines = (line.strip() for line in text.splitlines())
-    parts = (part.strip() for line in lines if not line.startswith("#") for part in line.split(","))
-    return [part for part in parts if part]
+    parts = (part.split() for line in lines if not line.startswith("#") for part in line.split(","))
+    return [_named_key(words) for words in parts if words]
+
+
+def _named_key(words: list[str]) -> NamedKey:
+    if len(words) == 1:
+        return NamedKey(words[0])
+    if len(words) > 2:
+        raise ValueError(f"an API key is one word, or two with its tenant's name; not {len(words)}")
+    tenant, key = words
+    if _TENANT.fullmatch(tenant) is None:
+        # It may be a key with the name behind it.
+        raise ValueError(f"the name in front of an API key is none; allowed: {TENANT_WORDS}")
+    return NamedKey(key, tenant)

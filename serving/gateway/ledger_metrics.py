@@ -5,14 +5,16 @@ and how busy an engine is, it tells every gateway over its link. So the sums of 
 the same sum, to be read with `max by`, never added.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from serving.gateway.request_meter import DEFAULT_TENANT
 from serving.gateway.serving_metrics import Families
-from serving.ledger.ledger import Entry, Ledger
-from serving.link.messages import EngineLoad
+from serving.ledger.ledger import EngineUse, Entry, Ledger, TenantEntry
+from serving.link.messages import EngineLoad, EngineVitals
 
 _MS_PER_S = 1000
 _S_PER_HOUR = 3600
@@ -24,6 +26,26 @@ def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
     `load` is the engine's over all gateways, `None` until it was told.
     """
     return bool(num_flights) or (load is not None and load.num_running + load.num_waiting > 0)
+
+
+def engine_use(tenants: Iterable[str], vitals: EngineVitals | None) -> EngineUse:
+    """Who uses an engine: `tenants` of this gateway's sequences on it, and what it told of all.
+
+    `vitals` is `None` until it has told any.
+    """
+    if vitals is None:
+        return EngineUse(flights=Counter(tenants))
+    return EngineUse(
+        _named(vitals.tenant_tokens), _named(vitals.tenant_sequences), Counter(tenants)
+    )
+
+
+def _named(counts: Mapping[str, int]) -> dict[str, int]:
+    """With a name for the tenant of gateways of an earlier build, which tell none."""
+    named = {tenant: count for tenant, count in counts.items() if tenant}
+    if unnamed := counts.get(""):
+        named[DEFAULT_TENANT] = named.get(DEFAULT_TENANT, 0) + unnamed
+    return named
 
 
 class LedgerCollector(Collector):
@@ -59,7 +81,19 @@ class LedgerCollector(Collector):
             if price is not None:
                 usd = chip_hours(entry) * price if entry.state.is_paid else 0.0
                 families.add("slicewise_ledger_cost_usd_total", _labels(entry), usd)
+        for part in ledger.tenants():
+            self._add_tenant(families, part)
         yield from families
+
+    def _add_tenant(self, families: Families, part: TenantEntry) -> None:
+        labels = {"model": part.model, "compute_class": part.compute_class, "tenant": part.tenant}
+        seconds = part.chip_ms / _MS_PER_S
+        families.add("slicewise_ledger_tenant_chip_seconds_total", labels, seconds)
+        families.add("slicewise_ledger_output_tokens_total", labels, part.tokens)
+        price = self._usd_per_chip_hour.get(part.compute_class)
+        if price is not None:
+            usd = seconds / _S_PER_HOUR * price
+            families.add("slicewise_ledger_tenant_cost_usd_total", labels, usd)
 
 
 def chip_hours(entry: Entry) -> float:

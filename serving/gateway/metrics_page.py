@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector
 
 from serving.metric_names import GATEWAY_LABEL
 
-# Families that vLLM's frontend derives from one engine's scheduler. Here there are many engines, so
-# they would stay at their initial zero; missing is better than a false zero.
+# Families that vLLM's frontend derives from one engine's steps. Here there are many engines: most
+# would stay at their initial zero, the others count this gateway's requests only. Of engines that
+# tell them, `engine_metrics` has the true ones.
 _SCHEDULER_FAMILIES = frozenset(
     {
         "vllm:num_requests_running",
@@ -28,20 +29,38 @@ _SCHEDULER_FAMILIES = frozenset(
         "vllm:prefix_cache_hits",
         "vllm:external_prefix_cache_queries",
         "vllm:external_prefix_cache_hits",
+        "vllm:num_preemptions",
+        "vllm:iteration_tokens_total",
+        "vllm:prompt_tokens",
+        "vllm:prompt_tokens_by_source",
+        "vllm:prompt_tokens_cached",
+        "vllm:prompt_tokens_cached_by_source",
+        "vllm:generation_tokens",
+        "vllm:spec_decode_num_drafts",
+        "vllm:spec_decode_num_draft_tokens",
+        "vllm:spec_decode_num_accepted_tokens",
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "vllm:spec_decode_num_draft_tokens_per_pos",
     }
 )
 
 
 class _Merged(Collector):
-    def __init__(self, registries: Iterable[CollectorRegistry], labels: dict[str, str]) -> None:
-        self._registries = tuple(registries)
+    def __init__(
+        self,
+        registries: Iterable[CollectorRegistry],
+        ours: Iterable[CollectorRegistry],
+        labels: dict[str, str],
+    ) -> None:
+        self._registries = (*registries, *ours)
+        self._ours = frozenset(map(id, ours))
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for registry in self._registries:
             for family in registry.collect():
-                if family.name in _SCHEDULER_FAMILIES:
+                if family.name in _SCHEDULER_FAMILIES and id(registry) not in self._ours:
                     continue
                 family.samples = [
                     sample._replace(labels=self._labels | sample.labels)
@@ -56,9 +75,15 @@ class _Merged(Collector):
 
 
 def render_metrics(
-    registries: Iterable[CollectorRegistry], gateway_id: str | None = None
+    registries: Iterable[CollectorRegistry],
+    gateway_id: str | None = None,
+    ours: Iterable[CollectorRegistry] = (),
 ) -> tuple[bytes, str]:
-    """The page and its content type. `gateway_id` is `None` where nothing has to be told apart."""
+    """The page and its content type. `gateway_id` is `None` where nothing has to be told apart.
+
+    Of `registries` the families of a single engine are left out, of `ours` nothing.
+    """
     merged = CollectorRegistry(auto_describe=False)
-    merged.register(_Merged(registries, {} if gateway_id is None else {GATEWAY_LABEL: gateway_id}))
+    labels = {} if gateway_id is None else {GATEWAY_LABEL: gateway_id}
+    merged.register(_Merged(registries, tuple(ours), labels))
     return generate_latest(merged), CONTENT_TYPE_LATEST

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 # The class of a sequence that no engine has taken.
 NO_CLASS = ""
+# Who asks without a key, or with one that has no name.
+DEFAULT_TENANT = "default"
 
 # OpenTelemetry's bounds of its GenAI server metrics are all among these; ours go on to the longest
 # waits that we allow, and are finer where a TPU's tokens lie. Source: GenAI metrics of
@@ -54,6 +56,15 @@ class Histogram:
 
 
 @dataclass(slots=True)
+class TokenCount:
+    """Tokens of one tenant on one class."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
 class ClassMeter:
     """What one compute class did for one model. Histograms are of seconds."""
 
@@ -66,12 +77,32 @@ class ClassMeter:
     gateway_input: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
     gateway_output: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
     resume_stall: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    tenants: dict[str, TokenCount] = field(default_factory=dict)
     sequences: Counter[str] = field(default_factory=Counter)  # by outcome
     resumes: Counter[str] = field(default_factory=Counter)  # by cause
     link_losses: Counter[str] = field(default_factory=Counter)  # by cause
+
+    def of_tenant(self, tenant: str) -> TokenCount:
+        """The tokens of a tenant, from zero when it is new."""
+        count = self.tenants.get(tenant)
+        if count is None:
+            count = self.tenants[tenant] = TokenCount()
+        return count
+
+    @property
+    def input_tokens(self) -> int:
+        """Of all tenants."""
+        return sum(each.input_tokens for each in self.tenants.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all tenants."""
+        return sum(each.cached_tokens for each in self.tenants.values())
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all tenants."""
+        return sum(each.output_tokens for each in self.tenants.values())
 
 
 @dataclass(slots=True)
@@ -80,13 +111,14 @@ class Arrival:
 
     `waited_s` is how long it waited for an engine at the door. `output_at_s` is when the newest
     engine output came of which nothing has been written, `None` when all is written. `meter` is of
-    the class that last took one of its sequences, `None` before.
+    the class that last took one of its sequences, `None` before. `tenant` is the name of its key.
     """
 
     received_at_s: float
     waited_s: float = 0.0
     output_at_s: float | None = None
     meter: ClassMeter | None = None
+    tenant: str = DEFAULT_TENANT
 
     def written(self, now_s: float) -> None:
         """Something of the answer is handed to the server that writes it."""
@@ -105,6 +137,12 @@ class Arrival:
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 
 
+def asked_by() -> str:
+    """The tenant whom the present task works for."""
+    arrival = ARRIVAL.get()
+    return DEFAULT_TENANT if arrival is None else arrival.tenant
+
+
 @dataclass(slots=True)
 class _Stopwatch:
     """One sequence in flight. `left_at_s` is when it lost its engine, `None` while it has one."""
@@ -113,6 +151,7 @@ class _Stopwatch:
     taken_at_s: float
     num_prompt_tokens: int
     meter: ClassMeter
+    tokens: TokenCount
     dispatched_at_s: float | None = None
     first_at_s: float | None = None
     last_at_s: float = 0.0
@@ -137,8 +176,9 @@ class RequestMeter:
     def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> None:
         """A sequence was handed to the fleet."""
         arrival = ARRIVAL.get() or Arrival(now_s)
+        meter = self.of_class(NO_CLASS)
         self._stopwatches[request_id] = _Stopwatch(
-            arrival, now_s, num_prompt_tokens, self.of_class(NO_CLASS)
+            arrival, now_s, num_prompt_tokens, meter, meter.of_tenant(arrival.tenant)
         )
 
     def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
@@ -146,13 +186,14 @@ class RequestMeter:
         watch = self._stopwatches[request_id]
         arrival = watch.arrival
         meter = watch.meter = arrival.meter = self.of_class(compute_class)
+        watch.tokens = meter.of_tenant(arrival.tenant)
         if watch.dispatched_at_s is not None:
             return
         watch.dispatched_at_s = now_s
         meter.queue_time.observe(arrival.waited_s + now_s - watch.taken_at_s)
         prepared_s = watch.taken_at_s - arrival.received_at_s - arrival.waited_s
         meter.gateway_input.observe(max(0.0, prepared_s))
-        meter.input_tokens += watch.num_prompt_tokens
+        watch.tokens.input_tokens += watch.num_prompt_tokens
 
     def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:
         """An engine's output came, with so many tokens. Runs for every token."""
@@ -161,7 +202,7 @@ class RequestMeter:
         if not num_tokens:
             return
         meter = watch.meter
-        meter.output_tokens += num_tokens
+        watch.tokens.output_tokens += num_tokens
         watch.num_tokens += num_tokens
         if watch.first_at_s is None:
             watch.first_at_s = now_s
@@ -175,7 +216,7 @@ class RequestMeter:
 
     def found_cached(self, request_id: str, num_tokens: int) -> None:
         """So many of the prompt's tokens were in the engine's prefix cache."""
-        self._stopwatches[request_id].meter.cached_tokens += num_tokens
+        self._stopwatches[request_id].tokens.cached_tokens += num_tokens
 
     def left(self, request_id: str, cause: str, now_s: float) -> None:
         """The sequence has to go on elsewhere, because its engine was `lost` or is `draining`."""
@@ -207,18 +248,18 @@ class EdgeMeter:
     """What the HTTP edge let in and answered. A model is one that is served, or "" for none."""
 
     def __init__(self) -> None:
-        self.admissions: Counter[tuple[str, str]] = Counter()  # model, result
+        self.admissions: Counter[tuple[str, str, str]] = Counter()  # model, result, tenant
         self.responses: Counter[tuple[str, str, str]] = Counter()  # model, route, status
-        self.cancellations: Counter[str] = Counter()  # model
+        self.cancellations: Counter[tuple[str, str]] = Counter()  # model, tenant
 
-    def judged(self, model: str, result: str) -> None:
+    def judged(self, model: str, result: str, tenant: str) -> None:
         """A request was `admitted`, or refused with the code of an error."""
-        self.admissions[model, result] += 1
+        self.admissions[model, result, tenant] += 1
 
     def answered(self, model: str, route: str, status: int) -> None:
         """An answer was begun with this status."""
         self.responses[model, route, str(status)] += 1
 
-    def cancelled(self, model: str) -> None:
+    def cancelled(self, model: str, tenant: str) -> None:
         """The client left before it had the whole answer."""
-        self.cancellations[model] += 1
+        self.cancellations[model, tenant] += 1

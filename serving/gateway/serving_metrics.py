@@ -15,7 +15,14 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from serving.gateway.request_meter import NO_CLASS, EdgeMeter, Histogram, RequestMeter
+from serving.gateway.request_meter import (
+    DEFAULT_TENANT,
+    NO_CLASS,
+    EdgeMeter,
+    Histogram,
+    RequestMeter,
+    TokenCount,
+)
 from serving.link.messages import EngineLoad
 from serving.metric_names import ALL, Kind
 
@@ -30,7 +37,7 @@ _HISTOGRAMS = {
     "slicewise_gateway_output_seconds": attrgetter("gateway_output"),
     "slicewise_resume_stall_seconds": attrgetter("resume_stall"),
 }
-_COUNTS = {
+_TOKENS = {
     "slicewise_input_tokens_total": attrgetter("input_tokens"),
     "slicewise_cached_input_tokens_total": attrgetter("cached_tokens"),
     "slicewise_output_tokens_total": attrgetter("output_tokens"),
@@ -165,15 +172,21 @@ class ServingCollector(Collector):
         for model, fleet in self._fleets.items():
             _add_classes(families, model, fleet.request_meter)
             _add_present(families, model, fleet)
-        awaited = {(model, result): 0 for model in self._fleets for result in _REFUSALS_FROM_ZERO}
-        for (model, result), count in (awaited | self._edge.admissions).items():
-            families.add("slicewise_admissions_total", {"model": model, "result": result}, count)
+        awaited = {
+            (model, result, DEFAULT_TENANT): 0
+            for model in self._fleets
+            for result in _REFUSALS_FROM_ZERO
+        }
+        for (model, result, tenant), count in (awaited | self._edge.admissions).items():
+            labels = {"model": model, "result": result, "tenant": tenant}
+            families.add("slicewise_admissions_total", labels, count)
         for (model, route, status), count in self._edge.responses.items():
             labels = {"model": model, "route": route, "status": status}
             families.add("slicewise_http_responses_total", labels, count)
-        for model in self._fleets.keys() | self._edge.cancellations.keys():
-            count = self._edge.cancellations[model]
-            families.add("slicewise_cancellations_total", {"model": model}, count)
+        quiet = {(model, DEFAULT_TENANT): 0 for model in self._fleets}
+        for (model, tenant), count in (quiet | self._edge.cancellations).items():
+            labels = {"model": model, "tenant": tenant}
+            families.add("slicewise_cancellations_total", labels, count)
         yield from families
 
 
@@ -211,8 +224,10 @@ def _add_classes(families: Families, model: str, meter: RequestMeter) -> None:
         if compute_class != NO_CLASS:
             for name, histogram in _HISTOGRAMS.items():
                 families.add(name, labels, histogram(numbers))
-            for name, count in _COUNTS.items():
-                families.add(name, labels, count(numbers))
+            tenants = numbers.tenants or {DEFAULT_TENANT: TokenCount()}
+            for tenant, tokens in tenants.items():
+                for name, count in _TOKENS.items():
+                    families.add(name, labels | {"tenant": tenant}, count(tokens))
         for name, (label, counts) in _COUNTS_BY.items():
             awaited = {} if compute_class == NO_CLASS else dict.fromkeys(_FROM_ZERO[name], 0)
             for value, count in (awaited | counts(numbers)).items():

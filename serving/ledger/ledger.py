@@ -11,6 +11,7 @@ the life's own phases. The sums begin at zero where the ledger does, as those of
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from serving.directory import SliceRecord, Snapshot
 from serving.ledger.states import LedgerState, spans, state_of, to_ms
@@ -20,6 +21,8 @@ from serving.topology import slice_shape
 # Lives no longer listed that are remembered, so that one which comes back is not counted twice:
 # many times what the directory keeps of them, in a few megabytes.
 MAX_UNLISTED = 10_000
+# The tenant of serving that nobody can be told of.
+UNATTRIBUTED = "unattributed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,48 @@ class Entry:
     slice_name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TenantEntry:
+    """A tenant's part: chip-milliseconds of serving, and output tokens."""
+
+    model: str
+    compute_class: str
+    tenant: str
+    chip_ms: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """Who uses an engine, by tenant.
+
+    `tokens` are output tokens since the engine's start, `sequences` what it has now, both as it
+    told them; `None` until it has. `flights` are the sequences that this gateway has on it.
+    """
+
+    tokens: Mapping[str, int] | None = None
+    sequences: Mapping[str, int] | None = None
+    flights: Mapping[str, int] = field(default_factory=dict)
+
+
+NO_USE = EngineUse()
+
+
 @dataclass(slots=True)
 class _Account:
-    """One life: up to when it has been counted, and as what its READY time counts."""
+    """One life: up to when it has been counted, and as what its READY time counts.
+
+    `tokens` are those of its engine that have been counted, `None` before it told any; `weights`
+    is by what serving is shared, empty where nothing is known.
+    """
 
     record: SliceRecord
     num_chips: int
     until_ms: int
     ready_as: LedgerState = LedgerState.IDLE
     chip_ms: Counter[LedgerState] = field(default_factory=Counter)
+    tokens: Mapping[str, int] | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
 
 
 _LifeKey = tuple[str, float]
@@ -59,12 +95,21 @@ class Ledger:
         self._listed: dict[_LifeKey, _Account] = {}
         self._unlisted: dict[_LifeKey, _Account] = {}  # the latest to leave the list stands last
         self._chip_ms: Counter[tuple[str, str, LedgerState]] = Counter()
+        self._tenant_ms: Counter[tuple[str, str, str]] = Counter()
+        self._tokens: Counter[tuple[str, str, str]] = Counter()
 
-    def observe(self, snapshot: Snapshot, is_busy: Mapping[str, bool], now_ms: int) -> None:
+    def observe(
+        self,
+        snapshot: Snapshot,
+        is_busy: Mapping[str, bool],
+        now_ms: int,
+        uses: Mapping[str, EngineUse] = MappingProxyType({}),
+    ) -> None:
         """Counts what has passed since the last time.
 
         `is_busy` has every engine that can be reached, by id; what it says now stands for the time
-        since the last call. Of a snapshot only another object is read anew.
+        since the last call. `uses` has who uses them. Of a snapshot only another object is read
+        anew.
         """
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
@@ -73,11 +118,17 @@ class Ledger:
             record = account.record
             if record.state is SliceState.READY:
                 account.ready_as = _ready_as(record, is_busy)
+            self._take_use(account, uses.get(record.engine_id or "", NO_USE))
             self._advance(account, now_ms)
 
     def totals(self) -> list[Entry]:
         """Chip-milliseconds by model, compute class and state."""
         return [Entry(*key, amount) for key, amount in sorted(self._chip_ms.items())]
+
+    def tenants(self) -> list[TenantEntry]:
+        """Serving and tokens by model, class and tenant. The first sum to all of serving."""
+        keys = sorted(self._tenant_ms.keys() | self._tokens.keys())
+        return [TenantEntry(*key, self._tenant_ms[key], self._tokens[key]) for key in keys]
 
     def slices(self) -> list[Entry]:
         """Chip-milliseconds of the lives that are listed and have a slice."""
@@ -129,12 +180,34 @@ class Ledger:
         account.record = record
         return account
 
+    def _take_use(self, account: _Account, use: EngineUse) -> None:
+        """Counts an engine's new tokens, and takes in whose its time is."""
+        record = account.record
+        given: dict[str, int] = {}
+        if use.tokens is not None:
+            # What an engine gave before this ledger began is nobody's here.
+            is_older = to_ms(record.life.entered_at_s) < self.started_at_ms
+            start = use.tokens if is_older else {}
+            before = start if account.tokens is None else account.tokens
+            given = {
+                tenant: count - before.get(tenant, 0)
+                for tenant, count in use.tokens.items()
+                if count > before.get(tenant, 0)
+            }
+            account.tokens = dict(use.tokens)
+            for tenant, count in given.items():
+                self._tokens[record.model, record.compute_class, tenant] += count
+        account.weights = given or use.sequences or use.flights
+
     def _advance(self, account: _Account, now_ms: int) -> None:
         record = account.record
         for state, length_ms in spans(record.life, account.until_ms, now_ms, account.ready_as):
             amount = length_ms * account.num_chips
             account.chip_ms[state] += amount
             self._chip_ms[record.model, record.compute_class, state] += amount
+            if state is LedgerState.SERVING:
+                for tenant, share in shares(amount, account.weights).items():
+                    self._tenant_ms[record.model, record.compute_class, tenant] += share
             account.until_ms += length_ms
 
 
@@ -143,6 +216,20 @@ def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
     if busy is None:
         return LedgerState.LOST
     return LedgerState.SERVING if busy else LedgerState.IDLE
+
+
+def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
+    """`amount` in whole parts by weight, without a remainder; `UNATTRIBUTED` without any weight.
+
+    What rounding leaves over goes to the largest, the first by name among equals.
+    """
+    total = sum(weights.values())
+    if not total:
+        return {UNATTRIBUTED: amount}
+    parts = {tenant: amount * weight // total for tenant, weight in sorted(weights.items())}
+    largest = max(parts, key=lambda tenant: weights[tenant])
+    parts[largest] += amount - sum(parts.values())
+    return {tenant: part for tenant, part in parts.items() if part}
 
 
 def _key_of(record: SliceRecord) -> _LifeKey:

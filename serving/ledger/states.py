@@ -4,20 +4,18 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from serving.slices.lifecycle import SliceLife, SliceState
+from serving.slices.lifecycle import LoadStage, Phase, SliceLife, SliceState
 
 _S_MS = 1000
 
 
 class LedgerState(StrEnum):
-    """Where a chip-second goes. Each goes to exactly one.
-
-    Compilation has no state of its own yet: no engine tells when it compiles, so it is LOADING.
-    """
+    """Where a chip-second goes. Each goes to exactly one."""
 
     PROVISIONING = "provisioning"  # wanted, and not held: nothing is paid
     PROBING = "probing"  # held, and tried out
-    LOADING = "loading"  # the engine starts: weights, compilation, warm-up
+    LOADING = "loading"  # the engine starts and gets its weights
+    COMPILING = "compiling"  # it has them, compiles its programs and warms up
     IDLE = "idle"  # the engine takes requests and has none
     SERVING = "serving"  # the engine has requests
     DRAINING = "draining"  # it takes no more
@@ -29,7 +27,8 @@ class LedgerState(StrEnum):
         return self is not LedgerState.PROVISIONING
 
 
-# READY stands for three, which the life does not tell apart; GONE takes no time.
+# READY stands for three, which the life does not tell apart; LOADING for two, by its stage; GONE
+# takes no time.
 _OF_LIFE = {
     SliceState.REQUESTED: LedgerState.PROVISIONING,
     SliceState.PROVISIONING: LedgerState.PROVISIONING,
@@ -56,7 +55,15 @@ def state_of(life: SliceLife, ready_as: LedgerState) -> LedgerState | None:
     """The state of now; `None` when the life is over."""
     if life.state is SliceState.GONE:
         return None
-    return ready_as if life.state is SliceState.READY else _OF_LIFE[life.state]
+    return _of_phase(life.phases[-1], ready_as)
+
+
+def _of_phase(phase: Phase, ready_as: LedgerState) -> LedgerState:
+    if phase.state is SliceState.READY:
+        return ready_as
+    if phase.stage is LoadStage.COMPILING:
+        return LedgerState.COMPILING
+    return _OF_LIFE[phase.state]
 
 
 def spans(life: SliceLife, from_ms: int, until_ms: int, ready_as: LedgerState) -> Iterator[Span]:
@@ -70,6 +77,5 @@ def spans(life: SliceLife, from_ms: int, until_ms: int, ready_as: LedgerState) -
     for phase, end_ms in zip(life.phases, ends_ms, strict=True):
         if end_ms <= at_ms or phase.state is SliceState.GONE:
             continue
-        state = ready_as if phase.state is SliceState.READY else _OF_LIFE[phase.state]
-        yield Span(state, end_ms - at_ms)
+        yield Span(_of_phase(phase, ready_as), end_ms - at_ms)
         at_ms = end_ms

@@ -73,7 +73,8 @@ class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
     Tokens are those of all gateways' requests. What an engine does not have (a prefix cache, a KV
     connector, drafts) is `None`. `iteration_counts` has the steps by their tokens, one entry for
     each of `ITERATION_BOUNDS` and one for those beyond. `tenant_tokens` are output tokens by
-    tenant, and `tenant_sequences` what the engine has of each now.
+    tenant, and `tenant_sequences` what the engine has of each now. `is_yours` goes to one gateway
+    at a time, whose part it is to show the engine's metrics: so they add up over gateways.
     """
 
     num_deferred: int = 0  # waiting for something else than room
@@ -92,6 +93,7 @@ class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
     accepted_by_position: list[int] = []
     tenant_tokens: dict[str, int] = {}
     tenant_sequences: dict[str, int] = {}
+    is_yours: bool = False
 
 
 # The bounds of vLLM's own histogram of tokens per engine step, the same in 0.32.0.

@@ -11,6 +11,7 @@ call beyond `max_calls`; of too many unproven connections the oldest goes.
 
 import asyncio
 import logging
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -218,6 +219,7 @@ class LinkServer:
             num_deferred=vitals.num_deferred if self._owners else 0,
             tenant_tokens=dict(self._tenant_tokens),
             tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
+            is_yours=gateway.gateway_id == self._teller(),
         )
 
     def opened(self, gateway: GatewayConnection) -> None:
@@ -292,6 +294,14 @@ class LinkServer:
         task.add_done_callback(reply)
 
     # The work between the gateways and the engine.
+
+    def _teller(self) -> str | None:
+        """The gateway that shows this engine's metrics; engines spread over the gateways."""
+        return max(
+            self._gateways,
+            key=lambda gateway_id: zlib.crc32(f"{self.engine_id} {gateway_id}".encode()),
+            default=None,
+        )
 
     def _owner(self, request_id: str) -> GatewayConnection | None:
         """The gateway that expects its outputs; `None` for one that nobody does."""

@@ -21,6 +21,13 @@ class SliceState(StrEnum):
     GONE = "gone"  # the replica no longer has it
 
 
+class LoadStage(StrEnum):
+    """What an engine that is LOADING does, as far as it tells."""
+
+    WEIGHTS = "weights"  # starts, and gets its weights
+    COMPILING = "compiling"  # has them, compiles its programs and warms up
+
+
 class EndCause(StrEnum):
     """Why a slice went."""
 
@@ -63,11 +70,15 @@ class TransitionError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A state that was entered. `at_s` is wall-clock time; `reason` is a sentence for a reader."""
+    """A state that was entered. `at_s` is wall-clock time; `reason` is a sentence for a reader.
+
+    `stage` is told in LOADING, where each stage is a phase of its own; `None` where nobody said.
+    """
 
     state: SliceState
     at_s: float
     reason: str
+    stage: LoadStage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +110,47 @@ class SliceLife:
 
     @property
     def entered_at_s(self) -> float:
-        """When it entered that state."""
-        return self.phases[-1].at_s
+        """When it entered that state, in its first stage."""
+        at_s = self.phases[-1].at_s
+        for phase in reversed(self.phases):
+            if phase.state != self.state:
+                break
+            at_s = phase.at_s
+        return at_s
+
+    @property
+    def stage(self) -> LoadStage | None:
+        """The stage of that state, `None` where there is none or nobody said."""
+        return self.phases[-1].stage
 
     def enter(
-        self, state: SliceState, now_s: float, reason: str, *, slice_name: str | None = None
+        self,
+        state: SliceState,
+        now_s: float,
+        reason: str,
+        *,
+        slice_name: str | None = None,
+        stage: LoadStage | None = None,
     ) -> "SliceLife":
         """The life with one more phase; a clock that went backwards counts as no time.
 
-        Entering the present state again only changes the reason.
+        Entering the present state and stage again only changes the reason.
 
         Raises:
-            TransitionError: the state does not follow the present one, or is GONE (see `end`).
+            TransitionError: the state does not follow the present one, or is GONE (see `end`); or
+                a stage is given to another state than LOADING.
         """
         name = slice_name if slice_name is not None else self.slice_name
+        if stage is not None and state != SliceState.LOADING:
+            raise TransitionError(f"{state} has no stage {stage}")
+        if state == self.state and stage not in (None, self.phases[-1].stage):
+            return replace(self, phases=self._with(state, now_s, reason, stage), slice_name=name)
         if state == self.state:
             last = replace(self.phases[-1], reason=reason)
             return replace(self, phases=(*self.phases[:-1], last), slice_name=name)
         if state not in _NEXT[self.state]:
             raise TransitionError(f"no way from {self.state} to {state}")
-        return replace(self, phases=self._with(state, now_s, reason), slice_name=name)
+        return replace(self, phases=self._with(state, now_s, reason, stage), slice_name=name)
 
     def end(self, cause: EndCause, now_s: float, reason: str) -> "SliceLife":
         """The life ended. Ending it again changes nothing: the first cause is the true one."""
@@ -128,7 +160,7 @@ class SliceLife:
 
     def seconds_by_state(self, now_s: float) -> dict[SliceState, float]:
         """Time in each state up to now. Their sum is the lifetime; GONE takes none."""
-        ends_s = [phase.at_s for phase in self.phases[1:]] + [max(now_s, self.entered_at_s)]
+        ends_s = [phase.at_s for phase in self.phases[1:]] + [max(now_s, self.phases[-1].at_s)]
         seconds: dict[SliceState, float] = {}
         for phase, end_s in zip(self.phases, ends_s, strict=True):
             if phase.state != SliceState.GONE:
@@ -142,5 +174,7 @@ class SliceLife:
         )
         return end_s - self.phases[0].at_s
 
-    def _with(self, state: SliceState, now_s: float, reason: str) -> tuple[Phase, ...]:
-        return (*self.phases, Phase(state, max(now_s, self.entered_at_s), reason))
+    def _with(
+        self, state: SliceState, now_s: float, reason: str, stage: LoadStage | None = None
+    ) -> tuple[Phase, ...]:
+        return (*self.phases, Phase(state, max(now_s, self.phases[-1].at_s), reason, stage))

@@ -9,6 +9,8 @@ from scrapes import FixedCollector, bus, exporter
 from serving.exporters.cardinality import (
     MANY_SLICES,
     ONE_SLICE,
+    FleetSize,
+    series_of_fleet,
     series_per_chip,
     series_per_host,
     series_per_slice,
@@ -33,6 +35,31 @@ def test_a_thousand_slices_of_16_chips_stay_under_the_stated_bound(
     shape = slice_shape("v6e", "4x4")
     assert (shape.num_chips, shape.num_hosts) == (16, 4)
     assert NUM_SLICES * series_per_slice(shape, metrics) <= bound
+
+
+@pytest.mark.parametrize(
+    ("num_gateways", "bound"),
+    # What docs/metrics.md states, of 10 models on 4 classes each, and 50 tenants.
+    [(1, 110_000), (8, 450_000)],
+)
+def test_gateways_of_a_thousand_slices_stay_under_the_stated_bound(
+    num_gateways: int, bound: int
+) -> None:
+    fleet = FleetSize(num_gateways, NUM_SLICES, num_models=10, classes_per_model=4)
+    assert series_of_fleet(fleet) <= bound
+
+
+def test_exporters_and_gateways_together_stay_under_two_million() -> None:
+    of_chips = NUM_SLICES * series_per_slice(slice_shape("v6e", "4x4"), ONE_SLICE)
+    fleet = FleetSize(8, NUM_SLICES, num_models=10, classes_per_model=4)
+    assert of_chips + series_of_fleet(fleet) <= 2_000_000
+
+
+def test_engine_is_counted_once_and_its_link_by_every_gateway() -> None:
+    one, two = (series_of_fleet(FleetSize(num, 10, 1, 1)) for num in (1, 2))
+    more = series_of_fleet(FleetSize(1, 11, 1, 1))
+    assert two < 2 * one
+    assert more > one
 
 
 def test_a_slice_is_its_chips_and_its_hosts() -> None:

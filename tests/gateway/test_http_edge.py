@@ -60,11 +60,11 @@ class EchoFrontend:
         await send({"type": "http.response.body", "body": text[5:]})
 
 
-def edge_over(*frontends: EchoFrontend, keys: tuple[str, ...] = ()) -> HttpEdge:
+def edge_over(*frontends: EchoFrontend, keys: tuple[str, ...] | ApiKeys = ()) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
     return HttpEdge(
         models,
-        EdgeRules(ApiKeys(keys), MAX_BODY_BYTES),
+        EdgeRules(keys if isinstance(keys, ApiKeys) else ApiKeys(keys), MAX_BODY_BYTES),
         render_metrics=lambda: (b"up 1\n", "text/plain; version=0.0.4"),
         describe_fleet=lambda: {"models": []},
     )

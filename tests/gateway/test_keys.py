@@ -55,12 +55,36 @@ def test_key_is_read_from_openais_and_anthropics_header(
     ("text", "keys"),
     [
         ("", []),
-        ("a", ["a"]),
-        ("a,b", ["a", "b"]),
-        ("a\n\n  b  \n", ["a", "b"]),
-        ("# rotated in May\na, b\n# c\n", ["a", "b"]),
+        ("a", [(None, "a")]),
+        ("a,b", [(None, "a"), (None, "b")]),
+        ("a\n\n  b  \n", [(None, "a"), (None, "b")]),
+        ("# rotated in May\na, b\n# c\n", [(None, "a"), (None, "b")]),
         (" , ,\n", []),
+        ("acme a\nacme  b\nc", [("acme", "a"), ("acme", "b"), (None, "c")]),
+        ("acme a, team-2 b", [("acme", "a"), ("team-2", "b")]),
     ],
 )
-def test_keys_are_read_by_line_and_by_comma(text: str, keys: list[str]) -> None:
-    assert read_keys(text) == keys
+def test_keys_are_read_by_line_and_by_comma_with_their_tenants(
+    text: str, keys: list[tuple[str | None, str]]
+) -> None:
+    assert [(each.tenant, each.key) for each in read_keys(text)] == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("a b secret", "not 3"), ("-a secret", "letters, digits"), (f"{'t' * 64} secret", "63")],
+)
+def test_what_is_no_key_is_refused_without_being_shown(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as refusal:
+        read_keys(text)
+    assert "secret" not in str(refusal.value)
+
+
+def test_key_tells_whose_it_is() -> None:
+    keys = ApiKeys(["k1", "k2", "k3"], {"k1": "acme", "k2": "acme"})
+    assert [keys.check(key) for key in ("k1", "k2", "k3")] == ["acme", "acme", None]
+    assert ApiKeys([]).check("k1") is None
+
+
+def test_named_key_does_not_show_in_its_representation() -> None:
+    assert "secret" not in repr(read_keys("acme very-secret"))

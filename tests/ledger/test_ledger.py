@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.directory import SliceRecord, Snapshot
-from serving.ledger.ledger import MAX_UNLISTED, Ledger
+from serving.ledger.ledger import MAX_UNLISTED, UNATTRIBUTED, EngineUse, Ledger, shares
 from serving.ledger.states import LedgerState, Span, spans
-from serving.slices.lifecycle import EndCause, Phase, SliceLife, SliceState
+from serving.slices.lifecycle import EndCause, LoadStage, Phase, SliceLife, SliceState
 
 # A v6e 2x4 has 8 chips.
 CHIPS = 8
 ORDER = [state for state in SliceState if state is not SliceState.GONE]
+COMPILING = LoadStage.COMPILING
 
 
 def record(
@@ -69,6 +70,22 @@ def test_every_phase_of_a_life_goes_to_its_state() -> None:
         LedgerState.SERVING: (50 + 10) * CHIPS,
         LedgerState.DRAINING: 10 * CHIPS,
     }
+
+
+def test_loading_is_compiling_from_when_the_engine_says_so() -> None:
+    ledger = Ledger(0)
+    begun = record((SliceState.LOADING, 0.0))
+    compiling = begun.life.enter(SliceState.LOADING, 30.0, "it compiles", stage=COMPILING)
+    ready = compiling.enter(SliceState.READY, 90.0, "")
+    ledger.observe(listing(replace(begun, life=ready)), {"e": False}, 100_000)
+    assert seconds(ledger) == {
+        LedgerState.LOADING: 30 * CHIPS,
+        LedgerState.COMPILING: 60 * CHIPS,
+        LedgerState.IDLE: 10 * CHIPS,
+    }
+    ledger = Ledger(0)
+    ledger.observe(listing(replace(begun, life=compiling)), {}, 50_000)
+    assert [each.state for each in ledger.chips()] == [LedgerState.COMPILING]
 
 
 def test_ready_engine_that_cannot_be_reached_is_lost() -> None:
@@ -181,6 +198,74 @@ def test_only_what_is_not_held_is_not_paid(state: LedgerState) -> None:
     assert state.is_paid == (state != "provisioning")
 
 
+# -- tenants --
+
+READY = (SliceState.READY, 0.0)
+
+
+def parts(ledger: Ledger) -> dict[str, tuple[float, int]]:
+    """Chip-seconds and tokens by tenant."""
+    return {each.tenant: (each.chip_ms / 1000, each.tokens) for each in ledger.tenants()}
+
+
+def served(ledger: Ledger, now_s: float, use: EngineUse) -> None:
+    ledger.observe(SERVED, {"e": True}, round(now_s * 1000), {"e": use})
+
+
+SERVED = listing(record(READY))
+
+
+def test_serving_is_shared_by_the_tokens_of_the_interval() -> None:
+    ledger = Ledger(0)
+    served(ledger, 10.0, EngineUse({"acme": 30, "zeta": 10}))
+    served(ledger, 20.0, EngineUse({"acme": 30, "zeta": 20}))
+    assert parts(ledger) == {
+        "acme": (7.5 * CHIPS, 30),
+        "zeta": ((2.5 + 10) * CHIPS, 20),
+    }
+
+
+def test_serving_without_a_token_is_shared_by_sequences_and_then_by_our_own() -> None:
+    ledger = Ledger(0)
+    served(ledger, 4.0, EngineUse({}, {"acme": 3, "zeta": 1}, {"own": 1}))
+    served(ledger, 5.0, EngineUse({}, {}, {"own": 1}))
+    served(ledger, 6.0, EngineUse())
+    assert parts(ledger) == {
+        "acme": (3.0 * CHIPS, 0),
+        "zeta": (1.0 * CHIPS, 0),
+        "own": (1.0 * CHIPS, 0),
+        UNATTRIBUTED: (1.0 * CHIPS, 0),
+    }
+
+
+def test_tokens_from_before_the_ledger_are_not_counted() -> None:
+    ledger = Ledger(5_000)
+    served(ledger, 6.0, EngineUse({"acme": 100}))
+    served(ledger, 7.0, EngineUse({"acme": 104}))
+    assert parts(ledger)["acme"] == (1.0 * CHIPS, 4)
+
+
+def test_tokens_of_an_idle_engine_are_counted_all_the_same() -> None:
+    ledger = Ledger(0)
+    ledger.observe(SERVED, {"e": False}, 1_000, {"e": EngineUse({"acme": 7})})
+    assert parts(ledger) == {"acme": (0.0, 7)}
+
+
+@given(
+    st.integers(0, 10**9),
+    st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 10**6), max_size=6),
+)
+def test_shares_sum_to_the_whole_and_none_is_negative(amount: int, weights: dict[str, int]) -> None:
+    found = shares(amount, weights)
+    assert sum(found.values()) == amount
+    assert all(part >= 0 for part in found.values())
+    total = sum(weights.values())
+    for tenant, weight in weights.items():
+        assert abs(found.get(tenant, 0) - amount * weight / max(total, 1)) < len(weights) + 1 or (
+            not total
+        )
+
+
 # -- conservation --
 
 at_s = st.integers(0, 10**6).map(lambda ms: ms / 1000)
@@ -192,6 +277,9 @@ def lives(draw: st.DrawFn, replica_id: str) -> SliceRecord:
     chosen = sorted(draw(st.sets(st.sampled_from(ORDER), min_size=1)), key=ORDER.index)
     instants = sorted(draw(st.lists(at_s, min_size=len(chosen), max_size=len(chosen))))
     life = record(*zip(chosen, instants, strict=True), replica_id=replica_id, engine_id=replica_id)
+    if life.state is SliceState.LOADING and draw(st.booleans()):
+        compiling = life.life.enter(SliceState.LOADING, draw(at_s), "it compiles", stage=COMPILING)
+        life = replace(life, life=compiling)
     life = replace(life, compute_class=draw(st.sampled_from(["spot", "on-demand"])))
     return ended(life, draw(at_s)) if draw(st.booleans()) else life
 
@@ -230,7 +318,9 @@ def test_states_sum_to_wall_clock_times_chips_without_a_remainder(
             over=tuple(life for life in seen if life.state is SliceState.GONE),
         )
         if round(now_s * 1000) >= started_ms:
-            ledger.observe(snapshot, dict.fromkeys(busy, True), round(now_s * 1000))
+            use = EngineUse({"acme": round(now_s)}, {"zeta": 1} if busy else {})
+            uses = dict.fromkeys(busy, use)
+            ledger.observe(snapshot, dict.fromkeys(busy, True), round(now_s * 1000), uses)
     expected: Counter[str] = Counter()
     for each in fleet:
         first_ms, last_ms = (round(each.life.phases[i].at_s * 1000) for i in (0, -1))
@@ -241,6 +331,8 @@ def test_states_sum_to_wall_clock_times_chips_without_a_remainder(
         assert entry.amount > 0
         found[entry.compute_class] += entry.amount
     assert found == +expected
+    serving = sum(each.amount for each in ledger.totals() if each.state is LedgerState.SERVING)
+    assert sum(each.chip_ms for each in ledger.tenants()) == serving
     assert sum(each.amount for each in ledger.chips()) == CHIPS * sum(
         each.state is not SliceState.GONE for each in fleet
     )

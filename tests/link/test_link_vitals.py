@@ -55,6 +55,18 @@ async def test_every_gateway_is_told_what_the_engine_did_for_all() -> None:
             assert (vitals.prefix_cache, vitals.drafts) == (None, None)
 
 
+async def test_one_gateway_at_a_time_is_to_show_the_engine() -> None:
+    async with (
+        serving(WatchedEngine(PacedConfig()), BRISK, AT_ONCE) as server,
+        connected(server.address, "one") as one,
+    ):
+        await until(lambda: told(one).is_yours)
+        async with connected(server.address, "two") as two:
+            await until(lambda: two.client.vitals is not None)
+            await until(lambda: told(one).is_yours != told(two).is_yours)
+        await until(lambda: told(one).is_yours)
+
+
 async def test_sequences_are_told_by_tenant_while_they_are_there() -> None:
     async with (
         serving(WatchedEngine(SLOW), BRISK, AT_ONCE) as server,

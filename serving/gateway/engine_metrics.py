@@ -1,0 +1,125 @@
+"""What an engine and the link to it have done, as Prometheus families, read at scrape time.
+
+Owns which number has which name, vLLM's own names among them. Each family of vLLM has one source:
+these are the engine's, of all its requests; what vLLM's frontend counts under the same names is of
+one gateway and is left out of the page (`metrics_page`). Each engine's are shown by one gateway at a
+time, the one that the engine host chose: sums over gateways are right, and pages stay small.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from serving.gateway.request_meter import Histogram
+from serving.gateway.serving_metrics import Families
+from serving.link.connection import Traffic
+from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineVitals
+from serving.metric_names import MAX_DRAFT_POSITIONS
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReading:
+    """One link and the engine behind it.
+
+    `slice_name` is `None` where it has none, or none is known yet; `load` and `vitals` until the
+    engine host has told them; `round_trip_s` before the first one was measured.
+    """
+
+    model: str
+    compute_class: str
+    engine_id: str
+    slice_name: str | None
+    traffic: Traffic
+    silence_s: float
+    round_trip_s: float | None
+    load: EngineLoad | None
+    vitals: EngineVitals | None
+
+
+class LinkCollector(Collector):
+    """The links of now. What an engine has not told yet is left out."""
+
+    def __init__(self, read: Callable[[], Iterable[LinkReading]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        """The families of now."""
+        families = Families()
+        for reading in self._read():
+            labels = {
+                "engine": reading.engine_id,
+                "slice": reading.slice_name or "",
+                "model": reading.model,
+                "compute_class": reading.compute_class,
+            }
+            _add_link(families, labels, reading)
+            vitals = reading.vitals
+            if reading.load is not None and vitals is not None and vitals.is_yours:
+                _add_steps(families, labels, vitals)
+                named = labels | {"model_name": reading.model}
+                _add_vllm(families, named, reading.load, vitals)
+        yield from families
+
+
+def _add_link(families: Families, labels: Mapping[str, str], reading: LinkReading) -> None:
+    traffic = reading.traffic
+    for direction, num_bytes, num_messages in (
+        ("in", traffic.bytes_in, traffic.messages_in),
+        ("out", traffic.bytes_out, traffic.messages_out),
+    ):
+        directed = {**labels, "direction": direction}
+        families.add("slicewise_link_bytes_total", directed, num_bytes)
+        families.add("slicewise_link_messages_total", directed, num_messages)
+    families.add("slicewise_link_silence_seconds", labels, reading.silence_s)
+    if reading.round_trip_s is not None:
+        families.add("slicewise_link_round_trip_seconds", labels, reading.round_trip_s)
+
+
+def _add_steps(families: Families, labels: Mapping[str, str], vitals: EngineVitals) -> None:
+    families.add("slicewise_engine_steps_total", labels, vitals.num_steps)
+    families.add("slicewise_engine_step_seconds_total", labels, vitals.busy_s)
+
+
+def _add_vllm(
+    families: Families, labels: Mapping[str, str], load: EngineLoad, vitals: EngineVitals
+) -> None:
+    def add(name: str, value: float | Histogram, **more: str) -> None:
+        families.add(f"vllm:{name}", {**labels, **more}, value)
+
+    add("num_requests_running", load.num_running)
+    add("num_requests_waiting", load.num_waiting + vitals.num_deferred)
+    add("num_requests_waiting_by_reason", load.num_waiting, reason="capacity")
+    add("num_requests_waiting_by_reason", vitals.num_deferred, reason="deferred")
+    add("kv_cache_usage_perc", load.kv_usage_ratio)
+    add("num_preemptions_total", vitals.num_preemptions)
+    add("generation_tokens_total", vitals.generation_tokens)
+    cached = vitals.local_cached_tokens + vitals.external_cached_tokens
+    add("prompt_tokens_total", vitals.prompt_tokens)
+    add("prompt_tokens_cached_total", cached)
+    for source, tokens in (
+        ("local_compute", vitals.prompt_tokens - cached),
+        ("local_cache_hit", vitals.local_cached_tokens),
+        ("external_kv_transfer", vitals.external_cached_tokens),
+    ):
+        add("prompt_tokens_by_source_total", tokens, source=source)
+    for name, cache in (
+        ("prefix_cache", vitals.prefix_cache),
+        ("external_prefix_cache", vitals.external_prefix_cache),
+    ):
+        if cache is not None:
+            add(f"{name}_queries_total", cache[0])
+            add(f"{name}_hits_total", cache[1])
+    if vitals.iteration_counts:
+        steps = Histogram(ITERATION_BOUNDS)
+        steps.counts, steps.total = vitals.iteration_counts, vitals.iteration_tokens
+        add("iteration_tokens_total", steps)
+    if vitals.drafts is not None:
+        drafts, tokens, accepted = vitals.drafts
+        add("spec_decode_num_drafts_total", drafts)
+        add("spec_decode_num_draft_tokens_total", tokens)
+        add("spec_decode_num_accepted_tokens_total", accepted)
+        by_position = vitals.accepted_by_position[:MAX_DRAFT_POSITIONS]
+        for position, count in enumerate(by_position):
+            add("spec_decode_num_accepted_tokens_per_pos_total", count, position=str(position))
