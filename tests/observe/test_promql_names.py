@@ -15,50 +15,11 @@ from shipped import (
     rules,
     text_queries,
 )
+from vocabulary import CLOSED, PROMETHEUS_OWN, TARGET_LABELS
 
-from serving.errors import RequestError
-from serving.exporters.readings import Code
 from serving.gateway.request_meter import ClassMeter, Histogram
-from serving.ledger.states import LedgerState
 from serving.metric_names import ALL, Kind, labels_of
-from serving.slices.lifecycle import EndCause, SliceState
 
-# What Prometheus and its client libraries give of every target.
-PROMETHEUS_OWN = frozenset(
-    {"up", "scrape_duration_seconds", "scrape_samples_scraped", "process_cpu_seconds_total"}
-)
-TARGET_LABELS = frozenset({"job", "instance"})
-JOBS = frozenset({"gateway", "tpu-exporter", "ray"})
-
-
-def error_codes() -> set[str]:
-    """Codes of all errors that a request can end with."""
-    kinds = RequestError.__subclasses__()
-    return {kind.code for kind in kinds if kind.code is not None} | {"malformed"}
-
-
-# Values of labels that are a closed set.
-_MOVES = {"lost", "draining"}
-CLOSED: Mapping[str, Mapping[str, set[str]]] = {
-    "slicewise_sequences_total": {
-        "outcome": {"stop", "length", "repetition", "abort", "error", "aborted", *error_codes()}
-    },
-    "slicewise_admissions_total": {"result": {"admitted", *error_codes()}},
-    "slicewise_resumes_total": {"cause": _MOVES},
-    "slicewise_link_losses_total": {"cause": _MOVES},
-    "slicewise_links": {"state": {"ready", "draining"}},
-    "slicewise_slices_ended_total": {"cause": set(EndCause)},
-    "class:slices_ended:increase30m": {"cause": set(EndCause)},
-    "slicewise_slice_state_seconds": {"state": set(SliceState)},
-    "slice:in_state:seconds": {"state": set(SliceState)},
-    "slicewise_ledger_chips": {"state": set(LedgerState)},
-    "class:ledger_chips:max": {"state": set(LedgerState)},
-    "slicewise_ledger_chip_seconds_total": {"state": set(LedgerState)},
-    "slicewise_ledger_cost_usd_total": {"state": set(LedgerState)},
-    "tpu_scrape_collector_errors_total": {"code": set(Code)},
-    "tpu_chips_reporting": {"source": {"libtpu", "device_plugin", "sdk"}},
-    "up": {"job": set(JOBS)},
-}
 _HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
 
 
