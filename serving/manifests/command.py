@@ -14,15 +14,13 @@ import yaml
 from serving.config_check import load_yaml
 from serving.engine_arg_names import installed_vllm_args
 from serving.errors import ConfigError, UnsupportedVllmError
-from serving.manifests.documents import read_folder
+from serving.manifests.documents import RENDERED_FOLDERS, read_folder
 from serving.manifests.render import MARK, render
 from serving.manifests.validate import folder_problems
 from serving.manifests.values import parse_values
 
 _PROBLEMS, _UNUSABLE = 1, 2
 _DIGEST_LENGTH = 12
-# Where rendered files may be; nothing else is looked at when old ones are removed.
-_FOLDERS = ("gke", "kuberay")
 
 
 def render_command(
@@ -119,7 +117,7 @@ def write_files(files: Mapping[str, str], out: Path) -> tuple[int, int]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
             changed += 1
-    old = [path for each in _FOLDERS for path in (out / each).rglob("*") if path.is_file()]
+    old = [path for each in RENDERED_FOLDERS for path in (out / each).rglob("*") if path.is_file()]
     stale = [path for path in old if path.relative_to(out).as_posix() not in files]
     stale = [path for path in stale if _is_rendered(path)]
     for path in stale:

@@ -16,6 +16,8 @@ from serving.errors import Problem
 
 Json = dict[str, Any]
 SERVE_CONFIG_NAME = "serve_config.yaml"
+# Where rendered files are, beside the kustomization of them all.
+RENDERED_FOLDERS = ("gke", "kuberay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,22 @@ class Folder:
 
 
 def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
-    """What lies in `folder` and below, and what of it cannot be read."""
-    texts = {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8", errors="replace")
-        for path in sorted(folder.rglob("*.yaml"))
-    }
-    return parse_files(texts)
+    """What lies in `folder` and below, and what of it cannot be read.
+
+    Of a folder that was rendered into, only what rendering writes there: other things may be beside
+    it, as in ours.
+    """
+    rendered = [folder / name for name in RENDERED_FOLDERS]
+    paths = list(folder.rglob("*.yaml"))
+    if all(each.is_dir() for each in rendered):
+        paths = [path for each in rendered for path in each.rglob("*.yaml")]
+        paths += folder.glob("kustomization.yaml")
+    return parse_files(
+        {
+            path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8", errors="replace")
+            for path in paths
+        }
+    )
 
 
 def parse_files(texts: dict[str, str]) -> tuple[Folder, list[Problem]]:

@@ -1,0 +1,243 @@
+"""Rendering: the same bytes each time, from the same configuration, written with care."""
+
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+
+from autoscaling.provisioning.demand import SliceKind
+from autoscaling.provisioning.raycluster import read_groups
+from serving.manifests.cluster_config import UpgradeKind
+from serving.manifests.command import source_words, write_files
+from serving.manifests.ray_objects import RAY_VERSION
+from serving.manifests.render import MARK, render
+from serving.manifests.schemas import Schemas
+from serving.slice_config import built_in_classes
+from serving.slices.terms import drain_s
+from serving.topology import slice_shape
+
+from .examples import (
+    ROOT,
+    VALUES,
+    as_folder,
+    found,
+    groups_of,
+    in_memory,
+    one,
+    parsed,
+    raw_values,
+    rendered,
+    shipped,
+    shipped_text,
+)
+
+SHAPE = slice_shape("v6e", "4x4")
+SPOT = (SHAPE, "spot")
+
+
+@pytest.mark.parametrize("path", VALUES, ids=lambda path: path.name)
+def test_shipped_values_give_the_same_bytes_twice_and_no_problem(path: Path) -> None:
+    first, second = rendered(shipped(path.name)), rendered(shipped(path.name))
+    assert list(first.items()) == list(second.items())
+    assert found(as_folder(first)) == []
+
+
+@pytest.mark.parametrize("path", VALUES, ids=lambda path: path.name)
+def test_schemas_take_what_shipped_values_give(path: Path, crds: Schemas) -> None:
+    folder = as_folder(rendered(shipped(path.name)))
+    held = [each for each in folder.manifests if crds.has(each)]
+    assert {each.kind for each in held} == {"ComputeClass", "RayCluster", "RayService"}
+    assert [str(problem) for each in held for problem in crds.problems(each)] == []
+
+
+def test_shipped_manifests_are_the_rendering_of_the_example() -> None:
+    text = shipped_text("example.yaml")
+    values = parsed(shipped("example.yaml"))
+    files = render(values, source_words("example.yaml", text))
+    stands = {
+        path.relative_to(ROOT / "deployments").as_posix(): path.read_text()
+        for folder in ("gke", "kuberay")
+        for path in (ROOT / "deployments" / folder).rglob("*")
+        if path.is_file()
+    }
+    stands["kustomization.yaml"] = (ROOT / "deployments" / "kustomization.yaml").read_text()
+    hint = "slicewise render deployments/values/example.yaml --out deployments"
+    assert stands == files, f"render it again: {hint}"
+
+
+def test_deployments_in_another_order_give_the_same_manifests() -> None:
+    one_way = raw_values(SPOT, (SHAPE, "reserved"))
+    other_way = raw_values((SHAPE, "reserved"), SPOT)
+    first, second = rendered(one_way), rendered(other_way)
+    # The application's own order is its own.
+    of_serve = {"kuberay/rayservice/rayservice.yaml", "kuberay/raycluster/serve_config.yaml"}
+    assert {path for path in first if first[path] != second[path]} == of_serve
+
+
+def test_serve_configuration_is_the_values_file_without_its_cluster() -> None:
+    raw = shipped("example.yaml")
+    service = one(as_folder(rendered(raw)), "RayService")
+    expected = {key: value for key, value in raw.items() if key != "cluster"}
+    assert yaml.safe_load(service.body["spec"]["serveConfigV2"]) == expected
+
+
+def test_provisioner_takes_every_rendered_group_as_it_stands() -> None:
+    folder = in_memory(shipped("v6e.yaml"))
+    groups, notes = read_groups(one(folder, "RayCluster").body, [], [])
+    assert notes == []
+    asked = {group.name: (group.kind, group.num_hosts) for group in groups}
+    assert asked["v6e-4x4-spot"] == (SliceKind("spot", "v6e", "4x4"), 4)
+    assert asked["v6e-2x4-reserved"] == (SliceKind("reserved", "v6e", "2x4"), 1)
+    assert len(asked) == 8
+
+
+def test_ray_in_manifests_is_the_installed_one() -> None:
+    assert ray.__version__ == RAY_VERSION
+
+
+@pytest.mark.parametrize("market", built_in_classes())
+def test_grace_covers_the_drain_of_every_market(market: str) -> None:
+    (group,) = groups_of(raw_values((SHAPE, market)))
+    assert group.grace_s > drain_s(built_in_classes()[market]) + 10
+
+
+def test_more_slices_than_replicas_so_that_a_draining_one_is_replaced() -> None:
+    raw = raw_values(SPOT)
+    raw["applications"][0]["args"]["models"][0]["deployments"][0]["replicas"] = 3
+    (group,) = groups_of(raw)
+    assert (group.wanted_slices, group.max_slices) == (3, 6)
+
+
+def test_models_share_the_slices_of_one_kind() -> None:
+    raw = raw_values(SPOT)
+    models = raw["applications"][0]["args"]["models"]
+    models.append(models[0] | {"name": "other"})
+    (group,) = groups_of(raw)
+    assert group.wanted_slices == 2
+
+
+def test_deployment_with_a_zone_has_a_group_with_that_label() -> None:
+    raw = raw_values(SPOT)
+    deployment = raw["applications"][0]["args"]["models"][0]["deployments"][0]
+    deployment["slice"]["zone"] = "us-east5-a"
+    (group,) = groups_of(raw)
+    assert group.name == "v6e-4x4-spot-us-east5-a"
+    assert group.labels["ray.io/availability-zone"] == "us-east5-a"
+    assert found(in_memory(raw)) == []
+
+
+def test_hosts_of_a_declared_class_have_the_labels_that_it_selects() -> None:
+    raw = raw_values((SHAPE, "calendar"))
+    raw["applications"][0]["args"]["compute_classes"] = [
+        {"name": "calendar", "market": "reserved", "node_labels": {"team": "search"}}
+    ]
+    raw["cluster"]["classes"] = [{"compute_class": "calendar", "reservation": "ours"}]
+    (group,) = groups_of(raw)
+    assert group.labels["team"] == "search"
+    assert group.labels["ray.io/market-type"] == "reserved"
+    assert found(in_memory(raw)) == []
+
+
+def test_secrets_are_named_and_never_there() -> None:
+    raw = raw_values(SPOT)
+    args = raw["applications"][0]["args"]
+    args["auth"] = {"keys_file": "/etc/slicewise/keys/keys.txt"}
+    folder = in_memory(raw)
+    assert folder.of_kind("Secret") == []
+    groups = one(folder, "RayCluster").body["spec"]["workerGroupSpecs"]
+    pods = {group["groupName"]: group["template"]["spec"] for group in groups}
+    mounts = {
+        name: [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+        for name, pod in pods.items()
+    }
+    assert "/etc/slicewise/keys" in mounts["gateway"]
+    assert "/etc/slicewise/keys" not in mounts["v6e-4x4-spot"]
+    link = {
+        name: [each["name"] for each in pod["containers"][0]["env"] if "valueFrom" in each]
+        for name, pod in pods.items()
+    }
+    assert "LINK" in link["gateway"]
+    assert "LINK" in link["v6e-4x4-spot"]
+
+
+def test_no_pod_of_ray_runs_as_root_or_may_become_it() -> None:
+    spec = one(in_memory(raw_values(SPOT)), "RayCluster").body["spec"]
+    templates = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    for pod in (each["template"]["spec"] for each in templates):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in [*pod["containers"], *pod.get("initContainers", ())]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "chips"),
+    [
+        (UpgradeKind.IN_PLACE, "None", 32),
+        (UpgradeKind.NEW_CLUSTER, "NewCluster", 64),
+        (UpgradeKind.INCREMENTAL, "NewClusterWithIncrementalUpgrade", 40),
+    ],
+)
+def test_upgrade_has_its_strategy_and_the_chips_for_it(
+    kind: UpgradeKind, strategy: str, chips: int
+) -> None:
+    folder = in_memory(raw_values(SPOT, upgrade={"kind": kind.value}))
+    assert one(folder, "RayService").body["spec"]["upgradeStrategy"]["type"] == strategy
+    quota = one(folder, "ResourceQuota").body["spec"]["hard"]
+    assert quota == {"requests.google.com/tpu": str(chips)}
+    # KubeRay makes Gateway and route of its own for an incremental one.
+    routes = [each.file for each in folder.of_kind("HTTPRoute")]
+    has_route = "kuberay/rayservice/route.yaml" in routes
+    assert has_route == (kind != UpgradeKind.INCREMENTAL)
+    assert found(folder) == []
+
+
+def test_node_pools_of_your_own_are_one_for_each_slice_of_several_hosts(crds: Schemas) -> None:
+    raw = raw_values(SPOT, (slice_shape("v6e", "2x4"), "spot"), provisioning="node-pools")
+    files = rendered(raw)
+    folder = as_folder(files)
+    assert found(folder) == []
+    several = one(folder, "ComputeClass", "v6e-4x4-spot")
+    assert several.body["spec"]["priorities"] == [
+        {"nodepools": ["v6e-4x4-spot-0", "v6e-4x4-spot-1"]}
+    ]
+    assert list(crds.problems(several)) == []
+    script = files["gke/node-pools.sh"]
+    assert script.count("gcloud container node-pools create") == 3
+    assert "create v6e-4x4-spot-1 " in script
+    assert "--tpu-topology=4x4" in script
+    assert "--spot" in script
+
+
+def test_bucket_and_claims_reach_hosts_of_slices_only() -> None:
+    folder = in_memory(raw_values(SPOT, bucket="weights", dranet=True))
+    groups = one(folder, "RayCluster").body["spec"]["workerGroupSpecs"]
+    pods = {group["groupName"]: group["template"]["spec"] for group in groups}
+    assert pods["v6e-4x4-spot"]["resourceClaims"] == [
+        {"name": "netdev", "resourceClaimTemplateName": "all-netdev"}
+    ]
+    drivers = [each.get("csi", {}).get("driver") for each in pods["v6e-4x4-spot"]["volumes"]]
+    assert "gcsfuse.csi.storage.gke.io" in drivers
+    assert "resourceClaims" not in pods["gateway"]
+    assert found(folder) == []
+
+
+def test_written_files_say_what_they_are_from_and_old_ones_go(tmp_path: Path) -> None:
+    files = rendered(raw_values(SPOT, dranet=True))
+    assert write_files(files, tmp_path) == (len(files), 0)
+    assert (tmp_path / "kustomization.yaml").read_text().startswith(f"{MARK} from values.yaml.")
+    assert write_files(files, tmp_path) == (0, 0)
+    fewer = rendered(raw_values(SPOT))
+    (tmp_path / "gke" / "mine.yaml").write_text("kind: Mine\n")
+    changed, removed = write_files(fewer, tmp_path)
+    assert removed == 1
+    assert changed > 0
+    assert not (tmp_path / "gke" / "network-claims.yaml").exists()
+    assert (tmp_path / "gke" / "mine.yaml").exists()
+
+
+def test_file_of_somebody_else_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("kind: Kustomization\n")
+    with pytest.raises(FileExistsError, match="not written by slicewise render"):
+        write_files(rendered(raw_values(SPOT)), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kustomization.yaml"]
