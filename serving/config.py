@@ -207,6 +207,9 @@ class GatewayConfig(_Section):
     429."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Requests that Serve hands to one gateway at once, waiting ones included."""
+    tpu_exporter_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Port of the TPU exporters on the slices' hosts, for the chips on the fleet page; without it
+    they are not shown there."""
 
 
 class AuthConfig(_Section):

@@ -39,6 +39,7 @@ from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
+from serving.gateway.tpu_reader import TpuReader
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
@@ -162,6 +163,11 @@ class Gateway:
             LedgerCollector(self._ledger, _usd_per_chip_hour(config), READ_SERIES),
         ):
             self._history_source.register(collector)
+        self._chip_reader: asyncio.Task[None] | None = None
+        if config.gateway.tpu_exporter_port is not None:
+            chips = TpuReader(config.gateway.tpu_exporter_port, self._host_addresses)
+            self._history_source.register(chips)
+            self._chip_reader = asyncio.create_task(chips.follow())
         self._bookkeeper = asyncio.create_task(self._keep_ledger())
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -183,6 +189,8 @@ class Gateway:
         if hasattr(self, "_follower"):
             self._follower.cancel()
             self._bookkeeper.cancel()
+            if self._chip_reader is not None:
+                self._chip_reader.cancel()
             if self._plans is not None:
                 self._plans.cancel()
             await self._membership.close()
@@ -264,6 +272,10 @@ class Gateway:
         self._count_chips()
         vllms = [REGISTRY, *(each.metrics for each in self._models.values())]
         return render_metrics(vllms, self._view.gateway_id, ours=[self._metrics])
+
+    def _host_addresses(self) -> set[str]:
+        records = self._membership.snapshot.records
+        return {host.address for record in records for host in record.hosts}
 
     def _answer_history(self, query: str, if_none_match: str) -> Response:
         return history_answer(self._history, self._models, query, if_none_match)

@@ -30,12 +30,16 @@ STEPS_S = (FINE_STEP_S, COARSE_STEP_S)
 # Bounds the memory to 512 x 660 points of 8 bytes, 2.7 MB. Ten models on four compute classes each
 # have 385 series; one on two has 60, in 0.3 MB.
 MAX_SERIES = 512
-# Quantiles and prices are of so long: in one second too little happens for either.
+# Requests, quantiles and prices are of so long: in one second too little happens for them.
 WINDOW_S = 10.0
 
 _QUANTILES = (("p50", 0.5), ("p99", 0.99))
 # What is of the last ten seconds already: of such a series a coarse point is the last fine one.
-_WINDOWED = frozenset({"ttft_s", "tpot_s", "usd_per_hour", "usd_per_million_tokens"})
+_WINDOWED = frozenset(
+    {"requests_per_s", "ttft_s", "tpot_s", "usd_per_hour", "usd_per_million_tokens"}
+)
+# What is a number in a step, and adds up; everything else is a mean over time.
+_COUNTED = "losses"
 _S_PER_HOUR = 3600
 _MILLION = 1e6
 
@@ -65,6 +69,7 @@ class History:
         self._last: tuple[float, Reading] | None = None
         self._recent: deque[Increase] = deque()
         self._latest: dict[Key, float] = {}  # windowed values of the last look
+        self._sums: dict[Key, float] = {}  # counted values of the coarse step
 
     @property
     def max_bytes(self) -> int:
@@ -91,8 +96,13 @@ class History:
         values = {key: float(f"{value:.5g}") for key, value in values.items()}
         self._close_coarse(slot)
         self._fine.put(slot, values)
-        lasting = {key: value for key, value in values.items() if key.name not in _WINDOWED}
+        lasting = {
+            key: value for key, value in values.items() if key.name not in {*_WINDOWED, _COUNTED}
+        }
         self._means.add(lasting, duration_s or FINE_STEP_S)
+        for key, value in values.items():
+            if key.name == _COUNTED:
+                self._sums[key] = self._sums.get(key, 0.0) + value
         self._latest = {key: value for key, value in values.items() if key.name in _WINDOWED}
 
     def version(self, wanted: Wanted) -> str:
@@ -128,7 +138,8 @@ class History:
             return
         last = (self._fine.until - 1) * FINE_STEP_S // COARSE_STEP_S
         if slot * FINE_STEP_S // COARSE_STEP_S > last:
-            self._coarse.put(last, self._means.take() | self._latest)
+            self._coarse.put(last, self._latest | self._means.take() | self._sums)
+            self._sums = {}
 
     def _flows(self, latest: Increase, bounds: Mapping[str, tuple[float, ...]]) -> dict[Key, float]:
         self._recent.append(latest)
@@ -139,12 +150,15 @@ class History:
         window = Increase(0.0)
         for each in self._recent:
             window.add(each)
-        rates = {
-            key: count / latest.duration_s
-            for key, count in latest.counts.items()
-            if key.name != COST
-        }
-        return rates | dict(_quantiles(window, bounds)) | dict(_prices(window))
+        values: dict[Key, float] = {}
+        for key, count in latest.counts.items():
+            if key.name == _COUNTED:
+                values[key] = count
+            elif key.name == TOKENS:
+                values[key] = count / latest.duration_s
+            elif key.name in _WINDOWED:
+                values[key] = window.counts[key] / window.duration_s
+        return values | dict(_quantiles(window, bounds)) | dict(_prices(window))
 
 
 def _quantiles(

@@ -43,11 +43,11 @@ def _admission(labels: Labels) -> Place | None:
 
 
 def _resume(labels: Labels) -> Place:
-    return "losses_per_s", "moved_draining" if labels["cause"] == "draining" else "moved_lost"
+    return "losses", "moved_draining" if labels["cause"] == "draining" else "moved_lost"
 
 
 def _link_loss(labels: Labels) -> Place | None:
-    return None if labels["cause"] == "draining" else ("losses_per_s", "links_lost")
+    return None if labels["cause"] == "draining" else ("losses", "links_lost")
 
 
 # What only goes up: where its increase is counted; `None`: nowhere.
@@ -159,7 +159,8 @@ def _fill(reading: Reading) -> None:
 def increase(before: Reading, after: Reading, duration_s: float) -> Increase:
     """What happened between two looks at one gateway, for each model and for all of them.
 
-    A series that was not there before began at zero, and so did one that shows less than before.
+    A series that was not there before began at zero, except for costs, and so did one that shows
+    less than before.
     What is known to be nothing is zero; what nobody has told is absent.
     """
     result = Increase(duration_s)
@@ -167,12 +168,14 @@ def increase(before: Reading, after: Reading, duration_s: float) -> Increase:
         for outcome in OUTCOMES:
             result.counts[Key(model, "requests_per_s", outcome)] = 0
         for loss in LOSSES:
-            result.counts[Key(model, "losses_per_s", loss)] = 0
+            result.counts[Key(model, "losses", loss)] = 0
     for model, compute_class in after.classes:
         for scope in _scopes(model):
             result.counts[Key(scope, TOKENS, compute_class)] = 0
     for source, (place, count) in after.counts.items():
-        _, known = before.counts.get(source, (place, 0.0))
+        # A ledger that learns of a slice late has counted from its start: that was not just now.
+        unknown = count if place[0] == COST else 0.0
+        _, known = before.counts.get(source, (place, unknown))
         grown = count - known if count >= known else count
         for scope in _scopes(source.model):
             result.counts[Key(scope, *place)] += grown  # type: ignore[assignment] # seconds, dollars

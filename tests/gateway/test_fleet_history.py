@@ -112,9 +112,9 @@ def test_second_look_in_a_second_changes_nothing() -> None:
         ("slicewise_sequences_total_of_aborted", ("requests_per_s", "aborted")),
         ("slicewise_sequences_total_of_poison_request", ("requests_per_s", "failed")),
         ("slicewise_admissions_total_of_overloaded", ("requests_per_s", "refused")),
-        ("slicewise_resumes_total_of_lost", ("losses_per_s", "moved_lost")),
-        ("slicewise_resumes_total_of_draining", ("losses_per_s", "moved_draining")),
-        ("slicewise_link_losses_total_of_lost", ("losses_per_s", "links_lost")),
+        ("slicewise_resumes_total_of_lost", ("losses", "moved_lost")),
+        ("slicewise_resumes_total_of_draining", ("losses", "moved_draining")),
+        ("slicewise_link_losses_total_of_lost", ("losses", "links_lost")),
     ],
 )
 def test_count_is_shown_under_its_outcome_alone(series: str, place: tuple[str, str]) -> None:
@@ -122,7 +122,7 @@ def test_count_is_shown_under_its_outcome_alone(series: str, place: tuple[str, s
     shown = history.describe(FINE)["series"]
     flows = {
         (name, label): values[-1]
-        for name in ("requests_per_s", "losses_per_s")
+        for name in ("requests_per_s", "losses")
         for label, values in shown[name].items()
     }
     assert flows.pop(place) == 4
@@ -135,7 +135,7 @@ def test_admission_and_a_link_that_drained_are_no_refusal_and_no_loss() -> None:
     )
     history = history_of(families(), page)
     assert points(history, "requests_per_s", "refused")[1:] == [0]
-    assert points(history, "losses_per_s", "links_lost")[1:] == [0]
+    assert points(history, "losses", "links_lost")[1:] == [0]
 
 
 # -- quantiles --
@@ -421,3 +421,23 @@ def test_means_are_over_the_time_in_which_there_was_a_value() -> None:
     means.add({A: 40.0}, 2.0)
     assert means.take() == {A: 30.0}
     assert means.take() == {}
+
+
+def test_losses_are_numbers_that_add_up_and_requests_are_of_the_last_ten_seconds() -> None:
+    lost, ended = "slicewise_resumes_total_of_lost", "slicewise_sequences_total_of_stop"
+    pages = [families(**{lost: 0, ended: 0})]
+    pages += [families(**{lost: 3 if each < 5 else 7, ended: 20}) for each in range(1, 21)]
+    history = history_of(*pages)
+    assert points(history, "losses", "moved_lost")[1:7] == [3, 0, 0, 0, 4, 0]
+    assert points(history, "losses", "moved_lost", COARSE) == [7, 0]
+    finished = points(history, "requests_per_s", "finished")[1:]
+    assert finished[0] == 20  # in the only second there was
+    assert finished[9:11] == [2, 0]
+    # The first ten seconds end with the ninth look after the one where counting began.
+    assert points(history, "requests_per_s", "finished", COARSE) == [pytest.approx(20 / 9, 1e-4), 0]
+
+
+def test_cost_that_is_seen_for_the_first_time_was_not_just_now() -> None:
+    cost = "slicewise_ledger_cost_usd_total_of_loading"
+    history = history_of(families(), families(**{cost: 5.0}), families(**{cost: 5.01}))
+    assert points(history, "usd_per_hour")[1:] == pytest.approx([0, 18.0])

@@ -57,7 +57,7 @@ async def test_answer_says_whose_it_is_and_when_its_points_are() -> None:
     assert waiting[-3:] == [0, 2, 4]
     assert len(waiting) == 300
     assert set(waiting[:-3]) == {None}
-    assert body.pop("series").keys() == {"sequences", "requests_per_s", "losses_per_s"}
+    assert body.pop("series").keys() == {"sequences", "requests_per_s", "losses"}
     assert body == {
         "gateway": {"id": "g1", "started_at_s": NOW_S},
         "model": None,

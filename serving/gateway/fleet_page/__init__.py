@@ -37,6 +37,8 @@ _PARTS = {
     "charts.css": "text/css",
     "fleet.js": "text/javascript",
     "charts.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "kinds.js": "text/javascript",
     "history.js": "text/javascript",
 }
 

@@ -16,7 +16,7 @@ const COMBINE = {
   requests_per_s: sum,
   output_tokens_per_s: sum,
   sequences: sum,
-  losses_per_s: sum,
+  losses: sum,
   usd_per_million_tokens: price,
 };
 
