@@ -18,7 +18,7 @@ from serving.config import (
 from serving.deployment_names import DIRECTORY, GATEWAY
 from serving.directory_deployment import FleetDirectory
 from serving.engine.slice_replica import SliceReplica
-from serving.engine.spec import EngineSpec
+from serving.engine.spec import EngineSpec, TpuSpec
 from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
 from serving.slices.inventory import ACCELERATOR_LABEL
@@ -101,6 +101,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         max_buffered_bytes=config.link.max_buffered_bytes,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
         slice=slice_spec(config, deployment),
+        tpu=TpuSpec(model.compile_cache) if model.is_on_tpu else None,
     )
 
 

@@ -132,8 +132,8 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
     """The plan for a reader."""
     wish, settings = plan.wish, plan.settings
     shape = wish.shape
-    hosts = f"{wish.num_hosts} hosts" if wish.num_hosts > 1 else "1 host"
-    yield f"{wish.model} on {slice_words(wish)}: {shape.num_chips} chips a slice, {hosts}"
+    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
+    yield f"{wish.model} on {slice_words(wish)}: {shape.num_chips} chips, {hosts}"
     yield "  vLLM's arguments"
     yield from map(_setting_line, settings.args)
     if settings.env:

@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from serving.directory import RENEWAL_S, HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
+from serving.engine.tpu_engine import settle_here
 from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 from serving.slices.spec import SliceSpec
 from serving.slices.tenure import ProbeFailedError, SliceLostError, Tenure, take_slice
@@ -181,17 +182,35 @@ class Residency:
             await self._unless_lost(tenure.probe(spec.probe_timeout_s))
 
     async def _start_engine(self) -> HostReport:
+        spec = self._spec if self._spec.tpu is None else await self._settle()
         options: dict[str, Any] = {
-            "num_cpus": self._spec.num_cpus,
+            "num_cpus": spec.num_cpus,
             "max_concurrency": 16,
-            "runtime_env": {"env_vars": dict(self._spec.engine_env)},
+            # vLLM gives it to its workers on other hosts as well, for when their processes begin.
+            "runtime_env": {"env_vars": dict(spec.engine_env)},
         }
         if self._tenure is not None:
             options["scheduling_strategy"] = self._tenure.reservation.on_host(0)
         # Not detached: Ray ends the host when this replica's process ends, however it ends.
-        self._host = ray.remote(EngineHostActor).options(**options).remote(self._spec, self._secret)
+        self._host = ray.remote(EngineHostActor).options(**options).remote(spec, self._secret)
         report: HostReport = await self._host.start.remote()
         return report
+
+    async def _settle(self) -> EngineSpec:
+        """What a TPU engine is started with, decided on the first host of its slice.
+
+        Raises:
+            ValueError: it would not work, or not fit.
+        """
+        assert self._tenure is not None
+        options = {
+            "num_cpus": 0,
+            "max_retries": 0,
+            "scheduling_strategy": self._tenure.reservation.on_host(0),
+            "runtime_env": {"env_vars": dict(self._spec.engine_env)},
+        }
+        settled: EngineSpec = await ray.remote(settle_here).options(**options).remote(self._spec)
+        return settled
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Does `work`, unless the slice is about to go before it is done.

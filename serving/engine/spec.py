@@ -10,11 +10,19 @@ from serving.slices.spec import SliceSpec
 
 
 @dataclass(frozen=True, slots=True)
+class TpuSpec:
+    """What an engine on TPU is told beside. See `ModelConfig.compile_cache`."""
+
+    compile_cache: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """One engine: which model, which engine, how watched.
 
     `paced` holds the options of the paced engine and is `None` for vLLM. `slice` is the kind of
-    slice it runs on, `None` where nothing is reserved. Times are seconds.
+    slice it runs on, `None` where nothing is reserved. `tpu` is given for vLLM on TPU, with
+    `slice`. Times are seconds.
     """
 
     model: str
@@ -30,3 +38,4 @@ class EngineSpec:
     max_buffered_bytes: int = 8 * 1024 * 1024
     listens_on_loopback: bool = False
     slice: SliceSpec | None = None
+    tpu: TpuSpec | None = None

@@ -29,6 +29,7 @@ from serving.errors import (
 from serving.gateway.fleet_page import FleetPage
 from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
+from serving.gateway.refused_fields import check_fields
 from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,11 @@ class ModelFrontend(Protocol):
     @property
     def adapter_names(self) -> tuple[str, ...]:
         """The LoRA adapters that select it too."""
+        ...
+
+    @property
+    def refused_fields(self) -> Mapping[str, str]:
+        """Fields of a request that its engines cannot honour, with the reason."""
         ...
 
     async def app(self) -> ASGIApp:
@@ -176,8 +182,11 @@ class HttpEdge:
         body = await exchange.read_body(self._rules.max_body_bytes)
         frontend = self._select(_model_field(body))
         exchange.model = frontend.name
+        needs_engine = exchange.path not in _ENGINELESS_ROUTES
+        if needs_engine:
+            check_fields(body, frontend.refused_fields)
         app = await frontend.app()
-        if exchange.path not in _ENGINELESS_ROUTES:
+        if needs_engine:
             await frontend.admit()
         self.meter.judged(frontend.name, "admitted", exchange.tenant)
         await exchange.delegate(app, body)

@@ -14,6 +14,7 @@ from serving.config import GatewayConfig, ModelConfig
 from serving.errors import GatewayBehindError, OverloadedError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.gateway.refused_fields import ON_TPU
 from serving.gateway.request_meter import ARRIVAL
 from serving.model_source import resolve_source
 
@@ -22,6 +23,19 @@ logger = logging.getLogger(__name__)
 # vLLM's engine argument that belongs to both sides; the rest of `frontend_args` is the frontend's
 # own.
 _GENERATE_TASKS = ("generate",)
+# How an engine is laid over the chips of its slice. vLLM holds it against the machine it is on, and
+# refuses most of it where there are no chips.
+_OF_THE_SLICE = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+        "enable_expert_parallel",
+        "additional_config",
+        "gpu_memory_utilization",
+    }
+)
 
 
 class ServedModel:
@@ -52,7 +66,7 @@ class ServedModel:
             ValueError: vLLM refuses the model, an engine argument or a frontend argument.
         """
         vllm_config = await asyncio.to_thread(
-            frontend_config, resolve_source(config.source), config.name, config.engine_args
+            frontend_config, resolve_source(config.source), config.name, _args_here(config)
         )
         model = cls(config, gateway, vllm_config)
         if model._are_tasks_known:
@@ -68,6 +82,11 @@ class ServedModel:
     def adapter_names(self) -> tuple[str, ...]:
         """See `ModelFrontend`."""
         return tuple(adapter.name for adapter in self._config.lora_adapters)
+
+    @property
+    def refused_fields(self) -> Mapping[str, str]:
+        """See `ModelFrontend`."""
+        return ON_TPU if self._config.is_on_tpu else {}
 
     async def app(self) -> ASGIApp:
         """See `ModelFrontend`. Built once; for a pooling model with the first engine."""
@@ -139,3 +158,10 @@ class ServedModel:
             adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
             frontend_args=self._config.frontend_args,
         )
+
+
+def _args_here(config: ModelConfig) -> dict[str, Any]:
+    """The engine arguments that concern a frontend: of an engine on TPU all but its layout."""
+    if not config.is_on_tpu:
+        return config.engine_args
+    return {name: value for name, value in config.engine_args.items() if name not in _OF_THE_SLICE}

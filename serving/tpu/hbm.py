@@ -36,24 +36,17 @@ _LOGIT_BUFFERS = 3
 class Sharding:
     """How a model is laid over devices. `tensor` counts the shards of an MLP within a stage.
 
-    Of those, `attention_data` groups each hold the whole attention and their own sequences. `data`
-    is the number of whole copies, one a slice of several.
+    Of those, `attention_data` groups each hold the whole attention and their own sequences.
     """
 
     tensor: int
     pipeline: int = 1
     attention_data: int = 1
-    data: int = 1
 
     @property
     def attention_shards(self) -> int:
         """Parts that the heads of one attention are divided into."""
         return max(1, self.tensor // self.attention_data)
-
-    @property
-    def cache_groups(self) -> int:
-        """Groups of devices that each hold the cache of other sequences."""
-        return self.attention_data * self.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,7 @@ def hbm_budget(
         weights_bytes=weights,
         cache_bytes=hbm - reserve - weights,
         kv_bytes_per_token=kv_bytes_per_token(facts, sharding, wish.kv_cache_dtype),
-        cache_groups=sharding.cache_groups,
+        cache_groups=sharding.attention_data,
         max_model_len=wish.max_model_len,
     )
 

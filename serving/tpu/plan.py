@@ -75,10 +75,8 @@ def ensure_fits(plan: EnginePlan) -> None:
 
 
 def slice_words(wish: EngineWish) -> str:
-    """The slices of an engine, in words."""
-    shape = wish.shape
-    joined = f"{wish.num_slices} joined slices " if wish.num_slices > 1 else ""
-    return f"{joined}{shape.generation} {shape.topology}"
+    """The slice of an engine, in words."""
+    return f"{wish.shape.generation} {wish.shape.topology}"
 
 
 def _budget(wish: EngineWish, facts: ModelFacts, settings: EngineSettings) -> HbmBudget:

@@ -20,7 +20,7 @@ NEW_DESIGN = "NEW_MODEL_DESIGN"
 _OWNED_ENV = {
     "TPU_MULTIHOST_BACKEND": "it follows from the hosts of the slice",
     "TPU_MULTIPROCESS_DP": "one engine owns one whole slice; for more engines raise `replicas`",
-    "NUM_SLICES": "use slice.num_slices",
+    "NUM_SLICES": "one engine owns one slice",
     "VLLM_XLA_CACHE_PATH": "use compile_cache, which keeps shapes and versions apart",
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "Slicewise places workers through the second executor",
     "VLLM_RAY_BUNDLE_INDICES": "workers run in the placement group of their slice",
@@ -59,7 +59,7 @@ def _owned_env_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
         if name in _OWNED_ENV:
             yield Problem(f"{path}.{name}", "set by Slicewise", _OWNED_ENV[name], value)
         elif name.startswith(_OWNED_PREFIX):
-            yield Problem(f"{path}.{name}", "set by Slicewise", "use slice.num_slices", value)
+            yield Problem(f"{path}.{name}", "refused", _OWNED_ENV["NUM_SLICES"], value)
 
 
 def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
@@ -74,13 +74,6 @@ def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
             "allowed: enable_dp_attention: false, or no enable_lora",
             "enable_dp_attention: true",
         )
-    if wish.has_lora and wish.num_slices > 1:
-        yield Problem(
-            f"{path}.engine_args.enable_lora",
-            "slices that are joined are data parallel, with which tpu-inference has no LoRA",
-            "allowed: false, or slices with num_slices: 1 and more replicas",
-            "true",
-        )
     tensor = count(wish.args, "tensor_parallel_size")
     if groups is not None and tensor is not None and (groups < 1 or tensor % groups):
         yield Problem(
@@ -89,22 +82,12 @@ def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
             f"allowed: a divisor of {tensor}",
             f"{groups}",
         )
-    if wish.env.get(NEW_DESIGN) is not None and not is_on(wish.env, NEW_DESIGN):
-        needs = "attention data parallelism" if is_attention_data else ""
-        needs = "joined slices" if wish.num_slices > 1 else needs
-        if needs:
-            yield Problem(
-                f"{path}.engine_env.{NEW_DESIGN}",
-                f"{needs} exists in the new model design only",
-                "allowed: 1, or leave it out",
-                wish.env[NEW_DESIGN],
-            )
-    if wish.num_slices > 1 and (count(wish.args, "pipeline_parallel_size") or 1) > 1:
+    if is_attention_data and NEW_DESIGN in wish.env and not is_on(wish.env, NEW_DESIGN):
         yield Problem(
-            f"{path}.engine_args.pipeline_parallel_size",
-            "each stage of a pipeline is a cluster of its own, which joins no slices",
-            "allowed: 1, or slices with num_slices: 1",
-            f"{wish.args['pipeline_parallel_size']}",
+            f"{path}.engine_env.{NEW_DESIGN}",
+            "attention data parallelism exists in the new model design only",
+            "allowed: 1, or leave it out",
+            wish.env[NEW_DESIGN],
         )
 
 
@@ -121,13 +104,6 @@ def _context_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]
     if prefill > 1 and prefill % 2:
         allowed = "allowed: 1, or an even number"
         yield Problem(f"{path}.prefill_context_parallel_size", "odd", allowed, f"{prefill}")
-    if prefill > 1 and wish.num_slices > 1:
-        yield Problem(
-            f"{path}.prefill_context_parallel_size",
-            "slices that are joined are data parallel, which excludes it",
-            "allowed: 1, or slices with num_slices: 1",
-            f"{prefill}",
-        )
     tensor = count(wish.args, "tensor_parallel_size")
     if decode > 1 and tensor is not None and tensor % decode:
         yield Problem(

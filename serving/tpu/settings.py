@@ -104,7 +104,7 @@ def engine_settings(
 
 
 def sharding_of(wish: EngineWish, facts: ModelFacts | None) -> Sharding:
-    """How the model is laid over the devices of its slices."""
+    """How the model is laid over the devices of its slice."""
     shape, args, strategy = wish.shape, wish.args, wish.strategy
     stages = count(args, _PIPELINE) or 1
     tensor = count(strategy, "tensor_parallelism") or count(args, _TENSOR)
@@ -112,7 +112,7 @@ def sharding_of(wish: EngineWish, facts: ModelFacts | None) -> Sharding:
     groups = 1
     if strategy.get("enable_dp_attention") is True or (facts is not None and facts.is_mla):
         groups = count(strategy, "attn_dp_size") or _derived_groups(tensor, facts)
-    return Sharding(tensor, stages, groups, wish.num_slices)
+    return Sharding(tensor, stages, groups)
 
 
 def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[int, ...]:
@@ -152,9 +152,6 @@ def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Ite
         sharding.pipeline,
         "one stage over the whole slice: the interconnect joins all its chips",
     )
-    if wish.num_slices > 1:
-        reason = f"one copy of the model on each of {wish.num_slices} joined slices"
-        yield Setting("data_parallel_size", wish.num_slices, reason)
     if facts is not None:
         yield Setting("max_model_len", facts.max_model_len, "the model's own context")
     yield Setting(
@@ -196,8 +193,8 @@ def _with_attention_data(wish: EngineWish) -> dict[str, object]:
 
 
 def _env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
-    if wish.num_hosts > 1:
-        reason = f"{wish.num_hosts} hosts: one worker on each, placed by Ray"
+    if wish.shape.num_hosts > 1:
+        reason = f"{wish.shape.num_hosts} hosts: one worker on each, placed by Ray"
         yield Setting("TPU_MULTIHOST_BACKEND", "ray", reason)
         yield Setting(
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
@@ -205,10 +202,6 @@ def _env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iter
             "message queues between hosts, and the whole environment carried to the workers",
         )
     yield from _model_env(wish, facts, sharding)
-    if wish.num_slices > 1:
-        yield Setting("NUM_SLICES", wish.num_slices, "the mesh has an axis over joined slices")
-        reason = "the copies are parts of one program, not engines of their own"
-        yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
     if wish.compile_cache is not None:
         yield from _cache_env(wish, sharding)
 
@@ -229,8 +222,6 @@ def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -
     )
     if sharding.attention_data > 1 or (facts is not None and facts.is_mla):
         yield Setting(NEW_DESIGN, "1", "attention data parallelism exists in this design only")
-    elif wish.num_slices > 1:
-        yield Setting(NEW_DESIGN, "1", "joined slices exist in this design only")
     elif context > 1:
         yield Setting(NEW_DESIGN, "1", "context parallelism exists in this design only")
 
@@ -251,8 +242,7 @@ def _cache_env(wish: EngineWish, sharding: Sharding) -> Iterator[Setting]:
 def compile_cache_folder(wish: EngineWish, sharding: Sharding) -> str:
     """The folder of one model, shape and version below `wish.compile_cache`, which is given."""
     model = re.sub(r"[^A-Za-z0-9._-]+", "--", wish.model)
-    slices = f"{wish.num_slices}x" if wish.num_slices > 1 else ""
-    shape = f"{wish.shape.generation}-{slices}{wish.shape.topology}"
+    shape = f"{wish.shape.generation}-{wish.shape.topology}"
     parts = f"tp{sharding.tensor}-pp{sharding.pipeline}"
     return f"{str(wish.compile_cache).rstrip('/')}/{model}/{shape}-{parts}/vllm-{ENGINE_VERSION}"
 
@@ -314,7 +304,7 @@ def _notes(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> It
         yield "VLLM_XLA_CHECK_RECOMPILATION fails a request whose shape was not warmed up"
     if wish.args.get("enforce_eager") is True or is_on(wish.env, "SKIP_JAX_PRECOMPILE"):
         yield "no warm-up: the first request of each bucket waits for a compilation"
-    if wish.num_hosts > 1 and sharding.pipeline == 1:
+    if wish.shape.num_hosts > 1 and sharding.pipeline == 1:
         yield (
             "tensor parallelism over several hosts is marked untested in upstream's table of "
             "2026-08-22; a pipeline stage per host is marked passing"

@@ -10,11 +10,11 @@ Args = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class EngineWish:
-    """One engine: its model's name, its slices, and what the configuration sets by hand.
+    """One engine: its model's name, its slice, and what the configuration sets by hand.
 
     `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
     processes. `compile_cache` is the folder under which compiled programs are kept, `None` where
-    they are not kept. `num_slices` are joined over the data-centre network.
+    they are not kept.
     """
 
     model: str
@@ -22,12 +22,6 @@ class EngineWish:
     args: Args = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     compile_cache: str | None = None
-    num_slices: int = 1
-
-    @property
-    def num_hosts(self) -> int:
-        """Hosts of all its slices."""
-        return self.num_slices * self.shape.num_hosts
 
     @property
     def strategy(self) -> Args:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ class EchoFrontend:
     def __init__(self, name: str, adapters: tuple[str, ...] = ()) -> None:
         self.name = name
         self.adapter_names = adapters
+        self.refused_fields: Mapping[str, str] = {}
         self.refusal: RequestError | None = None
         self.num_admitted = 0
         self.left = asyncio.Event()  # the client went while an answer was being made

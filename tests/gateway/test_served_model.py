@@ -32,3 +32,22 @@ async def test_gateway_that_is_late_refuses_until_it_has_caught_up() -> None:
     await served.core.get_output_async()
     await served.admit()
     served.llm.shutdown()
+
+
+async def test_model_on_tpu_is_served_by_a_gateway_without_chips() -> None:
+    model = ModelConfig.model_validate(
+        {
+            "name": "demo",
+            "source": "models/slicewise-demo",
+            "engine": "vllm-tpu",
+            # vLLM on a machine without chips refuses these sizes.
+            "engine_args": {"tensor_parallel_size": 16, "max_model_len": 512},
+            "deployments": (
+                {"compute_class": "spot", "slice": {"generation": "v6e", "topology": "4x4"}},
+            ),
+        }
+    )
+    served = await ServedModel.build(model, GatewayConfig())
+    assert served.llm.model_config.max_model_len == 512
+    assert set(served.refused_fields) == {"seed"}
+    served.llm.shutdown()

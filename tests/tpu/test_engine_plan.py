@@ -73,7 +73,7 @@ def test_serve_config_turns_into_arguments_and_environment(
     slice_name, num_hosts, args, env = EXPECTED[name]
     plan = plans[name]
     shape = plan.wish.shape
-    assert (f"{shape.generation} {shape.topology}", plan.wish.num_hosts) == (slice_name, num_hosts)
+    assert (f"{shape.generation} {shape.topology}", shape.num_hosts) == (slice_name, num_hosts)
     assert plan.settings.engine_args | args == plan.settings.engine_args
     environment = dict(plan.settings.environment)
     assert environment.pop("VLLM_XLA_CACHE_PATH").startswith("/mnt/slicewise/xla/")
@@ -100,7 +100,7 @@ def test_model_facts_name_their_source_and_the_day_they_were_read() -> None:
 
 def test_report_says_what_an_engine_starts_with_and_why(plans: dict[str, EnginePlan]) -> None:
     text = "\n".join(plan_lines(plans["v6e-4x4-llama-3.3-70b"]))
-    assert "meta-llama/Llama-3.3-70B-Instruct on v6e 4x4: 16 chips a slice, 4 hosts" in text
+    assert "meta-llama/Llama-3.3-70B-Instruct on v6e 4x4: 16 chips, 4 hosts" in text
     assert "TPU_MULTIHOST_BACKEND=ray                   4 hosts: one worker on each" in text
     assert "8.37 GiB  weights" in text
     assert "memory of the fullest device: expected, not measured" in text

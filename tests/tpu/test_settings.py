@@ -121,9 +121,7 @@ def test_sizes_fill_every_slice_there_is(generation: str) -> None:
 
 
 def test_every_setting_says_why() -> None:
-    settings = settle(
-        "v6e 4x4", QWEN_8B, compile_cache="gs://b/xla", num_slices=2, env={"HF_HOME": "/models"}
-    )
+    settings = settle("v6e 4x4", QWEN_8B, compile_cache="gs://b/xla", env={"HF_HOME": "/models"})
     assert all(len(setting.reason) > 10 for setting in (*settings.args, *settings.env))
     assert [s.reason for s in settings.env if s.name == "HF_HOME"] == [BY_HAND]
 
@@ -139,24 +137,6 @@ def test_what_is_set_by_hand_stays() -> None:
     assert settings.request_buckets == (8, 16, 32)
 
 
-def test_joined_slices_are_copies_within_one_program() -> None:
-    settings = settle("v6e 4x4", LLAMA_70B, num_slices=2)
-    assert settings.engine_args["data_parallel_size"] == 2
-    assert settings.engine_args["tensor_parallel_size"] == 16
-    assert settings.environment == {
-        "TPU_MULTIHOST_BACKEND": "ray",
-        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
-        "NEW_MODEL_DESIGN": "1",
-        "NUM_SLICES": "2",
-        "TPU_MULTIPROCESS_DP": "0",
-    }
-
-
-def test_two_joined_slices_of_one_host_need_ray_too() -> None:
-    settings = settle("v6e 2x2", LLAMA_8B, num_slices=2)
-    assert settings.environment["TPU_MULTIHOST_BACKEND"] == "ray"
-
-
 def test_compiled_programs_are_kept_apart_by_model_shape_sizes_and_version() -> None:
     wish = wish_of("v6e 4x4", compile_cache="gs://bucket/xla/", model="meta-llama/Llama 3")
     folder = compile_cache_folder(wish, Sharding(16))
@@ -164,11 +144,8 @@ def test_compiled_programs_are_kept_apart_by_model_shape_sizes_and_version() -> 
     others = {
         compile_cache_folder(wish, Sharding(4, 4)),
         compile_cache_folder(wish_of("v6e 4x8", compile_cache="gs://bucket/xla/"), Sharding(16)),
-        compile_cache_folder(
-            wish_of("v6e 4x4", compile_cache="gs://bucket/xla/", num_slices=2), Sharding(16)
-        ),
     }
-    assert len(others | {folder}) == 4
+    assert len(others | {folder}) == 3
 
 
 def test_kept_programs_include_those_that_compile_fast() -> None:
@@ -227,10 +204,6 @@ def test_multimodal_input_is_not_split() -> None:
             "no LoRA with attention data parallelism", id="LoRA, attention data",
         ),
         pytest.param(
-            "v6e 2x4", QWEN_8B, {"args": {"enable_lora": True}, "num_slices": 2},
-            "allowed: false, or slices with num_slices: 1", id="LoRA, joined slices",
-        ),
-        pytest.param(
             "v6e 2x4", QWEN_8B,
             {"args": {"enable_lora": True}, "env": {"MODEL_IMPL_TYPE": "flax_nnx"}},
             "LoRA layers exist in the torch models only", id="LoRA, JAX model",
@@ -254,7 +227,7 @@ def test_multimodal_input_is_not_split() -> None:
             "it follows from the hosts of the slice", id="owned variable",
         ),
         pytest.param(
-            "v6e 2x2", None, {"env": {"MEGASCALE_SLICE_ID": "0"}}, "use slice.num_slices",
+            "v6e 2x2", None, {"env": {"MEGASCALE_SLICE_ID": "0"}}, "one engine owns one slice",
             id="owned prefix",
         ),
         pytest.param(
@@ -284,10 +257,6 @@ def test_multimodal_input_is_not_split() -> None:
             {"args": {"pipeline_parallel_size": 2,
                       "additional_config": {"enable_continue_decode": True}}},
             "does not exist for a pipeline", id="continued decoding",
-        ),
-        pytest.param(
-            "v5p 2x2x2", None, {"args": {"pipeline_parallel_size": 2}, "num_slices": 2},
-            "joins no slices", id="pipeline over joined slices",
         ),
         pytest.param(
             "v6e 2x2", None, {"args": {"prefill_context_parallel_size": 3}}, "odd", id="odd",

@@ -1,0 +1,110 @@
+"""A TPU engine settled on the first host of its slice: settings and memory, before anything starts.
+
+Owns when a plan is made and what becomes of it: there, because the model's files are reached from
+there, and before the engine host, because variables that are read at import have to stand when its
+process and those of its workers begin. Does not own the plan (`serving.tpu`).
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from serving.engine.spec import EngineSpec
+from serving.errors import ConfigError
+from serving.model_config_file import ModelConfigUnreadableError, find_model_config
+from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
+from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
+from serving.tpu.wish import EngineWish
+
+logger = logging.getLogger(__name__)
+
+
+def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
+    """The engine with everything that follows from its slice and its model filled in.
+
+    `model_config` is the model's parsed `config.json`, `None` where it cannot be had: then nothing
+    that depends on the model is decided or checked.
+
+    Raises:
+        ValueError: tpu-inference would reject it or load it wrongly, or it does not fit; says what
+            would work. Do not retry.
+    """
+    assert spec.slice is not None
+    assert spec.tpu is not None
+    wish = EngineWish(
+        model=spec.source,
+        shape=spec.slice.shape,
+        args=spec.engine_args,
+        env=spec.engine_env,
+        compile_cache=spec.tpu.compile_cache,
+    )
+    try:
+        plan = plan_engine(wish, _facts(spec, model_config), spec.model)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    _log(spec, plan)
+    ensure_fits(plan)
+    args: dict[str, Any] = plan.settings.engine_args  # vLLM's, JSON values all of them
+    return replace(spec, engine_args=args, engine_env=plan.settings.environment)
+
+
+def settle_here(spec: EngineSpec) -> EngineSpec:
+    """As `settle`, with the `config.json` that this host has or can fetch.
+
+    Raises:
+        ValueError: see `settle`.
+    """
+    return settle(spec, _model_config(spec.source))
+
+
+def _model_config(source: str) -> dict[str, Any] | None:
+    try:
+        found = find_model_config(source)
+        if found is None and _fetch(source):
+            found = find_model_config(source)
+    except ModelConfigUnreadableError as error:
+        logger.warning("model_config_unreadable source=%s error=%r", source, str(error))
+        return None
+    return found
+
+
+def _fetch(source: str) -> bool:
+    """Brings the file of a Hugging Face id into the cache, where the engine finds it again."""
+    # Imported here because it takes a second, which a host with a model folder does not spend.
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+
+    try:
+        hf_hub_download(source, "config.json")
+    except (OSError, ValueError) as error:
+        # Unreachable, gated or no such id: the engine says which, if it cannot have it either.
+        logger.warning("model_config_not_fetched source=%s error=%r", source, str(error))
+        return False
+    return True
+
+
+def _facts(spec: EngineSpec, model_config: dict[str, Any] | None) -> ModelFacts | None:
+    if model_config is None:
+        return None
+    try:
+        return model_facts(model_config)
+    except ModelFactsError as error:
+        logger.warning("model_facts_unknown model=%s error=%r", spec.model, str(error))
+        return None
+
+
+def _log(spec: EngineSpec, plan: EnginePlan) -> None:
+    for setting in (*plan.settings.args, *plan.settings.env):
+        logger.info(
+            "engine_setting model=%s name=%s value=%r reason=%r",
+            spec.model, setting.name, setting.value, setting.reason,
+        )  # fmt: skip
+    for note in plan.settings.notes:
+        logger.info("engine_note model=%s note=%r", spec.model, note)
+    budget = plan.budget
+    if budget is None:
+        logger.warning("engine_memory model=%s uncounted=%r", spec.model, plan.uncounted)
+        return
+    logger.info(
+        "engine_memory model=%s hbm_bytes=%d weights_bytes=%d cache_bytes=%d cache_tokens=%d",
+        spec.model, budget.hbm_bytes, budget.weights_bytes, budget.cache_bytes, budget.cache_tokens,
+    )  # fmt: skip
