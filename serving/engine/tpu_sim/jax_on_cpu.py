@@ -1,0 +1,100 @@
+"""What tpu-inference 0.32.0 asks of JAX's TPU devices, given to it on CPU devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.interpreters import pxla
+from jaxlib import _jax
+
+from serving.engine.tpu_sim.replacements import (
+    COMPILE_OPTIONS,
+    COORDINATES,
+    DEVICE_PUT,
+    RENDEZVOUS,
+    replace,
+)
+
+_GRID_WIDTH = 4
+
+
+def drop_tpu_options() -> None:
+    """Compiles without the options that only the TPU compiler has."""
+    real_jit = jax.jit
+
+    def jit(*args: Any, **kwargs: Any) -> Any:
+        options = kwargs.get("compiler_options")
+        if options:
+            kept = {name: each for name, each in options.items() if not _is_tpu_option(name)}
+            kwargs["compiler_options"] = kept or None
+        return real_jit(*args, **kwargs)
+
+    replace(COMPILE_OPTIONS, jax, "jit", jit)
+
+
+def copy_on_transfer() -> None:
+    """Gives devices memory of their own.
+
+    All of JAX's transfers from numpy go through `batched_device_put`: `jax.device_put`,
+    `jnp.asarray`, and `jax.make_array_from_callback`, by which tpu-inference places a step's inputs
+    over several hosts. Without the copy some runs give wrong tokens, and no error.
+    """
+    real_put = pxla.batched_device_put
+
+    def batched_device_put(
+        aval: Any, sharding: Any, xs: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        own: dict[int, Any] = {}
+        for x in xs:
+            if id(x) not in own:
+                own[id(x)] = x.copy() if isinstance(x, np.ndarray) else x
+        return real_put(aval, sharding, [own[id(x)] for x in xs], *args, **kwargs)
+
+    replace(DEVICE_PUT, pxla, "batched_device_put", batched_device_put)
+
+
+def give_coordinates() -> None:
+    """Gives each device a place, which mesh construction reads."""
+    replace(COORDINATES, _jax.Device, "coords", property(_coordinates))
+    replace(COORDINATES, _jax.Device, "core_on_chip", property(lambda _: 0))
+
+
+def join_hosts(coordinator: str, num_hosts: int, worker_id: int) -> None:
+    """Makes this process one host of a slice. Waits for the others (JAX's own 300 s)."""
+    real_devices = jax.devices
+    real_put = jax.device_put
+
+    def devices(backend: Any = None) -> list[Any]:
+        if backend == "cpu":
+            return list(jax.local_devices(backend="cpu"))
+        return list(real_devices(backend))
+
+    def device_put(x: Any, device: Any = None, **kwargs: Any) -> Any:
+        if not isinstance(device, jax.sharding.Sharding) or device.is_fully_addressable:
+            return real_put(x, device, **kwargs)
+        return jax.tree.map(lambda each: _place(each, device, real_put), x)
+
+    replace(RENDEZVOUS, jax, "devices", devices)
+    replace(DEVICE_PUT, jax, "device_put", device_put)
+    jax.distributed.initialize(coordinator, num_hosts, worker_id)
+
+
+def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:
+    """One value that all hosts have, over all hosts: CPU devices of two processes do not copy."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return real_put(value, sharding)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _place(jax.random.key_data(value), sharding, real_put)
+        return jax.random.wrap_key_data(data)
+    on_host = np.asarray(value)
+    return jax.make_array_from_callback(on_host.shape, sharding, lambda index: on_host[index])
+
+
+def _is_tpu_option(name: str) -> bool:
+    return name.startswith("xla_tpu_")
+
+
+def _coordinates(device: Any) -> tuple[int, int, int]:
+    return (device.id % _GRID_WIDTH, device.id // _GRID_WIDTH, 0)

@@ -1,0 +1,33 @@
+"""tpu-inference's own platform, with one thing more: where the hosts of a slice find each other."""
+
+import os
+import socket
+from typing import Any
+
+from tpu_inference.platforms.tpu_platform import TpuPlatform
+
+from serving.engine.tpu_sim.plugin import COORDINATOR_VARIABLE, NUM_HOSTS_VARIABLE
+
+
+class SimulatedTpuPlatform(TpuPlatform):
+    """The real checks and the real choice of executor and worker."""
+
+    @classmethod
+    # The configuration's own module imports the platform, and so cannot be imported here.
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """As it is; in an engine host of a slice of several hosts, an address for its workers."""
+        super().check_and_update_config(vllm_config)
+        parallel = vllm_config.parallel_config
+        group = parallel.placement_group
+        # With pipeline parallelism every host is a JAX process by itself.
+        if group is None or parallel.pipeline_parallel_size > 1 or len(group.bundle_specs) == 1:
+            return
+        os.environ[COORDINATOR_VARIABLE] = f"127.0.0.1:{_free_port()}"
+        os.environ[NUM_HOSTS_VARIABLE] = str(len(group.bundle_specs))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,92 @@
+"""vLLM's way into the simulation: two plug-ins (entry points in `pyproject.toml`).
+
+Both do nothing unless `SLICEWISE_TPU_SIM` is `1`. It has to be set where a process begins: the
+platform is chosen when vLLM is imported.
+"""
+
+import logging
+import os
+
+from serving.engine.tpu_sim.replacements import (
+    ATTENTION,
+    DEVICE_MEMORY,
+    ENABLED_VARIABLE,
+    replace,
+)
+
+logger = logging.getLogger(__name__)
+
+# Set by the platform in the engine host; travels to the workers with the rest of its environment.
+COORDINATOR_VARIABLE = "SLICEWISE_TPU_SIM_COORDINATOR"
+NUM_HOSTS_VARIABLE = "SLICEWISE_TPU_SIM_NUM_HOSTS"
+
+_PLATFORM = "serving.engine.tpu_sim.platform.SimulatedTpuPlatform"
+_DEVICE_MEMORY_BYTES = 64 * 1024 * 1024
+_done: set[str] = set()
+
+
+def platform() -> str | None:
+    """The platform's import path, or `None` for vLLM's own choice."""
+    if os.environ.get(ENABLED_VARIABLE) != "1":
+        return None
+    try:
+        _before_import()
+    except Exception:
+        # vLLM takes a failure for "not this platform" and says nothing of it.
+        logger.exception("tpu_sim_not_prepared")
+        raise
+    return _PLATFORM
+
+
+def prepare_process() -> None:
+    """Replaces in this process what it lacks of a TPU host. Idempotent."""
+    if os.environ.get(ENABLED_VARIABLE) != "1" or "process" in _done:
+        return
+    _done.add("process")
+    _before_import()
+    # Here, because all of it takes JAX and tpu-inference with it.
+    from tpu_inference import utils  # noqa: PLC0415
+    from tpu_inference.layers.common import attention_interface  # noqa: PLC0415
+
+    from serving.engine.tpu_sim import attention, jax_on_cpu  # noqa: PLC0415
+
+    replace(DEVICE_MEMORY, utils, "get_device_hbm_limit", lambda: _DEVICE_MEMORY_BYTES)
+    jax_on_cpu.give_coordinates()
+    _join_slice()
+    stand_in = attention.ragged_paged_attention
+    replace(ATTENTION, attention_interface, "ragged_paged_attention", stand_in)
+
+
+def _before_import() -> None:
+    """What must stand before tpu-inference is imported: it decorates and names at import."""
+    if "import" in _done:
+        return
+    _done.add("import")
+    from serving.engine.tpu_sim import jax_on_cpu, torch_on_cpu  # noqa: PLC0415
+
+    torch_on_cpu.name_missing_operators()
+    torch_on_cpu.keep_storage()
+    torch_on_cpu.leave_out_vision()
+    torch_on_cpu.stand_in_for_tokamax()
+    jax_on_cpu.drop_tpu_options()
+    jax_on_cpu.copy_on_transfer()
+
+
+def _join_slice() -> None:
+    """In a worker of a slice of several hosts, one JAX process per host: finds the others."""
+    coordinator = os.environ.get(COORDINATOR_VARIABLE)
+    if coordinator is None or not _is_worker():
+        return
+    from serving.engine.tpu_sim import jax_on_cpu  # noqa: PLC0415
+
+    num_hosts = int(os.environ[NUM_HOSTS_VARIABLE])
+    jax_on_cpu.join_hosts(coordinator, num_hosts, int(os.environ["TPU_WORKER_ID"]))
+
+
+def _is_worker() -> bool:
+    """Whether this is a worker of the executor on Ray: what has the chips of its host."""
+    import ray  # noqa: PLC0415
+
+    if not ray.is_initialized():
+        return False
+    return bool(ray.get_runtime_context().get_assigned_resources().get("TPU"))

@@ -1,0 +1,92 @@
+"""What tpu-inference 0.32.0 asks of torch and its neighbours, and the versions of here lack.
+
+Owns the replacements that must stand before tpu-inference is imported.
+"""
+
+import importlib
+import sys
+import types
+from typing import Any
+
+import torch
+
+from serving.engine.tpu_sim.replacements import (
+    GROUPED_MATMUL,
+    TORCH_OPERATORS,
+    TORCH_STORAGE,
+    VISION_MODEL,
+    claim,
+    replace,
+)
+
+_VISION_MODULE = "vllm.model_executor.models.gemma4_mm"
+_TOKAMAX_MODULE = "tokamax._src.ops.experimental.gmm_v2.gmm_v2"
+
+
+def name_missing_operators() -> None:
+    """Lets torchax name operators that this torch does not have."""
+    packet = torch._ops.OpOverloadPacket
+    find = packet.__getattr__
+
+    def __getattr__(self: Any, key: str) -> Any:  # noqa: N807 - torch's own
+        try:
+            return find(self, key)
+        except AttributeError:
+            asking = sys._getframe(1).f_globals.get("__name__", "")
+            if not asking.startswith("torchax"):
+                raise
+            return f"missing operator {self}.{key}"
+
+    replace(TORCH_OPERATORS, packet, "__getattr__", __getattr__)
+
+
+def keep_storage() -> None:
+    """Keeps torch's weights when the model has handed them over."""
+    storage = torch.UntypedStorage
+    resize = storage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        return self if size == 0 else resize(self, size)
+
+    replace(TORCH_STORAGE, storage, "resize_", resize_)
+
+
+def leave_out_vision() -> None:
+    """Lets the list of models be read without torchvision, which one of them needs."""
+    claim(VISION_MODEL, f"sys.modules.{_VISION_MODULE}")
+    module: Any = types.ModuleType(_VISION_MODULE)
+    module.__getattr__ = _refused_class
+    sys.modules[_VISION_MODULE] = module
+
+
+def stand_in_for_tokamax() -> None:
+    """Makes tokamax's module importable where tokamax is not installed."""
+    try:
+        importlib.import_module(_TOKAMAX_MODULE)
+    except ImportError:
+        claim(GROUPED_MATMUL, "sys.modules.tokamax")
+    else:
+        return
+    parts = _TOKAMAX_MODULE.split(".")
+    for depth in range(1, len(parts) + 1):
+        module: Any = types.ModuleType(".".join(parts[:depth]))
+        module.__path__ = []
+        sys.modules[module.__name__] = module
+    module.gmm_v2 = module.calculate_tiling = _refuse
+
+
+class _Refused:
+    """In the place of a class that is only ever named here."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        _refuse()
+
+
+def _refused_class(name: str) -> type[_Refused]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Refused
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise NotImplementedError("tpu-sim has neither tokamax nor torchvision: no experts, no images")
