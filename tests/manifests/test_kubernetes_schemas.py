@@ -53,7 +53,10 @@ def test_rules_of_the_compute_class_hold(generation: Generation) -> None:
     crd = next(iter(yaml.load_all(path.read_text(), Loader=LOADER)))
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     rules = Rules(cel)
-    for shape in shapes(generation)[:9]:
+    # CEL in Python is slow: one shape of one host and one of several.
+    single = shapes(generation)[0]
+    several = next(shape for shape in shapes(generation) if shape.num_hosts > 1)
+    for shape in (single, several):
         folder = in_memory(raw_values(*((shape, market) for market in markets_of(shape))))
         for each in folder.of_kind("ComputeClass"):
             assert list(rules.broken(schema, each.body)) == [], each.name
