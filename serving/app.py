@@ -99,6 +99,8 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         hang_timeout_s=config.health.hang_timeout_s,
         heartbeat_interval_s=config.link.heartbeat_interval_s,
         max_buffered_bytes=config.link.max_buffered_bytes,
+        log_style=config.logging.style,
+        tracing=config.tracing.settings,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
         slice=slice_spec(config, deployment),
         tpu=TpuSpec(model.compile_cache) if model.is_on_tpu else None,

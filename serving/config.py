@@ -19,6 +19,7 @@ from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem
 from serving.metric_names import MAX_TENANTS
+from serving.observe_config import LoggingConfig, TracingConfig
 from serving.slice_config import (
     STRICT_SECTION,
     ComputeClassConfig,
@@ -290,6 +291,10 @@ class AppConfig(_Section):
     """The token link between gateways and engine hosts."""
     health: HealthConfig = HealthConfig()
     """How soon a hung engine is found out."""
+    tracing: TracingConfig = TracingConfig()
+    """Traces of requests, by OpenTelemetry."""
+    logging: LoggingConfig = LoggingConfig()
+    """Log lines."""
     control_placement: Annotated[ControlPlacement, Field(strict=False)] = (
         ControlPlacement.OFF_TPU_HOSTS
     )
@@ -392,6 +397,7 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     yield from rules.auth_problems(_with_defaults(raw, "auth", AuthConfig()))
     yield from rules.link_problems(_with_defaults(raw, "link", LinkConfig()))
     yield from rules.health_problems(_with_defaults(raw, "health", HealthConfig()))
+    yield from rules.tracing_problems(rules.mapping_in(raw, "tracing"))
 
 
 def _with_defaults(

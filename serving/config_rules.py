@@ -231,6 +231,16 @@ def health_problems(health: Raw) -> Iterator[Problem]:
         )
 
 
+def tracing_problems(tracing: Raw) -> Iterator[Problem]:
+    """A share of requests to trace, and nowhere to send their spans."""
+    if tracing.get("sample_ratio") is not None and tracing.get("otlp_endpoint") is None:
+        yield Problem(
+            "tracing.otlp_endpoint",
+            "missing, so nothing is traced",
+            "required with tracing.sample_ratio: an address such as `http://collector:4318`",
+        )
+
+
 def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
     """A step of the paced engine that full slots leave no room for a prompt in."""
     rate, budget, num_seqs = numbers_in(

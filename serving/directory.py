@@ -24,12 +24,16 @@ MAX_ENDED = 200
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """One host of a held slice: a Ray node, by its place in the slice and its id."""
+    """One host of a held slice: a Ray node, by its place in the slice and its id.
+
+    `tpu_log_dir` is the folder there in which libtpu's logs are; `None` where it writes none.
+    """
 
     worker_id: int
     node_id: str
     address: str
     num_chips: int
+    tpu_log_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

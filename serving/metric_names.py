@@ -717,11 +717,23 @@ PLANS = (
     ),
 )
 
+TRACES = (
+    _counter(
+        "slicewise_trace_spans_total",
+        Unit.COUNT,
+        "Spans of traces by outcome: sent, or dropped because the collector was away or too slow",
+        Scope.GATEWAY,
+        "outcome",
+        max_sets=2,
+    ),
+)
+
 ALL: Mapping[str, Metric] = MappingProxyType(
     {
         metric.name: metric
         for metric in (
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
+            *TRACES,
             *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
             *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *LINKS),
         )

@@ -15,8 +15,12 @@ from serving.engine.spec import EngineSpec
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
 from serving.model_source import resolve_source
+from serving.tracing.spans import open_tracer
 
 logger = logging.getLogger(__name__)
+
+# For the last spans, when it ends; a replica ends its host within little more.
+_TRACES_S = 0.5
 
 
 async def start_engine(spec: EngineSpec) -> Engine:
@@ -41,12 +45,14 @@ class EngineHost:
         self.engine_id = uuid.uuid4().hex[:12]
         self.engine = engine
         self._spec = spec
+        self._tracer = open_tracer(spec.tracing, "slicewise-engine", self.engine_id)
         self._server = LinkServer(
             engine,
             engine_id=self.engine_id,
             secret=secret,
             heartbeat=HeartbeatConfig(spec.heartbeat_interval_s, DEFAULT_HEARTBEAT.timeout_s),
             limits=ServerLimits(max_buffered_bytes=spec.max_buffered_bytes),
+            tracer=self._tracer,
         )
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watch: asyncio.Task[None] | None = None
@@ -89,6 +95,7 @@ class EngineHost:
             self._watch = None
         await self._server.close()
         await self.engine.close()
+        await asyncio.to_thread(self._tracer.close, _TRACES_S)
         if not self._death.done():
             self._death.set_result("closed")
 

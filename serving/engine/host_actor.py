@@ -28,7 +28,7 @@ class EngineHostActor:
     """Async actor; its methods are called by its slice replica only."""
 
     def __init__(self, spec: EngineSpec, secret: bytes) -> None:
-        log_as_actor()
+        log_as_actor(spec.log_style)
         self._spec = spec
         self._secret = secret
         self._host: EngineHost | None = None

@@ -39,9 +39,10 @@ class PacedEngine:
         config: PacedConfig,
         calls: Mapping[str, Callable[[bytes], bytes]] | None = None,
     ) -> None:
+        self.on_scheduled: Callable[[str, float], None] | None = None
         self._config = config
         self._calls = dict(calls or {})
-        self._batch = PacedBatch(config)
+        self._batch = PacedBatch(config, self._tell_scheduled)
         self._changed = asyncio.Event()
         self._turning = asyncio.Event()
         self._turning.set()
@@ -170,6 +171,10 @@ class PacedEngine:
                 step.prompt_tokens += self._prompt_tokens.pop(output.request_id, 0)
         step.computed_tokens = step.prompt_tokens
         self._meter.stepped(step, now_s, goes_on=self._batch.num_admitted > 0)
+
+    def _tell_scheduled(self, request_id: str, at_s: float) -> None:
+        if self.on_scheduled is not None:
+            self.on_scheduled(request_id, at_s)
 
     def _die_of_poison(self) -> None:
         if self._batch.poisoned_by is not None:

@@ -23,7 +23,7 @@ and the engine is beyond its capacity where the bracket is not positive, or wher
 do not fit into `max_num_seqs`, or s * r * (o + i) tokens into `max_num_batched_tokens`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from serving.link.messages import Finish, TokenOutput
@@ -104,8 +104,12 @@ class PacedBatch:
     `poisoned_by` is the poisoned request that got a slot, `None` so far.
     """
 
-    def __init__(self, config: PacedConfig) -> None:
+    def __init__(
+        self, config: PacedConfig, on_slot: Callable[[str, float], None] = lambda *_: None
+    ) -> None:
+        """`on_slot` is told which request gets a slot, and when."""
         self._config = config
+        self._on_slot = on_slot
         self._waiting: dict[str, PacedSequence] = {}  # without a slot, in order of arrival
         self._admitted: dict[str, PacedSequence] = {}  # not ready, in order of `ready_at_s`
         self._prompts: dict[str, PacedSequence] = {}  # ready, with `prompt_left`, in that order
@@ -192,6 +196,7 @@ class PacedBatch:
             return
         sequence.ready_at_s = now_s + self._config.ttft_s
         self._admitted[sequence.request_id] = sequence
+        self._on_slot(sequence.request_id, now_s)
 
     def _take_ready(self, now_s: float) -> None:
         """Lets requests that are ready join the steps; an idle engine begins one with them."""

@@ -3,6 +3,7 @@
 Nothing above this protocol knows which of the three it has.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
@@ -14,6 +15,10 @@ class EngineDiedError(Exception):
 
 class Engine(Protocol):
     """Turns token requests into tokens, one step at a time."""
+
+    # Told when the engine begins with a request: its id and the monotonic time, in seconds. `None`:
+    # nobody asks. An engine that cannot tell leaves it alone.
+    on_scheduled: Callable[[str, float], None] | None
 
     async def submit(self, request: TokenRequest) -> None:
         """Takes one request; its outputs follow from `next_step`.

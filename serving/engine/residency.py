@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _RELEASE_S = 1.5
 # Longer than the end of a host's stream takes to be noticed (`host_stream`).
 _HOST_LOST_S = 1.5
+# Ends that somebody asks the reason of.
+_FAILURES = (EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.PREEMPTED)
 _T = TypeVar("_T")
 
 
@@ -160,8 +162,20 @@ class Residency:
             "slice_ended life=%s slice=%s cause=%s reason=%r",
             self._life_id, life.slice_name, cause, reason,
         )  # fmt: skip
+        if cause in _FAILURES:
+            self._note_tpu_logs(ended)
         await _quietly(self._directory.end.remote(ended), "directory_unreachable")
         self._record = replace(ended, hosts=(), engine_id=None, address=None, drain_deadline_s=None)
+
+    def _note_tpu_logs(self, ended: SliceRecord) -> None:
+        """Where to look for what libtpu said, host by host; nothing where it writes no logs."""
+        for host in ended.hosts:
+            if host.tpu_log_dir is not None:
+                logger.warning(
+                    "tpu_logs life=%s slice=%s worker_id=%d node_id=%s ip=%s dir=%s",
+                    self._life_id, ended.life.slice_name,
+                    host.worker_id, host.node_id, host.address, host.tpu_log_dir,
+                )  # fmt: skip
 
     # -- the steps of coming up --
 
@@ -169,9 +183,16 @@ class Residency:
         async def waiting(reason: str) -> None:
             await self._enter(SliceState.PROVISIONING, reason)
 
+        spec = replace(spec, log_style=self._spec.log_style, engine_env=self._spec.engine_env)
         self._tenure = tenure = await take_slice(self._life_id, spec, self._directory, waiting)
         hosts = tuple(
-            HostRecord(host.worker_id, host.node_id, host.address, host.num_chips)
+            HostRecord(
+                host.worker_id,
+                host.node_id,
+                host.address,
+                host.num_chips,
+                tenure.tpu_log_dirs.get(host.worker_id),
+            )
             for host in tenure.slice.hosts
         )
         await self._say(hosts=hosts)

@@ -30,7 +30,7 @@ class SliceReplica:
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, spec: EngineSpec, link: LinkConfig, directory: DeploymentHandle
     ) -> None:
-        log_as_replica()
+        log_as_replica(spec.log_style)
         self._spec = spec
         self._secret = cluster_secret(link)
         self._directory = directory

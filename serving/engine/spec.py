@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from serving.process_log import DEFAULT_STYLE, LogStyle
 from serving.slices.spec import SliceSpec
+from serving.tracing.spans import NO_TRACES, TraceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +40,6 @@ class EngineSpec:
     max_buffered_bytes: int = 8 * 1024 * 1024
     listens_on_loopback: bool = False
     slice: SliceSpec | None = None
+    log_style: LogStyle = DEFAULT_STYLE
+    tracing: TraceSettings = NO_TRACES
     tpu: TpuSpec | None = None

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -82,6 +82,7 @@ class VllmEngine:
     """One vLLM engine core and its workers. See `Engine` for the contract of each method."""
 
     def __init__(self, config: VllmConfig, client: AsyncMPClient) -> None:
+        self.on_scheduled: Callable[[str, float], None] | None = None
         self._config = config
         self._client = client
         self._encoder = MsgpackEncoder()
@@ -169,6 +170,8 @@ class VllmEngine:
             if outputs.outputs:
                 goes_on = self._load.num_running > 0
                 self._meter.stepped(_count(outputs), outputs.timestamp, goes_on=goes_on)
+                if self.on_scheduled is not None:
+                    self._tell_scheduled(outputs)
                 return encode_outputs(outputs.outputs, self._encoder)
 
     async def call(self, method: str, args: bytes) -> bytes:
@@ -287,6 +290,14 @@ class VllmEngine:
     def _new_meter(self) -> VitalsMeter:
         has_cache = bool(self._config.cache_config.enable_prefix_caching)
         return VitalsMeter(prefix_cache=(0, 0) if has_cache else None)
+
+    def _tell_scheduled(self, outputs: EngineCoreOutputs) -> None:
+        """When the engine core began with requests, in its words; its clock is this host's."""
+        assert self.on_scheduled is not None
+        for output in outputs.outputs:
+            for event in output.events or ():
+                if event.type == EngineCoreEventType.SCHEDULED:
+                    self.on_scheduled(output.request_id, event.timestamp)
 
     def _describe(self) -> dict[str, object]:
         model, cache = self._config.model_config, self._config.cache_config

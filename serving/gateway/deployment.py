@@ -40,6 +40,7 @@ from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.tpu_reader import TpuReader
+from serving.gateway.span_metrics import SpanCollector
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
@@ -50,6 +51,7 @@ from serving.plan_board import PlanBoard, PlanBoardError
 from serving.plan_store import read_board
 from serving.process_log import log_as_replica
 from serving.scaling_stats import load_stats
+from serving.tracing.spans import open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ logger = logging.getLogger(__name__)
 _PLAN_PERIOD_S = 2.0
 # How finely the ledger tells serving from idle.
 _LEDGER_PERIOD_S = 1.0
+# For the last spans, when it ends.
+_TRACES_S = 2.0
 
 
 def ensure_not_exposed(auth: AuthConfig) -> None:
@@ -105,13 +109,16 @@ class Gateway:
         self, config: AppConfig, directory: DeploymentHandle, *_engines: Any
     ) -> None:
         # `_engines` binds the engine deployments into the application; requests reach them by link.
-        log_as_replica()
+        log_as_replica(config.logging.style)
         ensure_not_exposed(config.auth)
         self._view = GatewayView(uuid.uuid4().hex[:12], time.time())
         self._directory = directory
         self._models = {
             model.name: await ServedModel.build(model, config.gateway) for model in config.models
         }
+        self._tracer = open_tracer(
+            config.tracing.settings, "slicewise-gateway", self._view.gateway_id
+        )
         self._edge = HttpEdge(
             self._models,
             EdgeRules(
@@ -121,6 +128,7 @@ class Gateway:
             self._render_metrics,
             self._describe_fleet,
             self._answer_history,
+            tracer=self._tracer,
         )
         link = config.link
         self._membership = Membership(
@@ -141,6 +149,7 @@ class Gateway:
         fleets = {name: model.core for name, model in self._models.items()}
         self._metrics.register(ServingCollector(fleets, self._edge.meter))
         self._metrics.register(EngineCollector(self._read_engines))
+        self._metrics.register(SpanCollector(self._tracer))
         self._metrics.register(LinkCollector(self._read_links))
         self._metrics.register(LedgerCollector(self._ledger, _usd_per_chip_hour(config)))
         self._endings = Endings(self._view.started_at_s)
@@ -194,6 +203,7 @@ class Gateway:
             if self._plans is not None:
                 self._plans.cancel()
             await self._membership.close()
+            await asyncio.to_thread(self._tracer.close, _TRACES_S)
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
         snapshot: Snapshot = await self._directory.watch.remote(version, timeout_s)
@@ -268,10 +278,10 @@ class Gateway:
                     vitals=link.vitals,
                 )
 
-    def _render_metrics(self) -> tuple[bytes, str]:
+    def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         self._count_chips()
         vllms = [REGISTRY, *(each.metrics for each in self._models.values())]
-        return render_metrics(vllms, self._view.gateway_id, ours=[self._metrics])
+        return render_metrics(vllms, self._view.gateway_id, accept, ours=[self._metrics])
 
     def _host_addresses(self) -> set[str]:
         records = self._membership.snapshot.records

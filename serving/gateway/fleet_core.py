@@ -37,6 +37,7 @@ from serving.gateway.request_meter import RequestMeter, asked_by
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
+from serving.log_lines import note
 from serving.scaling_stats import LoadSample
 from serving.vllm_codec import decode_output, encode_request, output_decoder
 
@@ -86,6 +87,18 @@ class EngineSeat:
     stay_until_s: float | None = None
     last_move: asyncio.TimerHandle | None = None
     load: EngineLoad | None = None
+    slice_name: str | None = None  # `None` where the engine owns none
+
+    @property
+    def trace_attributes(self) -> dict[str, str]:
+        """What a span says of the engine."""
+        attributes = {
+            "slicewise.engine_id": self.engine_id,
+            "slicewise.compute_class": self.compute_class,
+        }
+        if self.slice_name is not None:
+            attributes["slicewise.slice"] = self.slice_name
+        return attributes
 
     def view(self) -> EngineView:
         """What routing may see."""
@@ -222,11 +235,21 @@ class FleetCore:
 
     # -- engines come and go --
 
-    def add_engine(self, engine_id: str, compute_class: str, link: EngineLink) -> None:
+    def add_engine(
+        self, engine_id: str, compute_class: str, link: EngineLink, slice_name: str | None = None
+    ) -> None:
         """Takes an engine into use, and gives it what has been waiting."""
-        self._seats[engine_id] = EngineSeat(engine_id, compute_class, link)
+        seat = EngineSeat(engine_id, compute_class, link, slice_name=slice_name)
+        self._seats[engine_id] = seat
         self.request_meter.of_class(compute_class)  # its series begin at zero
-        logger.info("engine_added model=%s engine_id=%s", self._model, engine_id)
+        logger.info(
+            "engine_added model=%s engine_id=%s compute_class=%s slice=%s waiting=%d",
+            self._model,
+            engine_id,
+            compute_class,
+            slice_name,
+            len(self._waiting),
+        )
         self._engine_came.set()
         self._dispatch_waiting()
         for seat in self.seats:
@@ -282,7 +305,7 @@ class FleetCore:
             len(flights),
             len(seat.flights),
         )
-        self._move(flights, "draining")
+        self._move(flights, "draining", "it drains", seat.engine_id)
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
         """Resumes elsewhere what was on an engine that is gone, and counts its death against it."""
@@ -309,7 +332,7 @@ class FleetCore:
                 self._fail_flight(flight, PoisonRequestError(flight.num_losses))
             else:
                 survivors.append(flight)
-        self._move(survivors, cause)
+        self._move(survivors, cause, reason, engine_id)
 
     def take_step(self, engine_id: str, step: Step) -> None:
         """Takes in what one step of one engine brought."""
@@ -333,6 +356,8 @@ class FleetCore:
                 continue
             flight.emitted.extend(message.token_ids)
             self.request_meter.emitted(flight.request_id, len(message.token_ids), now_s)
+            if flight.trace is not None:
+                flight.trace.emitted(len(message.token_ids))
             if message.finish is not None:
                 del seat.flights[message.request_id]
                 del self._flights[flight.request_id]
@@ -346,6 +371,8 @@ class FleetCore:
                 self.request_meter.found_cached(flight.request_id, num_cached)
             if message.finish is not None:
                 self.request_meter.ended(flight.request_id, _OUTCOMES[message.finish])
+                if flight.trace is not None:
+                    flight.trace.ended(_OUTCOMES[message.finish], len(flight.emitted))
             outputs.append(output)
             if flight.is_on_trial and (message.finish is not None or flight.has_cleared_itself):
                 self._acquit(flight)
@@ -385,6 +412,7 @@ class FleetCore:
         now_s = time.monotonic()
         self._meter.arrived(now_s, len(flight.prompt_token_ids))
         self.request_meter.taken(flight.request_id, len(flight.prompt_token_ids), now_s)
+        flight.trace = self.request_meter.trace(flight.request_id)
         self._dispatch(flight)
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
@@ -396,7 +424,11 @@ class FleetCore:
         for request_id in request_ids:
             flight = self._flights.pop(request_id, None)
             self.request_meter.ended(request_id, "aborted")
-            if flight is None or flight.engine_id is None:
+            if flight is None:
+                continue
+            if flight.trace is not None:
+                flight.trace.ended("aborted", len(flight.emitted))
+            if flight.engine_id is None:
                 continue
             self._meter.finished(time.monotonic(), len(flight.emitted))
             seat = self._seats.get(flight.engine_id)
@@ -418,6 +450,9 @@ class FleetCore:
         """Forgets everything. Connections are closed by their owner."""
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
+        for flight in self._flights.values():
+            if flight.trace is not None:
+                flight.trace.ended("aborted", len(flight.emitted))
         self._flights.clear()
         self._waiting.clear()
         for seat in self._seats.values():
@@ -485,9 +520,19 @@ class FleetCore:
         views = (seat.view() for seat in self._seats.values())
         route = choose_engine(views, needs_trial=flight.needs_trial)
         if route.engine_id is None:
+            if flight.trace is not None:
+                flight.trace.waits(route.reason)
             self._park(flight)
             return
         seat = self._seats[route.engine_id]
+        if flight.trace is not None:
+            flight.trace.dispatched(seat.trace_attributes, route.reason, len(self._seats))
+        if logger.isEnabledFor(logging.DEBUG):
+            note(
+                logger, logging.DEBUG, flight.trace_id,
+                "routed model=%s request_id=%s engine_id=%s engines=%d reason=%r",
+                self._model, flight.request_id, seat.engine_id, len(self._seats), route.reason,
+            )  # fmt: skip
         flight.engine_id = seat.engine_id
         flight.waiting_since_s = None
         flight.is_on_trial = flight.needs_trial
@@ -506,7 +551,8 @@ class FleetCore:
             del seat.flights[flight.wire_id]
             self._fail_flight(flight, MalformedRequestError(str(error)))
 
-    def _move(self, flights: Iterable[Flight], cause: str) -> None:
+    def _move(self, flights: Iterable[Flight], cause: str, reason: str, left_id: str) -> None:
+        """Gives what was on the engine `left_id` to others, or lets it wait for one."""
         now_s = time.monotonic()
         for flight in flights:
             if self._flights.get(flight.request_id) is not flight:
@@ -518,10 +564,19 @@ class FleetCore:
                 continue
             self.num_resumes += 1
             self.request_meter.left(flight.request_id, cause, now_s)
+            if flight.trace is not None:
+                flight.trace.left(cause, reason, len(flight.emitted))
             flight.attempt += 1
             flight.engine_id = None
             flight.is_on_trial = False
             self._dispatch(flight)
+            note(
+                logger, logging.INFO, flight.trace_id,
+                "request_resumed model=%s request_id=%s cause=%s from_engine=%s to_engine=%s"
+                " attempt=%d emitted=%d losses=%d",
+                self._model, flight.request_id, cause, left_id, flight.engine_id,
+                flight.attempt, len(flight.emitted), flight.num_losses,
+            )  # fmt: skip
 
     def _park(self, flight: Flight) -> None:
         loop = asyncio.get_running_loop()
@@ -580,15 +635,16 @@ class FleetCore:
 
     def _fail_flight(self, flight: Flight, error: RequestError) -> None:
         self._flights.pop(flight.request_id, None)
-        self.request_meter.ended(flight.request_id, error.code or "malformed")
-        logger.warning(
-            "request_failed model=%s request_id=%s emitted=%d losses=%d error=%s",
-            self._model,
-            flight.request_id,
-            len(flight.emitted),
-            flight.num_losses,
-            type(error).__name__,
-        )
+        code = error.code or "malformed"
+        self.request_meter.ended(flight.request_id, code)
+        if flight.trace is not None:
+            flight.trace.failed(code, len(flight.emitted))
+        note(
+            logger, logging.WARNING, flight.trace_id,
+            "request_failed model=%s request_id=%s emitted=%d losses=%d error=%s code=%s",
+            self._model, flight.request_id, len(flight.emitted), flight.num_losses,
+            type(error).__name__, code,
+        )  # fmt: skip
         self._fail(flight.request_id, error)
 
 

@@ -169,6 +169,7 @@ def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict
                 "node_id": host.node_id,
                 "address": host.address,
                 "num_chips": host.num_chips,
+                "tpu_log_dir": host.tpu_log_dir,
             }
             for host in hosts
         ],

@@ -6,6 +6,7 @@ Pure records and decisions: no clock, no I/O, no vLLM. `fleet_core` owns the tab
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from serving.gateway.request_trace import SequenceTrace
 from serving.link.messages import TokenRequest
 
 # A request that produced this many tokens on an engine is not what killed it: whatever is poisonous
@@ -42,6 +43,8 @@ class Flight:
     is_on_trial: bool = False
     # Sent in place of `payload` once something has been emitted; `None` means `payload` serves.
     resume_payload: list[bytes] | None = None
+    # `None` for a request that is not sampled.
+    trace: SequenceTrace | None = None
 
     @property
     def wire_id(self) -> str:
@@ -58,7 +61,13 @@ class Flight:
             max_tokens=self.max_tokens,
             tenant=self.tenant,
             payload=(self.resume_payload if resumes else self.payload) or [],
+            traceparent=None if self.trace is None else self.trace.traceparent,
         )
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that its log lines name; `None` for a request that is not sampled."""
+        return None if self.trace is None else self.trace.trace_id
 
     @property
     def num_tokens_since_dispatch(self) -> int:

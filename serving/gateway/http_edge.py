@@ -31,6 +31,9 @@ from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
 from serving.gateway.refused_fields import check_fields
 from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
+from serving.gateway.request_trace import RequestTrace, request_attributes
+from serving.log_lines import note
+from serving.tracing.spans import NO_TRACER, SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,10 @@ _FLEET_HEADERS = {
 
 # A taken-over request id is logged and echoed, so it may not carry line ends or grow without bound.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+
+# What vLLM's frontend does not get as it came: it would take the trace for its own, or complain.
+_OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
 
 
 class ModelFrontend(Protocol):
@@ -125,12 +132,15 @@ class HttpEdge:
         self,
         models: Mapping[str, ModelFrontend],
         rules: EdgeRules,
-        render_metrics: Callable[[], tuple[bytes, str]],
+        render_metrics: Callable[[str], tuple[bytes, str]],
         describe_fleet: Callable[[], dict[str, Any]],
         answer_history: AnswerHistory | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
+        """`render_metrics` is told what the reader accepts."""
         self._models = models
         self._rules = rules
+        self._tracer = tracer
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
         self._answer_history = answer_history  # `None`: none is kept, and there is no such route
@@ -142,7 +152,10 @@ class HttpEdge:
         if scope["type"] == "lifespan":
             await _serve_lifespan(receive, send)
         elif scope["type"] == "http":
-            await _Exchange(scope, receive, send, self.meter).run(self._serve)
+            exchange = _Exchange(scope, receive, send, self.meter)
+            if self._tracer.is_on and exchange.path in _MODEL_ROUTES:
+                exchange.begin_trace(self._tracer)
+            await exchange.run(self._serve)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
@@ -159,7 +172,7 @@ class HttpEdge:
         if path == "/v1/models":
             await exchange.respond(JSONResponse(await self._model_list()))
         elif path == "/metrics":
-            body, content_type = self._render_metrics()
+            body, content_type = self._render_metrics(exchange.header(b"accept"))
             await exchange.respond(Response(body, media_type=content_type))
         elif path == "/fleet":
             # One loop serves this and every stream: a large fleet's answer has to be encoded fast.
@@ -180,8 +193,12 @@ class HttpEdge:
 
     async def _serve_model(self, exchange: "_Exchange") -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)
+        if exchange.trace is not None:
+            exchange.trace.asks_admission()
         frontend = self._select(_model_field(body))
         exchange.model = frontend.name
+        if exchange.trace is not None:
+            exchange.trace.of_model(frontend.name)
         needs_engine = exchange.path not in _ENGINELESS_ROUTES
         if needs_engine:
             check_fields(body, frontend.refused_fields)
@@ -189,6 +206,8 @@ class HttpEdge:
         if needs_engine:
             await frontend.admit()
         self.meter.judged(frontend.name, "admitted", exchange.tenant)
+        if exchange.trace is not None:
+            exchange.trace.judged("admitted", is_refused=False)
         await exchange.delegate(app, body)
 
     def _select(self, model: str | None) -> ModelFrontend:
@@ -230,6 +249,24 @@ class _Exchange:
         self._own_headers = [] if taken else [(b"x-request-id", self._request_id.encode())]
 
     @property
+    def trace(self) -> RequestTrace | None:
+        """What is told of it; `None` when it is not sampled."""
+        return self._arrival.trace
+
+    def begin_trace(self, tracer: Tracer) -> None:
+        """Begins its trace, or goes on with the client's, if it is sampled."""
+        span = tracer.begin(
+            f"{self.method} {self.path}",
+            SpanKind.SERVER,
+            request_attributes(self.method, self.path, self._request_id),
+            self.header(b"traceparent"),
+            self.header(b"tracestate"),
+        )
+        if span is not None:
+            self._arrival.trace = RequestTrace(span)
+            self._arrival.wall_offset_s = time.time() - time.monotonic()
+
+    @property
     def method(self) -> str:
         """GET, POST and so on."""
         return str(self.scope["method"])
@@ -256,6 +293,7 @@ class _Exchange:
             if self._status is not None:
                 raise
             self._meter.judged(self.model or "", error.code or "malformed", self.tenant)
+            self._note_refusal(error)
             body = error_body(error, self.path)
             response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
             await self.respond(response)
@@ -264,20 +302,39 @@ class _Exchange:
             raise
         finally:
             self._count()
-            logger.info(
-                "request request_id=%s path=%s model=%s status=%s duration_ms=%d",
-                self._request_id,
-                self.path,
-                self.model,
-                self._status,
-                (time.monotonic() - self._arrival.received_at_s) * 1000,
-            )
+            if self.trace is not None:
+                self.trace.ended(self._status, has_client_left=self._is_cancelled)
+            note(
+                logger, logging.INFO, self._trace_id,
+                "request request_id=%s path=%s model=%s status=%s duration_ms=%d cancelled=%s",
+                self._request_id, _shown(self.path), self.model, self._status,
+                int((time.monotonic() - self._arrival.received_at_s) * 1000), self._is_cancelled,
+            )  # fmt: skip
+
+    @property
+    def _trace_id(self) -> str | None:
+        return None if self.trace is None else self.trace.trace_id
+
+    @property
+    def _is_cancelled(self) -> bool:
+        """Whether the client left before it had the whole answer; known at the end."""
+        return self._has_left or not (self._is_whole or self._has_failed)
+
+    def _note_refusal(self, error: RequestError) -> None:
+        code = error.code or "malformed"
+        if self.trace is not None:
+            self.trace.judged(code, is_refused=True)
+        note(
+            logger, logging.INFO, self._trace_id,
+            "request_refused request_id=%s path=%s model=%s code=%s status=%d reason=%.200r",
+            self._request_id, _shown(self.path), self.model, code, error.status, error.message,
+        )  # fmt: skip
 
     def _count(self) -> None:
         model = self.model or ""
         if self._status is not None:
             self._meter.answered(model, _route(self.path), self._status)
-        if self._has_left or not (self._is_whole or self._has_failed):
+        if self._is_cancelled:
             self._meter.cancelled(model, self.tenant)
         elif self._is_whole and self._status is not None and self._status < 400:
             self._arrival.answered(time.monotonic())
@@ -289,7 +346,7 @@ class _Exchange:
         """Hands the request over, its body already read, as if it had just arrived."""
         scope = dict(self.scope, root_path="", path=self.path)
         scope["headers"] = [
-            *((name, value) for name, value in scope["headers"] if name != b"x-request-id"),
+            *((name, value) for name, value in scope["headers"] if name not in _OURS),
             (b"x-request-id", self._request_id.encode()),
         ]
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -329,6 +386,8 @@ class _Exchange:
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
             self._arrival.written(time.monotonic())
+            if self.trace is not None:
+                self.trace.answers()
             self._is_whole = not message.get("more_body", False)
         await self._send(message)
 
@@ -336,6 +395,11 @@ class _Exchange:
 def _route(path: str) -> str:
     """The path if it is one of ours: a label may not be whatever a client asks for."""
     return path if path in _MODEL_ROUTES or path in _OWN_ROUTES else "other"
+
+
+def _shown(path: str) -> str:
+    """A path as a log line may have it: of some length, and without line ends."""
+    return path[:200] if path[:200].isprintable() else repr(path[:200])
 
 
 def _taken_request_id(scope: Scope) -> str | None:

@@ -29,8 +29,10 @@ _WATCH_TIMEOUT_S = 10.0
 class Fleet(Protocol):
     """A model's engines, as membership tells of them; `FleetCore` says what each call does."""
 
-    def add_engine(self, engine_id: str, compute_class: str, link: LinkClient) -> None:
-        """An engine is linked."""
+    def add_engine(
+        self, engine_id: str, compute_class: str, link: LinkClient, slice_name: str | None
+    ) -> None:
+        """An engine is linked. `slice_name` is `None` where it owns no slice."""
         ...
 
     def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
@@ -181,12 +183,10 @@ class Membership:
                 # The port was taken over by another engine; the directory will tell of it.
                 return _REFUSED_RETRY_S
             self._models[model].learn(client.engine_info)
-            core.add_engine(engine_id, self._compute_class(engine_id), client)
+            record = self._members[engine_id].record
+            core.add_engine(engine_id, record.compute_class, client, record.life.slice_name)
             await ended.wait()
         finally:
             await client.close()
             core.lose_engine(engine_id, "link closed")
         return 0.0
-
-    def _compute_class(self, engine_id: str) -> str:
-        return self._members[engine_id].record.compute_class

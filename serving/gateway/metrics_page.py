@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from serving.metric_names import GATEWAY_LABEL
@@ -43,6 +44,8 @@ _SCHEDULER_FAMILIES = frozenset(
         "vllm:spec_decode_num_draft_tokens_per_pos",
     }
 )
+
+_OPEN_METRICS = "application/openmetrics-text"
 
 
 class _Merged(Collector):
@@ -77,13 +80,18 @@ class _Merged(Collector):
 def render_metrics(
     registries: Iterable[CollectorRegistry],
     gateway_id: str | None = None,
+    accept: str = "",
     ours: Iterable[CollectorRegistry] = (),
 ) -> tuple[bytes, str]:
     """The page and its content type. `gateway_id` is `None` where nothing has to be told apart.
 
     Of `registries` the families of a single engine are left out, of `ours` nothing.
+    `accept` is what the reader takes (HTTP's `Accept`). With OpenMetrics in it the page is that,
+    and its histograms carry exemplars, which Prometheus' own text format has no place for.
     """
     merged = CollectorRegistry(auto_describe=False)
     labels = {} if gateway_id is None else {GATEWAY_LABEL: gateway_id}
     merged.register(_Merged(registries, tuple(ours), labels))
+    if _OPEN_METRICS in accept.lower():
+        return openmetrics.generate_latest(merged), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
     return generate_latest(merged), CONTENT_TYPE_LATEST

@@ -13,6 +13,8 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from serving.gateway.request_trace import RequestTrace, SequenceTrace
+
 # The class of a sequence that no engine has taken.
 NO_CLASS = ""
 # Who asks without a key, or with one that has no name.
@@ -39,20 +41,37 @@ _GATEWAY_S = (
 )  # fmt: skip
 
 
-class Histogram:
-    """Samples in buckets. `counts[i]` are those up to `bounds[i]`; the last are beyond all."""
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """A sample whose trace can be looked up. `at_s` is wall-clock time."""
 
-    __slots__ = ("bounds", "counts", "total")
+    trace_id: str
+    value: float
+    at_s: float
+
+
+class Histogram:
+    """Samples in buckets. `counts[i]` are those up to `bounds[i]`; the last are beyond all.
+
+    `exemplars` has the last traced sample of a bucket, by its place in `counts`.
+    """
+
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float) -> None:
         """Counts one sample."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Keeps a sample that has been counted as the example of its bucket."""
+        self.exemplars[bisect_left(self.bounds, exemplar.value)] = exemplar
 
 
 @dataclass(slots=True)
@@ -109,6 +128,7 @@ class ClassMeter:
 class Arrival:
     """One HTTP request, shared by the edge and by all sequences that it asks for.
 
+    `trace` is `None` where it is not sampled. `wall_offset_s` makes its times wall-clock times.
     `waited_s` is how long it waited for an engine at the door. `output_at_s` is when the newest
     engine output came of which nothing has been written, `None` when all is written. `meter` is of
     the class that last took one of its sequences, `None` before. `tenant` is the name of its key.
@@ -118,7 +138,15 @@ class Arrival:
     waited_s: float = 0.0
     output_at_s: float | None = None
     meter: ClassMeter | None = None
+    trace: RequestTrace | None = None
+    wall_offset_s: float = 0.0
     tenant: str = DEFAULT_TENANT
+
+    def exemplify(self, histogram: Histogram, value: float, now_s: float) -> None:
+        """Makes a sample that has just been counted an example, if the request is sampled."""
+        if self.trace is not None:
+            at_s = now_s + self.wall_offset_s
+            histogram.exemplify(Exemplar(self.trace.trace_id, value, at_s))
 
     def written(self, now_s: float) -> None:
         """Something of the answer is handed to the server that writes it."""
@@ -130,6 +158,7 @@ class Arrival:
         """The whole answer is handed over, and it is no error."""
         if self.meter is not None:
             self.meter.duration.observe(now_s - self.received_at_s)
+            self.exemplify(self.meter.duration, now_s - self.received_at_s, now_s)
 
 
 # The request that the present task works for: what lies between the edge and the fleet client is
@@ -181,6 +210,12 @@ class RequestMeter:
             arrival, now_s, num_prompt_tokens, meter, meter.of_tenant(arrival.tenant)
         )
 
+    def trace(self, request_id: str) -> SequenceTrace | None:
+        """The trace of a sequence that was taken just now; `None` where it is not sampled."""
+        watch = self._stopwatches[request_id]
+        trace = watch.arrival.trace
+        return None if trace is None else trace.sequence(request_id, watch.num_prompt_tokens)
+
     def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
         """An engine of this class has the sequence, its first one or a later one."""
         watch = self._stopwatches[request_id]
@@ -206,7 +241,9 @@ class RequestMeter:
         watch.num_tokens += num_tokens
         if watch.first_at_s is None:
             watch.first_at_s = now_s
-            meter.to_first_token.observe(now_s - watch.arrival.received_at_s)
+            waited_s = now_s - watch.arrival.received_at_s
+            meter.to_first_token.observe(waited_s)
+            watch.arrival.exemplify(meter.to_first_token, waited_s, now_s)
         else:
             meter.inter_token.observe(now_s - watch.last_at_s)
         watch.last_at_s = now_s
@@ -236,8 +273,9 @@ class RequestMeter:
             return
         meter.engine_time.observe(watch.last_at_s - watch.dispatched_at_s)
         if watch.num_tokens > 1:
-            spent_s = watch.last_at_s - watch.first_at_s
-            meter.per_output_token.observe(spent_s / (watch.num_tokens - 1))
+            spent_s = (watch.last_at_s - watch.first_at_s) / (watch.num_tokens - 1)
+            meter.per_output_token.observe(spent_s)
+            watch.arrival.exemplify(meter.per_output_token, spent_s, watch.last_at_s)
 
     def link_lost(self, compute_class: str, cause: str) -> None:
         """A link to an engine of this class ended, `unexpected` or while the engine drained."""

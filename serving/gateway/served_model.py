@@ -115,9 +115,17 @@ class ServedModel:
             self.core.turn_away()
             raise OverloadedError(self.name, waiting, self.core.retry_after_s)
         began_at_s = time.monotonic()
-        if not await self.core.wait_for_engine(self._gateway.request_deadline_s):
-            raise self.core.no_engine_in_time()
-        if (arrival := ARRIVAL.get()) is not None:
+        arrival = ARRIVAL.get()
+        trace = None if arrival is None else arrival.trace
+        if trace is not None:
+            trace.waits_at_the_door()
+        try:
+            if not await self.core.wait_for_engine(self._gateway.request_deadline_s):
+                raise self.core.no_engine_in_time()
+        finally:
+            if trace is not None:
+                trace.is_let_in()
+        if arrival is not None:
             arrival.waited_s += time.monotonic() - began_at_s
 
     async def cards(self) -> list[dict[str, Any]]:

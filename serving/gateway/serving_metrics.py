@@ -13,6 +13,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from serving.gateway.request_meter import (
@@ -256,7 +257,10 @@ def _add_present(families: Families, model: str, fleet: Fleet) -> None:
 def _add_histogram(family: Family, labels: dict[str, str], value: Histogram) -> None:
     bounds = [floatToGoString(bound) for bound in value.bounds]  # type: ignore[no-untyped-call]
     counts = list(accumulate(value.counts))
-    for bound, count in zip([*bounds, "+Inf"], counts, strict=True):
-        family.add_sample(f"{family.name}_bucket", labels | {"le": bound}, count)
+    for place, (bound, count) in enumerate(zip([*bounds, "+Inf"], counts, strict=True)):
+        exemplar = None
+        if (example := value.exemplars.get(place)) is not None:
+            exemplar = Exemplar({"trace_id": example.trace_id}, example.value, example.at_s)
+        family.add_sample(f"{family.name}_bucket", labels | {"le": bound}, count, exemplar=exemplar)
     family.add_sample(f"{family.name}_count", labels, counts[-1])
     family.add_sample(f"{family.name}_sum", labels, value.total)

@@ -34,6 +34,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
 
     `emitted_token_ids` are output tokens the client already has; the engine continues after them
     and never sends them again. `max_tokens` counts them too; `None` means a pooling request.
+    `traceparent` is of the request's span at the gateway; `None` when it is not sampled.
     `tenant` is who asked, for the accounts; empty where nobody said.
     """
 
@@ -42,6 +43,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     emitted_token_ids: list[int] = []
     max_tokens: int | None = None
     payload: list[bytes] = []
+    traceparent: str | None = None
     tenant: str = ""
 
 

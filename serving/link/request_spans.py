@@ -47,7 +47,7 @@ class RequestSpans:
         """A request waits for the engine."""
         if request.traceparent is None:
             return
-        attributes = {
+        attributes: dict[str, str | int] = {
             "slicewise.engine_id": self._engine_id,
             "slicewise.wire_id": request.request_id,
             "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
@@ -58,7 +58,7 @@ class RequestSpans:
             self._stays[request.request_id] = _Stay(span, time.monotonic())
 
     def scheduled(self, request_id: str, at_s: float) -> None:
-        """The engine began with a request, at this monotonic time; later times are not its first."""
+        """The engine began with a request, at this monotonic time; later ones are ignored."""
         stay = self._stays.get(request_id)
         if stay is not None and stay.scheduled_at_s is None:
             stay.scheduled_at_s = at_s

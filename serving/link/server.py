@@ -36,6 +36,9 @@ from serving.link.messages import (
     TokenOutput,
     TokenRequest,
 )
+from serving.link.request_spans import RequestSpans
+from serving.log_lines import note
+from serving.tracing.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,7 @@ class LinkServer:
         secret: bytes,
         heartbeat: HeartbeatConfig = DEFAULT_HEARTBEAT,
         limits: ServerLimits = DEFAULT_LIMITS,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         validate_secret(secret)
         self.engine_id = engine_id
@@ -104,6 +108,9 @@ class LinkServer:
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
+        self._spans = RequestSpans(tracer, engine_id)
+        if tracer.is_on:
+            engine.on_scheduled = self._spans.scheduled
 
     @property
     def address(self) -> tuple[str, int]:
@@ -237,6 +244,7 @@ class LinkServer:
         orphans = [rid for rid, owned in self._owners.items() if owned.gateway is gateway]
         for request_id in orphans:
             del self._owners[request_id]
+            self._spans.ended(request_id, "gateway_left")
         if orphans:
             self._waiting.put_nowait(Abort(orphans))
         if self._gateways.get(gateway.gateway_id) is gateway:
@@ -251,20 +259,28 @@ class LinkServer:
         owner = self._owner(request.request_id)
         if owner is gateway:
             # An error output would end the live request at its gateway, which knows it by this id.
-            logger.warning("duplicate request ignored request_id=%s", request.request_id)
+            note(
+                logger, logging.WARNING, self._spans.trace_id(request.request_id),
+                "duplicate request ignored request_id=%s engine_id=%s gateway_id=%s",
+                request.request_id, self.engine_id, gateway.gateway_id,
+            )  # fmt: skip
         elif owner is not None:
             self._refuse(gateway, request.request_id, "another gateway's request has this id")
         elif self._waiting.qsize() >= self.limits.max_waiting_messages:
             self._refuse(gateway, request.request_id, "too many requests wait for the engine")
         else:
             self._owners[request.request_id] = _Owned(gateway, request.tenant)
+            self._spans.taken(request)
             self._waiting.put_nowait((gateway, request))
+            self._note_taken(gateway, request)
 
     def aborted(self, gateway: GatewayConnection, abort: Abort) -> None:
         """Forgets those of the requests that are this gateway's, and frees them on the engine."""
         owned = [rid for rid in abort.request_ids if self._owner(rid) is gateway]
         for request_id in owned:
             del self._owners[request_id]
+            logger.debug("request_aborted engine_id=%s request_id=%s", self.engine_id, request_id)
+            self._spans.ended(request_id, "aborted")
         if owned:
             self._waiting.put_nowait(Abort(owned))
 
@@ -352,6 +368,7 @@ class LinkServer:
 
     def _end_all(self, reason: str) -> None:
         self._owners.clear()
+        self._spans.end_all(reason)
         for link in list(self._connections):
             link.end(reason, farewell=EngineLost(reason) if link.is_open else None)
 
@@ -359,6 +376,8 @@ class LinkServer:
         """Splits one engine step by owner: one frame per gateway that has a part in it."""
         owners, tenant_tokens = self._owners, self._tenant_tokens
         touched: list[GatewayConnection] = []
+        if self._spans:
+            self._spans.stepped(outputs)
         for output in outputs:
             owned = owners.get(output.request_id)
             if owned is None:  # aborted meanwhile
@@ -376,6 +395,24 @@ class LinkServer:
                 self.aborted(gateway, Abort([request_id]))
                 self._refuse(gateway, request_id, "one step's output is larger than a frame")
 
+    def _note_taken(self, gateway: GatewayConnection, request: TokenRequest) -> None:
+        """One line for a request that goes on here; of others only where somebody debugs."""
+        num_emitted = len(request.emitted_token_ids)
+        level = logging.INFO if num_emitted else logging.DEBUG
+        if not logger.isEnabledFor(level):
+            return
+        note(
+            logger, level, self._spans.trace_id(request.request_id),
+            "request_taken engine_id=%s gateway_id=%s request_id=%s prompt=%d emitted=%d",
+            self.engine_id, gateway.gateway_id, request.request_id,
+            len(request.prompt_token_ids), num_emitted,
+        )  # fmt: skip
+
     def _refuse(self, gateway: GatewayConnection, request_id: str, reason: str) -> None:
-        logger.warning("request refused request_id=%s reason=%s", request_id, reason)
+        note(
+            logger, logging.WARNING, self._spans.trace_id(request_id),
+            "request refused engine_id=%s gateway_id=%s request_id=%s reason=%r",
+            self.engine_id, gateway.gateway_id, request_id, reason,
+        )  # fmt: skip
+        self._spans.ended(request_id, "refused", "refused")
         gateway.send(Step([TokenOutput(request_id, [], int(Finish.ERROR), reason)]))

@@ -31,6 +31,7 @@ from serving.slices.probe import (
     run_probe_on_host,
 )
 from serving.slices.spec import SliceSpec
+from serving.slices.tpu_logs import tpu_log_dir
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +41,22 @@ NO_METADATA = "none"
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """Where an agent is, and where its stream listens."""
+    """Where an agent is, where its stream listens, and where libtpu's logs are on its host.
+
+    `tpu_log_dir` is `None` where it writes none.
+    """
 
     worker_id: int
     node_id: str
     address: tuple[str, int]
+    tpu_log_dir: str | None = None
 
 
 class HostAgent:
     """Async actor; its methods are called by its slice replica only."""
 
     def __init__(self, worker_id: int, spec: SliceSpec) -> None:
-        log_as_actor()
+        log_as_actor(spec.log_style)
         self._worker_id = worker_id
         self._spec = spec
         self._loopback = spec.listens_on_loopback
@@ -77,7 +82,10 @@ class HostAgent:
             )
             self._watch = asyncio.create_task(work, name="watch-metadata")
         node_id = ray.get_runtime_context().get_node_id()
-        return AgentReport(self._worker_id, node_id, address)
+        # A simulated host has no libtpu.
+        is_simulated = SIMULATED_VARIABLE in os.environ
+        log_dir = None if is_simulated else tpu_log_dir(self._spec.engine_env, os.environ)
+        return AgentReport(self._worker_id, node_id, address, log_dir)
 
     def _announce_expiry(self, stream: HostStreamServer, max_run_duration_s: float) -> None:
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from serving.process_log import DEFAULT_STYLE, LogStyle
 from serving.slices.inventory import SliceWant
 from serving.topology import SliceShape
 
@@ -16,7 +17,7 @@ class SliceSpec:
     `max_run_duration_s` is how long its hosts run at most, from their start; `None`: for ever.
     After `patience_s` of waiting the wait is called too long; `None`: never.
     `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
-    for the engine. Times are seconds.
+    for the engine, whose processes get `engine_env`. Times are seconds.
     """
 
     compute_class: str
@@ -28,6 +29,8 @@ class SliceSpec:
     probe_timeout_s: float = 120.0
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False
+    log_style: LogStyle = DEFAULT_STYLE
+    engine_env: Mapping[str, str] = field(default_factory=dict)
 
 
 def wanted_slice(spec: SliceSpec) -> SliceWant:

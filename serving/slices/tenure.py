@@ -98,6 +98,7 @@ class Tenure:
         self._shape = spec.shape
         self._directory = directory
         self._agents: list[Any] = []
+        self.tpu_log_dirs: dict[int, str | None] = {}  # by worker id, when `watch` is done
         self._notices: dict[tuple[int, str], Notice] = {}
         self._order: asyncio.Future[DrainOrder] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,6 +130,7 @@ class Tenure:
                 )
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise SliceLostError(f"not every host of {self.slice.name} came up: {error}") from error
+        self.tpu_log_dirs = {report.worker_id: report.tpu_log_dir for report in reports}
         self._tasks.append(asyncio.create_task(self._watch_ray(), name="watch-ray"))
         for report in reports:
             watcher = HostWatcher(report.worker_id, report.address, self)

@@ -20,6 +20,7 @@ from serving.metric_names import (
     TPU_DCN,
     TPU_EXPORTER,
     TPU_HOST,
+    TRACES,
     VLLM_ENGINES,
     Kind,
     Scope,
@@ -29,6 +30,7 @@ from serving.metric_names import (
 
 GROUPS = (
     *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
+    *TRACES,
     *(
         *SERVING_LATENCY,
         *SERVING_COUNTS,

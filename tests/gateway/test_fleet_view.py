@@ -18,7 +18,10 @@ from serving.plan_board import BoardChange, ModelPlan, PlanBoard
 from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 
 NOW_S = 1000.0
-HOSTS = tuple(HostRecord(worker, f"node-{worker}", f"10.0.0.{worker}", 4) for worker in range(4))
+HOSTS = tuple(
+    HostRecord(worker, f"node-{worker}", f"10.0.0.{worker}", 4, "/tmp/tpu_logs" if worker else None)
+    for worker in range(4)
+)
 LIFE = (
     SliceLife.begin(NOW_S - 100.0)
     .enter(SliceState.RESERVED, NOW_S - 70.0, "holds every host of s-1", slice_name="s-1")
@@ -121,7 +124,13 @@ def test_held_slice_is_described_whole() -> None:
         "generation": "v6e",
         "topology": "4x4",
         "hosts": [
-            {"worker_id": n, "node_id": f"node-{n}", "address": f"10.0.0.{n}", "num_chips": 4}
+            {
+                "worker_id": n,
+                "node_id": f"node-{n}",
+                "address": f"10.0.0.{n}",
+                "num_chips": 4,
+                "tpu_log_dir": "/tmp/tpu_logs" if n else None,
+            }
             for n in range(4)
         ],
         "num_chips": 16,

@@ -36,7 +36,9 @@ class RecordingFleet:
     def learn(self, engine_info: Mapping[str, Any]) -> None:
         self.infos.append(dict(engine_info))
 
-    def add_engine(self, engine_id: str, compute_class: str, link: LinkClient) -> None:
+    def add_engine(
+        self, engine_id: str, compute_class: str, link: LinkClient, slice_name: str | None
+    ) -> None:
         self.linked[engine_id] = compute_class
         self.num_added += 1
         self._note()

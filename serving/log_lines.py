@@ -1,0 +1,84 @@
+"""Log lines that people read and machines take apart.
+
+A line is an event and its facts: `request_resumed request_id=%s emitted=%d`. That is how every line
+of ours is written, and the template tells which argument is which fact, so that nothing has to be
+parsed out of a text again. Owns the JSON form of a line and the trace id on it. Does not own where
+lines go (`process_log`).
+"""
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+# One conversion of a template, its flags and width included.
+_CONVERSION = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
+_FACT = re.compile(r"([A-Za-z_]\w*)=(.+)")
+
+
+def note(
+    logger: logging.Logger, level: int, trace_id: str | None, template: str, *args: object
+) -> None:
+    """Logs a line, with its trace where it has one: for lines of one request."""
+    if trace_id is not None:
+        template, args = template + " trace_id=%s", (*args, trace_id)
+    logger.log(level, template, *args, stacklevel=2)
+
+
+def facts_of(template: str, args: object) -> tuple[str, dict[str, Any]]:
+    """The event of a line, and its facts by name.
+
+    A fact that is one argument keeps its type; others are text. What is neither is of the event.
+
+    Raises:
+        TypeError, ValueError: the arguments are not the template's, or are named.
+    """
+    if args and not isinstance(args, tuple):
+        raise TypeError("named arguments")
+    values = args if isinstance(args, tuple) else ()
+    words: list[str] = []
+    facts: dict[str, Any] = {}
+    position = 0
+    for token in template.split():
+        num = len(_CONVERSION.findall(token.replace("%%", "")))
+        own, position = values[position : position + num], position + num
+        fact = _FACT.fullmatch(token)
+        text = token if fact is None else fact[2]
+        value = text % own if num or "%%" in text else text
+        if fact is None:
+            words.append(value)
+        elif num == 1 and _CONVERSION.fullmatch(text) and _keeps_type(text, own[0]):
+            facts[fact[1]] = own[0]
+        else:
+            facts[fact[1]] = value
+    return " ".join(words), facts
+
+
+class JsonLines(logging.Formatter):
+    """A line as one JSON object: `time`, `level`, `logger`, `event`, then its facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON, without a line end."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        try:
+            line["event"], facts = facts_of(str(record.msg), record.args)
+        except (TypeError, ValueError):
+            # Not one of our templates.
+            line["event"], facts = record.getMessage(), {}
+        # A fact may not pass for what every line has.
+        line |= {key if key not in line else f"{key}_": value for key, value in facts.items()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _keeps_type(conversion: str, value: object) -> bool:
+    """Whether JSON has this value as it is; a text that the template cuts short is cut."""
+    if isinstance(value, str):
+        return "." not in conversion
+    return value is None or isinstance(value, (int, float, bool))
