@@ -102,14 +102,19 @@ class Replica:
 
 
 class Replicas:
-    """Replicas that want slices of one kind, and the directory of them."""
+    """Replicas that want slices of one kind, and the directory of them.
 
-    def __init__(self, compute_class: str, shape: SliceShape) -> None:
+    `want` is what they look for; `None`: what the groups of `objects` make.
+    """
+
+    def __init__(
+        self, compute_class: str, shape: SliceShape, want: SliceWant | None = None
+    ) -> None:
         self.compute_class = compute_class
         self.shape = shape
         self.all: list[Replica] = []
         self._taking = asyncio.Lock()
-        self._want = SliceWant(
+        self._want = want or SliceWant(
             compute_class=compute_class,
             pod_type=shape.ray_pod_type,
             topology=shape.topology,
@@ -145,9 +150,11 @@ class Replicas:
 
 
 @asynccontextmanager
-async def replicas(compute_class: str, shape: SliceShape) -> AsyncIterator[Replicas]:
+async def replicas(
+    compute_class: str, shape: SliceShape, want: SliceWant | None = None
+) -> AsyncIterator[Replicas]:
     """Replicas that are gone afterwards, whatever happened."""
-    fleet = Replicas(compute_class, shape)
+    fleet = Replicas(compute_class, shape, want)
     try:
         yield fleet
     finally:
