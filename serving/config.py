@@ -77,6 +77,10 @@ class PacedConfig(_Section):
     """What each token of a step adds to the step's time, in milliseconds."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 8192
     """Tokens of one step, prompts' and output; counts where prompts take time."""
+    load_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    """Time that an engine takes to get its weights, in milliseconds."""
+    compile_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    """Time that it then takes to compile, in milliseconds."""
 
 
 class AdapterConfig(_Section):
@@ -176,6 +180,8 @@ class ModelConfig(_Section):
             "prefill_tokens_per_s": pace.prefill_tokens_per_s,
             "tpot_per_seq_s": pace.tpot_per_seq_ms / 1000,
             "max_num_batched_tokens": pace.max_num_batched_tokens,
+            "load_s": pace.load_ms / 1000,
+            "compile_s": pace.compile_ms / 1000,
         }
 
     @property

@@ -125,6 +125,8 @@ def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
         "prefill_tokens_per_s": None,
         "tpot_per_seq_s": 0.00025,
         "max_num_batched_tokens": 8192,
+        "load_s": 0.0,
+        "compile_s": 0.0,
     }
     assert check(minimal(engine="paced")).models[0].paced_options()["ttft_s"] == 0.02
 

@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from typing import Any
 
+from serving.engine.load_stage import OnStage, hear_stages
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.engine.protocol import Engine, EngineDiedError
 from serving.engine.spec import EngineSpec
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
 from serving.model_source import resolve_source
+from serving.slices.lifecycle import LoadStage
 from serving.tracing.spans import open_tracer
 
 logger = logging.getLogger(__name__)
@@ -23,19 +26,34 @@ logger = logging.getLogger(__name__)
 _TRACES_S = 0.5
 
 
-async def start_engine(spec: EngineSpec) -> Engine:
-    """The engine that `spec` describes, ready for requests.
+def _unheard(_stage: LoadStage) -> None:
+    """Nobody asks."""
+
+
+async def start_engine(spec: EngineSpec, on_stage: OnStage = _unheard) -> Engine:
+    """The engine that `spec` describes, ready for requests; `on_stage` is told how far it is.
 
     Raises:
         ValueError: the engine refuses its arguments. Do not retry.
         EngineDiedError: it failed while starting. Another attempt may succeed.
     """
     if spec.paced is not None:
-        return PacedEngine(PacedConfig(**spec.paced))
+        return await _start_paced(dict(spec.paced), on_stage)
     # Imported here because it takes vLLM and torch with it, which the paced engine does without.
     from serving.engine.vllm_engine import VllmEngine  # noqa: PLC0415
 
-    return await VllmEngine.start(resolve_source(spec.source), spec.engine_args)
+    with hear_stages(on_stage):
+        return await VllmEngine.start(resolve_source(spec.source), spec.engine_args)
+
+
+async def _start_paced(options: dict[str, Any], on_stage: OnStage) -> PacedEngine:
+    """A paced engine, after it has taken the time to load and to compile that it is set to."""
+    load_s, compile_s = options.pop("load_s", 0.0), options.pop("compile_s", 0.0)
+    await asyncio.sleep(load_s)
+    if compile_s > 0:
+        on_stage(LoadStage.COMPILING)
+        await asyncio.sleep(compile_s)
+    return PacedEngine(PacedConfig(**options))
 
 
 class EngineHost:

@@ -11,6 +11,7 @@ from serving.engine.host import EngineHost, start_engine
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
 from serving.process_log import log_as_actor
+from serving.slices.lifecycle import LoadStage
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class EngineHostActor:
         self._spec = spec
         self._secret = secret
         self._host: EngineHost | None = None
+        self._stages: asyncio.Queue[LoadStage] = asyncio.Queue()  # a few, once each
 
     async def start(self) -> HostReport:
         """Starts engine and link; returns when requests can come.
@@ -40,13 +42,17 @@ class EngineHostActor:
             ValueError: the engine refuses its arguments.
             EngineDiedError: it failed while starting.
         """
-        engine = await start_engine(self._spec)
+        engine = await start_engine(self._spec, self._stages.put_nowait)
         self._host = EngineHost(self._spec, engine, self._secret)
         loopback = self._spec.listens_on_loopback
         address = await self._host.listen(
             "127.0.0.1" if loopback else ray.util.get_node_ip_address()
         )
         return HostReport(self._host.engine_id, address, dict(engine.info))
+
+    async def next_stage(self) -> LoadStage:
+        """Waits for the next stage of loading that the engine tells, for ever if none comes."""
+        return await self._stages.get()
 
     async def wait_died(self) -> str:
         """Returns why, when the engine is gone."""

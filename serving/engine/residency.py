@@ -19,7 +19,7 @@ from serving.directory import RENEWAL_S, HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu_engine import settle_here
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+from serving.slices.lifecycle import EndCause, LoadStage, SliceLife, SliceState
 from serving.slices.spec import SliceSpec
 from serving.slices.tenure import ProbeFailedError, SliceLostError, Tenure, take_slice
 
@@ -31,6 +31,10 @@ _RELEASE_S = 1.5
 _HOST_LOST_S = 1.5
 # Ends that somebody asks the reason of.
 _FAILURES = (EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.PREEMPTED)
+_STAGE_WORDS = {
+    LoadStage.WEIGHTS: "the engine gets its weights",
+    LoadStage.COMPILING: "the engine has its weights: it compiles and warms up",
+}
 _T = TypeVar("_T")
 
 
@@ -214,8 +218,19 @@ class Residency:
             options["scheduling_strategy"] = self._tenure.reservation.on_host(0)
         # Not detached: Ray ends the host when this replica's process ends, however it ends.
         self._host = ray.remote(EngineHostActor).options(**options).remote(spec, self._secret)
-        report: HostReport = await self._host.start.remote()
+        stages = asyncio.create_task(self._follow_stages(self._host), name="follow-stages")
+        try:
+            report: HostReport = await self._host.start.remote()
+        finally:
+            stages.cancel()
+            await asyncio.gather(stages, return_exceptions=True)
         return report
+
+    async def _follow_stages(self, host: Any) -> None:
+        """Tells the directory how far the engine is, until it is started or gone."""
+        while True:
+            stage: LoadStage = await host.next_stage.remote()
+            await self._enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
 
     async def _settle(self) -> EngineSpec:
         """What a TPU engine is started with, decided on the first host of its slice.
@@ -267,10 +282,15 @@ class Residency:
         return self._record.replica_id
 
     async def _enter(
-        self, state: SliceState, reason: str, *, slice_name: str | None = None
+        self,
+        state: SliceState,
+        reason: str,
+        *,
+        slice_name: str | None = None,
+        stage: LoadStage | None = None,
     ) -> None:
         before = self._record.life
-        life = before.enter(state, time.time(), reason, slice_name=slice_name)
+        life = before.enter(state, time.time(), reason, slice_name=slice_name, stage=stage)
         self._record = replace(self._record, life=life)
         if life.state != before.state:
             logger.info(

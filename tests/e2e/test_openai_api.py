@@ -11,8 +11,9 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionToolParam
+from prometheus_client.parser import text_string_to_metric_families
 
-from .application import RunningApplication, is_idle
+from .application import RunningApplication, engine_ids, is_idle
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
 
@@ -390,6 +391,45 @@ def test_health_and_metrics_answer(http: httpx.Client) -> None:
     assert "vllm:prompt_tokens_total" in page
     families = re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE)
     assert len(families) == len(set(families))
+
+
+def told(page: str, name: str) -> dict[tuple[str, ...], float]:
+    """A family's values by engine and compute class."""
+    return {
+        (sample.labels.get("engine", ""), sample.labels.get("compute_class", "")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_metrics_tell_every_engine_and_each_first_token(
+    http: httpx.Client, demo_application: RunningApplication
+) -> None:
+    first_tokens = "slicewise_time_to_first_token_seconds_count"
+    before = sum(told(http.get("/metrics").text, first_tokens).values())
+    body = {"model": MODEL, "prompt": "A", "max_tokens": 2}
+    for _ in range(3):
+        http.post("/v1/completions", json=body).raise_for_status()
+    page = http.get("/metrics").raise_for_status().text
+    assert sum(told(page, first_tokens).values()) == before + 3
+    # What an engine has done comes with a heartbeat, once a second.
+    engines = {(engine_id, "local") for engine_id in engine_ids(demo_application.fleet())}
+
+    def are_told(_fleet: object) -> bool:
+        now = http.get("/metrics").text
+        tokens = told(now, "vllm:generation_tokens_total")
+        running = told(now, "vllm:num_requests_running")
+        return tokens.keys() == running.keys() == engines and sum(tokens.values()) >= 6
+
+    demo_application.wait_fleet(are_told)
+
+
+def test_engines_tell_when_they_have_their_weights(demo_application: RunningApplication) -> None:
+    for row in demo_application.fleet()["slices"]:
+        loading = [each["reason"] for each in row["history"] if each["state"] == "loading"]
+        assert len(loading) == 2
+        assert "compiles" in loading[1]
 
 
 def test_client_that_leaves_frees_its_sequence(demo_application: RunningApplication) -> None:

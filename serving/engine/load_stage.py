@@ -1,0 +1,77 @@
+"""What an engine does while it loads, told from its worker to its host over a named pipe.
+
+The worker is a process below the engine host, on the same machine; the way there is in the
+environment that it inherits. A worker on another host of the slice has no such way and says
+nothing: then all of it counts as loading. Owns both ends. Does not own what is done with it.
+"""
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from serving.slices.lifecycle import LoadStage
+
+logger = logging.getLogger(__name__)
+
+PIPE_VARIABLE = "SLICEWISE_LOAD_STAGE_PIPE"
+# Far more than every stage once from every worker of a host.
+_READ_BYTES = 4096
+
+OnStage = Callable[[LoadStage], None]
+
+
+@contextmanager
+def hear_stages(on_stage: OnStage) -> Iterator[None]:
+    """Calls `on_stage`, in the event loop, with what processes started meanwhile tell."""
+    loop = asyncio.get_running_loop()
+    with tempfile.TemporaryDirectory(prefix="slicewise-stage-") as folder:
+        path = Path(folder) / "pipe"
+        os.mkfifo(path, 0o600)
+        # Opened for both ways, it does not end when the last writer closes it.
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        os.environ[PIPE_VARIABLE] = f"{path}"
+
+        def read() -> None:
+            for line in os.read(pipe, _READ_BYTES).decode("ascii", "replace").splitlines():
+                if line in set(LoadStage):
+                    on_stage(LoadStage(line))
+
+        loop.add_reader(pipe, read)
+        try:
+            yield
+        finally:
+            loop.remove_reader(pipe)
+            os.environ.pop(PIPE_VARIABLE, None)
+            os.close(pipe)
+
+
+def tell_stage(stage: LoadStage) -> None:
+    """Tells the engine host; nothing where none listens, for no start may fail of it."""
+    path = os.environ.get(PIPE_VARIABLE)
+    if path is None:
+        return
+    with suppress(OSError):
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(pipe, f"{stage}\n".encode())
+        finally:
+            os.close(pipe)
+
+
+class TellsStages:
+    """In front of a vLLM worker class: tells when the weights are there.
+
+    From then on vLLM runs the model on made-up input to see how much memory is left for the cache,
+    which compiles it, and then warms it up.
+    """
+
+    def determine_available_memory(self, *args: Any, **kwargs: Any) -> Any:
+        """As the worker does."""
+        tell_stage(LoadStage.COMPILING)
+        worker: Any = super()
+        return worker.determine_available_memory(*args, **kwargs)
