@@ -94,8 +94,12 @@ format: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
+# The fast tests run beside those that start something and wait more than they compute.
 test: setup-dev
-	$(BIN)/python -m pytest -m "not long and not tpu_sim"
+	@fast=$$(mktemp); $(BIN)/python -m pytest -q -m "$(FAST)" > $$fast 2>&1 & unit=$$!; \
+	trap 'kill $$unit 2>/dev/null; rm -f $$fast' EXIT; \
+	$(BIN)/python -m pytest -m "not ($(FAST)) and not long and not tpu_sim"; started=$$?; \
+	wait $$unit; quick=$$?; cat $$fast; exit $$((started | quick))
 
 test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"
