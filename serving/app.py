@@ -102,7 +102,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         log_style=config.logging.style,
         tracing=config.tracing.settings,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
-        slice=slice_spec(config, deployment),
+        slice=slice_spec(config, model, deployment),
         tpu=TpuSpec(model.compile_cache) if model.is_on_tpu else None,
     )
 

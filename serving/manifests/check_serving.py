@@ -107,7 +107,7 @@ def _deployment_problems(
     told: set[tuple[str, str]] = set()
     for model in app.models:
         for deployment in model.deployments:
-            spec = slice_spec(app, deployment)
+            spec = slice_spec(app, model, deployment)
             if spec is None:
                 continue
             takes = _groups_for(wanted_slice(spec), groups)
@@ -212,7 +212,7 @@ def _spot_problems(app: AppConfig, groups: list[FoundGroup], folder: Folder) -> 
 def _deployment_of(app: AppConfig, group: FoundGroup) -> DeploymentConfig | None:
     for model in app.models:
         for deployment in model.deployments:
-            spec = slice_spec(app, deployment)
+            spec = slice_spec(app, model, deployment)
             if spec is not None and survey(hosts_of(group), wanted_slice(spec)).free:
                 return deployment
     return None

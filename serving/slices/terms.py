@@ -3,7 +3,7 @@
 The application reserves and drains by these; manifests give hosts the labels and the time. Pure.
 """
 
-from serving.config import AppConfig, DeploymentConfig, ListenOn
+from serving.config import AppConfig, DeploymentConfig, ListenOn, ModelConfig
 from serving.slice_config import ComputeClassConfig
 from serving.slices.inventory import ZONE_LABEL
 from serving.slices.spec import SliceSpec
@@ -27,7 +27,9 @@ def node_labels(config: AppConfig, deployment: DeploymentConfig) -> dict[str, st
     return labels
 
 
-def slice_spec(config: AppConfig, deployment: DeploymentConfig) -> SliceSpec | None:
+def slice_spec(
+    config: AppConfig, model: ModelConfig, deployment: DeploymentConfig
+) -> SliceSpec | None:
     """What each replica is told of its slice; `None` where it reserves none."""
     if deployment.slice is None:
         return None
@@ -42,6 +44,8 @@ def slice_spec(config: AppConfig, deployment: DeploymentConfig) -> SliceSpec | N
         probe_timeout_s=config.health.probe_timeout_s,
         cpus_per_host=deployment.num_cpus,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+        log_style=config.logging.style,
+        engine_env=dict(model.engine_env),
     )
 
 

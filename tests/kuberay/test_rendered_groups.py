@@ -73,7 +73,7 @@ def of_class(name: str) -> Any:
     config = values().app
     (model,) = config.models
     deployment = next(each for each in model.deployments if each.compute_class == name)
-    spec = slice_spec(config, deployment)
+    spec = slice_spec(config, model, deployment)
     assert spec is not None
     return replicas(name, spec.shape, wanted_slice(spec))
 
