@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from serving.gateway.ledger_metrics import LedgerCollector
 from serving.gateway.request_meter import EdgeMeter, Histogram, RequestMeter
 from serving.gateway.serving_metrics import Families, ServingCollector
 from serving.ledger.ledger import Ledger
+from serving.ledger.states import LedgerState
 from serving.metric_names import ALL
 
 from .test_request_meter import StagedFleet, StagedSeat
@@ -441,3 +443,9 @@ def test_cost_that_is_seen_for_the_first_time_was_not_just_now() -> None:
     cost = "slicewise_ledger_cost_usd_total_of_loading"
     history = history_of(families(), families(**{cost: 5.0}), families(**{cost: 5.01}))
     assert points(history, "usd_per_hour")[1:] == pytest.approx([0, 18.0])
+
+
+def test_every_state_of_the_ledger_has_its_words_and_colour() -> None:
+    kinds = files("serving.gateway.fleet_page").joinpath("kinds.js").read_text()
+    chips = kinds[kinds.index('series: "chips"') : kinds.index('series: "chips_held"')]
+    assert [state for state in LedgerState if f'{state}: ["' not in chips] == []

@@ -72,7 +72,8 @@ export const CHARTS = [
     title: "Chips by state", unit: "chips", series: "chips", form: "stack", top: 4, isWhole: true,
     labels: {
       serving: ["serving", "teal"], idle: ["idle", "grey"], draining: ["draining", "orange"],
-      loading: ["loading", "blue"], probing: ["probing", "sky"], lost: ["lost", "red"],
+      compiling: ["compiling", "blue", "dotted"], loading: ["loading", "blue"], probing: ["probing", "sky"],
+      lost: ["lost", "red"],
       provisioning: ["wanted, not held", "purple", "dashed"],
     },
     format: compact, always: "serving", empty: "No slice is listed.",
