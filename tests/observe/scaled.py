@@ -11,11 +11,11 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\[(\d+)([smhd])\]")
 
 
-def write_scaled(folder: Path, factor: float = 1.0, shortest_s: int = 10) -> Path:
+def write_scaled(folder: Path, factor: float = 1.0, shortest_s: int = 15) -> Path:
     """A folder for `--config-dir` whose windows and waits are shorter by `factor`.
 
-    No window is shorter than `shortest_s`, which is enough for a rate at scrapes of 1 s. Rules are
-    evaluated every second whatever they say.
+    No window and no wait is shorter than `shortest_s`: a rate needs scrapes, and a busy machine
+    misses some. Rules are evaluated every second whatever they say.
     """
     (folder / "rules").mkdir(parents=True)
     (folder / "laptop.yml").write_text((PROMETHEUS / "laptop.yml").read_text())
@@ -40,4 +40,5 @@ def _shorten(rule: dict[str, Any], factor: float, shortest_s: int) -> None:
         rule["expr"] = rule["expr"].replace("* 15", "* 1")
     if "for" in rule:
         value, unit = re.fullmatch(r"(\d+)([smhd])", rule["for"]).groups()  # type: ignore[union-attr]
-        rule["for"] = f"{round(int(value) * _UNIT_S[unit] / factor)}s"
+        seconds = int(value) * _UNIT_S[unit]
+        rule["for"] = f"{min(seconds, max(shortest_s, round(seconds / factor)))}s"
