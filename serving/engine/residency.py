@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from serving.deployment_names import engine_deployment_name
 from serving.directory import RENEWAL_S, HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu_engine import settle_here
 from serving.slices.lifecycle import EndCause, LoadStage, SliceLife, SliceState
-from serving.slices.spec import SliceSpec
+from serving.slices.spec import SliceSpec, Work
 from serving.slices.tenure import ProbeFailedError, SliceLostError, Tenure, take_slice
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,16 @@ class Residency:
         async def waiting(reason: str) -> None:
             await self._enter(SliceState.PROVISIONING, reason)
 
-        spec = replace(spec, log_style=self._spec.log_style, engine_env=self._spec.engine_env)
+        spec = replace(
+            spec,
+            log_style=self._spec.log_style,
+            engine_env=self._spec.engine_env,
+            work=Work(
+                self._spec.model,
+                engine_deployment_name(self._spec.model, self._spec.compute_class),
+                self._life_id,
+            ),
+        )
         self._tenure = tenure = await take_slice(self._life_id, spec, self._directory, waiting)
         hosts = tuple(
             HostRecord(

@@ -180,6 +180,8 @@ class WorkloadCollector:
         process = self._proc / f"{workload.pid}"
         if start_ticks(process) != workload.started_ticks:
             return False
+        if workload.holds_host:
+            return True
         try:
             return any(_DEVICE_NODE.fullmatch(_link(fd)) for fd in (process / "fd").iterdir())
         except PermissionError:
@@ -206,12 +208,18 @@ def _link(path: Path) -> str:
 
 
 def announce_workload(
-    run_dir: Path, model: str, deployment: str, replica: str, chips: tuple[int, ...] | None = None
+    run_dir: Path,
+    model: str,
+    deployment: str,
+    replica: str,
+    chips: tuple[int, ...] | None = None,
+    *,
+    holds_host: bool = False,
 ) -> Path:
     """Says for this process whose work it does; the file is there whole or not at all.
 
     `chips` are those of the host by index, `None` for all. The process need not take the file away:
-    it counts as long as the process lives and holds a chip.
+    it counts as long as the process lives and holds a chip, or just lives if it `holds_host`.
     """
     pid = os.getpid()
     ticks = start_ticks(Path("/proc") / f"{pid}")
@@ -222,6 +230,7 @@ def announce_workload(
         deployment=deployment,
         replica=replica,
         chips=chips,
+        holds_host=holds_host,
     )
     folder = run_dir / "workloads"
     folder.mkdir(parents=True, exist_ok=True)

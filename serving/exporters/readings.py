@@ -98,7 +98,8 @@ class Workload(Raw):
     """What a process of ours says of itself in `<run dir>/workloads/<pid>.json`.
 
     `started_ticks` is field 22 of its `/proc/<pid>/stat`: another process with its id has another.
-    `chips` are chips of the host by index; `None` for all of them.
+    `chips` are chips of the host by index; `None` for all of them. `holds_host`: while it lives
+    its replica has the host, whoever has the chips open.
     """
 
     pid: Annotated[int, Field(gt=0)]
@@ -107,6 +108,7 @@ class Workload(Raw):
     deployment: str
     replica: str
     chips: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    holds_host: bool = False
 
 
 class WorkloadFiles(Raw):

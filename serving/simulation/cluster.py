@@ -9,10 +9,13 @@ import contextlib
 import heapq
 import itertools
 import logging
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,6 +35,7 @@ from serving.simulation.plan import (
 )
 from serving.simulation.throttle import Throttle
 from serving.slices.expiry import STARTED_AT_VARIABLE
+from serving.slices.spec import RUN_DIR_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -108,16 +112,23 @@ class SimulatedCluster:
         Ray takes its folder from `RAY_TMPDIR` and its settings from this process's environment.
         """
         self._metadata = MetadataServers()
-        self._cluster = Cluster(
-            initialize_head=True,
-            shutdown_at_exit=False,
-            head_node_args={
-                "num_cpus": self._plan.head_cpus,
-                "include_dashboard": True,
-                "dashboard_port": self._dashboard_port,
-                "object_store_memory": _OBJECT_STORE_BYTES,
-            },
-        )
+        others = set(processes_below([os.getpid()]))
+        try:
+            self._cluster = Cluster(
+                initialize_head=True,
+                shutdown_at_exit=False,
+                head_node_args={
+                    "num_cpus": self._plan.head_cpus,
+                    "include_dashboard": True,
+                    "dashboard_port": self._dashboard_port,
+                    "object_store_memory": _OBJECT_STORE_BYTES,
+                },
+            )
+        except BaseException:
+            # A head that did not come up in Ray's time leaves the half of it that did.
+            _kill(set(processes_below([os.getpid()])) - others)
+            self._metadata.close()
+            raise
         self._thread.start()
         for kind in self._plan.slices:
             for _ in range(kind.count):
@@ -374,7 +385,10 @@ class SimulatedCluster:
                 kind, owner.name, worker_id, self._faults.pop((owner.name, worker_id), None)
             )
             | metadata.environment
-            | {STARTED_AT_VARIABLE: f"{time.time():.1f}"},
+            | {
+                STARTED_AT_VARIABLE: f"{time.time():.1f}",
+                RUN_DIR_VARIABLE: f"{_run_dir(owner.name, worker_id)}",
+            },
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
         )
@@ -434,6 +448,12 @@ def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
 def _pids(node: Any) -> set[int]:
     """The processes of a Ray node that are children of ours."""
     return {info.process.pid for kind in list(node.all_processes.values()) for info in list(kind)}
+
+
+def _run_dir(slice_name: str, worker_id: int) -> Path:
+    """Where a simulated host's processes say what they serve: each host has a folder of its own."""
+    below = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(below) / "slicewise-run" / f"{slice_name}-{worker_id}"
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import ray
@@ -30,7 +31,7 @@ from serving.slices.probe import (
     ProbeSpec,
     run_probe_on_host,
 )
-from serving.slices.spec import SliceSpec
+from serving.slices.spec import RUN_DIR_VARIABLE, SliceSpec, Work
 from serving.slices.tpu_logs import tpu_log_dir
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,9 @@ class HostAgent:
                 preemption_notice_s=min(SPOT_NOTICE_S, self._spec.drain_notice_s),
             )
             self._watch = asyncio.create_task(work, name="watch-metadata")
+        run_dir = os.environ.get(RUN_DIR_VARIABLE)
+        if run_dir is not None and self._spec.work is not None:
+            announce_work(Path(run_dir), self._spec.work)
         node_id = ray.get_runtime_context().get_node_id()
         # A simulated host has no libtpu.
         is_simulated = SIMULATED_VARIABLE in os.environ
@@ -108,3 +112,18 @@ class HostAgent:
         if SIMULATED_VARIABLE in os.environ:
             spec = msgspec.structs.replace(spec, platform=Platform.CPU)
         return await run_probe_on_host(spec, timeout_s)
+
+
+def announce_work(run_dir: Path, work: Work) -> None:
+    """Tells the host's TPU exporter whose its chips are, as long as this process lives.
+
+    The agent lives exactly as long as the slice is held. A folder that cannot be written costs the
+    labels and nothing else.
+    """
+    # Here, because it takes gRPC with it, which an agent does without where nobody exports.
+    from serving.exporters.host_sources import announce_workload  # noqa: PLC0415
+
+    try:
+        announce_workload(run_dir, work.model, work.deployment, work.replica, holds_host=True)
+    except OSError as error:
+        logger.warning("work_not_announced run_dir=%s error=%r", run_dir, str(error))

@@ -7,6 +7,18 @@ from serving.process_log import DEFAULT_STYLE, LogStyle
 from serving.slices.inventory import SliceWant
 from serving.topology import SliceShape
 
+# The folder in which a host's TPU exporter looks for what runs on the chips (`--run-dir`).
+RUN_DIR_VARIABLE = "SLICEWISE_RUN_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Whose a slice is while it is held, by the names that metrics have."""
+
+    model: str
+    deployment: str
+    replica: str
+
 
 @dataclass(frozen=True, slots=True)
 class SliceSpec:
@@ -17,7 +29,8 @@ class SliceSpec:
     `max_run_duration_s` is how long its hosts run at most, from their start; `None`: for ever.
     After `patience_s` of waiting the wait is called too long; `None`: never.
     `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
-    for the engine, whose processes get `engine_env`. Times are seconds.
+    for the engine, whose processes get `engine_env`. `work` is what it is held for, `None` before
+    a replica says so. Times are seconds.
     """
 
     compute_class: str
@@ -31,6 +44,7 @@ class SliceSpec:
     listens_on_loopback: bool = False
     log_style: LogStyle = DEFAULT_STYLE
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    work: Work | None = None
 
 
 def wanted_slice(spec: SliceSpec) -> SliceWant:

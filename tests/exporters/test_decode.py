@@ -24,12 +24,14 @@ from libtpu_fake import (
 from scrapes import write_files
 
 from serving.exporters.host_decode import decode_plugin_page
-from serving.exporters.host_sources import announce_workload, start_ticks
+from serving.exporters.host_sources import WorkloadCollector, announce_workload, start_ticks
 from serving.exporters.libtpu_decode import decode_libtpu
 from serving.exporters.points import Decoded, Histogram
 from serving.exporters.readings import LibtpuAnswers, PluginPage, Workload
 from serving.exporters.sdk import SdkChild, sdk_command
 from serving.exporters.wire import LIBTPU, MessageClass
+from serving.slices.host_agent import announce_work
+from serving.slices.spec import Work
 
 
 def decoded(name: str, *metrics: MessageClass) -> Decoded:
@@ -143,6 +145,28 @@ def test_a_process_announces_itself_with_its_own_start(tmp_path: Path) -> None:
     assert said.started_ticks == start_ticks(Path("/proc/self"))
     assert (said.pid, said.model, said.replica, said.chips) == (os.getpid(), "gemma", "r1", (0, 1))
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_process_that_holds_the_host_counts_without_an_open_chip(tmp_path: Path) -> None:
+    collector = WorkloadCollector(tmp_path)
+    announce_workload(tmp_path, "gemma", "d", "r1")
+    without = collector.collect(1.0)
+    announce_work(tmp_path, Work("gemma", "d", "r1"))
+    held = collector.collect(1.0)
+    assert without is not None
+    assert held is not None
+    assert without.workloads == ()
+    assert [(each.model, each.replica, each.chips) for each in held.workloads] == [
+        ("gemma", "r1", None)
+    ]
+
+
+def test_folder_that_cannot_be_written_costs_the_labels_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "workloads").write_text("in the way")
+    announce_work(tmp_path, Work("gemma", "d", "r1"))
+    assert "work_not_announced" in caplog.text
 
 
 def test_the_child_reads_the_sdk_of_its_python_and_only_what_it_has(
