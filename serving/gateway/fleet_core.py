@@ -575,7 +575,7 @@ class FleetCore:
                 "request_resumed model=%s request_id=%s cause=%s from_engine=%s to_engine=%s"
                 " attempt=%d emitted=%d losses=%d",
                 self._model, flight.request_id, cause, left_id, flight.engine_id,
-                flight.attempt, len(flight.emitted), flight.num_losses,
+                flight.attempt + 1, len(flight.emitted), flight.num_losses,
             )  # fmt: skip
 
     def _park(self, flight: Flight) -> None:

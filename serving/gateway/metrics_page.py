@@ -93,5 +93,7 @@ def render_metrics(
     labels = {} if gateway_id is None else {GATEWAY_LABEL: gateway_id}
     merged.register(_Merged(registries, tuple(ours), labels))
     if _OPEN_METRICS in accept.lower():
-        return openmetrics.generate_latest(merged), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+        # Other ways of escaping turn the colon of vLLM's names into `_` (prometheus-client 0.26).
+        page = openmetrics.generate_latest(merged, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return page, openmetrics.CONTENT_TYPE_LATEST
     return generate_latest(merged), CONTENT_TYPE_LATEST

@@ -94,8 +94,9 @@ class RequestSpans:
 
     def end_all(self, reason: str) -> None:
         """The engine is gone, or is being ended."""
-        for request_id in list(self._stays):
-            self.ended(request_id, "lost", reason)
+        for request_id, stay in list(self._stays.items()):
+            stay.span.annotate({"slicewise.reason": reason})
+            self.ended(request_id, "lost", "lost")
 
 
 def _durations(stay: _Stay, now_s: float) -> dict[str, float]:

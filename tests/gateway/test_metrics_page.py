@@ -1,6 +1,7 @@
 """One page out of several registries."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.gateway.metrics_page import render_metrics
@@ -43,3 +44,25 @@ def test_families_of_a_single_engines_scheduler_are_left_out() -> None:
 
 def test_without_registries_the_page_is_empty() -> None:
     assert render_metrics([])[0] == b""
+
+
+def test_page_for_open_metrics_has_the_same_names_and_values() -> None:
+    registries = [model_registry("one", 3), model_registry("two", 5)]
+    accept = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,*/*;q=0.1"
+    body, content_type = render_metrics(registries, "g1", accept)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    plain = render_metrics(registries, "g1")[0].decode()
+    seen, expected = (
+        {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+        for families in (
+            openmetrics.text_string_to_metric_families(body.decode()),
+            text_string_to_metric_families(plain),
+        )
+    )
+    assert seen == expected
+    assert any(name == "vllm:request_success_total" for name, _ in seen)
