@@ -120,8 +120,8 @@ class VllmEngine:
         if "generate" in tasks:
             await engine._warm_up()
             engine._meter = engine._new_meter()
-        return engine
         await engine._watch_compilations()
+        return engine
 
     @property
     def info(self) -> dict[str, object]:
@@ -176,13 +176,13 @@ class VllmEngine:
 
     async def call(self, method: str, args: bytes) -> bytes:
         """See `Engine.call`. `args` and the result are msgpack."""
-        name = _CALLS.get(method)
-        if name is None:
-            raise ValueError(f"unknown engine call {method!r}; known: {', '.join(sorted(_CALLS))}")
         if method == COMPILATIONS_CALL and self._counts_compilations:
             self._ensure_alive()
             counts = await self._client.collective_rpc_async(COMPILATIONS_CALL)
             return msgspec.msgpack.encode(counts)
+        name = _CALLS.get(method)
+        if name is None:
+            raise ValueError(f"unknown engine call {method!r}; known: {', '.join(sorted(_CALLS))}")
         self._ensure_alive()
         arguments = msgspec.msgpack.decode(args) if args else []
         if method == "add_lora":
@@ -237,9 +237,6 @@ class VllmEngine:
             pass
         logger.info("engine_warm duration_ms=%d", (time.monotonic() - started_s) * 1000)
 
-    # -- the end of the processes --
-
-    def _processes(self) -> list[Any]:
     @property
     def _counts_compilations(self) -> bool:
         """Only where programs are made for shapes, which is on a TPU."""
@@ -249,6 +246,9 @@ class VllmEngine:
         if self._counts_compilations:
             await self._client.collective_rpc_async("watch_compilations")
 
+    # -- the end of the processes --
+
+    def _processes(self) -> list[Any]:
         manager = self._client.resources.engine_manager
         return list(manager.processes) if manager is not None else []
 

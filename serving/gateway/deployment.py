@@ -39,8 +39,8 @@ from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
 from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
-from serving.gateway.tpu_reader import TpuReader
 from serving.gateway.span_metrics import SpanCollector
+from serving.gateway.tpu_reader import TpuReader
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
