@@ -11,6 +11,7 @@ from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
 from tpu_inference.worker.tpu_worker import TPUWorker
 
 from serving.engine.compile_watch import CompileWatch
+from serving.engine.load_stage import TellsStages
 from serving.vllm_codec import emitted_token_ids
 
 
@@ -27,7 +28,7 @@ class _ResumingInputBatch(InputBatch):
         return super().add_request(request, *args, **kwargs)
 
 
-class ResumingTPUWorker(TPUWorker):
+class ResumingTPUWorker(TellsStages, TPUWorker):
     """tpu-inference's worker, one process per host; its batch restores emitted tokens."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -23,15 +23,15 @@ PROMPTS = (
     "the slice goes",
     '{"chips": 4, "hosts": [0, 1]}',
 )
-# The same shapes for both, at which every TP of 1, 2 and 4 divides heads and KV heads, and a head
+# The same shapes for both: every TP of 1, 2, 4 and 8 divides heads and KV heads, and a head
 # has the size that the real kernel takes.
 _SHAPE = {
     "vocab_size": 384,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
     "head_dim": 128,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,

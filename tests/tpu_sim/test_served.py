@@ -1,0 +1,285 @@
+"""Simulated TPU slices serve a model by tpu-inference on CPU, through everything else as it is.
+
+Slice replica, engine host, link and gateway are those of every other engine; only the engine
+differs. Hosts are Ray nodes of one machine, with as many CPU devices as they have chips.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray._private.state import actors  # the dashboard, which has it in public, does not run here
+
+from tests.e2e.application import (
+    Role,
+    RunningApplication,
+    application_args,
+    engine_ids,
+    linked_engines,
+)
+from tests.e2e.streams import Answer, Request, stream_all
+
+from .engines import ENGINE_ARGS, simulation_environment
+from .evidence import Evidence
+from .tiny_models import LLAMA, NUM_NEW_TOKENS, QWEN3, TinyModels
+
+pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(600)]
+
+CHIPS_PER_HOST = 4
+ONE_HOST = {"generation": "v6e", "topology": "2x2"}
+TWO_HOSTS = {"generation": "v6e", "topology": "2x4", "chips_per_host": CHIPS_PER_HOST}
+# The streams that a kill has to hit: long enough to be under way, whatever the machine does else.
+NUM_KILLED_TOKENS = 96
+START_S = 300.0
+RETURN_S = 240.0
+
+
+def application(
+    models: TinyModels,
+    caches: Path,
+    model: str,
+    shape: dict[str, Any],
+    num_slices: int,
+    **engine_args: Any,
+) -> RunningApplication:
+    served = {
+        "name": model,
+        "source": models.path(model),
+        "engine": "vllm-tpu",
+        # A weak model fills a document with white space if it may.
+        "engine_args": ENGINE_ARGS
+        | {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+        | engine_args,
+        "deployments": [{"compute_class": "spot", "replicas": num_slices, "slice": shape}],
+    }
+    plan = {
+        "slices": [
+            {"name": "spot", "compute_class": "spot", "count": num_slices, "returns_after_s": 1}
+            | shape,
+            # Stands beside, with chips of the same kind, and is nobody's.
+            {"name": "other", "compute_class": "other", "count": 1} | shape,
+        ],
+        "cpus_per_host": 2,
+    }
+    environment = simulation_environment(caches, CHIPS_PER_HOST)
+    # A host knows its own.
+    for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
+        environment.pop(name)
+    args = application_args(
+        served,
+        gateway={"request_deadline_s": 200.0},
+        # Steps that compile take seconds here.
+        health={"hang_timeout_s": 60.0},
+    )
+    return RunningApplication(args, through="sim", plan=plan, environment=environment)
+
+
+@contextmanager
+def started(running: RunningApplication) -> Iterator[RunningApplication]:
+    """It, ready; ended with the block. A first start compiles."""
+    try:
+        running.launch()
+        running.wait_ready(START_S)
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def one_host(models: TinyModels, caches: Path) -> Iterator[RunningApplication]:
+    """Two slices of one host, an engine on each."""
+    with started(application(models, caches, QWEN3, ONE_HOST, 2)) as running:
+        yield running
+
+
+def completion(model: str, prompt: list[int], num_tokens: int) -> Request:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return Request("/v1/completions", body)
+
+
+def outputs(answers: list[Answer]) -> list[list[int]]:
+    assert [answer.error for answer in answers if answer.error] == []
+    return [answer.choices[0].token_ids for answer in answers]
+
+
+def ask(running: RunningApplication, requests: list[Request]) -> list[list[int]]:
+    return outputs(asyncio.run(stream_all(running.base_url, requests)))
+
+
+def check_parity(running: RunningApplication, models: TinyModels, model: str) -> int:
+    """The reference's answers through the gateway, twice over all engines; how many outputs."""
+    prompts, expected = models.prompts[model], models.expected[model]
+    requests = [completion(model, prompt, NUM_NEW_TOKENS) for prompt in prompts]
+    assert ask(running, requests * 4) == expected * 4
+    return 4 * len(prompts)
+
+
+def placed_workers(running: RunningApplication) -> list[tuple[str, str]]:
+    """Node and class of every live actor that has chips, as Ray's own table says."""
+    address = running.simulation("describe")["ray_address"]
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        return [
+            (actor["Address"]["NodeID"], actor["ActorClassName"])
+            for actor in actors().values()
+            if actor["State"] == "ALIVE" and actor["ActorClassName"] == "RayWorkerProc"
+        ]
+    finally:
+        ray.shutdown()
+
+
+def check_placement(running: RunningApplication, evidence: Evidence, what: str) -> None:
+    """One worker on each host of each slice that is held, and none on the one beside."""
+    rows = running.fleet()["slices"]
+    by_node = {
+        host["node_id"]: f"{row['name']} host {host['worker_id']}"
+        for row in rows
+        for host in row["hosts"]
+    }
+    workers = placed_workers(running)
+    assert sorted(node for node, _ in workers) == sorted(by_node)
+    held = {name.rpartition(" host ")[0] for name in by_node.values()}
+    assert held == {row["name"] for row in rows}
+    assert "other-0" not in held
+    where = ", ".join(sorted(by_node[node] for node, _ in workers))
+    evidence.placed(f"{what}: one worker each on {where}; none on other-0, which stood beside")
+
+
+def kill_under_streams(
+    running: RunningApplication, models: TinyModels, model: str, kill: Callable[[], None]
+) -> int:
+    """Long streams, a kill once all are under way; equal to the undisturbed ones. How many."""
+    prompts = models.prompts[model]
+    requests = [completion(model, prompt, NUM_KILLED_TOKENS) for prompt in prompts]
+    undisturbed = ask(running, requests)
+    assert [each[:NUM_NEW_TOKENS] for each in undisturbed] == models.expected[model]
+    before = running.fleet()["models"][0]["resumes"]
+    begun: set[int] = set()
+    killed = False
+
+    def on_chunk(number: int, answer: Answer) -> None:
+        nonlocal killed
+        if answer.num_tokens >= 3:
+            begun.add(number)
+        if not killed and len(begun) == len(requests):
+            killed = True
+            kill()
+
+    answers = asyncio.run(stream_all(running.base_url, requests, on_chunk))
+    assert killed
+    assert outputs(answers) == undisturbed
+    assert running.fleet()["models"][0]["resumes"] > before, "the kill hit no stream"
+    return len(requests)
+
+
+def test_slices_of_one_host_answer_as_transformers(
+    one_host: RunningApplication, models: TinyModels, evidence: Evidence
+) -> None:
+    assert sorted(row["name"] for row in one_host.fleet()["slices"]) == ["spot-0", "spot-1"]
+    num_equal = check_parity(one_host, models, QWEN3)
+    evidence.parity(
+        f"{QWEN3}, TP 4, through the gateway",
+        "two slices v6e 2x2 of one host, 4 devices each",
+        "transformers",
+        num_equal,
+    )
+
+
+def test_json_schema_gives_a_whole_valid_document(one_host: RunningApplication) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "chips": {"type": "integer", "minimum": 0, "maximum": 999},
+            "state": {"enum": ["ready", "draining"]},
+            "hosts": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        },
+        "required": ["chips", "state", "hosts"],
+        "additionalProperties": False,
+    }
+    body = {
+        "model": QWEN3,
+        "messages": [{"role": "user", "content": "which host is it"}],
+        "max_tokens": 120,
+        "temperature": 0,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "slice", "schema": schema, "strict": True},
+        },
+    }
+    answer = httpx.post(f"{one_host.base_url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    document = json.loads(choice["message"]["content"])
+    assert set(document) == {"chips", "state", "hosts"}
+    assert 0 <= document["chips"] <= 999
+    assert document["state"] in ("ready", "draining")
+    assert all(isinstance(host, bool) for host in document["hosts"])
+
+
+def test_streams_survive_the_end_of_an_engine(
+    one_host: RunningApplication, models: TinyModels, evidence: Evidence
+) -> None:
+    before = engine_ids(one_host.fleet())
+    core = one_host.processes(Role.ENGINE_CORE)[0]
+    num_equal = kill_under_streams(one_host, models, QWEN3, core.kill)
+    evidence.parity(
+        f"{QWEN3}, TP 4, one of two engines killed under streams of {NUM_KILLED_TOKENS} tokens",
+        "two slices v6e 2x2 of one host, 4 devices each",
+        "the undisturbed streams",
+        num_equal,
+    )
+    one_host.wait_fleet(
+        lambda fleet: linked_engines(fleet) == {QWEN3: 2} and engine_ids(fleet) != before, RETURN_S
+    )
+
+
+def test_tensor_parallel_over_the_two_hosts_of_a_slice(
+    models: TinyModels, caches: Path, evidence: Evidence
+) -> None:
+    """Two slices of two hosts, an engine on each, and a third slice beside them."""
+    with started(application(models, caches, LLAMA, TWO_HOSTS, 2)) as running:
+        check_placement(running, evidence, "TP 8 over two hosts")
+        where = "two slices v6e 2x4 of two hosts, 2 JAX processes of 4 devices each"
+        num_equal = check_parity(running, models, LLAMA)
+        evidence.parity(f"{LLAMA}, TP 8, through the gateway", where, "transformers", num_equal)
+
+        def kill() -> None:
+            running.simulation("kill", name="spot-1", worker_id=1)
+
+        num_equal = kill_under_streams(running, models, LLAMA, kill)
+        evidence.parity(
+            f"{LLAMA}, TP 8, host 1 of one of two slices killed under streams of "
+            f"{NUM_KILLED_TOKENS} tokens",
+            where,
+            "the undisturbed streams",
+            num_equal,
+        )
+
+
+def test_pipeline_parallel_over_the_two_hosts_of_a_slice(
+    models: TinyModels, caches: Path, evidence: Evidence
+) -> None:
+    running = application(models, caches, LLAMA, TWO_HOSTS, 1, pipeline_parallel_size=2)
+    with started(running):
+        check_placement(running, evidence, "PP 2 over two hosts")
+        num_equal = check_parity(running, models, LLAMA)
+        evidence.parity(
+            f"{LLAMA}, PP 2 x TP 4, through the gateway",
+            "a slice v6e 2x4 of two hosts, 2 JAX processes of 4 devices each",
+            "transformers",
+            num_equal,
+        )
