@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 import typer
 
 from serving.config_check import check_command
+from serving.doctor.command import doctor_command
 from serving.engine_plan import engine_plan_command
 from serving.fleet_status import status_command
 from serving.launch import serve_command
@@ -22,7 +23,18 @@ from serving.simulation.command import sim
 
 COMMAND_GROUP = "slicewise.commands"
 _OWN_COMMANDS = frozenset(
-    {"config", "engine-plan", "ledger", "observe", "render", "serve", "status", "sim", "validate"}
+    {
+        "config",
+        "doctor",
+        "engine-plan",
+        "ledger",
+        "observe",
+        "render",
+        "serve",
+        "status",
+        "sim",
+        "validate",
+    }
 )
 
 
@@ -42,6 +54,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.add_typer(config, name="config")
     cli.command("serve")(serve_command)
     cli.command("status")(status_command)
+    cli.command("doctor")(doctor_command)
     cli.command("engine-plan")(engine_plan_command)
     cli.command("ledger")(ledger_command)
     cli.command("observe")(observe_command)

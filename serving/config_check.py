@@ -31,6 +31,7 @@ class CheckReport:
     problems: tuple[Problem, ...] = ()
     applications: Mapping[str, AppConfig] = field(default_factory=dict)
     http_host: str = ""
+    http_port: int = 8000
 
 
 def check_command(
@@ -87,8 +88,10 @@ def check_serve_config(raw: object, vllm_args: VllmArgs | None) -> CheckReport:
     problems: list[Problem] = []
     applications: dict[str, AppConfig] = {}
     host: str | None = None
+    port = 8000
     try:
-        host = ServeDeploySchema.model_validate(raw).http_options.host
+        options = ServeDeploySchema.model_validate(raw).http_options
+        host, port = options.host, options.port
     except ValidationError as error:
         problems += _serve_problems(error)
     if isinstance(raw, dict):
@@ -112,7 +115,7 @@ def check_serve_config(raw: object, vllm_args: VllmArgs | None) -> CheckReport:
         problems.append(
             Problem("applications", "none is Slicewise's", f"needed: import_path {IMPORT_PATH}")
         )
-    return CheckReport(tuple(problems), applications, host or "")
+    return CheckReport(tuple(problems), applications, host or "", port)
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:

@@ -1,0 +1,61 @@
+# syntax=docker/dockerfile:1.7
+# Head, gateways, slice provisioner and TPU exporter; also engines on CPU. Versions: requirements/cpu.lock.
+#
+#   docker build -f deployments/images/cpu.Dockerfile -t slicewise-cpu:0.1.0 .
+#
+# The same Python as in tpu.Dockerfile, to the patch: Ray refuses a node of another. The digest is the
+# one that public Dockerfiles pin beside this tag; read 2026-11-21, not pulled.
+FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c AS packages
+
+# Where pip finds torch's CPU build: other indexes have it with CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/venv
+COPY requirements/cpu.lock /build/packages.lock
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /opt/venv/bin/python -m pip install --no-deps --extra-index-url "${TORCH_INDEX}" -r /build/packages.lock
+
+# After the packages: a change of ours does not fetch them again.
+COPY pyproject.toml README.md LICENSE /build/source/
+COPY serving /build/source/serving
+COPY autoscaling /build/source/autoscaling
+COPY loadtest /build/source/loadtest
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /opt/venv/bin/python -m pip install --no-deps --no-build-isolation /build/source \
+    && /opt/venv/bin/slicewise --help > /dev/null
+
+
+FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
+
+LABEL org.opencontainers.image.title="slicewise-cpu" \
+      org.opencontainers.image.description="Slicewise: Ray head, gateways, provisioner, exporter; vLLM on CPU" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# vLLM's kernels on CPU are linked to libnuma. Debian keeps only the newest version of a package.
+# hadolint ignore=DL3008
+RUN --mount=type=cache,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,target=/var/lib/apt/lists,sharing=locked \
+    apt-get update && apt-get install --yes --no-install-recommends libnuma1
+
+# As the pods say: user and group 1000.
+RUN groupadd --gid 1000 slicewise \
+    && useradd --uid 1000 --gid 1000 --create-home --shell /usr/sbin/nologin slicewise \
+    && install --directory --owner=1000 --group=1000 /var/cache/slicewise
+
+COPY --from=packages /opt/venv /opt/venv
+COPY requirements/cpu.lock /opt/slicewise/packages.lock
+COPY serve_config.yaml /opt/slicewise/serve_config.yaml
+COPY models /opt/slicewise/models
+
+# Ray gives its workers niceness 15, which leaves every stream behind any other process.
+ENV PATH=/opt/venv/bin:$PATH \
+    RAY_worker_niceness=0 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    DO_NOT_TRACK=1 \
+    PYTHONUNBUFFERED=1 \
+    SLICEWISE_LOCK=/opt/slicewise/packages.lock
+WORKDIR /opt/slicewise
+USER 1000:1000
+# KubeRay gives its own. Kubernetes probes what runs, hence no HEALTHCHECK.
+CMD ["slicewise", "doctor"]
