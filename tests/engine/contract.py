@@ -60,6 +60,23 @@ class EngineContract:
             tokens = await collect(subject.engine, *wanted)
         assert {request_id: len(ids) for request_id, ids in tokens.items()} == wanted
 
+    async def test_tokens_and_steps_are_added_up(self, subject: Subject) -> None:
+        before = subject.engine.vitals
+        assert before is not None
+        async with asyncio.timeout(DEADLINE_S):
+            request = subject.make_request("counted", 5, [])
+            await subject.engine.submit(request)
+            await collect(subject.engine, "counted")
+        after = subject.engine.vitals
+        assert after is not None
+        assert after.generation_tokens - before.generation_tokens == 5
+        num_prompt_tokens = len(request.prompt_token_ids)
+        assert after.prompt_tokens - before.prompt_tokens == num_prompt_tokens
+        assert sum(after.iteration_counts) - sum(before.iteration_counts) == 5
+        # All but the first followed another at once.
+        assert after.num_steps - before.num_steps == 4
+        assert after.busy_s > before.busy_s
+
     @pytest.mark.parametrize("num_emitted", [1, 4, 7])
     async def test_resumed_request_continues_exactly(
         self, subject: Subject, num_emitted: int

@@ -9,9 +9,11 @@ import pytest
 import pytest_asyncio
 from vllm.sampling_params import SamplingParams
 
+from serving.engine.load_stage import hear_stages
 from serving.engine.protocol import EngineDiedError
 from serving.engine.vllm_engine import VllmEngine, engine_config
 from serving.link.messages import TokenRequest
+from serving.slices.lifecycle import LoadStage
 
 from .contract import DEADLINE_S, EngineContract, Subject, collect
 from .vllm_requests import (
@@ -31,6 +33,7 @@ class EngineShelf:
 
     def __init__(self) -> None:
         self.engine: VllmEngine | None = None
+        self.stages: list[LoadStage] = []  # that its worker told while it started
 
     async def take(self) -> VllmEngine:
         if self.engine is not None:
@@ -40,7 +43,9 @@ class EngineShelf:
                 await self.engine.close()
                 self.engine = None
         if self.engine is None:
-            self.engine = await start_demo_engine()
+            self.stages.clear()
+            with hear_stages(self.stages.append):
+                self.engine = await start_demo_engine()
         return self.engine
 
 
@@ -69,6 +74,18 @@ async def subject(shelf: EngineShelf, requests: RequestMaker) -> Subject:
 
 class TestVllmEngine(EngineContract):
     pass
+
+
+async def test_worker_tells_when_it_has_its_weights(shelf: EngineShelf) -> None:
+    await shelf.take()
+    assert shelf.stages == [LoadStage.COMPILING]
+
+
+async def test_prefix_cache_is_counted(subject: Subject) -> None:
+    vitals = subject.engine.vitals
+    assert vitals is not None
+    assert vitals.prefix_cache is not None
+    assert (vitals.external_prefix_cache, vitals.drafts) == (None, None)
 
 
 async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_process_ended(
