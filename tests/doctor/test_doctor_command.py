@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -177,10 +178,14 @@ def test_this_machine_is_fit_for_the_shipped_config_and_says_what_is_simulated(
 
 
 @pytest.mark.long
-def test_a_real_ray_that_wants_a_token_refuses_a_wrong_one_and_takes_its_own(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder, port, token = str(tmp_path_factory.mktemp("r")), free_port(), "a" * 64
+def test_a_real_ray_that_wants_a_token_refuses_a_wrong_one_and_takes_its_own() -> None:
+    # Ray's sockets lie below it, and their paths may have at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
+        ask_with_tokens(folder)
+
+
+def ask_with_tokens(folder: str) -> None:
+    port, token = free_port(), "a" * 64
     mode = {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": folder}
     ray = str(Path(sys.executable).with_name("ray"))
     head = subprocess.Popen(
@@ -189,17 +194,19 @@ def test_a_real_ray_that_wants_a_token_refuses_a_wrong_one_and_takes_its_own(
             *("--include-dashboard=false", "--object-store-memory=80000000"),
         ],
         env=os.environ | mode | {"RAY_AUTH_TOKEN": token},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     address = f"127.0.0.1:{port}"
+    assert head.stdout is not None
     try:
-        # The port opens some seconds later, and the node comes after it.
-        found: dict[str, dict[str, str]] = {}
-        for _ in range(30):
-            _, found = doctor("--ray-address", address, **mode, RAY_AUTH_TOKEN=token)
-            if found[f"Ray at {address}"]["level"] == "ok":
-                break
+        said = []
+        # Its last words before it blocks, once everything runs.
+        while "will now block" not in (line := head.stdout.readline()):
+            said.append(line)
+            assert line, "".join(said)
+        _, found = doctor("--ray-address", address, **mode, RAY_AUTH_TOKEN=token)
         assert found[f"Ray at {address}"]["found"] == "answers with a token; nodes alive: 1"
         code, found = doctor("--ray-address", address, **mode, RAY_AUTH_TOKEN="b" * 64)
         assert found[f"Ray at {address}"]["found"] == "the token was refused"
@@ -207,3 +214,4 @@ def test_a_real_ray_that_wants_a_token_refuses_a_wrong_one_and_takes_its_own(
     finally:
         head.terminate()
         head.wait(30)
+        head.stdout.close()

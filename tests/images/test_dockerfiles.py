@@ -207,7 +207,8 @@ def test_our_own_package_is_installed_from_what_is_copied(name: str, tmp_path: P
         if each.name == "RUN" and "/build/source" in each.rest:
             runs.append(each.rest)
     (run,) = runs
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    # Without a setuptools of its own, which would come before the pinned one.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     # The lock's packages, which this environment has already.
     (site,) = venv.glob("lib/python*/site-packages")
     ours = next(path for path in sys.path if path.endswith("site-packages"))
