@@ -2,8 +2,8 @@
 
 Owns which number has which name, vLLM's own names among them. Each family of vLLM has one source:
 these are the engine's, of all its requests; what vLLM's frontend counts under the same names is of
-one gateway and is left out of the page (`metrics_page`). Each engine's are shown by one gateway at a
-time, the one that the engine host chose: sums over gateways are right, and pages stay small.
+one gateway and is left out of the page (`metrics_page`). Each engine's are shown by one gateway at
+a time, the one that the engine host chose: sums over gateways are right, and pages stay small.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
