@@ -2,7 +2,7 @@
 
 `python -m benchmarks capacity` runs that part alone; `--ray-python` names the interpreter that has
 what Ray Serve LLM needs, if this one has not. The part `clients` writes `load-test-clients.md`;
-`--guidellm` names guidellm's command, without which it is left out.
+`--guidellm` names guidellm's command, without which it is left out. The part `metrics` only prints.
 """
 
 import argparse
@@ -23,11 +23,12 @@ from benchmarks import (
     clients,
     clients_report,
     compare,
+    metrics,
     overhead,
     pause,
 )
 
-_PARTS = ("engine", "capacity", "calibration", "clients")
+_PARTS = ("engine", "metrics", "capacity", "calibration", "clients")
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
 _TEXT = """# What Slicewise adds to the engine
@@ -121,6 +122,8 @@ def main() -> None:
         os.setsid()
     if given.part in (None, "engine"):
         uvloop.run(_run())
+    if given.part in (None, "metrics"):
+        print(metrics.report(uvloop.run(metrics.run())))
     if given.part in (None, "capacity"):
         _run_capacity(given.ray_python)
     if given.part in (None, "calibration"):

@@ -1,0 +1,293 @@
+"""What the metrics cost: the same streams with all of them, ours alone and none, in turns.
+
+Three gateways in one process, each the whole way of a token: HTTP edge, vLLM's frontend, fleet
+client, link over loopback, paced engine. Ours are every meter, the engine's sums, the ledger and a
+scrape, both once a round, which is about a second of a busy gateway; without them the meters do
+nothing. vLLM's are those of its
+frontend, which vLLM's own server has on too. Client, gateway and engine share one process, so what
+a metric costs anywhere shows. No Ray, no HTTP server: their cost would only make ours look smaller.
+
+Tokens are counted per second of the process's CPU time. That is what a gateway that is busy gives
+per second; it does not depend on who else uses the machine, as far as that can be had. The pace of
+the engine keeps the process busy without letting it fall behind, where vLLM's frontend would join
+the tokens of several steps into one output.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from serving.config import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.directory import SliceRecord, Snapshot
+from serving.engine.paced import PacedConfig, PacedEngine
+from serving.gateway.engine_metrics import LinkCollector, LinkReading
+from serving.gateway.http_edge import EdgeRules, HttpEdge
+from serving.gateway.keys import ApiKeys
+from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
+from serving.gateway.membership import LinkSettings, Membership
+from serving.gateway.metrics_page import render_metrics
+from serving.gateway.request_meter import ClassMeter, EdgeMeter, RequestMeter
+from serving.gateway.served_model import ServedModel
+from serving.gateway.serving_metrics import ServingCollector
+from serving.ledger.ledger import Ledger
+from serving.ledger.states import to_ms
+from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import EngineVitals, TokenOutput
+from serving.link.server import LinkServer
+from serving.slices.lifecycle import SliceLife, SliceState
+
+NUM_STREAMS = 32
+NUM_TOKENS = 128
+# 32 tokens each: some 4,000 a second.
+STEP_S = 0.008
+NUM_ROUNDS = 24
+_ROUND_STREAMS = 3 * NUM_STREAMS
+# Joined outputs are cheaper for each token, in whichever round they happen to be.
+_MIN_CHUNKS_PER_TOKEN = 0.9
+_SECRET = b"s" * 32
+_MODEL = "slicewise-demo"
+_VOCAB_SIZE = 2**31
+
+
+class NullRequestMeter(RequestMeter):
+    """Behind the same methods, nothing."""
+
+    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> None:
+        """Nothing."""
+
+    def trace(self, request_id: str) -> None:
+        """No trace."""
+
+    def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
+        """Nothing."""
+
+    def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:
+        """Nothing."""
+
+    def found_cached(self, request_id: str, num_tokens: int) -> None:
+        """Nothing."""
+
+    def ended(self, request_id: str, outcome: str) -> None:
+        """Nothing."""
+
+    def of_class(self, compute_class: str) -> ClassMeter:  # noqa: ARG002 - the signature
+        """Numbers that nobody adds to."""
+        return ClassMeter()
+
+
+class NullEdgeMeter(EdgeMeter):
+    """Likewise."""
+
+    def judged(self, model: str, result: str, tenant: str) -> None:
+        """Nothing."""
+
+    def answered(self, model: str, route: str, status: int) -> None:
+        """Nothing."""
+
+
+class SilentEngine(PacedEngine):
+    """A paced engine that adds nothing up."""
+
+    def _count(self, outputs: list[TokenOutput], now_s: float) -> None:
+        pass
+
+    @property
+    def vitals(self) -> EngineVitals | None:
+        """None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One gateway with one engine, whole. `scrape` belongs to each round, `None` for none."""
+
+    edge: HttpEdge
+    scrape: Callable[[], None] | None
+
+
+@asynccontextmanager
+async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
+    """A gateway with our metrics, and with those of vLLM's frontend, or without."""
+    config = ModelConfig(
+        name=_MODEL,
+        source=f"models/{_MODEL}",
+        engine_args={"max_model_len": 2048, "dtype": "float32"},
+        deployments=(DeploymentConfig(compute_class="local"),),
+    )
+    model = await ServedModel.build(config, GatewayConfig())
+    if not has_ours:
+        model.core.request_meter = NullRequestMeter()
+    if not has_vllms:
+        model.llm.log_stats = model.llm.output_processor.log_stats = False
+    edge = HttpEdge(
+        {_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), lambda _accept: (b"", ""), dict
+    )
+    if not has_ours:
+        edge.meter = NullEdgeMeter()
+    pace = PacedConfig(
+        ttft_s=STEP_S, time_per_token_s=STEP_S, max_num_seqs=NUM_STREAMS, vocab_size=_VOCAB_SIZE
+    )
+    engine = PacedEngine(pace) if has_ours else SilentEngine(pace)
+    name = f"{has_ours}-{has_vllms}"
+    server = LinkServer(engine, engine_id=f"e-{name}", secret=_SECRET)
+    await server.listen()
+    settings = LinkSettings(f"g-{name}", _SECRET, HeartbeatConfig(0.25, 30.0))
+    membership = Membership({_MODEL: model}, settings)
+    life = SliceLife.begin(time.time()).enter(SliceState.RESERVED, time.time(), "")
+    life = life.enter(SliceState.LOADING, time.time(), "").enter(SliceState.READY, time.time(), "")
+    record = SliceRecord(
+        *("r", _MODEL, "local", life, "v6e", "2x4"),
+        engine_id=server.engine_id,
+        address=server.address,
+    )
+    membership.apply(Snapshot("1", (record,)))
+    await model.core.wait_for_engine(10.0)
+    scrape = _scraper(model, edge, membership) if has_ours else None
+    try:
+        yield Way(edge, scrape)
+    finally:
+        await membership.close()
+        await server.close()
+        await engine.close()
+
+
+def _scraper(model: ServedModel, edge: HttpEdge, membership: Membership) -> Callable[[], None]:
+    """What a gateway does once a second, and for one scrape."""
+    ledger = Ledger(to_ms(time.time()))
+    ours = CollectorRegistry(auto_describe=False)
+    ours.register(ServingCollector({_MODEL: model.core}, edge.meter))
+    ours.register(LinkCollector(lambda: list(map(_reading, model.core.seats))))
+    ours.register(LedgerCollector(ledger, {"local": 1.0}))
+
+    def scrape() -> None:
+        busy = {seat.engine_id: is_busy(len(seat.flights), None) for seat in model.core.seats}
+        uses = {}
+        for seat in model.core.seats:
+            link: Any = seat.link
+            tenants = (flight.tenant for flight in seat.flights.values())
+            uses[seat.engine_id] = engine_use(tenants, link.vitals)
+        ledger.observe(membership.snapshot, busy, to_ms(time.time()), uses)
+        render_metrics([model.metrics], "g", ours=[ours])
+
+    return scrape
+
+
+def _reading(seat: Any) -> LinkReading:
+    link = seat.link
+    return LinkReading(
+        *(_MODEL, seat.compute_class, seat.engine_id, None, link.traffic, link.silence_s),
+        *(link.round_trip_s, link.load, link.vitals),
+    )
+
+
+async def _stream(edge: HttpEdge, number: int) -> int:
+    """One streamed completion, as a server would drive the application; its chunks."""
+    body = {
+        "model": _MODEL,
+        "prompt": [10 + (number * 7 + at) % 1000 for at in range(32)],
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    messages = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
+    ended = asyncio.Event()
+    num_chunks, status = 0, 0
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await ended.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal num_chunks, status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            num_chunks += message.get("body", b"").count(b"data: {")
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "root_path": "",
+        "query_string": b"", "http_version": "1.1", "scheme": "http", "client": None,
+        "server": ("127.0.0.1", 80), "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+    await edge(scope, receive, send)
+    ended.set()
+    if status != 200:
+        raise RuntimeError(f"stream {number} ended with status {status}")
+    return num_chunks
+
+
+async def _tokens_per_cpu_s(subject: Way, salt: int) -> float:
+    numbers = iter(range(salt * _ROUND_STREAMS, (salt + 1) * _ROUND_STREAMS))
+    num_chunks = 0
+
+    async def worker() -> None:
+        nonlocal num_chunks
+        for number in numbers:
+            came = await _stream(subject.edge, number)
+            num_chunks += came
+
+    started_s = time.process_time()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_STREAMS):
+            group.create_task(worker())
+    if subject.scrape is not None:
+        subject.scrape()
+    ended_s = time.process_time()
+    num_tokens = _ROUND_STREAMS * NUM_TOKENS
+    if num_chunks < _MIN_CHUNKS_PER_TOKEN * num_tokens:
+        raise RuntimeError(f"{num_tokens} tokens came in {num_chunks} chunks: the machine is busy")
+    return num_tokens / (ended_s - started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Output tokens per second of CPU, one right after the other."""
+
+    all: float
+    ours: float
+    none: float
+
+
+async def run() -> list[Round]:
+    """Rounds of three in changing order, after one of each to warm up."""
+    rounds: list[Round] = []
+    async with (
+        way(has_ours=True, has_vllms=True) as every,
+        way(has_ours=True, has_vllms=False) as ours,
+        way(has_ours=False, has_vllms=False) as none,
+    ):
+        ways = {"all": every, "ours": ours, "none": none}
+        for number in range(NUM_ROUNDS + 1):
+            # Each comes first, second and third as often as the others.
+            names = [*ways][number % 3 :] + [*ways][: number % 3]
+            found = {name: await _tokens_per_cpu_s(ways[name], number) for name in names}
+            if number:
+                rounds.append(Round(**found))
+    return rounds
+
+
+def report(rounds: list[Round]) -> str:
+    """A markdown table."""
+    lines = [
+        "| metrics | tok per CPU second, median | ratio to none, median | quartiles | range |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("none", "ours", "all"):
+        rates = [getattr(each, name) for each in rounds]
+        ratios = [rate / each.none for rate, each in zip(rates, rounds, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        lines.append(
+            f"| {name} | {statistics.median(rates):.0f} | {statistics.median(ratios):.3f} "
+            f"| {low:.3f} to {high:.3f} | {min(ratios):.3f} to {max(ratios):.3f} |"
+        )
+    return "\n".join(lines)
