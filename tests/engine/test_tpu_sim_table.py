@@ -92,3 +92,7 @@ def test_rows_say_what_is_not_proven() -> None:
         assert row.what
         assert row.stand_in
         assert row.not_proven
+
+
+def test_the_documentation_shows_the_table() -> None:
+    assert as_markdown() in (ROOT / "docs" / "tpu.md").read_text()

@@ -18,7 +18,13 @@ from .engines import answers, greedy, request, running_engine, simulation_enviro
 from .evidence import Evidence
 from .tiny_models import LLAMA, QWEN3, TinyModels
 
-pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.tpu_sim,
+    pytest.mark.timeout(420),
+    # An engine core is forked from this process and keeps its rules: there, what flax and JAX
+    # deprecate must not end a step.
+    pytest.mark.filterwarnings("default"),
+]
 
 # The first fills the prefix cache. More than one after it, because what goes wrong here by sharing
 # memory goes wrong in some runs only.

@@ -7,6 +7,7 @@ differs. Hosts are Ray nodes of one machine, with as many CPU devices as they ha
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -168,18 +169,19 @@ def kill_under_streams(
     assert [each[:NUM_NEW_TOKENS] for each in undisturbed] == models.expected[model]
     before = running.fleet()["models"][0]["resumes"]
     begun: set[int] = set()
-    killed = False
+    kills: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as elsewhere:
 
-    def on_chunk(number: int, answer: Answer) -> None:
-        nonlocal killed
-        if answer.num_tokens >= 3:
-            begun.add(number)
-        if not killed and len(begun) == len(requests):
-            killed = True
-            kill()
+        def on_chunk(number: int, answer: Answer) -> None:
+            if answer.num_tokens >= 3:
+                begun.add(number)
+            if not kills and len(begun) == len(requests):
+                # The command is answered in an event loop of its own.
+                kills.append(elsewhere.submit(kill))
 
-    answers = asyncio.run(stream_all(running.base_url, requests, on_chunk))
-    assert killed
+        answers = asyncio.run(stream_all(running.base_url, requests, on_chunk))
+    assert kills
+    kills[0].result()
     assert outputs(answers) == undisturbed
     assert running.fleet()["models"][0]["resumes"] > before, "the kill hit no stream"
     return len(requests)
