@@ -75,11 +75,15 @@ TORCH_OPERATORS = Replacement(
     "a placeholder for each missing name",
     "models of torchax that would call them; none here does",
 )
-VISION_MODEL = Replacement(
-    "Gemma 4 with images, which needs torchvision",
-    ("sys.modules.vllm.model_executor.models.gemma4_mm",),
-    "a model that refuses: the index build of torchvision does not load beside torch for CPU",
-    "this model; other models with images were not tried either",
+VISION_MODELS = Replacement(
+    "models with images that tpu-inference names on its way to others",
+    (
+        "sys.modules.vllm.model_executor.models.gemma4_mm",
+        "sys.modules.vllm.model_executor.models.qwen3_omni_moe_thinker",
+        "sys.modules.vllm.model_executor.models.qwen3_vl",
+    ),
+    "models that refuse: the index build of torchvision does not load beside torch for CPU",
+    "models with images",
 )
 GROUPED_MATMUL = Replacement(
     "tokamax's grouped matrix multiplication",
@@ -97,7 +101,7 @@ REPLACEMENTS: Final = (
     RENDEZVOUS,
     TORCH_STORAGE,
     TORCH_OPERATORS,
-    VISION_MODEL,
+    VISION_MODELS,
     GROUPED_MATMUL,
 )
 

@@ -14,12 +14,16 @@ from serving.engine.tpu_sim.replacements import (
     GROUPED_MATMUL,
     TORCH_OPERATORS,
     TORCH_STORAGE,
-    VISION_MODEL,
+    VISION_MODELS,
     claim,
     replace,
 )
 
-_VISION_MODULE = "vllm.model_executor.models.gemma4_mm"
+_VISION_MODULES = (
+    "vllm.model_executor.models.gemma4_mm",
+    "vllm.model_executor.models.qwen3_omni_moe_thinker",
+    "vllm.model_executor.models.qwen3_vl",
+)
 _TOKAMAX_MODULE = "tokamax._src.ops.experimental.gmm_v2.gmm_v2"
 
 
@@ -52,11 +56,12 @@ def keep_storage() -> None:
 
 
 def leave_out_vision() -> None:
-    """Lets the list of models be read without torchvision, which one of them needs."""
-    claim(VISION_MODEL, f"sys.modules.{_VISION_MODULE}")
-    module: Any = types.ModuleType(_VISION_MODULE)
-    module.__getattr__ = _refused_class
-    sys.modules[_VISION_MODULE] = module
+    """Lets lists of models be read without torchvision, which those with images need."""
+    for name in _VISION_MODULES:
+        claim(VISION_MODELS, f"sys.modules.{name}")
+        module: Any = types.ModuleType(name)
+        module.__getattr__ = _refused_class
+        sys.modules[name] = module
 
 
 def stand_in_for_tokamax() -> None:
