@@ -10,6 +10,8 @@ CONFIG ?= serve_config.yaml
 VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
 FAST := not vllm and not e2e and not browser and not process and not long and not tpu_sim
+# Those of `make test` that do. Not said by `not`: files are left out by what an expression excludes.
+STARTS := (vllm or e2e or browser or process) and not long and not tpu_sim
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -94,12 +96,16 @@ format: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
-# The fast tests run beside those that start something and wait more than they compute.
+# Two streams, because what starts Ray waits more than it computes: the applications and the load
+# tests in one; the fast tests, and then all else that starts something, in the other.
 test: setup-dev
-	@fast=$$(mktemp); $(BIN)/python -m pytest -q -m "$(FAST)" > $$fast 2>&1 & unit=$$!; \
-	trap 'kill $$unit 2>/dev/null; rm -f $$fast' EXIT; \
-	$(BIN)/python -m pytest -m "not ($(FAST)) and not long and not tpu_sim"; started=$$?; \
-	wait $$unit; quick=$$?; cat $$fast; exit $$((started | quick))
+	@other=$$(mktemp); \
+	{ $(BIN)/python -m pytest -q -m "$(FAST)"; fast=$$?; \
+	  $(BIN)/python -m pytest -q -m "$(STARTS)" --ignore tests/e2e --ignore tests/loadtest \
+	    || fast=1; exit $$fast; } > $$other 2>&1 & stream=$$!; \
+	trap 'kill $$stream 2>/dev/null; rm -f $$other' EXIT; \
+	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest; first=$$?; \
+	wait $$stream; second=$$?; cat $$other; exit $$((first | second))
 
 test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"

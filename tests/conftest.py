@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines are shared: how long an example takes says nothing about the code.
+settings.register_profile("slicewise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slicewise")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
