@@ -1,13 +1,22 @@
 """What holds for every test."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# Machines are shared: how long an example takes says nothing about the code.
-settings.register_profile("slicewise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("slicewise")
+
+def pytest_configure() -> None:
+    """Takes the time limits from examples: on a shared machine they say nothing about the code."""
+    # The environment of tpu-inference does without hypothesis.
+    if importlib.util.find_spec("hypothesis") is None:
+        return
+    from hypothesis import HealthCheck, settings  # noqa: PLC0415
+
+    settings.register_profile(
+        "slicewise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("slicewise")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
