@@ -11,7 +11,7 @@ def pytest_configure() -> None:
     # The environment of tpu-inference does without hypothesis.
     if importlib.util.find_spec("hypothesis") is None:
         return
-    from hypothesis import HealthCheck, settings  # noqa: PLC0415
+    from hypothesis import HealthCheck, settings
 
     settings.register_profile(
         "slicewise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
