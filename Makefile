@@ -111,7 +111,7 @@ test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"
 
 test-tpu-sim: setup-tpu-sim
-	$(TPU_SIM_PYTHON) -m pytest -m tpu_sim $(TPU_SIM_TESTS)
+	$(TPU_SIM_PYTHON) -m pytest -m tpu_sim tests/tpu_sim $(TPU_SIM_OPTIONS)
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks
