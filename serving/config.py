@@ -102,7 +102,7 @@ class DeploymentConfig(_Section):
     replicas: Annotated[
         int, Field(ge=0, le=4096, json_schema_extra={"default": "1 or min_replicas"})
     ] = 1
-    """Engines, one slice each; of a deployment that scales, those it starts with. At least 1 of one
+    """Engines, each with its own slice; of a deployment that scales, those it starts with. At least 1 of one
     that does not."""
     min_replicas: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Fewest engines. With `max_replicas` the deployment scales: the application's
@@ -131,8 +131,8 @@ class DeploymentConfig(_Section):
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of each engine: those of its slice, 1 without one."""
-        return 1 if self.slice is None else self.slice.shape.num_hosts
+        """Hosts of each engine: those of its slices, 1 without any."""
+        return 1 if self.slice is None else self.slice.num_hosts
 
 
 class ModelConfig(_Section):
@@ -214,6 +214,9 @@ class GatewayConfig(_Section):
     429."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Requests that Serve hands to one gateway at once, waiting ones included."""
+    vllm_request_metrics: bool = False
+    """Show vLLM's own metrics of single requests too. They say of one gateway what ours say by
+    class and slice, and cost more than a tenth of what it can carry."""
     tpu_exporter_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Port of the TPU exporters on the slices' hosts, for the chips on the fleet page; without it
     they are not shown there."""
@@ -321,7 +324,7 @@ class AppConfig(_Section):
     def num_chips(self) -> int:
         """TPU chips of all slices that the application wants, at most."""
         return sum(
-            deployment.most_replicas * deployment.slice.shape.num_chips
+            deployment.most_replicas * deployment.slice.num_chips
             for model in self.models
             for deployment in model.deployments
             if deployment.slice is not None

@@ -278,10 +278,11 @@ class Gateway:
                     vitals=link.vitals,
                 )
 
-    def _render_metrics(self, accept: str) -> tuple[bytes, str]:
+    async def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         self._count_chips()
-        vllms = [REGISTRY, *(each.metrics for each in self._models.values())]
-        return render_metrics(vllms, self._view.gateway_id, accept, ours=[self._metrics])
+        of_models = (model.metrics for model in self._models.values())
+        vllms = [REGISTRY, *(each for each in of_models if each is not None)]
+        return await render_metrics(vllms, self._view.gateway_id, accept, ours=[self._metrics])
 
     def _host_addresses(self) -> set[str]:
         records = self._membership.snapshot.records

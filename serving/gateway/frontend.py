@@ -58,30 +58,36 @@ class FleetLLM(AsyncLLM):
     vLLM's own sets (a test compares them).
     """
 
-    def __init__(self, config: VllmConfig, core: FleetCore, metrics: CollectorRegistry) -> None:
+    def __init__(
+        self, config: VllmConfig, core: FleetCore, metrics: CollectorRegistry | None
+    ) -> None:
+        """`metrics` gets vLLM's own metrics of single requests; `None`: it keeps none."""
+        has_stats = metrics is not None
         self.vllm_config = config
         self._elastic_ep_lock = asyncio.Lock()
         self.model_config = config.model_config
         self.scheduler_config = config.scheduler_config
         self.observability_config = config.observability_config
         self.log_requests = False
-        self.log_stats = True
+        self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
         self.admission_stats = None
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer,
-            log_stats=True,
+            log_stats=has_stats,
             stream_interval=config.scheduler_config.stream_interval,
             tracing_enabled=False,
         )
         self.engine_core = core  # type: ignore[assignment]
-        self.logger_manager = StatLoggerManager(
-            vllm_config=config,
-            engine_idxs=list(core.engine_ranks_managed),
-            custom_stat_loggers=[_prometheus_logger(metrics)],
-            enable_default_loggers=False,
-        )
+        self.logger_manager = None
+        if metrics is not None:
+            self.logger_manager = StatLoggerManager(
+                vllm_config=config,
+                engine_idxs=list(core.engine_ranks_managed),
+                custom_stat_loggers=[_prometheus_logger(metrics)],
+                enable_default_loggers=False,
+            )
         self._client_count = 1
         self.output_handler = None
         self.profiler = None

@@ -132,7 +132,7 @@ class HttpEdge:
         self,
         models: Mapping[str, ModelFrontend],
         rules: EdgeRules,
-        render_metrics: Callable[[str], tuple[bytes, str]],
+        render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
         describe_fleet: Callable[[], dict[str, Any]],
         answer_history: AnswerHistory | None = None,
         tracer: Tracer = NO_TRACER,
@@ -172,7 +172,7 @@ class HttpEdge:
         if path == "/v1/models":
             await exchange.respond(JSONResponse(await self._model_list()))
         elif path == "/metrics":
-            body, content_type = self._render_metrics(exchange.header(b"accept"))
+            body, content_type = await self._render_metrics(exchange.header(b"accept"))
             await exchange.respond(Response(body, media_type=content_type))
         elif path == "/fleet":
             # One loop serves this and every stream: a large fleet's answer has to be encoded fast.

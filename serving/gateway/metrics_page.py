@@ -7,7 +7,9 @@ Each series says which gateway it is of: several answer behind one address in tu
 that their counters would read as one that goes back and forth.
 """
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -48,36 +50,16 @@ _SCHEDULER_FAMILIES = frozenset(
 _OPEN_METRICS = "application/openmetrics-text"
 
 
-class _Merged(Collector):
-    def __init__(
-        self,
-        registries: Iterable[CollectorRegistry],
-        ours: Iterable[CollectorRegistry],
-        labels: dict[str, str],
-    ) -> None:
-        self._registries = (*registries, *ours)
-        self._ours = frozenset(map(id, ours))
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for registry in self._registries:
-            for family in registry.collect():
-                if family.name in _SCHEDULER_FAMILIES and id(registry) not in self._ours:
-                    continue
-                family.samples = [
-                    sample._replace(labels=self._labels | sample.labels)
-                    for sample in family.samples
-                ]
-                known = families.get(family.name)
-                if known is None:
-                    families[family.name] = family
-                else:
-                    known.samples.extend(family.samples)
-        yield from families.values()
+# Samples that the plain format writes behind all others of their family.
+_LAST_SUFFIXES = ("_created", "_gsum", "_gcount")
+# The page of a large fleet takes a tenth of a second, on the loop that streams tokens. After so
+# long, the tokens have their turn.
+_TURN_S = 0.002
+# Samples that are written without a look at the clock: about a millisecond.
+_PIECE_SAMPLES = 100
 
 
-def render_metrics(
+async def render_metrics(
     registries: Iterable[CollectorRegistry],
     gateway_id: str | None = None,
     accept: str = "",
@@ -88,12 +70,88 @@ def render_metrics(
     Of `registries` the families of a single engine are left out, of `ours` nothing.
     `accept` is what the reader takes (HTTP's `Accept`). With OpenMetrics in it the page is that,
     and its histograms carry exemplars, which Prometheus' own text format has no place for.
+
+    Other tasks run in between. So a collector has to read all that it shows before it yields its
+    first family; two collectors may show two moments, a few milliseconds apart.
     """
-    merged = CollectorRegistry(auto_describe=False)
+    turns = _Turns()
+    families = await _merged(registries, ours, turns)
     labels = {} if gateway_id is None else {GATEWAY_LABEL: gateway_id}
-    merged.register(_Merged(registries, tuple(ours), labels))
-    if _OPEN_METRICS in accept.lower():
-        # Other ways of escaping turn the colon of vLLM's names into `_` (prometheus-client 0.26).
-        page = openmetrics.generate_latest(merged, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
-        return page, openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(merged), CONTENT_TYPE_LATEST
+    is_open = _OPEN_METRICS in accept.lower()
+    page = []
+    for family in families:
+        for number, piece in enumerate(_pieces(family)):
+            text = _write(piece, labels, is_open=is_open)
+            page.append(text if number == 0 else _without_head(text))
+            await turns.give()
+    if is_open:
+        return b"".join([*page, b"# EOF\n"]), openmetrics.CONTENT_TYPE_LATEST
+    return b"".join(page), CONTENT_TYPE_LATEST
+
+
+class _Turns:
+    """Lets other tasks run, when they have waited for long enough."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._since_s = self._loop.time()
+
+    async def give(self) -> None:
+        """A turn for all others, if it is time."""
+        if self._loop.time() - self._since_s > _TURN_S:
+            await asyncio.sleep(0)
+            self._since_s = self._loop.time()
+
+
+class _Written(Collector):
+    """One family, for a writer that wants a registry."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+async def _merged(
+    registries: Iterable[CollectorRegistry], ours: Iterable[CollectorRegistry], turns: _Turns
+) -> Iterable[Metric]:
+    """Each family once, with the samples of all."""
+    families: dict[str, Metric] = {}
+    sources = [(registry, _SCHEDULER_FAMILIES) for registry in registries]
+    sources += [(registry, frozenset()) for registry in ours]
+    for registry, left_out in sources:
+        for family in registry.collect():
+            if family.name not in left_out:
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+            await turns.give()
+    return families.values()
+
+
+def _pieces(family: Metric) -> Iterator[Metric]:
+    """The family in parts that are short to write, if it can be parted."""
+    last = tuple(family.name + suffix for suffix in _LAST_SUFFIXES)
+    if any(sample.name in last for sample in family.samples):
+        yield family
+        return
+    for start in range(0, len(family.samples) or 1, _PIECE_SAMPLES):
+        piece = copy(family)
+        piece.samples = family.samples[start : start + _PIECE_SAMPLES]
+        yield piece
+
+
+def _write(family: Metric, labels: dict[str, str], *, is_open: bool) -> bytes:
+    written = copy(family)
+    written.samples = [sample._replace(labels=labels | sample.labels) for sample in family.samples]
+    if not is_open:
+        return generate_latest(_Written(written))
+    # Other ways of escaping turn the colon of vLLM's names into `_` (prometheus-client 0.26).
+    write: Callable[..., bytes] = openmetrics.generate_latest
+    return write(_Written(written), openmetrics.ALLOWUTF8).removesuffix(b"# EOF\n")
+
+
+def _without_head(text: bytes) -> bytes:
+    """Only the samples, whose lines never begin with `#`."""
+    return b"\n".join(line for line in text.split(b"\n") if not line.startswith(b"#"))

@@ -46,7 +46,7 @@ class ServedModel:
     ) -> None:
         self._config = config
         self._gateway = gateway
-        self.metrics = CollectorRegistry()
+        self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
         limits = FleetLimits(
             request_deadline_s=gateway.request_deadline_s,
             max_engine_losses=gateway.max_engine_losses,

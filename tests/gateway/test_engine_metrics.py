@@ -6,10 +6,11 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
-from serving.gateway.metrics_page import render_metrics
 from serving.link.connection import Traffic
 from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineVitals
 from serving.metric_names import ALL, ENGINE_STEPS, LINKS, MAX_DRAFT_POSITIONS, VLLM_ENGINES
+
+from .rendered import rendered
 
 LABELS = {"engine": "e1", "slice": "s-1", "model": "chat", "compute_class": "spot"}
 WHOLE = EngineVitals(
@@ -44,7 +45,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 def page(*readings: LinkReading) -> Samples:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LinkCollector(lambda: readings))
-    return samples_of(render_metrics([], ours=[registry])[0])
+    return samples_of(rendered([], ours=[registry]))
 
 
 def samples_of(text: bytes) -> Samples:
@@ -129,7 +130,7 @@ def test_engines_families_replace_those_of_vllms_frontend() -> None:
     counter = Counter("vllm:generation_tokens", "T.", ["engine"], registry=theirs)
     counter.labels("0").inc(7)
     ours.register(LinkCollector(lambda: [READING]))
-    text = render_metrics([theirs], "g", ours=[ours])[0]
+    text = rendered([theirs], "g", ours=[ours])
     values = [
         value for (name, _), value in samples_of(text).items() if name == f"{counter._name}_total"
     ]

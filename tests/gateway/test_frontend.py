@@ -46,10 +46,11 @@ def config():
     )
 
 
-@pytest.fixture
-async def llm(config) -> AsyncIterator[FleetLLM]:
+@pytest.fixture(params=["vllms-metrics", "none"])
+async def llm(config, request) -> AsyncIterator[FleetLLM]:
     core = FleetCore("demo", FleetLimits(request_deadline_s=600.0), ("generate",))
-    llm = FleetLLM(config, core, CollectorRegistry())
+    metrics = CollectorRegistry() if request.param == "vllms-metrics" else None
+    llm = FleetLLM(config, core, metrics)
     yield llm
     llm.shutdown()
 

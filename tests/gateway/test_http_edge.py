@@ -66,7 +66,7 @@ def edge_over(*frontends: EchoFrontend, keys: tuple[str, ...] | ApiKeys = ()) ->
     return HttpEdge(
         models,
         EdgeRules(keys if isinstance(keys, ApiKeys) else ApiKeys(keys), MAX_BODY_BYTES),
-        render_metrics=lambda _accept: (b"up 1\n", "text/plain; version=0.0.4"),
+        render_metrics=lambda _accept: asyncio.sleep(0, (b"up 1\n", "text/plain; version=0.0.4")),
         describe_fleet=lambda: {"models": []},
     )
 

@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.errors import OverloadedError
 from serving.gateway.http_edge import HttpEdge
 from serving.gateway.keys import ApiKeys
-from serving.gateway.metrics_page import render_metrics
 from serving.gateway.request_meter import ARRIVAL, Arrival, EdgeMeter, Histogram, RequestMeter
 from serving.gateway.serving_metrics import (
     EngineCollector,
@@ -29,6 +28,7 @@ from serving.metric_names import (
     labels_of,
 )
 
+from .rendered import rendered
 from .test_http_edge import EchoFrontend, client_of, edge_over, run_raw
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -61,7 +61,7 @@ def page(fleets: dict[str, StagedFleet], edge: EdgeMeter | None = None) -> Sampl
 
 
 def samples_of(registry: CollectorRegistry) -> Samples:
-    text = render_metrics([registry])[0].decode()
+    text = rendered([registry]).decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -223,7 +223,7 @@ def test_engines_are_told_by_slice_and_class() -> None:
 def test_page_names_its_gateway_on_every_series() -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ServingCollector({"chat": StagedFleet(meter_with_one_answer())}, EdgeMeter()))
-    text = render_metrics([registry], "g1")[0].decode()
+    text = rendered([registry], "g1").decode()
     families = list(text_string_to_metric_families(text))
     assert {each.labels["gateway"] for family in families for each in family.samples} == {"g1"}
 
@@ -240,7 +240,7 @@ def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
     registry = CollectorRegistry(auto_describe=False)
     fleet = StagedFleet(meter, [StagedSeat("spot")])
     registry.register(ServingCollector({"chat": fleet}, edge))
-    text = render_metrics([registry], "g1")[0].decode()
+    text = rendered([registry], "g1").decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     ours = (*SERVING_LATENCY, *SERVING_COUNTS)
     stems = {metric.name.removesuffix("_total"): metric for metric in ours}

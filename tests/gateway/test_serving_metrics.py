@@ -98,7 +98,12 @@ async def model() -> AsyncIterator[ServedModel]:
 async def test_times_of_a_request_reach_through_vllms_frontend(
     model: ServedModel, *, is_streamed: bool
 ) -> None:
-    edge = HttpEdge({"demo": model}, EdgeRules(ApiKeys(()), 10_000), lambda: (b"", ""), lambda: {})
+    edge = HttpEdge(
+        {"demo": model},
+        EdgeRules(ApiKeys(()), 10_000),
+        lambda _accept: asyncio.sleep(0, (b"", "")),
+        lambda: {},
+    )
     body = {"model": "demo", "prompt": [5, 6], "max_tokens": 4, "stream": is_streamed}
     async with asyncio.timeout(DEADLINE_S), client_of(edge) as client:
         answer = asyncio.create_task(client.post("/v1/completions", json=body))

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from serving.directory import SliceRecord, Snapshot
 from serving.gateway.ledger_metrics import LedgerCollector, is_busy
-from serving.gateway.metrics_page import render_metrics
 from serving.ledger.command import ledger_command
 from serving.ledger.ledger import Ledger
 from serving.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
 from serving.link.messages import EngineLoad
 from serving.slices.lifecycle import Phase, SliceLife, SliceState
+from tests.gateway.rendered import rendered
 
 HOUR_S = 3600
 CHIPS = 8
@@ -56,7 +56,7 @@ def page(
     registry.register(LedgerCollector(ledger, prices))
     tokens = Counter("slicewise_output_tokens", "T.", ["model", "compute_class"], registry=registry)
     tokens.labels("chat", "spot").inc(output_tokens)
-    return render_metrics([registry], gateway_id)[0].decode()
+    return rendered([registry], gateway_id).decode()
 
 
 PRICES = {"spot": 1.5}

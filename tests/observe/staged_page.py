@@ -1,5 +1,6 @@
 """A page with every series of the registry, made by the code that makes the real ones."""
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,7 +70,7 @@ class StagedPages:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body, content_type = render_metrics(*pages[self.path])
+                body, content_type = asyncio.run(render_metrics(*pages[self.path]))
                 self.send_response(200)
                 self.send_header("Content-Type", content_type)
                 self.end_headers()
