@@ -5,7 +5,7 @@ survey by which a replica chooses a slice. Pure.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
@@ -56,8 +56,13 @@ def serving_problems(folder: Folder) -> Iterator[Problem]:
             yield manifest.problem(where, "no application is Slicewise's", allowed)
             continue
         groups = slice_groups_in(manifest, path, cluster)
-        yield from _deployment_problems(app, groups, manifest, path)
-        yield from _spot_problems(app, groups, folder)
+        offers = [(group, hosts_of(group)) for group in groups]
+        yield from _deployment_problems(app, offers, manifest, path)
+        yield from _spot_problems(app, offers, folder)
+
+
+# A group, and the hosts of its first slice: made once, for slices may have a thousand.
+_Offer = tuple[FoundGroup, list[ObservedHost]]
 
 
 def hosts_of(group: FoundGroup) -> list[ObservedHost]:
@@ -65,7 +70,7 @@ def hosts_of(group: FoundGroup) -> list[ObservedHost]:
     chips = look(group.pod, "containers", 0, "resources", "limits", GKE_CHIPS)
     num_chips = int(chips) if str(chips).isdigit() else 0
     num_hosts = group.spec.get("numOfHosts", 1)
-    name = f"{group.name}-0"
+    name, labels = f"{group.name}-0", group.labels
     return [
         ObservedHost(
             node_id=f"{name}-{host}",
@@ -75,7 +80,7 @@ def hosts_of(group: FoundGroup) -> list[ObservedHost]:
             num_chips=num_chips,
             num_free_chips=num_chips,
             is_draining=False,
-            labels={**group.labels, SLICE_NAME_LABEL: name, WORKER_ID_LABEL: str(host)},
+            labels={**labels, SLICE_NAME_LABEL: name, WORKER_ID_LABEL: str(host)},
         )
         for host in range(num_hosts if isinstance(num_hosts, int) else 0)
     ]
@@ -99,10 +104,11 @@ def _application(text: str) -> AppConfig | None:
 
 
 def _deployment_problems(
-    app: AppConfig, groups: list[FoundGroup], manifest: Manifest, path: str
+    app: AppConfig, offers: Sequence[_Offer], manifest: Manifest, path: str
 ) -> Iterator[Problem]:
     """Each deployment has slices, enough of them, and time at their end."""
     wanted: dict[str, int] = {}
+    groups = [group for group, _ in offers]
     by_name = {group.name: group for group in groups}
     told: set[tuple[str, str]] = set()
     for model in app.models:
@@ -110,7 +116,7 @@ def _deployment_problems(
             spec = slice_spec(app, model, deployment)
             if spec is None:
                 continue
-            takes = _groups_for(wanted_slice(spec), groups)
+            takes = _groups_for(wanted_slice(spec), offers)
             if not takes:
                 yield _no_slices(manifest, path, model.deployment_name(deployment), spec, groups)
             for group in takes:
@@ -131,8 +137,8 @@ def _has_others(name: str, groups: list[FoundGroup]) -> bool:
     return any(group.name != name and group.labels == this.labels for group in groups)
 
 
-def _groups_for(want: SliceWant, groups: list[FoundGroup]) -> list[FoundGroup]:
-    return [group for group in groups if survey(hosts_of(group), want).free]
+def _groups_for(want: SliceWant, offers: Sequence[_Offer]) -> list[FoundGroup]:
+    return [group for group, hosts in offers if survey(hosts, want).free]
 
 
 def _no_slices(
@@ -185,12 +191,12 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
         yield group.problem(field, complaint, f"allowed: at least {needed_s}", grace_s)
 
 
-def _spot_problems(app: AppConfig, groups: list[FoundGroup], folder: Folder) -> Iterator[Problem]:
+def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> Iterator[Problem]:
     """A spot node's shutdown is as long as the drain that the configuration counts on."""
     classes = {each.name: each for each in folder.of_kind("ComputeClass")}
-    for group in groups:
+    for group, hosts in offers:
         used = classes.get(group.name)
-        deployment = _deployment_of(app, group)
+        deployment = _deployment_of(app, hosts)
         if used is None or deployment is None:
             continue
         rule = mapping(used.body, "spec", "priorities", 0)
@@ -209,11 +215,11 @@ def _spot_problems(app: AppConfig, groups: list[FoundGroup], folder: Folder) -> 
             yield used.problem(field, complaint, f"allowed: {SPOT_SHUTDOWN_S}", whole_s)
 
 
-def _deployment_of(app: AppConfig, group: FoundGroup) -> DeploymentConfig | None:
+def _deployment_of(app: AppConfig, hosts: Sequence[ObservedHost]) -> DeploymentConfig | None:
     for model in app.models:
         for deployment in model.deployments:
             spec = slice_spec(app, model, deployment)
-            if spec is not None and survey(hosts_of(group), wanted_slice(spec)).free:
+            if spec is not None and survey(hosts, wanted_slice(spec)).free:
                 return deployment
     return None
 

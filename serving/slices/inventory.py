@@ -38,7 +38,10 @@ class ObservedHost:
 
 @dataclass(frozen=True, slots=True)
 class SliceWant:
-    """What a replica wants a slice to be. `labels` are those of its compute class and zone."""
+    """What a replica wants a slice to be. `labels` are those of its compute class and zone.
+
+    It takes `num_slices` of them, all in one zone, or none.
+    """
 
     compute_class: str
     pod_type: str
@@ -46,6 +49,7 @@ class SliceWant:
     num_hosts: int
     chips_per_host: int
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    num_slices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,11 @@ class WholeSlice:
     def node_ids(self) -> frozenset[str]:
         """Which slice it is, whatever it is called."""
         return frozenset(host.node_id for host in self.hosts)
+
+    @property
+    def zone(self) -> str | None:
+        """The zone that its hosts name; `None` where they name none."""
+        return self.hosts[0].labels.get(ZONE_LABEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +115,9 @@ def observe_hosts(
 def survey(hosts: Iterable[ObservedHost], want: SliceWant) -> Survey:
     """Sorts the slices of the wanted kind into free ones and others, both by name."""
     slices: dict[str, list[ObservedHost]] = {}
+    wanted = {**want.labels, POD_TYPE_LABEL: want.pod_type, TOPOLOGY_LABEL: want.topology}
     for host in hosts:
-        if _is_of_kind(host, want):
+        if _has_labels(host, wanted):
             slices.setdefault(host.slice_name, []).append(host)
     free, refused = [], {}
     for name in sorted(slices):
@@ -120,8 +130,7 @@ def survey(hosts: Iterable[ObservedHost], want: SliceWant) -> Survey:
     return Survey(tuple(free), refused)
 
 
-def _is_of_kind(host: ObservedHost, want: SliceWant) -> bool:
-    wanted = {**want.labels, POD_TYPE_LABEL: want.pod_type, TOPOLOGY_LABEL: want.topology}
+def _has_labels(host: ObservedHost, wanted: Mapping[str, str]) -> bool:
     return all(host.labels.get(name) == value for name, value in wanted.items())
 
 

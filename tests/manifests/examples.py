@@ -123,6 +123,12 @@ def shipped_text(name: str) -> str:
     return (ROOT / "deployments" / "values" / name).read_text()
 
 
+@cache
+def shipped_folder(name: str) -> Folder:
+    """What a shipped values file gives, written and read back. Not to be changed."""
+    return as_folder(rendered(shipped(name)))
+
+
 def shipped(name: str) -> Raw:
     raw: Raw = yaml.safe_load(shipped_text(name))
     return raw

@@ -1,8 +1,11 @@
 """Every generation, topology and compute class there is, rendered and held against everything.
 
-What a manifest must say is computed here from the topology string alone, not by the product.
+What a manifest must say is computed here from the topology string alone, not by the product. All
+are rendered in the everyday loop; checks and schemas, which take longer, go over a few of each
+generation there, and over all in the long tests.
 """
 
+import itertools
 import math
 
 import pytest
@@ -13,7 +16,6 @@ from serving.topology import Generation, SliceShape, shapes
 
 from .examples import found, in_memory, markets_of, one, raw_values
 
-EVERY = [shape for generation in Generation for shape in shapes(generation)]
 ACCELERATORS = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -21,6 +23,22 @@ ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
+
+
+def _few(generation: Generation) -> list[SliceShape]:
+    """One slice of each size of host and of each way to be put together: one host, several."""
+    kinds = itertools.groupby(
+        sorted(shapes(generation), key=_kind_of_slice),
+        key=_kind_of_slice,
+    )
+    return [next(members) for _, members in kinds]
+
+
+def _kind_of_slice(shape: SliceShape) -> tuple[int, bool]:
+    return shape.chips_per_host, shape.num_hosts > 1
+
+
+FEW = [shape for generation in Generation for shape in _few(generation)]
 
 
 def _id(shape: SliceShape) -> str:
@@ -31,11 +49,48 @@ def _in_every_market(shape: SliceShape) -> Folder:
     return in_memory(raw_values(*((shape, market) for market in markets_of(shape))))
 
 
-@pytest.mark.parametrize("shape", EVERY, ids=_id)
-def test_slices_of_every_class_are_rendered_without_a_problem(shape: SliceShape) -> None:
-    folder = _in_every_market(shape)
-    assert found(folder) == []
+@pytest.mark.parametrize("shape", FEW, ids=_id)
+def test_checks_take_slices_of_every_kind(shape: SliceShape) -> None:
+    assert found(_in_every_market(shape)) == []
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("generation", Generation)
+def test_checks_take_every_slice(generation: Generation) -> None:
+    for shape in shapes(generation):
+        assert found(_in_every_market(shape)) == [], shape
+
+
+@pytest.mark.parametrize("shape", FEW, ids=_id)
+def test_schemas_of_kuberay_and_gke_take_slices_of_every_kind(
+    shape: SliceShape, crds: Schemas
+) -> None:
+    _assert_schemas_take(shape, crds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("generation", Generation)
+def test_schemas_of_kuberay_and_gke_take_every_slice(generation: Generation, crds: Schemas) -> None:
+    for shape in shapes(generation):
+        _assert_schemas_take(shape, crds)
+
+
+def _assert_schemas_take(shape: SliceShape, crds: Schemas) -> None:
+    folder = _in_every_market(shape)
+    held = [*folder.of_kind("ComputeClass"), one(folder, "RayService")]
+    assert all(crds.has(each) for each in held)
+    problems = [str(problem) for each in held for problem in crds.problems(each)]
+    assert problems == [], shape
+
+
+@pytest.mark.parametrize("generation", Generation)
+def test_slices_of_every_class_say_what_their_topology_means(generation: Generation) -> None:
+    for shape in shapes(generation):
+        _assert_agrees_with_topology(shape)
+
+
+def _assert_agrees_with_topology(shape: SliceShape) -> None:
+    folder = _in_every_market(shape)
     dimensions = [int(length) for length in shape.topology.split("x")]
     groups = one(folder, "RayService").body["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     of_slices = {group["groupName"]: group for group in groups if group["groupName"] != "gateway"}
@@ -48,7 +103,7 @@ def test_slices_of_every_class_are_rendered_without_a_problem(shape: SliceShape)
         chips = int(container["resources"]["requests"]["google.com/tpu"])
         selector = group["template"]["spec"]["nodeSelector"]
         (rule,) = classes[name]
-        assert group["numOfHosts"] * chips == math.prod(dimensions)
+        assert group["numOfHosts"] * chips == math.prod(dimensions), shape
         assert selector["cloud.google.com/gke-tpu-topology"] == shape.topology
         assert selector["cloud.google.com/gke-tpu-accelerator"] == ACCELERATORS[shape.generation]
         assert rule["tpu"] == {
@@ -56,17 +111,7 @@ def test_slices_of_every_class_are_rendered_without_a_problem(shape: SliceShape)
             "count": chips,
             "topology": shape.topology,
         }
-        assert rule["machineType"].endswith(f"-{chips}t")
-
-
-@pytest.mark.parametrize("generation", Generation)
-def test_schemas_of_kuberay_and_gke_take_every_slice(generation: Generation, crds: Schemas) -> None:
-    for shape in shapes(generation):
-        folder = _in_every_market(shape)
-        held = [*folder.of_kind("ComputeClass"), one(folder, "RayService")]
-        assert all(crds.has(each) for each in held)
-        problems = [str(problem) for each in held for problem in crds.problems(each)]
-        assert problems == [], shape
+        assert rule["machineType"].endswith(f"-{chips}t"), shape
 
 
 def test_markets_are_told_apart_by_what_gke_goes_by() -> None:
