@@ -102,8 +102,8 @@ class DeploymentConfig(_Section):
     replicas: Annotated[
         int, Field(ge=0, le=4096, json_schema_extra={"default": "1 or min_replicas"})
     ] = 1
-    """Engines, each with its own slice; of a deployment that scales, those it starts with. At least 1 of one
-    that does not."""
+    """Engines; of a deployment that scales, those it starts with. At least 1 of one that does
+    not."""
     min_replicas: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Fewest engines. With `max_replicas` the deployment scales: the application's
     `autoscaling_policy` sets their number."""

@@ -18,6 +18,7 @@ from serving.config_rules import mappings_in
 from serving.config_schema import name_hint, path_text, shown
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem, UnsupportedVllmError
+from serving.slice_config import SliceConfig
 
 IMPORT_PATH = "serving.app:build"
 
@@ -128,9 +129,7 @@ def summary_lines(report: CheckReport) -> Iterator[str]:
             for deployment in model.deployments:
                 wanted = ""
                 if deployment.slice is not None:
-                    shape = deployment.slice.shape
-                    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
-                    wanted = f", each on a slice {shape.generation} {shape.topology} of {hosts}"
+                    wanted = f", each on {_slice_words(deployment.slice)}"
                 yield (
                     f"  deployment   {model.deployment_name(deployment)} "
                     f"({_replicas_words(deployment)}{wanted})"
@@ -139,6 +138,13 @@ def summary_lines(report: CheckReport) -> Iterator[str]:
         chips = f"{config.num_chips} chips" if config.num_chips else "no chips"
         yield f"  asked of Ray {config.num_cpus:g} CPUs, {chips}"
         yield f"  API keys     {_keys_words(config, report.http_host)}"
+
+
+def _slice_words(wanted: SliceConfig) -> str:
+    shape = wanted.shape
+    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
+    kind = f"{shape.generation} {shape.topology} of {hosts}"
+    return f"a slice {kind}" if wanted.num_slices == 1 else f"{wanted.num_slices} slices {kind}"
 
 
 def _replicas_words(deployment: DeploymentConfig) -> str:

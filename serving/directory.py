@@ -22,6 +22,11 @@ RENEWAL_S = 1.0
 MAX_ENDED = 200
 
 
+def part_suffix(part: int) -> str:
+    """What the replica id of joined slice number `part` ends with; nothing for the first."""
+    return f"+{part}" if part else ""
+
+
 @dataclass(frozen=True, slots=True)
 class HostRecord:
     """One host of a held slice: a Ray node, by its place in the slice and its id.
@@ -40,6 +45,10 @@ class HostRecord:
 class SliceRecord:
     """One slice replica and the slice that it waits for or holds.
 
+    A replica whose engine owns several joined slices has one record for each, which differ in
+    `replica_id` and `part`, the place of the slice among them. The first, `part` 0, stands for the
+    engine: only it has an `address`.
+
     `generation` and `topology` are `None` on a compute class without slices (`local`); `hosts` is
     empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
     until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
@@ -56,6 +65,17 @@ class SliceRecord:
     engine_id: str | None = None
     address: tuple[str, int] | None = None
     drain_deadline_s: float | None = None
+    part: int = 0
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether it stands for the engine, of which there is one over all joined slices."""
+        return self.part == 0
+
+    @property
+    def life_id(self) -> str:
+        """What the records of slices joined under one engine have in common."""
+        return self.replica_id.removesuffix(part_suffix(self.part))
 
     @property
     def state(self) -> SliceState:

@@ -120,10 +120,15 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
 def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> dict[str, float]:
     """All slices and the latest losses."""
     stats = {_STARTED: started_at_s}
-    stats |= {_slice_name(record): record.life.entered_at_s for record in snapshot.records}
+    # A policy counts what engines own: joined slices are one.
+    stats |= {
+        _slice_name(record): record.life.entered_at_s
+        for record in snapshot.records
+        if record.has_engine
+    }
     stats |= {
         _BAR.join(
-            ("lost", record.model, record.compute_class, record.replica_id, str(record.life.cause))
+            ("lost", record.model, record.compute_class, record.life_id, str(record.life.cause))
         ): record.life.entered_at_s
         for record in snapshot.ended
         if record.life.cause in _LOSSES and now_s - record.life.entered_at_s <= _LOSS_TOLD_FOR_S

@@ -18,6 +18,9 @@ DAY_S = 24 * 60 * 60
 MARKET_LABEL = "ray.io/market-type"
 
 
+# The most slices that one engine may own: beyond, their common fate costs more than they give.
+MAX_JOINED_SLICES = 16
+
 # What every section is.
 STRICT_SECTION = ConfigDict(
     frozen=True,
@@ -71,7 +74,7 @@ class _Section(BaseModel):
 
 
 class SliceConfig(_Section):
-    """The slice that each engine of a deployment owns."""
+    """The slice, or the joined slices, that each engine of a deployment owns."""
 
     generation: Annotated[Generation, Field(strict=False)]
     """Generation of TPU."""
@@ -93,11 +96,24 @@ class SliceConfig(_Section):
         ),
     ] = None
     """Zone its hosts are in; any, when left out."""
+    num_slices: Annotated[int, Field(ge=1, le=MAX_JOINED_SLICES)] = 1
+    """Slices of this kind that each engine owns, all of them in one zone and joined over the
+    data-centre network. Each holds the whole model; requests are spread over them."""
 
     @property
     def shape(self) -> SliceShape:
-        """The slice in chips, hosts and devices."""
+        """One such slice in chips, hosts and devices."""
         return slice_shape(self.generation, self.topology, self.chips_per_host)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all slices of one engine."""
+        return self.num_slices * self.shape.num_hosts
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all slices of one engine."""
+        return self.num_slices * self.shape.num_chips
 
 
 class ComputeClassConfig(_Section):

@@ -1,14 +1,14 @@
-"""One slice's life under its replica: wanted, held, tried out, an engine on it, left in time.
+"""One life of a replica on its slices: wanted, held, tried out, an engine on them, left in time.
 
-Owns the slice (`Tenure`), the engine host on it, and the record of its life in the directory. Does
-not own what comes after it: the replica does. On a compute class without slices (`local`) nothing
-is reserved: the host is this machine.
+Owns the slices (`Tenure`), of which there are several where they are joined, the engine host on the
+first, and what the directory is told (`LifeRecords`). Does not own what comes after it: the replica
+does. On a compute class without slices (`local`) nothing is reserved: the host is this machine.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,13 +16,16 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from serving.deployment_names import engine_deployment_name
-from serving.directory import RENEWAL_S, HostRecord, SliceRecord
+from serving.directory import HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
+from serving.engine.life_records import LifeRecords, quietly
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu_engine import settle_here
+from serving.slices.joined import joined_environment
 from serving.slices.lifecycle import EndCause, LoadStage, SliceLife, SliceState
+from serving.slices.slice_watch import SliceLostError, SliceWatch
 from serving.slices.spec import SliceSpec, Work
-from serving.slices.tenure import ProbeFailedError, SliceLostError, Tenure, take_slice
+from serving.slices.tenure import ProbeFailedError, Tenure, take_slices
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +33,6 @@ logger = logging.getLogger(__name__)
 _RELEASE_S = 1.5
 # Longer than the end of a host's stream takes to be noticed (`host_stream`).
 _HOST_LOST_S = 1.5
-# Ends that somebody asks the reason of.
-_FAILURES = (EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.PREEMPTED)
 _STAGE_WORDS = {
     LoadStage.WEIGHTS: "the engine gets its weights",
     LoadStage.COMPILING: "the engine has its weights: it compiles and warms up",
@@ -66,7 +67,7 @@ class Residency:
         self._host: Any = None
         self._leaving: asyncio.Task[None] | None = None
         shape = None if spec.slice is None else spec.slice.shape
-        self._record = SliceRecord(
+        first = SliceRecord(
             replica_id=life_id,
             model=spec.model,
             compute_class=spec.compute_class,
@@ -74,7 +75,8 @@ class Residency:
             generation=None if shape is None else str(shape.generation),
             topology=None if shape is None else shape.topology,
         )
-        self._registration = asyncio.create_task(self._keep_registered(), name="keep-registered")
+        self._num_slices = 1 if spec.slice is None else spec.slice.num_slices
+        self._records = LifeRecords(first, self._num_slices, directory)
 
     # -- up --
 
@@ -90,20 +92,21 @@ class Residency:
         while True:
             try:
                 if self._spec.slice is not None:
-                    await self._take_slice(self._spec.slice)
+                    await self._take_slices(self._spec.slice)
                 else:
-                    await self._enter(SliceState.RESERVED, "this compute class has no slices")
-                await self._enter(SliceState.LOADING, "the engine starts")
+                    await self._records.enter(
+                        SliceState.RESERVED, "this compute class has no slices"
+                    )
+                await self._records.enter(SliceState.LOADING, "the engine starts")
                 report = await self._unless_lost(self._start_engine())
             except (SliceLostError, ProbeFailedError) as error:
                 # Not a failure of the deployment: slices come and go, and this one went early.
                 await self._give_up(error.cause, str(error))
-                await self._say(life=SliceLife.begin(time.time(), "the slice before was lost"))
+                await self._records.begin_again("the slice before was lost")
                 continue
-            await self._say(engine_id=report.engine_id, address=report.address)
-            await self._enter(SliceState.READY, "the engine takes requests")
-            if (name := self._record.life.slice_name) is not None:
-                await _quietly(self._directory.absolve.remote(name), "directory_unreachable")
+            await self._records.serve(report.engine_id, report.address)
+            await self._records.enter(SliceState.READY, "the engine takes requests")
+            await self._records.absolve()
             return
 
     async def wait_parting(self) -> Parting:
@@ -125,7 +128,7 @@ class Residency:
             grace_s = max(0.0, order.deadline_s - time.time() - _RELEASE_S)
             return Parting(order.cause, order.reason, grace_s, order.deadline_s)
         reason: str = died.result()
-        logger.error("engine_died life=%s reason=%r", self._life_id, reason)
+        logger.error("engine_died life=%s reason=%r", self._records.life_id, reason)
         return Parting(EndCause.UNHEALTHY, reason, 0.0)
 
     async def status(self) -> dict[str, Any]:
@@ -142,52 +145,43 @@ class Residency:
         await asyncio.shield(self._leaving)
 
     async def _drain_and_give_up(self, parting: Parting) -> None:
-        if self._record.state == SliceState.READY and parting.cause != EndCause.UNHEALTHY:
+        if self._records.state == SliceState.READY and parting.cause != EndCause.UNHEALTHY:
             # The link first: it is the shorter way to the gateways.
             drain = asyncio.ensure_future(self._host.drain.remote(parting.reason, parting.grace_s))
-            await self._say(drain_deadline_s=parting.deadline_s)
-            await self._enter(SliceState.DRAINING, parting.reason)
+            await self._records.leave_by(self._deadlines_s(parting))
+            await self._records.enter(SliceState.DRAINING, parting.reason)
             limit_s = parting.grace_s + _RELEASE_S
-            await _quietly(asyncio.wait_for(drain, limit_s), "drain_incomplete")
-            await _quietly(asyncio.wait_for(self._host.close.remote(), _RELEASE_S), "close_failed")
+            await quietly(asyncio.wait_for(drain, limit_s), "drain_incomplete")
+            await quietly(asyncio.wait_for(self._host.close.remote(), _RELEASE_S), "close_failed")
         await self._give_up(parting.cause, parting.reason)
-        self._registration.cancel()
+        self._records.close()
+
+    def _deadlines_s(self, parting: Parting) -> list[float | None]:
+        """Until when each slice is there; of joined ones only those to blame are taken away."""
+        if self._tenure is None or len(self._tenure.slices) == 1:
+            return [parting.deadline_s]
+        orders = [each.order for each in self._tenure.watches]
+        return [None if order is None else order.deadline_s for order in orders]
 
     async def _give_up(self, cause: EndCause, reason: str) -> None:
-        """Ends what runs on the slice, gives it back, and tells the directory."""
+        """Ends what runs on the slices, gives them back, and tells the directory."""
         if self._host is not None:
             ray.kill(self._host)
             self._host = None
+        ends = [(cause, reason)] * self._num_slices
         if self._tenure is not None:
             tenure, self._tenure = self._tenure, None
-            await _quietly(tenure.release(), "release_failed")
-        life = self._record.life.end(cause, time.time(), reason)
-        ended = self._record = replace(self._record, life=life)
-        logger.info(
-            "slice_ended life=%s slice=%s cause=%s reason=%r",
-            self._life_id, life.slice_name, cause, reason,
-        )  # fmt: skip
-        if cause in _FAILURES:
-            self._note_tpu_logs(ended)
-        await _quietly(self._directory.end.remote(ended), "directory_unreachable")
-        self._record = replace(ended, hosts=(), engine_id=None, address=None, drain_deadline_s=None)
-
-    def _note_tpu_logs(self, ended: SliceRecord) -> None:
-        """Where to look for what libtpu said, host by host; nothing where it writes no logs."""
-        for host in ended.hosts:
-            if host.tpu_log_dir is not None:
-                logger.warning(
-                    "tpu_logs life=%s slice=%s worker_id=%d node_id=%s ip=%s dir=%s",
-                    self._life_id, ended.life.slice_name,
-                    host.worker_id, host.node_id, host.address, host.tpu_log_dir,
-                )  # fmt: skip
+            ends = list(tenure.ends(cause, reason))
+            await quietly(tenure.release(), "release_failed")
+        await self._records.end(ends)
 
     # -- the steps of coming up --
 
-    async def _take_slice(self, spec: SliceSpec) -> None:
+    async def _take_slices(self, spec: SliceSpec) -> None:
         async def waiting(reason: str) -> None:
-            await self._enter(SliceState.PROVISIONING, reason)
+            await self._records.enter(SliceState.PROVISIONING, reason)
 
+        life_id = self._records.life_id
         spec = replace(
             spec,
             log_style=self._spec.log_style,
@@ -195,25 +189,17 @@ class Residency:
             work=Work(
                 self._spec.model,
                 engine_deployment_name(self._spec.model, self._spec.compute_class),
-                self._life_id,
+                life_id,
             ),
         )
-        self._tenure = tenure = await take_slice(self._life_id, spec, self._directory, waiting)
-        hosts = tuple(
-            HostRecord(
-                host.worker_id,
-                host.node_id,
-                host.address,
-                host.num_chips,
-                tenure.tpu_log_dirs.get(host.worker_id),
-            )
-            for host in tenure.slice.hosts
-        )
-        await self._say(hosts=hosts)
-        name = tenure.slice.name
-        await self._enter(SliceState.RESERVED, f"holds every host of {name}", slice_name=name)
+        self._tenure = tenure = await take_slices(life_id, spec, self._directory, waiting)
+        await self._records.hold([_host_records(each) for each in tenure.watches])
+        names = [each.name for each in tenure.slices]
+        reason = f"holds every host of {tenure.reservation.name}"
+        await self._records.enter(SliceState.RESERVED, reason, names=names)
         if spec.probe_timeout_s > 0:
-            await self._enter(SliceState.PROBING, "chips and interconnect are tried out")
+            reason = "chips and interconnect are tried out"
+            await self._records.enter(SliceState.PROBING, reason)
             await self._unless_lost(tenure.probe(spec.probe_timeout_s))
 
     async def _start_engine(self) -> HostReport:
@@ -222,7 +208,7 @@ class Residency:
             "num_cpus": spec.num_cpus,
             "max_concurrency": 16,
             # vLLM gives it to its workers on other hosts as well, for when their processes begin.
-            "runtime_env": {"env_vars": dict(spec.engine_env)},
+            "runtime_env": {"env_vars": self._environment(spec)},
         }
         if self._tenure is not None:
             options["scheduling_strategy"] = self._tenure.reservation.on_host(0)
@@ -240,10 +226,15 @@ class Residency:
         """Tells the directory how far the engine is, until it is started or gone."""
         while True:
             stage: LoadStage = await host.next_stage.remote()
-            await self._enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
+            await self._records.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
+
+    def _environment(self, spec: EngineSpec) -> dict[str, str]:
+        """What the engine's processes are told, and where the slices are if there are several."""
+        joined = {} if self._tenure is None else joined_environment(self._tenure.slices)
+        return {**spec.engine_env, **joined}
 
     async def _settle(self) -> EngineSpec:
-        """What a TPU engine is started with, decided on the first host of its slice.
+        """What a TPU engine is started with, decided on the first host of its slices.
 
         Raises:
             ValueError: it would not work, or not fit.
@@ -285,48 +276,15 @@ class Residency:
         except ray.exceptions.RayError as error:
             return f"engine host actor died: {error}"
 
-    # -- what the directory is told --
 
-    @property
-    def _life_id(self) -> str:
-        return self._record.replica_id
-
-    async def _enter(
-        self,
-        state: SliceState,
-        reason: str,
-        *,
-        slice_name: str | None = None,
-        stage: LoadStage | None = None,
-    ) -> None:
-        before = self._record.life
-        life = before.enter(state, time.time(), reason, slice_name=slice_name, stage=stage)
-        self._record = replace(self._record, life=life)
-        if life.state != before.state:
-            logger.info(
-                "slice_state life=%s slice=%s from=%s to=%s reason=%r",
-                self._life_id, life.slice_name, before.state, state, reason,
-            )  # fmt: skip
-        await self._renew()
-
-    async def _say(self, **changes: Any) -> None:
-        self._record = replace(self._record, **changes)
-        await self._renew()
-
-    async def _renew(self) -> None:
-        if self._record.state != SliceState.GONE:
-            # A failure is made good by `_keep_registered`, which says it again.
-            await _quietly(self._directory.renew.remote(self._record), "directory_unreachable")
-
-    async def _keep_registered(self) -> None:
-        while True:
-            await self._renew()
-            await asyncio.sleep(RENEWAL_S)
-
-
-async def _quietly(work: Awaitable[Any], event: str) -> None:
-    """Waits for something that may fail without changing what comes next; the failure is logged."""
-    try:
-        await work
-    except Exception as error:  # noqa: BLE001 - whatever has already gone, leaving goes on
-        logger.warning("%s error=%r", event, error)
+def _host_records(watch: SliceWatch) -> tuple[HostRecord, ...]:
+    return tuple(
+        HostRecord(
+            host.worker_id,
+            host.node_id,
+            host.address,
+            host.num_chips,
+            watch.tpu_log_dirs.get(host.worker_id),
+        )
+        for host in watch.slice.hosts
+    )

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from serving.cluster_secret import cluster_secret
 from serving.config import AppConfig, AuthConfig, exposure_problem
-from serving.directory import Snapshot
+from serving.directory import SliceRecord, Snapshot
 from serving.errors import ConfigError
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
@@ -250,7 +250,7 @@ class Gateway:
 
     def _read_engines(self) -> Iterator[EngineReading]:
         records = self._membership.snapshot.records
-        slices = {record.engine_id: record.life.slice_name for record in records}
+        slices = _slice_names(records)
         for name, model in self._models.items():
             for view in map(_seat_view, model.core.seats):
                 if view.load is not None:
@@ -261,7 +261,7 @@ class Gateway:
 
     def _read_links(self) -> Iterator[LinkReading]:
         records = self._membership.snapshot.records
-        slices = {record.engine_id: record.life.slice_name for record in records}
+        slices = _slice_names(records)
         for name, model in self._models.items():
             for seat in model.core.seats:
                 # A seat's link is a `LinkClient` here.
@@ -299,6 +299,11 @@ class Gateway:
         now_s = time.time()
         autoscaling = describe_plans(self._board, now_s) if self._is_autoscaled else None
         return describe_fleet(self._view, models, self._membership.snapshot, now_s, autoscaling)
+
+
+def _slice_names(records: Iterable[SliceRecord]) -> dict[str | None, str | None]:
+    """The slice of each engine by its id; of joined ones the first, where its host is."""
+    return {record.engine_id: record.life.slice_name for record in records if record.has_engine}
 
 
 def _usd_per_chip_hour(config: AppConfig) -> dict[str, float]:

@@ -57,7 +57,12 @@ def describe_fleet(
     models = tuple(models)
     seats = {seat.engine_id: seat for model in models for seat in model.seats}
     slices = [
-        _slice_row(record, seats.pop(record.engine_id or "", None), now_s)
+        # An engine over joined slices is shown with the first of them.
+        _slice_row(
+            record,
+            seats.pop(record.engine_id or "", None) if record.has_engine else None,
+            now_s,
+        )
         for record in snapshot.records
     ]
     slices += [
@@ -117,7 +122,7 @@ def _model_row(model: ModelView, records: Iterable[SliceRecord], now_s: float) -
     rows = [
         _engine_row(record, seats.pop(record.engine_id or "", None), now_s)
         for record in records
-        if record.model == model.described["name"]
+        if record.model == model.described["name"] and record.has_engine
     ]
     # Linked, but not listed: the directory has just restarted.
     rows += [_engine_row(None, seat, now_s) for seat in seats.values()]
@@ -155,6 +160,7 @@ def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict
     row: dict[str, Any] = {
         "name": life.slice_name,
         "replica_id": record.replica_id,
+        "part": record.part,
         "engine_id": record.engine_id,
         "model": record.model,
         "compute_class": record.compute_class,
@@ -198,6 +204,7 @@ def _unlisted_slice_row(model: str, seat: SeatView) -> dict[str, Any]:
     return {
         "name": None,
         "replica_id": None,
+        "part": 0,
         "engine_id": seat.engine_id,
         "model": model,
         "compute_class": seat.compute_class,

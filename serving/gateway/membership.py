@@ -108,7 +108,7 @@ class Membership:
         listed = {
             record.engine_id: record
             for record in snapshot.records
-            if record.engine_id is not None and record.model in self._models
+            if record.engine_id is not None and record.has_engine and record.model in self._models
         }
         for engine_id, record in listed.items():
             member = self._members.get(engine_id)

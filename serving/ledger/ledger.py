@@ -10,7 +10,7 @@ the life's own phases. The sums begin at zero where the ledger does, as those of
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from serving.directory import SliceRecord, Snapshot
@@ -118,7 +118,9 @@ class Ledger:
             record = account.record
             if record.state is SliceState.READY:
                 account.ready_as = _ready_as(record, is_busy)
-            self._take_use(account, uses.get(record.engine_id or "", NO_USE))
+            use = uses.get(record.engine_id or "", NO_USE)
+            # Joined slices share one engine: its tokens count once, its time on each of them.
+            self._take_use(account, use if record.has_engine else replace(use, tokens=None))
             self._advance(account, now_ms)
 
     def totals(self) -> list[Entry]:

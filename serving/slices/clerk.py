@@ -35,9 +35,9 @@ class SliceClerk:
         tried: frozenset[frozenset[str]],
         timeout_s: float,
     ) -> Offer:
-        """A free slice for this replica alone, as soon as there is one.
+        """Free slices for this replica alone, as soon as there are as many as it wants.
 
-        After `timeout_s` an answer without a slice, with the reason why. `tried` are node ids of
+        After `timeout_s` an answer without any, with the reason why. `tried` are node ids of
         slices that the replica could not reserve a moment ago.
         """
         loop = asyncio.get_running_loop()
@@ -45,9 +45,14 @@ class SliceClerk:
         while True:
             hosts = await self._hosts()
             offer = self._claims.offer(
-                replica_id, survey(hosts, want), loop.time(), self._barred_until_s, tried=tried
+                replica_id,
+                survey(hosts, want),
+                loop.time(),
+                self._barred_until_s,
+                num_slices=want.num_slices,
+                tried=tried,
             )
-            if offer.slice is not None or loop.time() + _LOOK_PERIOD_S > deadline_s:
+            if offer.slices or loop.time() + _LOOK_PERIOD_S > deadline_s:
                 return offer
             await asyncio.sleep(_LOOK_PERIOD_S)
 

@@ -1,13 +1,15 @@
-"""Holds one whole slice: a slice placement group, bundle i pinned to host i by name and node id.
+"""Holds whole slices in one placement group: each bundle is pinned to its host by name and node id.
 
-Owns the placement group. It belongs to the process that reserved it, so Ray removes it when that
-process ends, however it ends; nothing is ever left to clean up. Does not own the choice of the
-slice (`inventory`, `claims`) nor what runs on it.
+Several slices stand in one group as well, one after the other: Ray grants all of it or nothing
+(`docs/adr/0013`). Owns the placement group. It belongs to the process that reserved it, so Ray
+removes it when that process ends, however it ends; nothing is ever left to clean up. Does not own
+the choice of the slices (`inventory`, `claims`) nor what runs on them.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,87 +36,101 @@ _POLL_S = 0.05
 
 
 class ReservationError(RuntimeError):
-    """The slice could not be had as a whole. Nothing is held; ask for another one."""
+    """Not all of it could be had. Nothing is held; ask for other slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A held slice. Give it back with `release`."""
+    """Held slices, of one kind. Give them back with `release`."""
 
-    slice: WholeSlice
+    slices: tuple[WholeSlice, ...]
     group: SlicePlacementGroup
 
     @property
+    def name(self) -> str:
+        """The slices' names, for a reader."""
+        return names_of(self.slices)
+
+    @property
     def placement_group(self) -> PlacementGroup:
-        """Ray's own handle, bundle i on host i."""
+        """Ray's own handle; the bundles are the hosts, slice after slice."""
         return self.group.placement_group
 
-    def on_host(self, worker_id: int) -> PlacementGroupSchedulingStrategy:
-        """Where an actor has to be scheduled to run on that host."""
+    def on_host(self, worker_id: int, part: int = 0) -> PlacementGroupSchedulingStrategy:
+        """Where an actor has to be scheduled to run on that host of slice `part`."""
         return PlacementGroupSchedulingStrategy(
             placement_group=self.placement_group,
-            placement_group_bundle_index=worker_id,
+            placement_group_bundle_index=part * len(self.slices[0].hosts) + worker_id,
             # Actors of actors in here must ask for their place by name, as these do.
             placement_group_capture_child_tasks=False,
         )
 
     async def release(self) -> None:
-        """Gives the slice back and ends what runs in it. Idempotent."""
+        """Gives the slices back and ends what runs in them. Idempotent."""
         await asyncio.to_thread(self.group.shutdown)
-        logger.info("slice_released slice=%s", self.slice.name)
+        for each in self.slices:
+            logger.info("slice_released slice=%s", each.name)
 
 
-def bundle_selectors(whole: WholeSlice) -> list[dict[str, str]]:
-    """Label selectors, one per bundle.
+def names_of(slices: Sequence[WholeSlice]) -> str:
+    """The names of slices that belong together, such as `a and b`."""
+    return " and ".join(each.name for each in slices)
+
+
+def bundle_selectors(slices: Sequence[WholeSlice]) -> list[dict[str, str]]:
+    """Label selectors, one per bundle: the hosts of the first slice, then those of the next.
 
     The node id makes a host that returns under a lost one's name another host: without it Ray
     quietly completes the group with it, half old and half new.
     """
-    return [_selector(host) for host in whole.hosts]
+    return [_selector(host) for whole in slices for host in whole.hosts]
 
 
 async def reserve(
-    whole: WholeSlice,
+    slices: Sequence[WholeSlice],
     shape: SliceShape,
     cpus_per_host: float,
     *,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> Reservation:
-    """Reserves every host of `whole`, or nothing.
+    """Reserves every host of all `slices`, or nothing.
 
     Cancelling it gives back what it has.
 
     Raises:
         ReservationError: not all of it could be had within `timeout_s`.
     """
-    task = asyncio.create_task(asyncio.to_thread(_create, whole, shape, cpus_per_host))
+    task = asyncio.create_task(asyncio.to_thread(_create, slices, shape, cpus_per_host))
     try:
         # Shielded: a group whose creation was cut off could not be removed.
         group = await asyncio.shield(task)
     except asyncio.CancelledError:
         task.add_done_callback(_shut_down_unwanted)
         raise
-    reservation = Reservation(whole, group)
+    reservation = Reservation(tuple(slices), group)
     try:
         async with asyncio.timeout(timeout_s):
             node_ids = await _node_ids(reservation.placement_group)
     except TimeoutError as error:
         await reservation.release()
-        message = f"slice {whole.name} was not to be had within {timeout_s:g} s"
+        message = f"slice {reservation.name} was not to be had within {timeout_s:g} s"
         raise ReservationError(message) from error
     except BaseException:
         with contextlib.suppress(Exception):
             await asyncio.shield(reservation.release())
         raise
-    wanted = [host.node_id for host in whole.hosts]
+    wanted = [host.node_id for whole in slices for host in whole.hosts]
     if node_ids != wanted:
         await reservation.release()
-        raise ReservationError(f"slice {whole.name} stands on {node_ids}, not on {wanted}")
-    logger.info("slice_reserved slice=%s hosts=%d", whole.name, len(whole.hosts))
+        raise ReservationError(f"slice {reservation.name} stands on {node_ids}, not on {wanted}")
+    for whole in slices:
+        logger.info("slice_reserved slice=%s hosts=%d", whole.name, len(whole.hosts))
     return reservation
 
 
-def _create(whole: WholeSlice, shape: SliceShape, cpus_per_host: float) -> SlicePlacementGroup:
+def _create(
+    slices: Sequence[WholeSlice], shape: SliceShape, cpus_per_host: float
+) -> SlicePlacementGroup:
     # With a slice name in every selector Ray makes no head reservation, which would ignore them.
     return SlicePlacementGroup(
         topology=shape.topology,
@@ -122,7 +138,8 @@ def _create(whole: WholeSlice, shape: SliceShape, cpus_per_host: float) -> Slice
         strategy="STRICT_SPREAD",
         chips_per_vm=shape.chips_per_host,
         resources_per_bundle={"CPU": cpus_per_host} if cpus_per_host else None,
-        bundle_label_selector=bundle_selectors(whole),
+        num_slices=len(slices),
+        bundle_label_selector=bundle_selectors(slices),
     )
 
 

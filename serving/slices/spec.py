@@ -30,7 +30,7 @@ class SliceSpec:
     After `patience_s` of waiting the wait is called too long; `None`: never.
     `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
     for the engine, whose processes get `engine_env`. `work` is what it is held for, `None` before
-    a replica says so. Times are seconds.
+    a replica says so. `num_slices` of the kind are held together, or none. Times are seconds.
     """
 
     compute_class: str
@@ -39,6 +39,7 @@ class SliceSpec:
     drain_notice_s: float = 15.0
     max_run_duration_s: float | None = None
     patience_s: float | None = None
+    num_slices: int = 1
     probe_timeout_s: float = 120.0
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False
@@ -48,7 +49,7 @@ class SliceSpec:
 
 
 def wanted_slice(spec: SliceSpec) -> SliceWant:
-    """What kind of slice a replica may take."""
+    """What kind of slice a replica may take, and how many of it."""
     shape = spec.shape
     return SliceWant(
         compute_class=spec.compute_class,
@@ -57,4 +58,5 @@ def wanted_slice(spec: SliceSpec) -> SliceWant:
         num_hosts=shape.num_hosts,
         chips_per_host=shape.chips_per_host,
         labels=dict(spec.node_labels),
+        num_slices=spec.num_slices,
     )

@@ -41,6 +41,7 @@ def slice_spec(
         drain_notice_s=drain_s(compute_class),
         max_run_duration_s=compute_class.max_run_duration_s,
         patience_s=compute_class.patience_s,
+        num_slices=deployment.slice.num_slices,
         probe_timeout_s=config.health.probe_timeout_s,
         cpus_per_host=deployment.num_cpus,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,

@@ -108,6 +108,15 @@ def test_record_of_a_model_that_is_not_served_here_is_a_slice_and_no_engine() ->
     assert [row["model"] for row in fleet["slices"]] == ["another"]
 
 
+def test_engine_over_joined_slices_is_one_engine_and_its_slices_have_a_row_each() -> None:
+    second = replace(HELD, replica_id="r-1+1", part=1, address=None)
+    # The directory may have heard of the second first.
+    fleet = described(second, HELD, seats=(SEAT,))
+    assert [row["replica_id"] for row in fleet["models"][0]["engines"]] == ["r-1"]
+    rows = [(row["replica_id"], row["part"], row["in_flight"]) for row in fleet["slices"]]
+    assert rows == [("r-1+1", 1, None), ("r-1", 0, 3)]
+
+
 # -- slices --
 
 
@@ -115,6 +124,7 @@ def test_held_slice_is_described_whole() -> None:
     assert only_slice(HELD, seats=(SEAT,)) == {
         "name": "s-1",
         "replica_id": "r-1",
+        "part": 0,
         "engine_id": "e-1",
         "model": "demo",
         "compute_class": "spot",

@@ -42,12 +42,12 @@ class Replica:
     @property
     def slice_name(self) -> str | None:
         """The slice it holds."""
-        return None if self._reservation is None else self._reservation.slice.name
+        return None if self._reservation is None else self._reservation.slices[0].name
 
     @property
     def node_ids(self) -> frozenset[str]:
         """The hosts it holds: a name may come back, these do not."""
-        return self._reservation.slice.node_ids if self._reservation else frozenset()
+        return self._reservation.slices[0].node_ids if self._reservation else frozenset()
 
     def notice(self, in_s: float) -> None:
         """Its slice will be taken away: it drains."""
@@ -70,7 +70,7 @@ class Replica:
         while True:
             self._enter(SliceState.PROVISIONING, "no slice is free")
             self._reservation = await self._fleet.take()
-            whole = self._reservation.slice
+            whole = self._reservation.slices[0]
             hosts = tuple(
                 HostRecord(host.worker_id, host.node_id, host.address, host.num_chips)
                 for host in whole.hosts
@@ -140,7 +140,7 @@ class Replicas:
             async with self._taking:
                 for free in survey(await look(), self._want).free:
                     with contextlib.suppress(ReservationError):
-                        return await reserve(free, self.shape, 0.0)
+                        return await reserve((free,), self.shape, 0.0)
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:

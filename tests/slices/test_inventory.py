@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from serving.slices.claims import OFFER_S, Claims
+from serving.slices.claims import OFFER_S, Claims, Offer
 from serving.slices.inventory import (
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
+    ZONE_LABEL,
     SliceWant,
     Survey,
     WholeSlice,
@@ -120,39 +121,75 @@ def never(_: WholeSlice) -> None:
     return None
 
 
+def names(offer: Offer) -> list[str]:
+    return [each.name for each in offer.slices]
+
+
 def test_two_replicas_are_never_offered_one_slice() -> None:
     claims, found = Claims(), look([*whole("a"), *whole("b")])
     first = claims.offer("r1", found, 0.0, never)
     second = claims.offer("r2", found, 0.0, never)
     third = claims.offer("r3", found, 0.0, never)
-    assert first.slice is not None
-    assert second.slice is not None
-    assert (first.slice.name, second.slice.name, third.slice) == ("a", "b", None)
+    assert (names(first), names(second), names(third)) == (["a"], ["b"], [])
     assert "a: offered to another replica" in third.reason
 
 
 def test_offer_that_was_not_taken_up_goes_to_the_next() -> None:
     claims, found = Claims(), look(whole("a"))
     claims.offer("r1", found, 0.0, never)
-    assert claims.offer("r2", found, OFFER_S - 1, never).slice is None
-    assert claims.offer("r2", found, OFFER_S, never).slice is not None
+    assert names(claims.offer("r2", found, OFFER_S - 1, never)) == []
+    assert names(claims.offer("r2", found, OFFER_S, never)) == ["a"]
 
 
 def test_replica_that_asks_again_gives_its_earlier_offer_back() -> None:
     claims, found = Claims(), look([*whole("a"), *whole("b")])
-    tried = claims.offer("r1", found, 0.0, never).slice
-    assert tried is not None
-    again = claims.offer("r1", found, 1.0, never, tried=[tried.node_ids]).slice
-    assert again is not None
-    assert again.name == "b"
-    other = claims.offer("r2", found, 1.0, never).slice
-    assert other is not None
-    assert other.name == "a"
+    (tried,) = claims.offer("r1", found, 0.0, never).slices
+    assert names(claims.offer("r1", found, 1.0, never, tried=[tried.node_ids])) == ["b"]
+    assert names(claims.offer("r2", found, 1.0, never)) == ["a"]
+
+
+def test_joined_slices_are_offered_together_or_not_at_all() -> None:
+    """Two replicas that want two of three: neither is left with one."""
+    claims, found = Claims(), look([*whole("a"), *whole("b"), *whole("c")])
+    first = claims.offer("r1", found, 0.0, never, num_slices=2)
+    second = claims.offer("r2", found, 0.0, never, num_slices=2)
+    assert (names(first), names(second)) == (["a", "b"], [])
+    assert first.reason == "a and b are free"
+    assert second.reason == (
+        "1 of 2 slices are free: c (a: offered to another replica; b: offered to another replica)"
+    )
+    # What the waiting one does not get it keeps from nobody.
+    assert names(claims.offer("r3", found, 0.0, never)) == ["c"]
+
+
+def test_joined_slices_that_are_no_longer_wanted_are_offered_to_the_next() -> None:
+    claims, found = Claims(), look([*whole("a"), *whole("b"), *whole("c")])
+    claims.offer("r1", found, 0.0, never, num_slices=2)
+    claims.withdraw("r1")
+    assert names(claims.offer("r2", found, 0.0, never, num_slices=2)) == ["a", "b"]
+
+
+def test_joined_slices_are_of_one_zone() -> None:
+    def in_zone(name: str, zone: str) -> list[dict[str, Any]]:
+        return [node(name, worker_id, **{ZONE_LABEL: zone}) for worker_id in (0, 1)]
+
+    nodes = [*in_zone("a", "us-a"), *in_zone("b", "us-b"), *in_zone("c", "us-b")]
+    assert names(Claims().offer("r", look(nodes), 0.0, never, num_slices=2)) == ["b", "c"]
+    apart = Claims().offer("r", look(nodes[:4]), 0.0, never, num_slices=2)
+    assert names(apart) == []
+    assert apart.reason == "2 of 2 slices are free, in 2 zones: a, b"
+
+
+def test_joined_slices_that_were_tried_come_last() -> None:
+    claims = Claims()
+    found = look([*whole("a"), *whole("b"), *whole("c")])
+    tried = {each.node_ids for each in claims.offer("r", found, 0.0, never, num_slices=2).slices}
+    assert names(claims.offer("r", found, 1.0, never, num_slices=2, tried=tried)) == ["c", "a"]
 
 
 def test_slice_in_quarantine_is_not_offered() -> None:
     offer = Claims().offer("r", look(whole("a")), 10.0, lambda _: 70.0)
-    assert offer.slice is None
+    assert offer.slices == ()
     assert "a: in quarantine for another 60 s" in offer.reason
 
 

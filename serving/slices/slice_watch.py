@@ -1,0 +1,186 @@
+"""One held slice under watch: an agent on each host, its probe, and what announces its end.
+
+Owns the agents and folds what they and Ray announce into the order to leave the slice. Does not own
+the reservation, nor what the replica does (`tenure`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from serving.slices.host_agent import AgentReport, HostAgent
+from serving.slices.host_stream import HostWatcher
+from serving.slices.inventory import WholeSlice
+from serving.slices.joined import End
+from serving.slices.lifecycle import EndCause
+from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
+from serving.slices.probe import (
+    HostOutcome,
+    HostProbe,
+    Platform,
+    ProbeSpec,
+    ProbeVerdict,
+    Stage,
+    probe_slice,
+)
+from serving.slices.reservation import Reservation
+from serving.slices.spec import SliceSpec
+
+logger = logging.getLogger(__name__)
+
+# An agent is a process that has to start, on a host that is busy with nothing else.
+AGENTS_S = 60.0
+AGENT_CPUS = 0.01
+# Beyond the probe's own deadline, for the calls around it.
+_PROBE_SLACK_S = 15.0
+
+
+class SliceLostError(RuntimeError):
+    """A slice goes before it could be used. Nothing is held once all are released; take others."""
+
+    def __init__(self, reason: str, cause: EndCause = EndCause.PREEMPTED) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+class SliceWatch:
+    """Slice number `part` of a reservation. `on_order` is called once, when it has to be left."""
+
+    def __init__(
+        self,
+        reservation: Reservation,
+        part: int,
+        spec: SliceSpec,
+        on_order: Callable[["SliceWatch"], None],
+    ) -> None:
+        self.slice: WholeSlice = reservation.slices[part]
+        self.part = part
+        self.order: DrainOrder | None = None
+        self.tpu_log_dirs: dict[int, str | None] = {}  # by worker id, when `start` is done
+        self._reservation = reservation
+        self._spec = spec
+        self._on_order = on_order
+        self._failure: End | None = None
+        self._agents: list[Any] = []
+        self._notices: dict[tuple[int, str], Notice] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._by_node = {host.node_id: host.worker_id for host in self.slice.hosts}
+
+    @property
+    def end(self) -> End | None:
+        """How its own life ends, as far as it is to blame; `None`: it is sound and stays."""
+        if self.order is not None:
+            return self.order.cause, self.order.reason
+        return self._failure
+
+    async def start(self) -> None:
+        """Starts an agent on every host and listens to all of them.
+
+        Raises:
+            SliceLostError: not every host could be watched: one of them is gone already.
+        """
+        actor = ray.remote(HostAgent)
+        for host in self.slice.hosts:
+            options = {
+                "num_cpus": AGENT_CPUS,
+                "max_concurrency": 8,
+                "scheduling_strategy": self._reservation.on_host(host.worker_id, self.part),
+            }
+            agent = actor.options(**options).remote(host.worker_id, self._spec)
+            self._agents.append(agent)
+        try:
+            async with asyncio.timeout(AGENTS_S):
+                reports: list[AgentReport] = await asyncio.gather(
+                    *(agent.start.remote() for agent in self._agents)
+                )
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise SliceLostError(f"not every host of {self.slice.name} came up: {error}") from error
+        self.tpu_log_dirs = {report.worker_id: report.tpu_log_dir for report in reports}
+        for report in reports:
+            watcher = HostWatcher(report.worker_id, report.address, self)
+            self._tasks.append(asyncio.create_task(watcher.run(), name=f"host-{report.worker_id}"))
+
+    async def stop(self) -> None:
+        """Stops watching. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for agent in self._agents:
+            ray.kill(agent)
+        self._agents.clear()
+
+    async def probe(self, timeout_s: float) -> ProbeVerdict:
+        """Tries out every host and the interconnect between them."""
+        ip, port = await self._agents[0].free_port.remote()
+        found = await probe_slice(
+            {
+                worker_id: self._probe_host(worker_id, f"{ip}:{port}", timeout_s)
+                for worker_id in range(self._spec.shape.num_hosts)
+            }
+        )
+        if found.has_passed:
+            logger.info("probe_passed slice=%s %s", self.slice.name, found.reason)
+        else:
+            self._failure = (EndCause.BOOT_FAILED, f"the probe failed: {found.reason}")
+        return found
+
+    async def _probe_host(self, worker_id: int, coordinator: str, timeout_s: float) -> HostProbe:
+        shape = self._spec.shape
+        spec = ProbeSpec(
+            platform=Platform.TPU,  # a simulated host knows better
+            num_hosts=shape.num_hosts,
+            process_id=worker_id,
+            devices_per_host=shape.chips_per_host * shape.devices_per_chip,
+            coordinator_address=coordinator if shape.num_hosts > 1 else None,
+            hbm_bytes_per_device=shape.hbm_bytes_per_device,
+        )
+        try:
+            async with asyncio.timeout(timeout_s + _PROBE_SLACK_S):
+                result: HostProbe = await self._agents[worker_id].probe.remote(spec, timeout_s)
+                return result
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            return HostProbe(worker_id, HostOutcome.LOST, Stage.STARTING, f"agent lost: {error}")
+
+    # -- what is announced --
+
+    def announce(self, notice: Notice) -> None:
+        """Takes in what one source says of one host, in place of what it said before."""
+        if self._notices.get((notice.worker_id, notice.source)) == notice:
+            return
+        self._notices[notice.worker_id, notice.source] = notice
+        logger.warning(
+            "slice_notice slice=%s host=%d kind=%s deadline_s=%s source=%r reason=%r",
+            self.slice.name,
+            notice.worker_id,
+            notice.kind,
+            notice.deadline_s,
+            notice.source,
+            notice.reason,
+        )
+        self.decide()
+
+    def withdraw(self, worker_id: int, source: str) -> None:
+        """A notice no longer holds; an order that has been given stands."""
+        self._notices.pop((worker_id, source), None)
+
+    def take_drains(self, deadlines_s: dict[str, float | None]) -> None:
+        """What Ray says of nodes that it drains, by node id; and a look at the clock."""
+        for node_id, deadline_s in deadlines_s.items():
+            worker_id = self._by_node.get(node_id)
+            if worker_id is not None:
+                reason = "Ray drains the node"
+                kind = NoticeKind.NODE_DRAINING
+                self.announce(Notice(kind, worker_id, deadline_s, reason, "ray drain"))
+        self.decide()
+
+    def decide(self) -> None:
+        """Gives the order once the notices demand it, or the clock does."""
+        if self.order is not None:
+            return
+        self.order = plan_drain(self._notices.values(), self._spec.drain_notice_s, time.time())
+        if self.order is not None:
+            self._on_order(self)
