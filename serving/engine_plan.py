@@ -122,6 +122,7 @@ def plan_deployment(
         args=model.engine_args,
         env=model.engine_env,
         compile_cache=model.compile_cache,
+        num_slices=deployment.slice.num_slices,
     )
     raw = find_model_config(model.source, facts_folders)
     facts: ModelFacts | None = None if raw is None else model_facts(raw)
@@ -132,8 +133,9 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
     """The plan for a reader."""
     wish, settings = plan.wish, plan.settings
     shape = wish.shape
-    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
-    yield f"{wish.model} on {slice_words(wish)}: {shape.num_chips} chips, {hosts}"
+    hosts = f"{wish.num_hosts} hosts" if wish.num_hosts > 1 else "1 host"
+    num_chips = wish.num_slices * shape.num_chips
+    yield f"{wish.model} on {slice_words(wish)}: {num_chips} chips, {hosts}"
     yield "  vLLM's arguments"
     yield from map(_setting_line, settings.args)
     if settings.env:

@@ -71,6 +71,7 @@ def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
             shape=shape,
             args=mapping_in(model, "engine_args"),
             env={name: value for name, value in env.items() if isinstance(value, str)},
+            num_slices=_integer(mapping_in(deployment, "slice"), "num_slices") or 1,
         )
         for problem in argument_problems(path, wish):
             if problem not in told:

@@ -63,6 +63,24 @@ def test_cpus_are_counted_for_every_host_of_every_slice() -> None:
     assert check(raw).num_cpus == pytest.approx(3 * 4 * 2 + 1)
 
 
+def test_joined_slices_are_all_counted() -> None:
+    raw = raw_config(wanted={"num_slices": 2})
+    raw["models"][0]["deployments"][0] |= {"replicas": 3, "num_cpus": 2}
+    raw["gateway"] = {"num_cpus": 1}
+    config = check(raw)
+    assert config.models[0].deployments[0].num_hosts == 2 * 4
+    assert config.num_cpus == pytest.approx(3 * 2 * 4 * 2 + 1)
+    assert config.num_chips == 3 * 2 * 16
+
+
+def test_sizes_on_joined_slices_are_those_of_one() -> None:
+    one = {"engine": "vllm-tpu", "engine_args": {"tensor_parallel_size": 16}}
+    assert check(raw_config(wanted={"num_slices": 2}, **one)).num_chips == 32
+    both = {"engine": "vllm-tpu", "engine_args": {"tensor_parallel_size": 32}}
+    (problem,) = problems(raw_config(wanted={"num_slices": 2}, **both))
+    assert "tensor x pipeline is not the 16 devices of a v6e 4x4 slice" in problem
+
+
 @pytest.mark.parametrize(
     ("name", "market", "notice_s", "run_s"),
     [
@@ -162,6 +180,20 @@ BAD_SLICES: list[tuple[dict[str, Any], str]] = [
         {"wanted": {"zone": "us east"}},
         'models[0].deployments[0].slice.zone: not allowed (value "us east"); '
         "allowed: a string or null, a zone of Google Cloud, such as `us-east5-b`",
+    ),
+    (
+        {"wanted": {"num_slices": 0}},
+        "models[0].deployments[0].slice.num_slices: not allowed (value 0); "
+        "allowed: an integer, 1 to 16",
+    ),
+    (
+        {
+            "engine": "vllm-tpu",
+            "engine_args": {"enable_lora": True},
+            "wanted": {"num_slices": 2},
+        },
+        "models[0].engine_args.enable_lora: tpu-inference has no LoRA with data parallelism, which "
+        "2 joined slices need (value true); allowed: false, or num_slices: 1 and more replicas",
     ),
     (
         {"wanted": {"topolgy": "4x4"}},

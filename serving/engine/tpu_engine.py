@@ -37,6 +37,7 @@ def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
         args=spec.engine_args,
         env=spec.engine_env,
         compile_cache=spec.tpu.compile_cache,
+        num_slices=spec.slice.num_slices,
     )
     try:
         plan = plan_engine(wish, _facts(spec, model_config), spec.model)

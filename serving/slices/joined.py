@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from serving.slices.inventory import WholeSlice
 from serving.slices.lifecycle import EndCause
+from serving.tpu.rules import SLICE_IDS_VARIABLE
 
 # Ray's own choice: KubeRay has metrics on 8080. A host belongs to one engine, which has it alone.
 MEGASCALE_PORT = 8081
 SLICE_ID = "MEGASCALE_SLICE_ID"
-# Which slice each host is of, by Ray's node id. One environment goes to all workers of an engine,
-# so each looks its own slice up in here.
-SLICE_IDS_VARIABLE = "SLICEWISE_SLICE_IDS"
 
 End = tuple[EndCause, str]
 
@@ -27,7 +25,8 @@ End = tuple[EndCause, str]
 def joined_environment(slices: Sequence[WholeSlice]) -> dict[str, str]:
     """What every process of an engine over `slices` is told; nothing for a single slice.
 
-    The slices are numbered in their order; the first host of the first is where they meet.
+    The slices are numbered in their order; the first host of the first is where they meet. One
+    environment goes to all workers, so it says of every host which slice it is of.
     """
     if len(slices) == 1:
         return {}

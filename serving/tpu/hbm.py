@@ -36,12 +36,14 @@ _LOGIT_BUFFERS = 3
 class Sharding:
     """How a model is laid over devices. `tensor` counts the shards of an MLP within a stage.
 
-    Of those, `attention_data` groups each hold the whole attention and their own sequences.
+    Of those, `attention_data` groups each hold the whole attention and their own sequences. Each of
+    `slices` joined slices holds all of that once.
     """
 
     tensor: int
     pipeline: int = 1
     attention_data: int = 1
+    slices: int = 1
 
     @property
     def attention_shards(self) -> int:
@@ -139,7 +141,7 @@ def hbm_budget(
         weights_bytes=weights,
         cache_bytes=hbm - reserve - weights,
         kv_bytes_per_token=kv_bytes_per_token(facts, sharding, wish.kv_cache_dtype),
-        cache_groups=sharding.attention_data,
+        cache_groups=sharding.attention_data * sharding.slices,
         max_model_len=wish.max_model_len,
     )
 

@@ -75,8 +75,9 @@ def ensure_fits(plan: EnginePlan) -> None:
 
 
 def slice_words(wish: EngineWish) -> str:
-    """The slice of an engine, in words."""
-    return f"{wish.shape.generation} {wish.shape.topology}"
+    """The slices of an engine, in words."""
+    kind = f"{wish.shape.generation} {wish.shape.topology}"
+    return kind if wish.num_slices == 1 else f"{wish.num_slices} x {kind}"
 
 
 def _budget(wish: EngineWish, facts: ModelFacts, settings: EngineSettings) -> HbmBudget:

@@ -15,12 +15,15 @@ from serving.tpu.wish import Args, EngineWish, count, is_on, section
 
 MODEL_IMPL = "MODEL_IMPL_TYPE"
 NEW_DESIGN = "NEW_MODEL_DESIGN"
+# Ours: which joined slice each host is of, by Ray's node id, as JSON (`serving.slices.joined`).
+SLICE_IDS_VARIABLE = "SLICEWISE_SLICE_IDS"
 
 # Variables that follow from the slice, with the reason why nobody else sets them.
 _OWNED_ENV = {
     "TPU_MULTIHOST_BACKEND": "it follows from the hosts of the slice",
-    "TPU_MULTIPROCESS_DP": "one engine owns one whole slice; for more engines raise `replicas`",
-    "NUM_SLICES": "one engine owns one slice",
+    "TPU_MULTIPROCESS_DP": "one engine owns whole slices; for more engines raise `replicas`",
+    "NUM_SLICES": "use num_slices of the deployment's slice",
+    SLICE_IDS_VARIABLE: "it follows from the slices that are reserved",
     "VLLM_XLA_CACHE_PATH": "use compile_cache, which keeps shapes and versions apart",
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "Slicewise places workers through the second executor",
     "VLLM_RAY_BUNDLE_INDICES": "workers run in the placement group of their slice",
@@ -42,6 +45,7 @@ def argument_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
     """What cannot work on any model. `path` is where the model stands in the configuration."""
     yield from _owned_env_problems(f"{path}.engine_env", wish)
     yield from _data_parallel_problems(path, wish)
+    yield from _joined_problems(path, wish)
     yield from _context_parallel_problems(f"{path}.engine_args", wish)
     yield from _feature_problems(f"{path}.engine_args", wish.args)
     yield from _decode_problems(f"{path}.engine_args", wish)
@@ -88,6 +92,51 @@ def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
             "attention data parallelism exists in the new model design only",
             "allowed: 1, or leave it out",
             wish.env[NEW_DESIGN],
+        )
+
+
+def _joined_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+    """What cannot be spread over joined slices: each holds the whole model and its own requests."""
+    if wish.num_slices == 1:
+        return
+    joined = f"{wish.num_slices} joined slices"
+    if wish.has_lora:
+        yield Problem(
+            f"{path}.engine_args.enable_lora",
+            f"tpu-inference has no LoRA with data parallelism, which {joined} need",
+            "allowed: false, or num_slices: 1 and more replicas",
+            "true",
+        )
+    stages = count(wish.args, "pipeline_parallel_size") or 1
+    if stages > 1:
+        yield Problem(
+            f"{path}.engine_args.pipeline_parallel_size",
+            f"a pipeline's stages are JAX clusters of one host each, which do not span {joined}",
+            "allowed: 1, or num_slices: 1",
+            f"{stages}",
+        )
+    if NEW_DESIGN in wish.env and not is_on(wish.env, NEW_DESIGN):
+        yield Problem(
+            f"{path}.engine_env.{NEW_DESIGN}",
+            f"{joined} have a mesh in the new model design only",
+            "allowed: 1, or leave it out",
+            wish.env[NEW_DESIGN],
+        )
+    for kind in ("decode", "prefill"):
+        size = count(wish.args, f"{kind}_context_parallel_size") or 1
+        if size > 1:
+            yield Problem(
+                f"{path}.engine_args.{kind}_context_parallel_size",
+                f"context parallelism was never seen together with {joined}",
+                "allowed: 1, or num_slices: 1",
+                f"{size}",
+            )
+    if wish.strategy.get("device_indexes") is not None:
+        yield Problem(
+            f"{path}.engine_args.additional_config",
+            f"the order of devices follows from the {joined}",
+            "allowed: no device_indexes",
+            "device_indexes",
         )
 
 

@@ -28,6 +28,7 @@ ENGINE_VERSION = "0.32.0"
 BY_HAND = "set by hand"
 
 _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
+_DATA = "data_parallel_size"
 _DEFAULT_UTILIZATION = 0.9
 _DEFAULT_SEQS = 256
 _DEFAULT_BATCHED = 2048
@@ -112,7 +113,7 @@ def sharding_of(wish: EngineWish, facts: ModelFacts | None) -> Sharding:
     groups = 1
     if strategy.get("enable_dp_attention") is True or (facts is not None and facts.is_mla):
         groups = count(strategy, "attn_dp_size") or _derived_groups(tensor, facts)
-    return Sharding(tensor, stages, groups)
+    return Sharding(tensor, stages, groups, wish.num_slices)
 
 
 def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[int, ...]:
@@ -143,6 +144,7 @@ def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
 def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
     shape = wish.shape
     devices = f"{shape.num_devices} devices of a {shape.generation} {shape.topology} slice"
+    slices = "the whole slice" if wish.num_slices == 1 else "each whole slice"
     if shape.devices_per_chip > 1:
         devices += f" ({shape.num_chips} chips of {shape.devices_per_chip})"
     share = "all" if sharding.pipeline == 1 else f"one of {sharding.pipeline} parts of the"
@@ -150,8 +152,15 @@ def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Ite
     yield Setting(
         _PIPELINE,
         sharding.pipeline,
-        "one stage over the whole slice: the interconnect joins all its chips",
+        f"one stage over {slices}: the interconnect joins all its chips",
     )
+    if wish.num_slices > 1:
+        yield Setting(
+            _DATA,
+            wish.num_slices,
+            "each slice holds the whole model and its own requests: between slices there is the "
+            "data-centre network only",
+        )
     if facts is not None:
         yield Setting("max_model_len", facts.max_model_len, "the model's own context")
     yield Setting(
@@ -193,14 +202,18 @@ def _with_attention_data(wish: EngineWish) -> dict[str, object]:
 
 
 def _env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
-    if wish.shape.num_hosts > 1:
-        reason = f"{wish.shape.num_hosts} hosts: one worker on each, placed by Ray"
+    if wish.num_hosts > 1:
+        reason = f"{wish.num_hosts} hosts: one worker on each, placed by Ray"
         yield Setting("TPU_MULTIHOST_BACKEND", "ray", reason)
         yield Setting(
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
             "1",
             "message queues between hosts, and the whole environment carried to the workers",
         )
+    if wish.num_slices > 1:
+        yield Setting("NUM_SLICES", wish.num_slices, "the outer axis of the mesh is the slices")
+        reason = "one engine over all slices, which spreads requests over them itself"
+        yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
     yield from _model_env(wish, facts, sharding)
     if wish.compile_cache is not None:
         yield from _cache_env(wish, sharding)
@@ -222,6 +235,8 @@ def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -
     )
     if sharding.attention_data > 1 or (facts is not None and facts.is_mla):
         yield Setting(NEW_DESIGN, "1", "attention data parallelism exists in this design only")
+    elif wish.num_slices > 1:
+        yield Setting(NEW_DESIGN, "1", "a mesh over several slices exists in this design only")
     elif context > 1:
         yield Setting(NEW_DESIGN, "1", "context parallelism exists in this design only")
 
@@ -244,6 +259,8 @@ def compile_cache_folder(wish: EngineWish, sharding: Sharding) -> str:
     model = re.sub(r"[^A-Za-z0-9._-]+", "--", wish.model)
     shape = f"{wish.shape.generation}-{wish.shape.topology}"
     parts = f"tp{sharding.tensor}-pp{sharding.pipeline}"
+    if sharding.slices > 1:
+        parts += f"-dp{sharding.slices}"
     return f"{str(wish.compile_cache).rstrip('/')}/{model}/{shape}-{parts}/vllm-{ENGINE_VERSION}"
 
 
@@ -304,6 +321,11 @@ def _notes(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> It
         yield "VLLM_XLA_CHECK_RECOMPILATION fails a request whose shape was not warmed up"
     if wish.args.get("enforce_eager") is True or is_on(wish.env, "SKIP_JAX_PRECOMPILE"):
         yield "no warm-up: the first request of each bucket waits for a compilation"
+    if wish.num_slices > 1:
+        yield (
+            f"each of the {wish.num_slices} slices has max_num_seqs and max_num_batched_tokens of "
+            "its own; the loss of one ends the engine on all of them"
+        )
     if wish.shape.num_hosts > 1 and sharding.pipeline == 1:
         yield (
             "tensor parallelism over several hosts is marked untested in upstream's table of "

@@ -10,7 +10,9 @@ Args = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class EngineWish:
-    """One engine: its model's name, its slice, and what the configuration sets by hand.
+    """One engine: its model's name, its slices, and what the configuration sets by hand.
+
+    It owns `num_slices` of `shape`; more than one are joined over the data-centre network.
 
     `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
     processes. `compile_cache` is the folder under which compiled programs are kept, `None` where
@@ -22,12 +24,18 @@ class EngineWish:
     args: Args = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     compile_cache: str | None = None
+    num_slices: int = 1
 
     @property
     def strategy(self) -> Args:
         """`sharding.sharding_strategy` of `additional_config`; empty when not given."""
         sharding = section(section(self.args, "additional_config"), "sharding")
         return section(sharding, "sharding_strategy")
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all its slices, each with one worker."""
+        return self.num_slices * self.shape.num_hosts
 
     @property
     def has_lora(self) -> bool:

@@ -112,6 +112,43 @@ def test_slice_and_model_turn_into_sizes_and_environment(
     assert settings.engine_args["pipeline_parallel_size"] == sharding.pipeline
 
 
+@pytest.mark.parametrize(
+    ("slice_name", "args", "sharding"),
+    [
+        pytest.param("v6e 2x2", {}, Sharding(4, slices=2), id="hosts alone, joined"),
+        pytest.param("v6e 4x4", {}, Sharding(16, slices=2), id="slices of several hosts"),
+        pytest.param(
+            "v6e 4x4",
+            {"additional_config": {"sharding": {"sharding_strategy": {
+                "enable_dp_attention": True, "attn_dp_size": 2}}}},
+            Sharding(16, 1, 2, 2),
+            id="attention data parallel in each",
+        ),
+    ],
+)  # fmt: skip
+def test_joined_slices_each_hold_the_model(
+    slice_name: str, args: dict[str, Any], sharding: Sharding
+) -> None:
+    settings = settle(slice_name, LLAMA_70B, args=args, num_slices=2)
+    assert settings.sharding == sharding
+    assert settings.environment == {
+        "TPU_MULTIHOST_BACKEND": "ray",
+        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
+        "NUM_SLICES": "2",
+        "TPU_MULTIPROCESS_DP": "0",
+        "NEW_MODEL_DESIGN": "1",
+    }
+    sizes = {name: settings.engine_args[f"{name}_parallel_size"] for name in ("tensor", "data")}
+    assert sizes == {"tensor": sharding.tensor, "data": 2}
+    assert any("the loss of one ends the engine on all" in note for note in settings.notes)
+
+
+def test_programs_of_joined_slices_are_kept_apart() -> None:
+    wish = wish_of("v6e 2x2", compile_cache="/c", num_slices=2)
+    alone = compile_cache_folder(wish, Sharding(4))
+    assert compile_cache_folder(wish, Sharding(4, slices=2)) == alone.replace("-pp1", "-pp1-dp2")
+
+
 @pytest.mark.parametrize("generation", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
 def test_sizes_fill_every_slice_there_is(generation: str) -> None:
     for shape in shapes(generation):
@@ -227,8 +264,33 @@ def test_multimodal_input_is_not_split() -> None:
             "it follows from the hosts of the slice", id="owned variable",
         ),
         pytest.param(
-            "v6e 2x2", None, {"env": {"MEGASCALE_SLICE_ID": "0"}}, "one engine owns one slice",
-            id="owned prefix",
+            "v6e 2x2", None, {"env": {"MEGASCALE_SLICE_ID": "0"}},
+            "use num_slices of the deployment's slice", id="owned prefix",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B, {"args": {"enable_lora": True}, "num_slices": 2},
+            "no LoRA with data parallelism, which 2 joined slices need (value true); allowed: "
+            "false, or num_slices: 1 and more replicas", id="joined, LoRA",
+        ),
+        pytest.param(
+            "v6e 4x4", LLAMA_8B, {"args": {"pipeline_parallel_size": 4}, "num_slices": 2},
+            "do not span 2 joined slices (value 4); allowed: 1, or num_slices: 1",
+            id="joined, pipeline",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B, {"env": {"NEW_MODEL_DESIGN": "0"}, "num_slices": 2},
+            "a mesh in the new model design only", id="joined, old design",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B,
+            {"args": {"decode_context_parallel_size": 2}, "num_slices": 2},
+            "never seen together with 2 joined slices", id="joined, context parallel",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B,
+            {"args": {"additional_config": {"sharding": {"sharding_strategy": {
+                "device_indexes": [0]}}}}, "num_slices": 2},
+            "allowed: no device_indexes", id="joined, order of devices",
         ),
         pytest.param(
             "v6e 2x2", None, {"args": {"enable_sleep_mode": True}}, "cannot sleep", id="sleep",
