@@ -5,7 +5,6 @@ the chips are not there, and every host runs on this machine. Does not own what 
 (`control`), nor the wish for more slices (the provisioner).
 """
 
-import contextlib
 import heapq
 import itertools
 import logging
@@ -18,13 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
-from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+from serving.simulation.control_plane import OBJECT_STORE_BYTES, ControlPlane, HeadGoneError
 from serving.simulation.metadata import HostMetadata, MetadataServers
-from serving.simulation.node_processes import engines_below, processes_below
+from serving.simulation.node_processes import (
+    engines_below,
+    kill_all,
+    node_pids,
+    processes_below,
+)
 from serving.simulation.plan import (
     SimulatedSlices,
     SimulationPlan,
@@ -33,15 +36,17 @@ from serving.simulation.plan import (
     host_labels,
     host_resources,
 )
+from serving.simulation.redis import RedisServer
 from serving.simulation.throttle import Throttle
 from serving.slices.expiry import STARTED_AT_VARIABLE
 from serving.slices.spec import RUN_DIR_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024
 # GKE recreates a slice whole when a host of it fails; how long the others outlive it here.
 _REST_GOES_AFTER_S = 3.0
+# Hosts that come while the head is away join when it is back.
+_HEAD_AWAY_RETRY_S = 1.0
 # What a command may ask for: below the least factor nothing is seen, above the greatest a process
 # never gets to answer a heartbeat.
 _FACTORS = (1.1, 50.0)
@@ -77,9 +82,18 @@ class SimulatedSlice:
 class SimulatedCluster:
     """A head node and the hosts of the plan's slices. Thread-safe. A context manager."""
 
-    def __init__(self, plan: SimulationPlan, dashboard_port: int) -> None:
+    def __init__(
+        self,
+        plan: SimulationPlan,
+        dashboard_port: int,
+        *,
+        gcs_port: int | None = None,
+        redis: RedisServer | None = None,
+    ) -> None:
+        """With `redis`, which its caller starts and ends, and a `gcs_port` the head may be lost."""
         self._plan = plan
-        self._dashboard_port = dashboard_port
+        self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis)
+        self._gateway_hosts: list[Any] = []
         self._lock = threading.RLock()
         self._slices: dict[str, SimulatedSlice] = {}
         self._dry: set[str] = set()
@@ -89,7 +103,7 @@ class SimulatedCluster:
         self._changed = threading.Condition(self._lock)
         self._faults = {(each.slice, each.worker_id): each.fault for each in plan.faulty_hosts}
         self._stopping = False
-        self._cluster: Any = None
+        self._is_started = False
         self._metadata: MetadataServers
         self._thread = threading.Thread(target=self._run, name="simulated-cluster", daemon=True)
 
@@ -112,23 +126,21 @@ class SimulatedCluster:
         Ray takes its folder from `RAY_TMPDIR` and its settings from this process's environment.
         """
         self._metadata = MetadataServers()
-        others = set(processes_below([os.getpid()]))
         try:
-            self._cluster = Cluster(
-                initialize_head=True,
-                shutdown_at_exit=False,
-                head_node_args={
-                    "num_cpus": self._plan.head_cpus,
-                    "include_dashboard": True,
-                    "dashboard_port": self._dashboard_port,
-                    "object_store_memory": _OBJECT_STORE_BYTES,
-                },
-            )
+            self.control_plane.start()
         except BaseException:
-            # A head that did not come up in Ray's time leaves the half of it that did.
-            _kill(set(processes_below([os.getpid()])) - others)
             self._metadata.close()
             raise
+        self._is_started = True
+        for _ in range(self._plan.gateway_hosts):
+            self._gateway_hosts.append(
+                self.control_plane.cluster.add_node(
+                    wait=False,
+                    num_cpus=self._plan.cpus_per_host,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                )
+            )
         self._thread.start()
         for kind in self._plan.slices:
             for _ in range(kind.count):
@@ -136,7 +148,7 @@ class SimulatedCluster:
                     self._at(kind.appears_after_s, self._come, kind)
                 else:
                     self.add(kind.name)
-        self._cluster.wait_for_nodes(timeout=120)
+        self.control_plane.cluster.wait_for_nodes(timeout=120)
 
     def stop(self) -> None:
         """Ends every process that was started. Idempotent."""
@@ -148,17 +160,19 @@ class SimulatedCluster:
         with self._lock:
             for each in list(self._slices.values()):
                 self._take(each)
-            if self._cluster is not None:
-                below = processes_below(_pids(self._cluster.head_node))
-                self._cluster.remove_node(self._cluster.head_node)
-                _kill(below)
-                self._cluster = None
-                self._metadata.close()
+            if not self._is_started:
+                return
+            self._is_started = False
+            for node in self._gateway_hosts:
+                kill_all(processes_below(node_pids(node)))
+                self.control_plane.remove_node(node)
+            self.control_plane.stop()
+            self._metadata.close()
 
     @property
     def address(self) -> str:
         """What `RAY_ADDRESS` has to be."""
-        return str(self._cluster.address)
+        return self.control_plane.address
 
     # -- what can be done to it --
 
@@ -188,7 +202,8 @@ class SimulatedCluster:
             dry = sorted(self._dry)
         return {
             "ray_address": self.address,
-            "dashboard_url": f"http://{self._cluster.webui_url}",
+            "dashboard_url": self.control_plane.dashboard_url,
+            "is_head_running": self.control_plane.is_head_running,
             "stocked_out": dry,
             "slices": slices,
         }
@@ -198,9 +213,11 @@ class SimulatedCluster:
 
         Raises:
             UnknownSliceError: the plan has no such kind.
+            HeadGoneError: there is no head that a host could join.
         """
         kind = self._kind(kind_name)
-        with self._lock:
+        with self._lock, self.control_plane.lock:
+            _ = self.control_plane.cluster
             used = {each.index for each in self._slices.values() if each.kind is kind}
             # KubeRay gives the lowest free index, and so a lost slice's name to its replacement.
             index = next(number for number in itertools.count() if number not in used)
@@ -328,7 +345,10 @@ class SimulatedCluster:
             if kind.compute_class in self._dry:
                 self._wanted_back.append(kind)
                 return
-        self.add(kind.name)
+        try:
+            self.add(kind.name)
+        except HeadGoneError:
+            self._at(_HEAD_AWAY_RETRY_S, self._come, kind)
 
     def _lose_after(self, delay_s: float, each: SimulatedSlice) -> None:
         each.going_at_s = time.monotonic() + delay_s
@@ -376,7 +396,7 @@ class SimulatedCluster:
     def _start_host(self, owner: SimulatedSlice, worker_id: int) -> SimulatedHost:
         metadata = self._metadata.start()
         kind = owner.kind
-        node = self._cluster.add_node(
+        node = self.control_plane.cluster.add_node(
             wait=False,
             num_cpus=self._plan.cpus_per_host,
             resources=host_resources(kind, owner.name, worker_id),
@@ -389,7 +409,7 @@ class SimulatedCluster:
                 STARTED_AT_VARIABLE: f"{time.time():.1f}",
                 RUN_DIR_VARIABLE: f"{_run_dir(owner.name, worker_id)}",
             },
-            object_store_memory=_OBJECT_STORE_BYTES,
+            object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
         )
         return SimulatedHost(worker_id, node, metadata)
@@ -399,8 +419,8 @@ class SimulatedCluster:
         if not host.is_alive:
             return
         host.is_alive = False
-        _kill(processes_below(_root_pids([host])))
-        self._cluster.remove_node(host.node, allow_graceful=False)
+        kill_all(processes_below(_root_pids([host])))
+        self.control_plane.remove_node(host.node)
 
     def _kind(self, name: str) -> SimulatedSlices:
         for kind in self._plan.slices:
@@ -442,21 +462,10 @@ def _described(throttle: Throttle | None) -> dict[str, float | None]:
 
 
 def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
-    return set().union(*(_pids(host.node) for host in hosts))
-
-
-def _pids(node: Any) -> set[int]:
-    """The processes of a Ray node that are children of ours."""
-    return {info.process.pid for kind in list(node.all_processes.values()) for info in list(kind)}
+    return set().union(*(node_pids(host.node) for host in hosts))
 
 
 def _run_dir(slice_name: str, worker_id: int) -> Path:
     """Where a simulated host's processes say what they serve: each host has a folder of its own."""
     below = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(below) / "slicewise-run" / f"{slice_name}-{worker_id}"
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()

@@ -12,9 +12,16 @@ import typer
 import yaml
 
 from serving.errors import ConfigError
-from serving.launch import child_environment, dashboard_port, run_serve, site_of
+from serving.launch import child_environment, dashboard_port, free_ports, run_serve, site_of
 from serving.simulation.control import ControlError, ControlServer, call, default_socket
+from serving.simulation.deployed import (
+    ensure_lasting,
+    lasting_environment,
+    proxy_url,
+    serve_deployed,
+)
 from serving.simulation.plan import SimulationPlan, parse_plan
+from serving.simulation.redis import RedisServer, RedisUnavailableError
 
 sim = typer.Typer(help="A simulated TPU cluster on this machine.", no_args_is_help=True)
 
@@ -35,14 +42,22 @@ def up_command(
     plan: Annotated[Path, typer.Argument(help="What the cluster consists of.")] = _PLAN,
     config: Annotated[Path, typer.Option(help="What is served on it.")] = _CONFIG,
     socket: _Socket = None,
+    redis: Annotated[  # noqa: FBT002
+        bool, typer.Option("--redis", help="Keep the head's state in Redis: then it may be killed.")
+    ] = False,
     verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
 ) -> None:
     """Start a simulated cluster and serve on it until Ctrl-C."""
     described = _read_plan(plan)
     site = site_of(config)
+    proxy_port, gcs_port, redis_port = free_ports(3)
+    if redis:
+        with _refusals():
+            ensure_lasting(described, yaml.safe_load(config.read_text(encoding="utf-8")))
     # Short: Ray's sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
-        environment = child_environment(os.environ, folder)
+        inherited = lasting_environment(os.environ, proxy_port) if redis else os.environ
+        environment = child_environment(inherited, folder)
         # Ray takes it from the process that starts the nodes.
         os.environ.update(environment)
         os.environ.pop("RAY_ADDRESS")
@@ -51,16 +66,28 @@ def up_command(
 
         num_hosts = sum(kind.count * kind.shape.num_hosts for kind in described.slices)
         typer.echo(f"slicewise: starting a head and up to {num_hosts} simulated hosts")
+        store = RedisServer(Path(folder) / "redis", redis_port) if redis else None
         with (
             _refusals(),
-            SimulatedCluster(described, dashboard_port(environment)) as cluster,
+            store or contextlib.nullcontext(),
+            SimulatedCluster(
+                described,
+                dashboard_port(environment),
+                gcs_port=gcs_port if redis else None,
+                redis=store,
+            ) as cluster,
             ControlServer(cluster, socket or default_socket()),
         ):
             names = ", ".join(cluster.names())
             typer.echo(f"slicewise: slices {names}; `slicewise sim --help` can take them away")
-            code = run_serve(
-                config, Path(folder), site, verbose=verbose, ray_address=cluster.address
-            )
+            if redis:
+                code = serve_deployed(
+                    config, cluster.control_plane.dashboard_url, proxy_url(environment)
+                )
+            else:
+                code = run_serve(
+                    config, Path(folder), site, verbose=verbose, ray_address=cluster.address
+                )
     raise typer.Exit(code)
 
 
@@ -139,6 +166,33 @@ def stockout_command(
     _do(socket, "stock_out", compute_class=compute_class, is_dry=not over)
 
 
+@sim.command("kill-head")
+def kill_head_command(socket: _Socket = None) -> None:
+    """End the head node at once, as if its pod were gone. With `up --redis` only."""
+    _do(socket, "kill_head")
+
+
+@sim.command("start-head")
+def start_head_command(socket: _Socket = None) -> None:
+    """Start a head in place of the killed one."""
+    _do(socket, "start_head")
+
+
+@sim.command("kill-redis")
+def kill_redis_command(
+    lose: Annotated[bool, typer.Option(help="With all that it has kept.")] = False,  # noqa: FBT002
+    socket: _Socket = None,
+) -> None:
+    """End Redis at once. With `up --redis` only."""
+    _do(socket, "kill_redis", lose=lose)
+
+
+@sim.command("start-redis")
+def start_redis_command(socket: _Socket = None) -> None:
+    """Start Redis again, with what its file holds."""
+    _do(socket, "start_redis")
+
+
 def _do(socket: Path | None, command: str, **arguments: Any) -> Any:
     with _refusals():
         return call(socket or default_socket(), command, **arguments)
@@ -156,6 +210,6 @@ def _read_plan(path: Path) -> SimulationPlan:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (ControlError, ConfigError) as error:
+    except (ControlError, ConfigError, RedisUnavailableError) as error:
         typer.echo(f"slicewise: {error}", err=True)
         raise typer.Exit(1) from error

@@ -22,6 +22,8 @@ _COMMANDS = frozenset(
         "add", "preempt", "maintain", "drain", "kill", "slow", "partition", "stock_out", "describe",
     }
 )  # fmt: skip
+# Those of its control plane.
+_CONTROL_PLANE_COMMANDS = frozenset({"kill_head", "start_head", "kill_redis", "start_redis"})
 _TIMEOUT_S = 120.0
 
 
@@ -79,9 +81,12 @@ class ControlServer:
 
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.match_info["command"]
-        if name not in _COMMANDS:
+        if name in _CONTROL_PLANE_COMMANDS:
+            command = getattr(self._cluster.control_plane, name)
+        elif name in _COMMANDS:
+            command = getattr(self._cluster, name)
+        else:
             return web.json_response({"error": f"unknown command {name!r}"}, status=404)
-        command = getattr(self._cluster, name)
         arguments = await request.json()
         try:
             inspect.signature(command).bind(**arguments)

@@ -6,6 +6,7 @@ Reads the process table anew at each question. Owns no process.
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import psutil
 
@@ -40,3 +41,16 @@ def _title(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
+
+
+# Any: a `ray._private.node.Node`.
+def node_pids(node: Any) -> set[int]:
+    """The processes of a Ray node that are children of ours."""
+    return {info.process.pid for kind in list(node.all_processes.values()) for info in list(kind)}
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL to those that still live."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

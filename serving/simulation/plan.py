@@ -95,8 +95,10 @@ class SimulationPlan(_Section):
     """Hosts that fail the probe."""
     cpus_per_host: Annotated[float, Field(gt=0, le=1024)] = 2.0
     """CPUs that Ray believes each host to have. They are this machine's."""
-    head_cpus: Annotated[float, Field(gt=0, le=1024)] = 2.0
-    """The same for the head node, where gateways run."""
+    head_cpus: Annotated[float, Field(ge=0, le=1024)] = 2.0
+    """The same for the head node, where gateways run; 0 keeps them off it."""
+    gateway_hosts: Annotated[int, Field(ge=0, le=16)] = 0
+    """Hosts without chips beside the head, as our manifests have them for gateways and replicas."""
 
 
 def parse_plan(raw: Any) -> SimulationPlan:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -99,7 +99,7 @@ class RunningApplication:
 
     `through` is the command that starts it: `serve` (`serve run FILE`), `slicewise` (`slicewise
     serve FILE`, which also makes its own folder below ours) or `sim` (`slicewise sim up`, on the
-    simulated TPU cluster of `plan`). `api_key` is what its own questions carry.
+    simulated TPU cluster of `plan`, with `options`). `api_key` is what its own questions carry.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class RunningApplication:
         environment: Mapping[str, str] | None = None,
         api_key: str = "none",
         plan: Mapping[str, Any] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.plan = plan
         self.args = dict(args)
@@ -123,6 +124,7 @@ class RunningApplication:
         self.log_path = self.folder / "output.log"
         self.api_key = api_key
         self._through = through
+        self._options = tuple(options)
         self._environment = dict(environment or {})
         self._root: subprocess.Popen[bytes] | None = None
         self._known: dict[int, psutil.Process] = {}
@@ -145,7 +147,13 @@ class RunningApplication:
         """Starts the command and returns at once."""
         self.write_config(self.args)
         self.plan_path.write_text(yaml.safe_dump(self.plan))
-        on_plan = [str(self.plan_path), "--socket", str(self.control_socket), "--config"]
+        on_plan = [
+            str(self.plan_path),
+            *self._options,
+            "--socket",
+            str(self.control_socket),
+            "--config",
+        ]
         command = {
             "serve": ["serve", "run"],
             "slicewise": ["slicewise", "serve"],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from serving.simulation.control import ControlError, ControlServer, call
+from serving.simulation.control_plane import ControlPlane
 from serving.simulation.plan import UnknownSliceError
 
 
@@ -15,6 +16,7 @@ class Slices:
 
     def __init__(self) -> None:
         self.killed: list[tuple[str, int | None]] = []
+        self.control_plane = ControlPlane(0, 0)
 
     def describe(self) -> dict[str, Any]:
         return {"slices": ["spot-0"]}
@@ -53,6 +55,8 @@ def test_command_is_carried_out_and_answered(socket: Path) -> None:
         ("kill", {"name": "spot-9"}, "no slice 'spot-9'; there are spot-0"),
         ("kill", {"nme": "spot-0"}, "unexpected keyword argument 'nme'|missing a required"),
         ("slow", {"name": "spot-0", "factor": 1, "for_s": 1}, "factor is 1; allowed: 1.1 to 50"),
+        ("kill_head", {}, "keeps its state in its head; start it with --redis"),
+        ("kill_redis", {"lose": True}, "keeps its state in its head; start it with --redis"),
         ("stop", {}, "unknown command 'stop'"),
         ("__init__", {}, "unknown command"),
     ],
