@@ -29,6 +29,7 @@ from serving.config_check import check_serve_config, load_yaml
 from serving.engine_arg_names import installed_vllm_args
 from serving.errors import UnsupportedVllmError
 from serving.gateway.keys import read_keys
+from serving.ray_settings import RAY_SETTINGS
 from serving.slices.lifecycle import SliceState
 from serving.start_failure import start_failure
 
@@ -56,9 +57,7 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
     ours = {
         # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
         "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Replicas serve HTTP themselves, with HAProxy in front: no Python proxy on a token's way.
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        **RAY_SETTINGS,
         # By default these are the same for every cluster of a machine, and of every user of it.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
@@ -72,13 +71,8 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{haproxy_folder}/server-state",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{haproxy_folder}/a",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{haproxy_folder}/m",
-        # The gateway's code runs in the loop that serves its HTTP: no thread change per chunk.
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        # Ray gives its workers niceness 15, which leaves every stream behind any other process.
-        "RAY_worker_niceness": "0",
         # How long a leaving gateway still listens. The one HAProxy, on this machine, knows at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
-        "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
     return {**ours, **inherited, **place}

@@ -13,6 +13,7 @@ from serving.manifests.documents import (
     Folder,
     Json,
     Manifest,
+    look,
     mapping,
     ray_clusters,
     sequence,
@@ -151,6 +152,12 @@ def _agreement_problems(group: FoundGroup, used: Manifest) -> Iterator[Problem]:
             complaint = f"not what the pods of group {group.name} select"
             field = f"spec.priorities[0].tpu.{name}"
             yield used.problem(field, complaint, f"allowed: {value}", tpu.get(name))
+    has_claims = bool(sequence(group.pod, "resourceClaims"))
+    is_driven = look(used.body, "spec", "nodePoolConfig", "dra", "networking", "enabled") is True
+    if has_claims and not is_driven:
+        complaint = f"pods of group {group.name} claim network interfaces, which nobody would give"
+        field = "spec.nodePoolConfig.dra.networking.enabled"
+        yield used.problem(field, complaint, "allowed: true", is_driven)
     market = group.labels.get(MARKET_LABEL)
     if market in tuple(Market) and market != market_of(rule):
         complaint = f"not the market of its ComputeClass, whose rule is {market_of(rule)}"

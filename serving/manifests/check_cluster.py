@@ -16,8 +16,8 @@ from serving.manifests.documents import (
     texts,
 )
 from serving.manifests.platform import PROVISIONER_RULES
+from serving.ray_settings import RAY_SETTINGS
 
-_NICENESS = "RAY_worker_niceness"
 _PROVISIONER = "slice-provisioner"
 _ZERO = "0"
 
@@ -62,11 +62,18 @@ def _setting_problems(manifest: Manifest, path: str, cluster: Json) -> Iterator[
 def _pod_problems(manifest: Manifest, path: str, cluster: Json) -> Iterator[Problem]:
     for where, template in pod_templates(cluster):
         container = mapping(template, "spec", "containers", 0)
-        field = f"{path}.{where}.template.spec.containers[0].env[{_NICENESS}]"
-        value = named(sequence(container, "env"), _NICENESS).get("value")
-        if value != _ZERO:
-            complaint = "Ray's workers would yield to everybody else on the host"
-            yield manifest.problem(field, complaint, 'allowed: "0"', value)
+        first = f"{path}.{where}.template.spec.containers[0]"
+        for name, wanted in RAY_SETTINGS.items():
+            value = named(sequence(container, "env"), name).get("value")
+            if value != wanted:
+                complaint = "not what Ray is started with everywhere else"
+                allowed = f'allowed: "{wanted}"'
+                yield manifest.problem(f"{first}.env[{name}]", complaint, allowed, value)
+        if where != "headGroupSpec" and not look(container, "readinessProbe", "httpGet", "path"):
+            complaint = "without one KubeRay's asks with wget, which no image has: never ready"
+            allowed = "required: httpGet"
+            value = look(container, "readinessProbe", "exec", "command", 0)
+            yield manifest.problem(f"{first}.readinessProbe", complaint, allowed, value)
 
 
 def pod_templates(cluster: Json) -> Iterator[tuple[str, Json]]:

@@ -74,11 +74,32 @@ class ImagesConfig(_Section):
     """Hosts of slices."""
 
 
-class RedisConfig(_Section):
-    """Where Ray's head keeps its state, so that its death costs no engine."""
+class OwnRedisConfig(_Section):
+    """A Redis of one pod with a disk, made with everything else."""
 
-    address: Annotated[str, Field(pattern=r"^[a-zA-Z0-9.-]+:[0-9]+$")]
-    """Host and port, such as `10.0.0.3:6379`."""
+    image: Image
+    """An image that has `redis-server` and `redis-cli`, such as `redis:7.4`."""
+    storage_gib: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Its disk, in GiB."""
+    storage_class: ObjectName | None = None
+    """StorageClass of the disk; the cluster's default one, when left out."""
+    memory_gib: Annotated[int, Field(ge=1, le=256)] = 2
+    """Its memory, in GiB; what Ray's head keeps is far below."""
+
+
+class RedisConfig(_Section):
+    """Where Ray's head keeps its state, so that its death costs no engine. One of the two."""
+
+    address: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[a-zA-Z0-9.-]+:[0-9]+$",
+            json_schema_extra={"allowed": "host and port, such as `10.0.0.3:6379`"},
+        ),
+    ] = None
+    """Host and port of one that there is, such as Memorystore's `10.0.0.3:6379`."""
+    own: OwnRedisConfig | None = None
+    """A Redis of its own, of one pod with a disk."""
 
 
 class SecretsConfig(_Section):

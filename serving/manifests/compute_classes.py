@@ -30,6 +30,10 @@ _LADDER = (Market.RESERVED, Market.SPOT, Market.FLEX_START, Market.ON_DEMAND)
 _CONTROL_FAMILIES = ("n4", "n2")
 
 
+# Facts on DRANET: GKE's page on managed DRANET, and the CRD's own words; read 2026-11-22.
+NETWORK_PROFILE = "auto"  # GKE makes the networks that the machine type has interfaces for
+
+
 def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> list[Json]:
     """One class for each group, one ladder for each shape with several markets; by name."""
     made = [_serving_class(cluster, group) for group in groups]
@@ -86,7 +90,11 @@ def _serving_class(cluster: ClusterConfig, group: SliceGroup) -> Json:
     if cluster.provisioning == Provisioning.NODE_POOLS:
         rules: list[Json] = [{"nodepools": node_pool_names(group)}]
         return _compute_class(group.name, rules, description, is_auto=False)
-    return _compute_class(group.name, [_rule(group)], description)
+    made = _compute_class(group.name, [_rule(group)], description)
+    if cluster.dranet:
+        made["spec"]["priorities"][0]["acceleratorNetworkProfile"] = NETWORK_PROFILE
+        made["spec"]["nodePoolConfig"]["dra"] = {"networking": {"enabled": True}}
+    return made
 
 
 def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:

@@ -122,7 +122,11 @@ def exporter(cluster: ClusterConfig) -> Json:
 
 
 def pod_monitors(values: Values) -> list[Json]:
-    """What Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics."""
+    """What Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
+
+    The gateways' through one proxy, the head's: each proxy hands `/metrics` to any of them, and
+    asked through several one gateway's counters would stand there several times.
+    """
     cluster = values.cluster
     page: Json = {"path": "/metrics", "port": "serve", "interval": "10s"}
     if cluster.secrets.api_keys is not None:
@@ -132,21 +136,24 @@ def pod_monitors(values: Values) -> list[Json]:
     chips = {"port": "metrics", "interval": "5s", "scrapeTimeout": "4s", "honorLabels": True}
     ray = {"port": "metrics", "interval": "15s"}
     exporter_labels = component_labels(cluster, Component.EXPORTER)
-    gateway_labels = component_labels(cluster, Component.GATEWAY)
+    head_labels = component_labels(cluster, Component.HEAD)
     in_ray = {
         "matchLabels": instance_labels(cluster),
         "matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}],
     }
     return [
         _pod_monitor(cluster, "tpu-exporter", {"matchLabels": exporter_labels}, chips),
-        _pod_monitor(cluster, "gateways", {"matchLabels": gateway_labels}, page),
+        _pod_monitor(cluster, "gateway", {"matchLabels": head_labels}, page),
         _pod_monitor(cluster, "ray", in_ray, ray),
     ]
 
 
 def _pod_monitor(cluster: ClusterConfig, name: str, selector: Json, endpoint: Json) -> Json:
     monitor = _object(cluster, "monitoring.coreos.com/v1", "PodMonitor", f"{cluster.name}-{name}")
-    return monitor | {"spec": {"podMetricsEndpoints": [endpoint], "selector": selector}}
+    # As in deployments/prometheus: alerts and dashboards go by it.
+    job = [{"targetLabel": "job", "replacement": name}]
+    spec = {"podMetricsEndpoints": [endpoint | {"relabelings": job}], "selector": selector}
+    return monitor | {"spec": spec}
 
 
 def _object(cluster: ClusterConfig, api_version: str, kind: str, name: str) -> Json:

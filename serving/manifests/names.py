@@ -13,6 +13,7 @@ SERVE_PORT = 8000
 METRICS_PORT = 8080
 DASHBOARD_PORT = 8265
 EXPORTER_PORT = 9450
+REDIS_PORT = 6379
 NETWORK_CLAIMS = "all-netdev"
 
 
@@ -23,6 +24,7 @@ class Component(StrEnum):
     GATEWAY = "gateway"
     ENGINE = "engine"  # a host of a slice
     EXPORTER = "tpu-exporter"
+    REDIS = "redis"  # only where it is the cluster's own
 
 
 def component_labels(cluster: ClusterConfig, component: Component) -> dict[str, str]:
@@ -44,6 +46,11 @@ def priority_class(cluster: ClusterConfig, component: Component) -> str:
     """The PriorityClass of such pods."""
     kind = "engine" if component == Component.ENGINE else "control"
     return f"{cluster.name}-{kind}"
+
+
+def redis_name(cluster: ClusterConfig) -> str:
+    """The Redis that is the cluster's own, and the Service that leads to it."""
+    return f"{cluster.name}-redis"
 
 
 def serve_service(cluster: ClusterConfig) -> str:

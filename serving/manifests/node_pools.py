@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from serving.gke_names import GKE_COMPUTE_CLASS
-from serving.manifests.compute_classes import node_pool_names, workload_policy
+from serving.manifests.compute_classes import NETWORK_PROFILE, node_pool_names, workload_policy
 from serving.manifests.slice_groups import SliceGroup, shape_name
 from serving.slice_config import MAX_FLEX_START_RUN_S, Market
 
@@ -19,9 +19,18 @@ set -eu
 """
 
 
-def node_pools_script(groups: Sequence[SliceGroup]) -> str:
-    """One command for each pool."""
-    commands = [_command(pool, group) for group in groups for pool in node_pool_names(group)]
+# What has GKE run its driver for network claims on a node. Source: its page on managed DRANET, read
+# 2026-11-22.
+_NETWORK_DRIVER_LABEL = "cloud.google.com/gke-networking-dra-driver=true"
+
+
+def node_pools_script(groups: Sequence[SliceGroup], *, has_claims: bool) -> str:
+    """One command for each pool. `has_claims`: pods claim their host's network interfaces."""
+    commands = [
+        _command(pool, group, has_claims=has_claims)
+        for group in groups
+        for pool in node_pool_names(group)
+    ]
     return _HEAD + "".join(f"{command}\n" for command in commands)
 
 
@@ -42,8 +51,9 @@ def workload_policies_script(groups: Sequence[SliceGroup]) -> str:
     return head + "".join(commands[name] for name in sorted(commands))
 
 
-def _command(pool: str, group: SliceGroup) -> str:
+def _command(pool: str, group: SliceGroup, *, has_claims: bool) -> str:
     shape = group.shape
+    labels = [f"{GKE_COMPUTE_CLASS}={group.name}", *([_NETWORK_DRIVER_LABEL] * has_claims)]
     most = shape.num_hosts if shape.num_hosts > 1 else group.max_slices
     options = [
         f"--machine-type={shape.gke_machine_type}",
@@ -52,10 +62,11 @@ def _command(pool: str, group: SliceGroup) -> str:
         "--enable-autoscaling",
         "--total-min-nodes=0",
         f"--total-max-nodes={most}",
-        f"--node-labels={GKE_COMPUTE_CLASS}={group.name}",
+        f"--node-labels={','.join(labels)}",
         f"--node-taints={GKE_COMPUTE_CLASS}={group.name}:NoSchedule",
         "--workload-metadata=GKE_METADATA",
         *([f"--tpu-topology={shape.topology}"] if shape.num_hosts > 1 else []),
+        *([f"--accelerator-network-profile={NETWORK_PROFILE}"] if has_claims else []),
         *_market_options(group),
     ]
     policy = workload_policy(group)

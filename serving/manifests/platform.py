@@ -45,6 +45,8 @@ def service_accounts(cluster: ClusterConfig) -> list[Json]:
     """One for each kind of pod. None of them may do anything unless it is said here."""
     made = []
     for component in Component:
+        if component == Component.REDIS and cluster.redis.own is None:
+            continue
         metadata: Json = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
         if cluster.google_service_account is not None:
             name = "iam.gke.io/gcp-service-account"

@@ -26,6 +26,13 @@ from serving.manifests.names import (
     priority_class,
     service_account,
 )
+from serving.manifests.pod_environment import (
+    TOKEN_KEY,
+    environment,
+    from_secret,
+    secret_mounts,
+    secret_volumes,
+)
 from serving.manifests.slice_groups import SliceGroup
 from serving.manifests.values import Values
 from serving.slices.terms import replica_end_s
@@ -37,9 +44,9 @@ _RAY_FOLDER = "/tmp/ray"  # in the pod, where Ray's processes find each other
 _CACHE_FOLDER = "/var/cache/slicewise"
 _DATA_FOLDER = "/data"
 _GCS_PORT = 6379
-# Keys in the Secrets. The first is KubeRay's word; source: its guide on authentication, read
-# 2026-11-21.
-_TOKEN_KEY, _API_KEYS_KEY, _LINK_KEY = "auth_token", "api-keys", "link-secret"
+# Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.
+_AGENT_PORT, _AGENT_HEALTH = 52365, "/api/healthz"
+_PROXY_HEALTH = "/-/healthz"
 # Above it GKE finds no time of its own before it ends a pod. Source: GKE's page on TPU disruption,
 # read 2026-11-20.
 _CONTROL_GRACE_S = 120
@@ -48,7 +55,13 @@ _CONTROL_GRACE_S = 120
 def head_template(values: Values) -> Json:
     """The head, with the slice provisioner beside Ray."""
     cluster = values.cluster
-    ports = {"gcs-server": _GCS_PORT, "dashboard": DASHBOARD_PORT, "metrics": METRICS_PORT}
+    ports = {
+        "gcs-server": _GCS_PORT,
+        "dashboard": DASHBOARD_PORT,
+        "metrics": METRICS_PORT,
+        # Its proxy serves nobody but Prometheus.
+        "serve": SERVE_PORT,
+    }
     container = _container(values, "ray-head", cluster.images.cpu, _size(cluster.head), ports)
     spec = _control_spec(cluster, Component.HEAD)
     # It patches worker groups, as Ray's autoscaler does.
@@ -57,7 +70,7 @@ def head_template(values: Values) -> Json:
     spec["volumes"] = [
         _memory("dshm", 4),
         {"name": "ray", "emptyDir": {}},
-        *_secret_volumes(values),
+        *secret_volumes(values),
     ]
     container["volumeMounts"] += [{"name": "ray", "mountPath": _RAY_FOLDER}]
     return _template(cluster, Component.HEAD, spec)
@@ -69,9 +82,11 @@ def gateway_template(values: Values) -> Json:
     ports = {"serve": SERVE_PORT, "metrics": METRICS_PORT}
     size = _size(cluster.gateway_pod)
     container = _container(values, "ray-worker", cluster.images.cpu, size, ports)
+    # Traffic goes where a proxy answers: not to one that has no gateway yet, or drains.
+    container["readinessProbe"] = _ready(_PROXY_HEALTH, SERVE_PORT)
     spec = _control_spec(cluster, Component.GATEWAY)
     spec |= {"containers": [container]}
-    spec["volumes"] = [_memory("dshm", 4), *_secret_volumes(values)]
+    spec["volumes"] = [_memory("dshm", 4), *secret_volumes(values)]
     spec["topologySpreadConstraints"] = [
         {
             "maxSkew": 1,
@@ -101,6 +116,8 @@ def host_template(values: Values, group: SliceGroup) -> Json:
         # 2b503651, read 2026-11-20.
         {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},
     ]
+    # No proxy runs here, which is what KubeRay would wait for.
+    container["readinessProbe"] = _ready(_AGENT_HEALTH, _AGENT_PORT)
     container["lifecycle"] = {"preStop": {"exec": {"command": _leave_command(group)}}}
     container["volumeMounts"] += [{"name": "cache", "mountPath": _CACHE_FOLDER}]
     spec: Json = {
@@ -129,7 +146,7 @@ def host_template(values: Values, group: SliceGroup) -> Json:
         "volumes": [
             _memory("dshm", max(4, cluster.host.memory_gib_per_chip * chips // 2)),
             {"name": "cache", "emptyDir": {}},
-            *_secret_volumes(values, is_gateway=False),
+            *secret_volumes(values, is_gateway=False),
         ],
     }
     template = _template(cluster, Component.ENGINE, spec)
@@ -177,7 +194,7 @@ def _provisioner(values: Values) -> Json:
         "env": [
             {"name": "RAYCLUSTER", "valueFrom": {"fieldRef": {"fieldPath": field}}},
             {"name": "RAY_AUTH_MODE", "value": "token"},
-            _from_secret("RAY_AUTH_TOKEN", cluster.secrets.ray_token, _TOKEN_KEY),
+            from_secret("RAY_AUTH_TOKEN", cluster.secrets.ray_token, TOKEN_KEY),
         ],
         "resources": {"requests": dict(size), "limits": dict(size)},
         "securityContext": _container_security(),
@@ -193,60 +210,15 @@ def _container(
     return {
         "name": name,
         "image": image,
-        "env": _environment(values, is_gateway=is_gateway),
+        "env": environment(values, is_gateway=is_gateway),
         "ports": [{"containerPort": number, "name": port} for port, number in ports.items()],
         "resources": {"requests": dict(size), "limits": dict(size)},
         "securityContext": _container_security(),
         "volumeMounts": [
             {"name": "dshm", "mountPath": "/dev/shm"},  # the pod's own
-            *_secret_mounts(values, is_gateway=is_gateway),
+            *secret_mounts(values, is_gateway=is_gateway),
         ],
     }
-
-
-def _environment(values: Values, *, is_gateway: bool) -> list[Json]:
-    """What Ray and the application read. Ray would make its workers nicer than everybody else."""
-    auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
-    entries: list[Json] = [{"name": "RAY_worker_niceness", "value": "0"}]
-    if secrets.api_keys is not None and auth.keys_env is not None and is_gateway:
-        entries.append(_from_secret(auth.keys_env, secrets.api_keys, _API_KEYS_KEY))
-    if secrets.link is not None and link.secret_env is not None:
-        entries.append(_from_secret(link.secret_env, secrets.link, _LINK_KEY))
-    if secrets.hugging_face is not None:
-        entries.append(_from_secret("HF_TOKEN", secrets.hugging_face, "token"))
-    return entries
-
-
-def _secret_files(values: Values, *, is_gateway: bool) -> list[tuple[str, str, str, str]]:
-    """Volume, Secret, key and path of each secret that is read from a file."""
-    auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
-    files = []
-    if secrets.api_keys is not None and auth.keys_file is not None and is_gateway:
-        files.append(("api-keys", secrets.api_keys, _API_KEYS_KEY, auth.keys_file))
-    if secrets.link is not None and link.secret_file is not None:
-        files.append(("link-secret", secrets.link, _LINK_KEY, link.secret_file))
-    return files
-
-
-def _secret_volumes(values: Values, *, is_gateway: bool = True) -> list[Json]:
-    return [
-        {
-            "name": volume,
-            "secret": {
-                "secretName": secret,
-                "items": [{"key": key, "path": path.rpartition("/")[2]}],
-                "defaultMode": 0o440,
-            },
-        }
-        for volume, secret, key, path in _secret_files(values, is_gateway=is_gateway)
-    ]
-
-
-def _secret_mounts(values: Values, *, is_gateway: bool) -> list[Json]:
-    return [
-        {"name": volume, "mountPath": path.rpartition("/")[0], "readOnly": True}
-        for volume, _, _, path in _secret_files(values, is_gateway=is_gateway)
-    ]
 
 
 def _mount_bucket(template: Json, bucket: str) -> None:
@@ -289,16 +261,22 @@ def _template(cluster: ClusterConfig, component: Component, spec: Json) -> Json:
     }
 
 
+def _ready(path: str, port: int) -> Json:
+    """Our own, because KubeRay's for the workers of a RayService runs wget, which no image has."""
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": 5,
+        "timeoutSeconds": 2,
+        "failureThreshold": 2,
+    }
+
+
 def _size(pod: PodConfig) -> dict[str, str]:
     return {"cpu": str(pod.cpus), "memory": f"{pod.memory_gib}Gi"}
 
 
 def _memory(name: str, gib: int) -> Json:
     return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{gib}Gi"}}
-
-
-def _from_secret(name: str, secret: str, key: str) -> Json:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def _pod_security() -> Json:

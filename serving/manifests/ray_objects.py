@@ -14,6 +14,7 @@ from serving.gke_names import NEVER_IDLE_S
 from serving.manifests.cluster_config import UpgradeKind
 from serving.manifests.names import GATEWAY_GROUP, instance_labels
 from serving.manifests.pods import gateway_template, head_template, host_template
+from serving.manifests.redis import PASSWORD_KEY, redis_address
 from serving.manifests.slice_groups import SliceGroup
 from serving.manifests.values import Values
 from serving.slice_config import DAY_S, Market
@@ -80,7 +81,7 @@ def _metadata(values: Values) -> Json:
 def _cluster_spec(values: Values, groups: Sequence[SliceGroup]) -> Json:
     cluster = values.cluster
     secrets = cluster.secrets
-    password = {"secretKeyRef": {"name": secrets.redis, "key": "password"}}
+    password = {"secretKeyRef": {"name": secrets.redis, "key": PASSWORD_KEY}}
     return {
         "authOptions": {"mode": "token", "secretName": secrets.ray_token},
         "autoscalerOptions": _autoscaler(groups),
@@ -89,7 +90,7 @@ def _cluster_spec(values: Values, groups: Sequence[SliceGroup]) -> Json:
         "enableInTreeAutoscaling": True,
         # No externalStorageNamespace: two clusters of one RayService must not share their state.
         "gcsFaultToleranceOptions": {
-            "redisAddress": cluster.redis.address,
+            "redisAddress": redis_address(cluster),
             "redisPassword": {"valueFrom": password},
         },
         "headGroupSpec": {

@@ -13,6 +13,7 @@ from serving.manifests.cluster_config import Provisioning, UpgradeKind
 from serving.manifests.compute_classes import compute_classes, control_class
 from serving.manifests.names import serve_service
 from serving.manifests.ray_objects import ray_cluster, ray_service, serve_config
+from serving.manifests.redis import redis_objects
 from serving.manifests.slice_groups import SliceGroup, slice_groups
 from serving.manifests.values import Values
 
@@ -58,6 +59,8 @@ def manifests(values: Values) -> dict[str, list[Json]]:
         "kuberay/raycluster/raycluster.yaml": [ray_cluster(values, groups)],
         "kuberay/raycluster/route.yaml": [edges.gateway_service(cluster), *_route(values)],
     }
+    if cluster.redis.own is not None:
+        files["kuberay/base/redis.yaml"] = redis_objects(cluster, cluster.redis.own)
     if cluster.dranet:
         files["gke/network-claims.yaml"] = [platform.network_claims(cluster)]
     # KubeRay makes Gateway and HTTPRoute of its own for an incremental upgrade.
@@ -99,7 +102,9 @@ def _scripts(values: Values) -> dict[str, str]:
     groups: Sequence[SliceGroup] = slice_groups(values.cluster, values.app)
     scripts = {"gke/workload-policies.sh": node_pools.workload_policies_script(groups)}
     if values.cluster.provisioning == Provisioning.NODE_POOLS:
-        scripts["gke/node-pools.sh"] = node_pools.node_pools_script(groups)
+        scripts["gke/node-pools.sh"] = node_pools.node_pools_script(
+            groups, has_claims=values.cluster.dranet
+        )
     return {path: text for path, text in scripts.items() if text}
 
 

@@ -16,7 +16,7 @@ from serving.config_rules import is_loopback, repeats
 from serving.config_schema import name_hint, problems_of, shown
 from serving.engine_arg_names import VllmArgs
 from serving.errors import ConfigError, Problem
-from serving.manifests.cluster_config import ClusterConfig, Provisioning
+from serving.manifests.cluster_config import ClusterConfig, Provisioning, RedisConfig
 from serving.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
 from serving.slice_config import Market
 from serving.topology import Generation
@@ -81,6 +81,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
     yield from _deployment_problems(values)
     yield from _class_problems(values)
     yield from _secret_problems(values)
+    yield from _redis_problems(values.cluster.redis)
     upgrade = values.cluster.upgrade
     if upgrade.step_percent > upgrade.max_surge_percent:
         yield Problem(
@@ -179,6 +180,13 @@ def _market_problems(values: Values, name: str) -> Iterator[Problem]:
     if market != Market.RESERVED and entry.reservation is not None:
         complaint = f"slices of the market {market} come from no reservation"
         yield Problem(path, complaint, "allowed: nothing", entry.reservation)
+
+
+def _redis_problems(redis: RedisConfig) -> Iterator[Problem]:
+    if (redis.address is None) == (redis.own is None):
+        complaint = "neither there" if redis.own is None else "given twice"
+        allowed = "allowed: address of one that there is, or own for a new one"
+        yield Problem("cluster.redis", complaint, allowed, redis.address)
 
 
 def _secret_problems(values: Values) -> Iterator[Problem]:

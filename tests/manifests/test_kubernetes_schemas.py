@@ -30,7 +30,13 @@ def _is_built_in(api_version: str) -> bool:
 def test_kubernetes_own_schemas_take_every_object() -> None:
     library = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     shape = shapes("v6e")[4]
-    raw = raw_values((shape, "spot"), dranet=True, bucket="weights", hostname="llm.example.com")
+    raw = raw_values(
+        (shape, "spot"),
+        dranet=True,
+        bucket="weights",
+        hostname="llm.example.com",
+        redis={"own": {"image": "redis:7.4", "storage_class": "premium-rwo"}},
+    )
     folder = in_memory(raw)
     held = [each for each in folder.manifests if _is_built_in(each.body["apiVersion"])]
     for each in held:

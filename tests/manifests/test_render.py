@@ -8,11 +8,13 @@ import yaml
 
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.raycluster import read_groups
+from serving.launch import child_environment
 from serving.manifests.cluster_config import UpgradeKind
 from serving.manifests.command import source_words, write_files
 from serving.manifests.ray_objects import RAY_VERSION
 from serving.manifests.render import MARK, render
 from serving.manifests.schemas import Schemas
+from serving.ray_settings import RAY_SETTINGS
 from serving.slice_config import built_in_classes
 from serving.slices.terms import drain_s
 from serving.topology import slice_shape
@@ -211,6 +213,38 @@ def test_node_pools_of_your_own_are_one_for_each_slice_of_several_hosts(crds: Sc
     assert "create v6e-4x4-spot-1 " in script
     assert "--tpu-topology=4x4" in script
     assert "--spot" in script
+
+
+def test_claims_have_the_networks_that_they_ask_for(crds: Schemas) -> None:
+    made = one(in_memory(raw_values(SPOT, dranet=True)), "ComputeClass", "v6e-4x4-spot")
+    assert made.body["spec"]["nodePoolConfig"]["dra"] == {"networking": {"enabled": True}}
+    assert made.body["spec"]["priorities"][0]["acceleratorNetworkProfile"] == "auto"
+    assert list(crds.problems(made)) == []
+    script = rendered(raw_values(SPOT, dranet=True, provisioning="node-pools"))["gke/node-pools.sh"]
+    assert "--accelerator-network-profile=auto" in script
+    assert "cloud.google.com/gke-networking-dra-driver=true" in script
+    without = rendered(raw_values(SPOT, provisioning="node-pools"))["gke/node-pools.sh"]
+    assert "network" not in without
+
+
+def test_pods_are_ready_when_what_they_are_for_answers() -> None:
+    groups = one(in_memory(raw_values(SPOT)), "RayCluster").body["spec"]["workerGroupSpecs"]
+    asked = {
+        group["groupName"]: group["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]
+        for group in groups
+    }
+    # A gateway's proxy; on a host of a slice there is none, and Ray's agent answers.
+    assert asked["gateway"] == {"path": "/-/healthz", "port": 8000}
+    assert asked["v6e-4x4-spot"] == {"path": "/api/healthz", "port": 52365}
+
+
+def test_every_pod_of_ray_is_started_as_on_a_laptop() -> None:
+    spec = one(in_memory(raw_values(SPOT)), "RayCluster").body["spec"]
+    for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+        variables = group["template"]["spec"]["containers"][0]["env"]
+        stands = {each["name"]: each.get("value") for each in variables}
+        assert RAY_SETTINGS.items() <= stands.items()
+    assert RAY_SETTINGS.items() <= child_environment({}, "/tmp/x").items()
 
 
 def test_bucket_and_claims_reach_hosts_of_slices_only() -> None:

@@ -91,6 +91,19 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         "cluster.upgrade.step_percent: larger than the surge, which KubeRay refuses (value 50); "
         "allowed: at most max_surge_percent, 25",
     ),
+    "no Redis": (
+        lambda raw: raw["cluster"].update(redis={}),
+        "cluster.redis: neither there; allowed: address of one that there is, or own for a new one",
+    ),
+    "two of Redis": (
+        lambda raw: raw["cluster"]["redis"].update(own={"image": "redis:7.4"}),
+        "cluster.redis: given twice (value redis:6379); allowed: address of one that there is",
+    ),
+    "Redis without a port": (
+        lambda raw: raw["cluster"].update(redis={"address": "10.0.0.3"}),
+        'cluster.redis.address: not allowed (value "10.0.0.3"); allowed: a string or null, host '
+        "and port",
+    ),
     "topology": (
         lambda raw: _args(raw)["models"][0]["deployments"][0]["slice"].update(topology="4x5"),
         "deployments[0].slice.topology: no v6e slice of this topology",

@@ -1,0 +1,105 @@
+"""The way in and what Prometheus reads: fields, and names that alerts and dashboards go by."""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.manifests.documents import Folder, Manifest
+from serving.manifests.schemas import Schemas, read_schemas
+from serving.topology import slice_shape
+
+from .examples import ROOT, in_memory, one, raw_values
+
+RULES = ROOT / "deployments" / "prometheus" / "rules"
+KINDS = ("Gateway", "HTTPRoute", "PodMonitor")
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def edge_crds() -> Schemas:
+    return read_schemas([Path(__file__).with_name("edge_crds.yaml")])
+
+
+@pytest.fixture(scope="module")
+def folder() -> Folder:
+    return in_memory(raw_values((slice_shape("v6e", "4x4"), "spot"), hostname="llm.example.com"))
+
+
+def test_schemas_take_every_edge(folder: Folder, edge_crds: Schemas) -> None:
+    held = folder.of_kind(*KINDS)
+    assert [str(problem) for each in held for problem in edge_crds.problems(each)] == []
+    # Gateway and route of the RayService and of the RayCluster.
+    counts = {kind: len(folder.of_kind(kind)) for kind in KINDS}
+    assert counts == {"Gateway": 2, "HTTPRoute": 2, "PodMonitor": 3}
+
+
+BROKEN: dict[str, tuple[str, Callable[[Json], object], str]] = {
+    "listener without a protocol": (
+        "Gateway",
+        lambda spec: spec["listeners"][0].pop("protocol"),
+        "spec.listeners.0: 'protocol' is a required property",
+    ),
+    "port": (
+        "HTTPRoute",
+        lambda spec: spec["rules"][0]["backendRefs"][0].update(port="serve"),
+        "spec.rules.0.backendRefs.0.port: 'serve' is not of type 'integer'",
+    ),
+    "duration": (
+        "HTTPRoute",
+        lambda spec: spec["rules"][0]["timeouts"].update(request="an hour"),
+        "spec.rules.0.timeouts.request: 'an hour' does not match",
+    ),
+    "unknown field": (
+        "PodMonitor",
+        lambda spec: spec["podMetricsEndpoints"][0].update(intervall="5s"),
+        "'intervall' was unexpected",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_schemas_refuse_a_changed_edge(case: str, folder: Folder, edge_crds: Schemas) -> None:
+    kind, change, words = BROKEN[case]
+    first = folder.of_kind(kind)[0]
+    body = copy.deepcopy(first.body)
+    change(body["spec"])
+    problems = [str(each) for each in edge_crds.problems(Manifest(first.file, body))]
+    assert any(words in each for each in problems), problems
+
+
+def test_every_job_that_alerts_ask_for_is_a_monitor(folder: Folder) -> None:
+    asked = {
+        job
+        for path in RULES.glob("*.yml")
+        for job in re.findall(r'job="([^"]+)"', path.read_text())
+    }
+    jobs = {
+        relabeling["replacement"]
+        for each in folder.of_kind("PodMonitor")
+        for endpoint in each.body["spec"]["podMetricsEndpoints"]
+        for relabeling in endpoint["relabelings"]
+        if relabeling["targetLabel"] == "job"
+    }
+    assert asked
+    assert asked <= jobs
+
+
+def test_gateways_are_asked_through_one_proxy_alone(folder: Folder) -> None:
+    monitor = one(folder, "PodMonitor", "llm-gateway").body["spec"]
+    spec = one(folder, "RayCluster").body["spec"]
+    templates = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    wanted = monitor["selector"]["matchLabels"].items()
+    (asked,) = [
+        each for each in templates if wanted <= each["template"]["metadata"]["labels"].items()
+    ]
+    assert asked is spec["headGroupSpec"]
+    ports = {
+        port["name"]: port["containerPort"]
+        for port in asked["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert ports[monitor["podMetricsEndpoints"][0]["port"]] == 8000
