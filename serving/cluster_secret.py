@@ -8,12 +8,14 @@ from ray.experimental import internal_kv
 from serving.config import LinkConfig
 from serving.model_source import resolve_file
 
-_KEY = b"slicewise:link-secret"
+_KEY = b"slicewise:link-secret-hex"
 _NUM_BYTES = 32
 
 
 def cluster_secret(link: LinkConfig) -> bytes:
     """The configured secret; without one, a random one shared by this Ray cluster.
+
+    A configured one may have several lines while it is replaced; see `serving.link.handshake`.
 
     The random one is made by whoever asks first and kept in Ray's own key-value store, so that
     every part of the application, and every later deployment of it, finds the same. Whoever can
@@ -26,7 +28,7 @@ def cluster_secret(link: LinkConfig) -> bytes:
         return _not_empty(resolve_file(link.secret_file).read_bytes().strip(), link.secret_file)
     if link.secret_env is not None:
         return _not_empty(os.environ.get(link.secret_env, "").encode(), link.secret_env)
-    internal_kv._internal_kv_put(_KEY, secrets.token_bytes(_NUM_BYTES), overwrite=False)
+    internal_kv._internal_kv_put(_KEY, secrets.token_hex(_NUM_BYTES).encode(), overwrite=False)
     secret: bytes = internal_kv._internal_kv_get(_KEY)
     return secret
 

@@ -1,18 +1,26 @@
 """API keys: who may use the gateway. Held hashed, and compared in the same time for each.
 
+Of a file, keys are read again when it has changed, so that one is rotated without a restart.
+
 A key may have a name, that of the tenant who asks with it: several keys may have the same one.
 """
 
 import hashlib
 import hmac
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from serving.errors import UnauthorizedError
 
+logger = logging.getLogger(__name__)
+
 # It is a label's value in metrics, and a column's in tables.
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# How long a changed file goes unnoticed. A kubelet takes about a minute to change a mounted Secret.
+LOOK_S = 5.0
 TENANT_WORDS = "letters, digits and `._-`, up to 63 characters"
 
 
@@ -64,6 +72,55 @@ class ApiKeys:
         if not any(matches):
             raise UnauthorizedError
         return self._digests[matches.index(True)][1]
+
+
+class KeysOfFile(ApiKeys):
+    """The keys in a file as it stands: looked at again every `LOOK_S` while requests arrive.
+
+    A changed file that holds no usable keys changes nothing, and is told once in the log: who may
+    ask does not depend on a slip of the pen, and nobody is let in by an empty file.
+    """
+
+    def __init__(
+        self, path: Path, parse: Callable[[str], ApiKeys], now_s: Callable[[], float]
+    ) -> None:
+        """`parse` makes keys of the file's text, or raises `ValueError`.
+
+        Raises:
+            ValueError: what `parse` says of the file as it is now.
+            OSError: it cannot be read.
+        """
+        super().__init__(())
+        self._path, self._parse, self._now_s = path, parse, now_s
+        self._stamp = _stamp(path)
+        self._looked_at_s = now_s()
+        self._digests = parse(path.read_text())._digests
+
+    def check(self, presented: str | None) -> str | None:
+        """As of `ApiKeys`, by the file as it is now."""
+        now_s = self._now_s()
+        if now_s - self._looked_at_s >= LOOK_S:
+            self._looked_at_s = now_s
+            self._look()
+        return super().check(presented)
+
+    def _look(self) -> None:
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            self._digests = self._parse(self._path.read_text())._digests
+        except (OSError, ValueError) as error:
+            logger.error("api_keys_not_taken reason=%r kept=%d", str(error), len(self._digests))
+            return
+        logger.info("api_keys_taken count=%d", len(self._digests))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What changes with the file, also where a link to it is moved, as of a mounted Secret."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -9,6 +9,11 @@ A proof is HMAC-SHA256 under the secret over the prover's role, the version, bot
 nonces: a recorded proof is worthless for a new nonce, and one side's proof is not the other's.
 `Refused` takes the place of `Challenge` or `Welcome`.
 
+A secret may have several lines, each a secret of its own: engine hosts prove the first, gateways
+accept any and answer with the one that was proved. So one is replaced while links are opened: first
+every gateway learns the new one behind the old, then engine hosts prove the new one, then the old
+one goes.
+
 Owns the proofs and the reasons for a refusal. Does not own sockets, deadlines or the draw of
 nonces. Does not encrypt or sign what follows on the open link: whoever can alter packets between
 two hosts has to be kept out by the network. Pure: no clock, no I/O, no chance.
@@ -47,21 +52,28 @@ def validate_secret(secret: bytes) -> None:
     """Refuses a secret short enough to be guessed.
 
     Raises:
-        ValueError: it has fewer than `MIN_SECRET_BYTES` bytes. Configure a longer one.
+        ValueError: a line has fewer than `MIN_SECRET_BYTES` bytes, or there is none. Configure a
+            longer one.
     """
-    if len(secret) < MIN_SECRET_BYTES:
-        msg = f"cluster secret of {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed"
+    shortest = min((len(line) for line in secrets_in(secret)), default=0)
+    if shortest < MIN_SECRET_BYTES:
+        msg = f"cluster secret of {shortest} bytes, at least {MIN_SECRET_BYTES} are needed"
         raise ValueError(msg)
+
+
+def secrets_in(secret: bytes) -> tuple[bytes, ...]:
+    """The secrets in its lines, in their order; the first is the one that is proved."""
+    return tuple(line.strip() for line in secret.splitlines() if line.strip())
 
 
 class GatewayHandshake:
     """The gateway's side. `nonce` is fresh for every link."""
 
-    __slots__ = ("_secret", "hello")
+    __slots__ = ("_secrets", "hello")
 
     def __init__(self, gateway_id: str, secret: bytes, nonce: bytes) -> None:
         validate_secret(secret)
-        self._secret = secret
+        self._secrets = secrets_in(secret)
         self.hello = Hello(PROTOCOL_VERSION, gateway_id, nonce)
 
     def answer(self, challenge: Challenge) -> Proof:
@@ -73,9 +85,10 @@ class GatewayHandshake:
         _validate_version(challenge.version)
         _validate_nonce(challenge.nonce)
         names = (self.hello, challenge.engine_id, challenge.nonce)
-        if not hmac.compare_digest(prove(self._secret, Role.ENGINE, *names), challenge.proof):
-            raise HandshakeError(_WRONG_PROOF)
-        return Proof(prove(self._secret, Role.GATEWAY, *names))
+        for secret in self._secrets:
+            if hmac.compare_digest(prove(secret, Role.ENGINE, *names), challenge.proof):
+                return Proof(prove(secret, Role.GATEWAY, *names))
+        raise HandshakeError(_WRONG_PROOF)
 
 
 class EngineHandshake:
@@ -86,7 +99,7 @@ class EngineHandshake:
     def __init__(self, engine_id: str, secret: bytes, nonce: bytes) -> None:
         validate_secret(secret)
         self._engine_id = engine_id
-        self._secret = secret
+        self._secret = secrets_in(secret)[0]
         self._nonce = nonce
         self._expected_proof: bytes | None = None
 

@@ -1,9 +1,12 @@
 """API keys: which ones pass, where they are looked for, and that they never show."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from serving.errors import UnauthorizedError
-from serving.gateway.keys import ApiKeys, presented_key, read_keys
+from serving.gateway.keys import LOOK_S, ApiKeys, KeysOfFile, presented_key, read_keys
 
 
 @pytest.mark.parametrize("key", ["old-key", "new-key"])
@@ -88,3 +91,74 @@ def test_key_tells_whose_it_is() -> None:
 
 def test_named_key_does_not_show_in_its_representation() -> None:
     assert "secret" not in repr(read_keys("acme very-secret"))
+
+
+class Clock:
+    """A time that the test sets."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def of_file(path: Path, clock: Clock) -> KeysOfFile:
+    def parse(text: str) -> ApiKeys:
+        named = read_keys(text)
+        if not named:
+            raise ValueError("no API key")
+        tenants = {each.key: each.tenant for each in named if each.tenant is not None}
+        return ApiKeys((each.key for each in named), tenants)
+
+    return KeysOfFile(path, parse, clock)
+
+
+def test_changed_file_rotates_keys_without_a_restart(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys", Clock()
+    path.write_text("team old-key\n")
+    keys = of_file(path, clock)
+    assert keys
+    assert keys.check("old-key") == "team"
+
+    path.write_text("team old-key\nteam new-key\n")
+    clock.now_s += LOOK_S
+    assert (keys.check("old-key"), keys.check("new-key")) == ("team", "team")
+
+    path.write_text("team new-key\n")
+    clock.now_s += LOOK_S
+    assert keys.check("new-key") == "team"
+    with pytest.raises(UnauthorizedError):
+        keys.check("old-key")
+
+
+def test_mounted_secret_that_moves_its_link_is_noticed(tmp_path: Path) -> None:
+    clock = Clock()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(f"key-{name}\n")
+        os.utime(tmp_path / name / "keys", ns=(0, 0))
+    (tmp_path / "data").symlink_to("one")
+    keys = of_file(tmp_path / "data" / "keys", clock)
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").rename(tmp_path / "data")
+    clock.now_s += LOOK_S
+    keys.check("key-two")
+
+
+@pytest.mark.parametrize("text", [None, "", "# nobody\n", "a b c\n"])
+def test_file_without_usable_keys_leaves_those_there_were(
+    text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "keys", Clock()
+    path.write_text("very-secret\n")
+    keys = of_file(path, clock)
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    clock.now_s += LOOK_S
+    keys.check("very-secret")
+    with pytest.raises(UnauthorizedError):
+        keys.check(None)
+    assert "api_keys_not_taken" in caplog.text
+    assert "very-secret" not in caplog.text

@@ -99,3 +99,38 @@ def test_short_secret_is_refused_at_once() -> None:
 @pytest.mark.parametrize("side", [gateway_side(), engine_side()])
 def test_secret_is_not_in_the_representation(side: object) -> None:
     assert "sss" not in repr(side)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "engine"),
+    [
+        (b"old", b"old"),
+        (b"old new", b"old"),
+        (b"old new", b"old new"),
+        # From here on engine hosts are started with the new one first.
+        (b"old new", b"new old"),
+        (b"new old", b"old new"),
+        (b"new old", b"new old"),
+        (b"new", b"new old"),
+        (b"new", b"new"),
+    ],
+)
+def test_secret_is_replaced_while_links_are_opened(gateway: bytes, engine: bytes) -> None:
+    left, right = gateway_side(_secret_of(gateway)), engine_side(_secret_of(engine))
+    right.verify(left.answer(right.challenge(left.hello)))
+
+
+@pytest.mark.parametrize(("gateway", "engine"), [(b"old", b"new old"), (b"new", b"old new")])
+def test_gateway_without_the_proved_secret_refuses(gateway: bytes, engine: bytes) -> None:
+    left, right = gateway_side(_secret_of(gateway)), engine_side(_secret_of(engine))
+    with pytest.raises(HandshakeError, match="different cluster secrets"):
+        left.answer(right.challenge(left.hello))
+
+
+def test_short_line_of_a_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="cluster secret of 5 bytes, at least 16"):
+        gateway_side(SECRET + b"\nshort")
+
+
+def _secret_of(words: bytes) -> bytes:
+    return b"\n".join(word * 8 for word in words.split())
