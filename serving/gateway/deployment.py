@@ -33,7 +33,7 @@ from serving.gateway.history import History
 from serving.gateway.history_page import history_answer
 from serving.gateway.history_reading import READ_SERIES
 from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys, read_keys
+from serving.gateway.keys import ApiKeys, KeysOfFile, read_keys
 from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
@@ -82,14 +82,17 @@ def load_keys(auth: AuthConfig) -> ApiKeys:
             everybody; or it names more tenants than are allowed.
     """
     if auth.keys_file is not None:
-        source, text = (
-            f"auth.keys_file {auth.keys_file!r}",
-            resolve_file(auth.keys_file).read_text(),
+        source = f"auth.keys_file {auth.keys_file!r}"
+        path = resolve_file(auth.keys_file)
+        return KeysOfFile(path, lambda text: _keys_in(text, source, auth), time.monotonic)
+    if auth.keys_env is not None:
+        return _keys_in(
+            os.environ.get(auth.keys_env, ""), f"auth.keys_env {auth.keys_env!r}", auth
         )
-    elif auth.keys_env is not None:
-        source, text = f"auth.keys_env {auth.keys_env!r}", os.environ.get(auth.keys_env, "")
-    else:
-        return ApiKeys(())
+    return ApiKeys(())
+
+
+def _keys_in(text: str, source: str, auth: AuthConfig) -> ApiKeys:
     keys = read_keys(text)
     if not keys:
         raise ValueError(f"{source} holds no API key")
