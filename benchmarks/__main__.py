@@ -24,6 +24,7 @@ from benchmarks import (
     clients_report,
     compare,
     metrics,
+    metrics_share,
     overhead,
     pause,
 )
@@ -124,6 +125,7 @@ def main() -> None:
         uvloop.run(_run())
     if given.part in (None, "metrics"):
         print(metrics.report(uvloop.run(metrics.run())))
+        print(metrics_share.report(uvloop.run(metrics_share.run())))
     if given.part in (None, "capacity"):
         _run_capacity(given.ray_python)
     if given.part in (None, "calibration"):

@@ -16,7 +16,7 @@ the tokens of several steps into one output.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,14 @@ from serving.gateway.keys import ApiKeys
 from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
-from serving.gateway.request_meter import ClassMeter, EdgeMeter, RequestMeter
+from serving.gateway.request_meter import (
+    Arrival,
+    ClassMeter,
+    EdgeMeter,
+    RequestMeter,
+    Stopwatch,
+    TokenCount,
+)
 from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import ServingCollector
 from serving.ledger.ledger import Ledger
@@ -50,8 +57,8 @@ STEP_S = 0.008
 NUM_ROUNDS = 96
 # A round is about 0.3 s of CPU, so this is a scrape every 5 s of a busy gateway.
 ROUNDS_PER_SCRAPE = 16
-_WARM_UP_ROUNDS = 3
-_ROUND_TOKENS = NUM_STREAMS * NUM_TOKENS
+WARM_UP_ROUNDS = 3
+ROUND_TOKENS = NUM_STREAMS * NUM_TOKENS
 # Joined outputs are cheaper for each token, in whichever round they happen to be.
 _MIN_CHUNKS_PER_TOKEN = 0.9
 _SECRET = b"s" * 32
@@ -62,8 +69,9 @@ _VOCAB_SIZE = 2**31
 class NullRequestMeter(RequestMeter):
     """Behind the same methods, nothing."""
 
-    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> None:
-        """Nothing."""
+    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> Stopwatch:  # noqa: ARG002 - the signature
+        """A stopwatch that stands."""
+        return _STANDING
 
     def trace(self, request_id: str) -> None:
         """No trace."""
@@ -71,7 +79,7 @@ class NullRequestMeter(RequestMeter):
     def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
         """Nothing."""
 
-    def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:
+    def emitted(self, outputs: Iterable[tuple[Stopwatch, int]], now_s: float) -> None:
         """Nothing."""
 
     def found_cached(self, request_id: str, num_tokens: int) -> None:
@@ -83,6 +91,9 @@ class NullRequestMeter(RequestMeter):
     def of_class(self, compute_class: str) -> ClassMeter:  # noqa: ARG002 - the signature
         """Numbers that nobody adds to."""
         return ClassMeter()
+
+
+_STANDING = Stopwatch(Arrival(0.0), 0.0, 0, ClassMeter(), TokenCount())
 
 
 class NullEdgeMeter(EdgeMeter):
@@ -232,7 +243,7 @@ async def _stream(edge: HttpEdge, number: int) -> int:
     return num_chunks
 
 
-async def _cpu_s(subject: Way, salt: int) -> float:
+async def cpu_s(subject: Way, salt: int) -> float:
     """CPU time of one round: as many streams as run at once, and a scrape if it is due."""
     started_s = time.process_time()
     numbers = range(salt * NUM_STREAMS, (salt + 1) * NUM_STREAMS)
@@ -240,8 +251,8 @@ async def _cpu_s(subject: Way, salt: int) -> float:
     if subject.scrape is not None and salt % ROUNDS_PER_SCRAPE == 0:
         await subject.scrape()
     ended_s = time.process_time()
-    if num_chunks < _MIN_CHUNKS_PER_TOKEN * _ROUND_TOKENS:
-        raise RuntimeError(f"{_ROUND_TOKENS} tokens came in {num_chunks} chunks: machine too busy")
+    if num_chunks < _MIN_CHUNKS_PER_TOKEN * ROUND_TOKENS:
+        raise RuntimeError(f"{ROUND_TOKENS} tokens came in {num_chunks} chunks: machine too busy")
     return ended_s - started_s
 
 
@@ -263,11 +274,11 @@ async def run() -> list[Round]:
         way(has_ours=False, has_vllms=False) as none,
     ):
         ways = {"all": every, "ours": ours, "none": none}
-        for number in range(NUM_ROUNDS + _WARM_UP_ROUNDS):
+        for number in range(NUM_ROUNDS + WARM_UP_ROUNDS):
             # Each comes first, second and third as often as the others.
             names = [*ways][number % 3 :] + [*ways][: number % 3]
-            found = {name: await _cpu_s(ways[name], number) for name in names}
-            if number >= _WARM_UP_ROUNDS:
+            found = {name: await cpu_s(ways[name], number) for name in names}
+            if number >= WARM_UP_ROUNDS:
                 rounds.append(Round(**found))
     return rounds
 
@@ -295,7 +306,7 @@ def report(rounds: list[Round]) -> str:
         "|---|---|---|---|",
     ]
     for name in ("none", "ours", "all"):
-        rate = len(rounds) * _ROUND_TOKENS / sum(getattr(each, name) for each in rounds)
+        rate = len(rounds) * ROUND_TOKENS / sum(getattr(each, name) for each in rounds)
         ratio, low, high = ratio_of_sums(rounds, name)
         lines.append(f"| {name} | {rate:.0f} | {ratio:.3f} | {low:.3f} to {high:.3f} |")
     return "\n".join(lines)

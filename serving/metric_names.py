@@ -368,7 +368,8 @@ SERVING_LATENCY = (
     ),
     _seconds(
         "slicewise_gateway_output_seconds",
-        "From the arrival of an engine's output to its being handed over for writing",
+        "From the arrival of an engine's output to its being handed over for writing, of one output"
+        " in eight of each sequence",
         Scope.CLASS,
     ),
     _seconds(

@@ -33,7 +33,7 @@ from serving.errors import (
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
 from serving.gateway.load_meter import LoadMeter
-from serving.gateway.request_meter import RequestMeter, asked_by
+from serving.gateway.request_meter import RequestMeter, Stopwatch, asked_by
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
@@ -342,6 +342,9 @@ class FleetCore:
         if step.load is not None:
             seat.load = step.load
         outputs: list[EngineCoreOutput] = []
+        # For the meter, which takes a step at once because that is cheaper.
+        emitted: list[tuple[Stopwatch, int]] = []
+        ended: list[tuple[str, str]] = []
         now_s = time.monotonic()
         for message in step.outputs:
             flight = seat.flights.get(message.request_id)
@@ -355,7 +358,7 @@ class FleetCore:
                     self._acquit(flight)
                 continue
             flight.emitted.extend(message.token_ids)
-            self.request_meter.emitted(flight.request_id, len(message.token_ids), now_s)
+            emitted.append((flight.stopwatch, len(message.token_ids)))
             if flight.trace is not None:
                 flight.trace.emitted(len(message.token_ids))
             if message.finish is not None:
@@ -370,12 +373,15 @@ class FleetCore:
                 self._meter.found_cached(now_s, num_cached)
                 self.request_meter.found_cached(flight.request_id, num_cached)
             if message.finish is not None:
-                self.request_meter.ended(flight.request_id, _OUTCOMES[message.finish])
+                ended.append((flight.request_id, _OUTCOMES[message.finish]))
                 if flight.trace is not None:
                     flight.trace.ended(_OUTCOMES[message.finish], len(flight.emitted))
             outputs.append(output)
             if flight.is_on_trial and (message.finish is not None or flight.has_cleared_itself):
                 self._acquit(flight)
+        self.request_meter.emitted(emitted, now_s)
+        for request_id, outcome in ended:
+            self.request_meter.ended(request_id, outcome)
         if outputs:
             self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
             self._unread_since_s.append(time.monotonic())
@@ -395,12 +401,15 @@ class FleetCore:
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Takes one request; it is dispatched now, or waits until an engine is ready."""
         params = request.sampling_params
+        prompt_token_ids = request.prompt_token_ids or []
+        now_s = time.monotonic()
         flight = Flight(
             request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids or [],
+            prompt_token_ids=prompt_token_ids,
             max_tokens=params.max_tokens if params is not None else None,
             payload=encode_request(request, self._encoder),
             arrived_at_s=asyncio.get_running_loop().time(),
+            stopwatch=self.request_meter.taken(request.request_id, len(prompt_token_ids), now_s),
             is_resumable=request.prompt_embeds is None,
             tenant=asked_by(),
         )
@@ -409,9 +418,7 @@ class FleetCore:
             # them.
             flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         self._flights[flight.request_id] = flight
-        now_s = time.monotonic()
-        self._meter.arrived(now_s, len(flight.prompt_token_ids))
-        self.request_meter.taken(flight.request_id, len(flight.prompt_token_ids), now_s)
+        self._meter.arrived(now_s, len(prompt_token_ids))
         flight.trace = self.request_meter.trace(flight.request_id)
         self._dispatch(flight)
 

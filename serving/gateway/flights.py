@@ -6,6 +6,7 @@ Pure records and decisions: no clock, no I/O, no vLLM. `fleet_core` owns the tab
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from serving.gateway.request_meter import Stopwatch
 from serving.gateway.request_trace import SequenceTrace
 from serving.link.messages import TokenRequest
 
@@ -31,6 +32,7 @@ class Flight:
     max_tokens: int | None
     payload: list[bytes]
     arrived_at_s: float
+    stopwatch: Stopwatch
     is_resumable: bool = True
     tenant: str = ""
     emitted: list[int] = field(default_factory=list)

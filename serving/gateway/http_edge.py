@@ -385,7 +385,8 @@ class _Exchange:
             headers = [*message.get("headers", []), *self._own_headers]
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
-            self._arrival.written(time.monotonic())
+            if self._arrival.output_at_s is not None:
+                self._arrival.written(time.monotonic())
             if self.trace is not None:
                 self.trace.answers()
             self._is_whole = not message.get("more_body", False)

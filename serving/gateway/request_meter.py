@@ -10,11 +10,14 @@ event loop, and a scrape runs on that loop too.
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from serving.gateway.request_trace import RequestTrace, SequenceTrace
 
+# An output's way through the gateway is timed when the sequence had a multiple of so many tokens.
+TOKENS_PER_TIMED = 8
 # The class of a sequence that no engine has taken.
 NO_CLASS = ""
 # Who asks without a key, or with one that has no name.
@@ -64,10 +67,10 @@ class Histogram:
         self.total = 0.0
         self.exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float) -> None:
-        """Counts one sample."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts a sample, or so many that are the same."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def exemplify(self, exemplar: Exemplar) -> None:
         """Keeps a sample that has been counted as the example of its bucket."""
@@ -129,8 +132,8 @@ class Arrival:
     """One HTTP request, shared by the edge and by all sequences that it asks for.
 
     `trace` is `None` where it is not sampled. `wall_offset_s` makes its times wall-clock times.
-    `waited_s` is how long it waited for an engine at the door. `output_at_s` is when the newest
-    engine output came of which nothing has been written, `None` when all is written. `meter` is of
+    `waited_s` is how long it waited for an engine at the door. `output_at_s` is when an engine's
+    output came whose way to the client is timed, `None` while none is. `meter` is of
     the class that last took one of its sequences, `None` before. `tenant` is the name of its key.
     """
 
@@ -173,7 +176,7 @@ def asked_by() -> str:
 
 
 @dataclass(slots=True)
-class _Stopwatch:
+class Stopwatch:
     """One sequence in flight. `left_at_s` is when it lost its engine, `None` while it has one."""
 
     arrival: Arrival
@@ -187,13 +190,26 @@ class _Stopwatch:
     num_tokens: int = 0
     left_at_s: float | None = None
 
+    def emitted_first(self, now_s: float) -> None:
+        """Its first token came."""
+        self.first_at_s = now_s
+        waited_s = now_s - self.arrival.received_at_s
+        self.meter.to_first_token.observe(waited_s)
+        self.arrival.exemplify(self.meter.to_first_token, waited_s, now_s)
+
+    def goes_on(self, now_s: float) -> None:
+        """A token came from elsewhere than the engine that it lost or left."""
+        assert self.left_at_s is not None
+        self.meter.resume_stall.observe(now_s - self.left_at_s)
+        self.left_at_s = None
+
 
 class RequestMeter:
     """The numbers of one model. A sequence is known from `taken` to `ended`."""
 
     def __init__(self) -> None:
         self.classes: dict[str, ClassMeter] = {}
-        self._stopwatches: dict[str, _Stopwatch] = {}
+        self._stopwatches: dict[str, Stopwatch] = {}
 
     def of_class(self, compute_class: str) -> ClassMeter:
         """The numbers of a class, from zero when it is new."""
@@ -202,13 +218,13 @@ class RequestMeter:
             meter = self.classes[compute_class] = ClassMeter()
         return meter
 
-    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> None:
-        """A sequence was handed to the fleet."""
+    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> Stopwatch:
+        """A sequence was handed to the fleet. What it returns stands for it in `emitted`."""
         arrival = ARRIVAL.get() or Arrival(now_s)
         meter = self.of_class(NO_CLASS)
-        self._stopwatches[request_id] = _Stopwatch(
-            arrival, now_s, num_prompt_tokens, meter, meter.of_tenant(arrival.tenant)
-        )
+        watch = Stopwatch(arrival, now_s, num_prompt_tokens, meter, meter.of_tenant(arrival.tenant))
+        self._stopwatches[request_id] = watch
+        return watch
 
     def trace(self, request_id: str) -> SequenceTrace | None:
         """The trace of a sequence that was taken just now; `None` where it is not sampled."""
@@ -230,26 +246,34 @@ class RequestMeter:
         meter.gateway_input.observe(max(0.0, prepared_s))
         watch.tokens.input_tokens += watch.num_prompt_tokens
 
-    def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:
-        """An engine's output came, with so many tokens. Runs for every token."""
-        watch = self._stopwatches[request_id]
-        watch.arrival.output_at_s = now_s
-        if not num_tokens:
-            return
-        meter = watch.meter
-        watch.tokens.output_tokens += num_tokens
-        watch.num_tokens += num_tokens
-        if watch.first_at_s is None:
-            watch.first_at_s = now_s
-            waited_s = now_s - watch.arrival.received_at_s
-            meter.to_first_token.observe(waited_s)
-            watch.arrival.exemplify(meter.to_first_token, waited_s, now_s)
-        else:
-            meter.inter_token.observe(now_s - watch.last_at_s)
-        watch.last_at_s = now_s
-        if watch.left_at_s is not None:
-            meter.resume_stall.observe(now_s - watch.left_at_s)
-            watch.left_at_s = None
+    def emitted(self, outputs: Iterable[tuple[Stopwatch, int]], now_s: float) -> None:
+        """One step of an engine came: its sequences, each with the number of its new tokens.
+
+        Runs for every token of every stream. The sequences of a step have, as a rule, had their
+        last tokens together too; so the time between is looked up for all of them at once.
+        """
+        from_s, meter, num_alike = 0.0, None, 0
+        for watch, num_tokens in outputs:
+            before = watch.num_tokens
+            if before % TOKENS_PER_TIMED == 0 or not num_tokens:
+                watch.arrival.output_at_s = now_s
+            if not num_tokens:
+                continue
+            watch.num_tokens = before + num_tokens
+            watch.tokens.output_tokens += num_tokens
+            if before and watch.last_at_s == from_s and watch.meter is meter:
+                num_alike += 1
+            elif before:
+                if meter is not None:
+                    meter.inter_token.observe(now_s - from_s, num_alike)
+                from_s, meter, num_alike = watch.last_at_s, watch.meter, 1
+            else:
+                watch.emitted_first(now_s)
+            watch.last_at_s = now_s
+            if watch.left_at_s is not None:
+                watch.goes_on(now_s)
+        if meter is not None:
+            meter.inter_token.observe(now_s - from_s, num_alike)
 
     def found_cached(self, request_id: str, num_tokens: int) -> None:
         """So many of the prompt's tokens were in the engine's prefix cache."""

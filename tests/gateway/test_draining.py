@@ -4,6 +4,7 @@ import pytest
 
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight
+from serving.gateway.request_meter import RequestMeter
 
 NOW_S = 1000.0
 
@@ -16,6 +17,7 @@ def flight(max_tokens: int | None, num_emitted: int, *, age_s: float, before: in
         max_tokens=max_tokens,
         payload=[],
         arrived_at_s=0.0,
+        stopwatch=RequestMeter().taken("r", 1, 0.0),
         emitted=list(range(num_emitted)),
         num_emitted_at_dispatch=before,
         dispatched_at_s=NOW_S - age_s,

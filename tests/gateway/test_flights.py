@@ -3,6 +3,7 @@
 import pytest
 
 from serving.gateway.flights import CLEARING_TOKENS, TRIAL_LOSSES, Flight, count_loss
+from serving.gateway.request_meter import RequestMeter
 
 
 def flight(request_id: str = "r", *, num_losses: int = 0, emitted: int = 0) -> Flight:
@@ -12,6 +13,7 @@ def flight(request_id: str = "r", *, num_losses: int = 0, emitted: int = 0) -> F
         max_tokens=50,
         payload=[b"whole"],
         arrived_at_s=0.0,
+        stopwatch=RequestMeter().taken("r", 1, 0.0),
         emitted=list(range(emitted)),
         num_losses=num_losses,
     )

@@ -12,7 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.errors import OverloadedError
 from serving.gateway.http_edge import HttpEdge
 from serving.gateway.keys import ApiKeys
-from serving.gateway.request_meter import ARRIVAL, Arrival, EdgeMeter, Histogram, RequestMeter
+from serving.gateway.request_meter import (
+    ARRIVAL,
+    TOKENS_PER_TIMED,
+    Arrival,
+    EdgeMeter,
+    Histogram,
+    RequestMeter,
+)
 from serving.gateway.serving_metrics import (
     EngineCollector,
     EngineReading,
@@ -87,15 +94,15 @@ def meter_with_one_answer() -> RequestMeter:
     arrival = Arrival(10.0, waited_s=0.5, tenant="acme")
     token = ARRIVAL.set(arrival)
     try:
-        meter.taken("r", 7, 10.75)
+        watch = meter.taken("r", 7, 10.75)
     finally:
         ARRIVAL.reset(token)
     meter.dispatched("r", "spot", 11.0)
-    meter.emitted("r", 1, 12.0)
+    meter.emitted([(watch, 1)], 12.0)
     meter.found_cached("r", 4)
     arrival.written(12.25)
-    meter.emitted("r", 1, 13.0)
-    meter.emitted("r", 1, 15.0)
+    meter.emitted([(watch, 1)], 13.0)
+    meter.emitted([(watch, 1)], 15.0)
     meter.ended("r", "stop")
     arrival.written(15.5)
     arrival.answered(16.0)
@@ -112,7 +119,7 @@ def meter_with_one_answer() -> RequestMeter:
         ("slicewise_queue_time_seconds", (0.5 + 0.25, 1)),
         ("slicewise_engine_time_seconds", (4.0, 1)),
         ("slicewise_gateway_input_seconds", (0.25, 1)),
-        ("slicewise_gateway_output_seconds", (0.25 + 0.5, 2)),
+        ("slicewise_gateway_output_seconds", (0.25, 1)),
         ("slicewise_resume_stall_seconds", (0.0, 0)),
     ],
 )
@@ -133,15 +140,15 @@ def test_tokens_and_outcome_of_an_answer_are_counted_for_its_class() -> None:
 
 def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -> None:
     meter = RequestMeter()
-    meter.taken("r", 7, 0.0)
+    watch = meter.taken("r", 7, 0.0)
     meter.dispatched("r", "spot", 0.0)
-    meter.emitted("r", 2, 1.0)
+    meter.emitted([(watch, 2)], 1.0)
     meter.left("r", "lost", 1.5)
     meter.dispatched("r", "on-demand", 1.5)
     meter.left("r", "draining", 2.0)  # before it had a token there
     meter.dispatched("r", "spot", 2.0)
-    meter.emitted("r", 1, 3.0)
-    meter.emitted("r", 1, 3.5)
+    meter.emitted([(watch, 1)], 3.0)
+    meter.emitted([(watch, 1)], 3.5)
     meter.ended("r", "length")
     samples = page({"chat": StagedFleet(meter)})
     assert value(samples, "slicewise_resumes_total", **SPOT, cause="lost") == 1
@@ -167,12 +174,42 @@ def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:
 
 def test_single_token_has_no_time_per_output_token() -> None:
     meter = RequestMeter()
-    meter.taken("r", 7, 0.0)
+    watch = meter.taken("r", 7, 0.0)
     meter.dispatched("r", "spot", 0.0)
-    meter.emitted("r", 1, 1.0)
+    meter.emitted([(watch, 1)], 1.0)
     meter.ended("r", "length")
     samples = page({"chat": StagedFleet(meter)})
     assert sum_and_count(samples, "slicewise_time_per_output_token_seconds", **SPOT) == (0.0, 0)
+
+
+def test_way_through_the_gateway_is_timed_of_one_output_in_eight() -> None:
+    meter, arrival = RequestMeter(), Arrival(0.0)
+    token = ARRIVAL.set(arrival)
+    try:
+        watch = meter.taken("r", 7, 0.0)
+    finally:
+        ARRIVAL.reset(token)
+    meter.dispatched("r", "spot", 0.0)
+    for second in range(1, 2 * TOKENS_PER_TIMED + 2):
+        meter.emitted([(watch, 1)], float(second))
+        arrival.written(second + 0.25)
+    samples = page({"chat": StagedFleet(meter)})
+    assert sum_and_count(samples, "slicewise_gateway_output_seconds", **SPOT) == (0.75, 3)
+
+
+def test_times_between_tokens_are_counted_whoever_shares_a_step() -> None:
+    meter = RequestMeter()
+    watches = [meter.taken(name, 7, 0.0) for name in ("a", "b", "c")]
+    for name in ("a", "b", "c"):
+        meter.dispatched(name, "spot", 0.0)
+    for second in (1.0, 2.0, 4.0):
+        meter.emitted([(watches[0], 1), (watches[1], 1)], second)
+        meter.emitted([(watches[2], 1)], second + 0.5)
+    meter.emitted([(watches[2], 1), (watches[0], 1), (watches[1], 1)], 6.0)
+    samples = page({"chat": StagedFleet(meter)})
+    assert sum_and_count(samples, "slicewise_inter_token_seconds", **SPOT) == (14.5, 9)
+    up_to_1_s = value(samples, "slicewise_inter_token_seconds_bucket", **SPOT, le="1.0")
+    assert up_to_1_s == 3
 
 
 def test_sample_on_a_bound_is_in_the_bucket_of_that_bound() -> None:
