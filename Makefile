@@ -87,6 +87,7 @@ check: setup-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m serving.config_reference --check README.md
+	$(BIN)/python -m serving.manifests.reference --check docs/deploy-gke.md
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
 format: setup-dev

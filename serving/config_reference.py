@@ -1,13 +1,14 @@
-"""The configuration reference of the README, written from the schema itself.
+"""A configuration reference in a page, written from the schema itself: the README's, and others'.
 
 `python -m serving.config_reference --write README.md` replaces what stands between the markers;
-`--check` fails when it differs. Owns the page's look, no fact on it.
+`--check` fails when it differs. Owns the page's look, no fact on it. Part `cluster` of a values
+file has its own, by the same code: `python -m serving.manifests.reference`.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serving.config import AppConfig
@@ -27,8 +28,7 @@ class MarkersMissingError(Exception):
 
 def config_reference() -> str:
     """The whole reference in markdown: one table per section, then what is closed of vLLM's."""
-    root = AppConfig.model_json_schema()
-    lines = list(_section_lines("", root, root))
+    lines = schema_lines(AppConfig.model_json_schema(), "args")
     for section, complaints in CLOSED_ARGS.items():
         lines += [f"#### Not open in `models[].{section}`", ""]
         for complaint, reasons in complaints.items():
@@ -43,8 +43,14 @@ def config_reference() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def with_reference(page: str) -> str:
-    """`page` with the reference of today between its markers. Idempotent.
+def schema_lines(root: Schema, name: str) -> list[str]:
+    """A table for a model and one for each section in it. The outermost is called `name`."""
+    lines = list(_section_lines("", root, root))
+    return [f"#### `{name}`", *lines[1:]]
+
+
+def with_reference(page: str, make: Callable[[], str] = config_reference) -> str:
+    """`page` with the reference of today, which `make` gives, between its markers. Idempotent.
 
     Raises:
         MarkersMissingError: there is no one place to put it.
@@ -53,10 +59,14 @@ def with_reference(page: str) -> str:
     _, end, after = rest.partition(END)
     if not (start and end) or START in rest or END in after:
         raise MarkersMissingError(f"expected one {START} and then one {END}")
-    return f"{before}{START}\n\n{config_reference()}\n{END}{after}"
+    return f"{before}{START}\n\n{make()}\n{END}{after}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(
+    arguments: list[str] | None = None,
+    make: Callable[[], str] = config_reference,
+    module: str = "serving.config_reference",
+) -> int:
     """Exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
     parser = argparse.ArgumentParser(description="The configuration reference in a page.")
     action = parser.add_mutually_exclusive_group(required=True)
@@ -66,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     path: Path = options.check or options.write
     try:
         page = path.read_text(encoding="utf-8")
-        wanted = with_reference(page)
+        wanted = with_reference(page, make)
     except (OSError, MarkersMissingError) as error:
         sys.stderr.write(f"{path}: {error}\n")
         return _UNUSABLE
@@ -75,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif page != wanted:
         sys.stderr.write(
             f"{path}: the configuration reference is out of date; run "
-            f"`python -m serving.config_reference --write {path}`\n"
+            f"`python -m {module} --write {path}`\n"
         )
         return _OUT_OF_DATE
     return _UP_TO_DATE
@@ -83,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _section_lines(path: str, node: Schema, root: Schema) -> Iterator[str]:
     """The table of one section, then those of the sections in it."""
-    yield f"#### `{path or 'args'}`"
+    yield f"#### `{path}`"
     yield ""
     yield _cell(node["description"])
     yield ""

@@ -194,7 +194,7 @@ class ClusterConfig(_Section):
     gateway_pod: PodConfig = PodConfig()
     """Each gateway's pod; there are as many as `gateway.replicas`."""
     upgrade: UpgradeConfig = UpgradeConfig()
-    """How a change of the Ray cluster is rolled out."""
+    """What a change of the Ray cluster does, and in which steps."""
     gateway_class: ObjectName = "gke-l7-rilb"
     """GatewayClass of the way in; by default an internal load balancer."""
     hostname: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")] | None = None

@@ -1,0 +1,25 @@
+"""The reference of part `cluster` of a values file, in docs/deploy-gke.md, from the schema itself.
+
+`python -m serving.manifests.reference --write docs/deploy-gke.md`, or `--check`. The page's look is
+that of the README's reference.
+"""
+
+import sys
+
+from serving import config_reference
+from serving.manifests.cluster_config import ClusterConfig
+
+
+def cluster_reference() -> str:
+    """The whole reference in markdown: one table per section."""
+    lines = config_reference.schema_lines(ClusterConfig.model_json_schema(), "cluster")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
+    return config_reference.main(arguments, cluster_reference, "serving.manifests.reference")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
