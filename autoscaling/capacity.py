@@ -35,6 +35,9 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class CapacityProfile(BaseModel):
     """One slice shape with one model on one engine, as measured. Times in seconds.
 
+    An engine over joined slices is measured whole: `num_slices` of the shape are then what a policy
+    counts, buys and prices as one slice.
+
     `ttft_floor_s` is the time to first token of a request alone, beyond the computing of its
     prompt. `load_s` is how long an engine takes from a reserved slice until it is ready.
     `source` says what was measured where and when; `engine` is `paced` for a fake.
@@ -48,6 +51,7 @@ class CapacityProfile(BaseModel):
     engine: Annotated[str, Field(min_length=1)]
     generation: str | None = None
     topology: str | None = None
+    num_slices: Annotated[int, Field(ge=1, le=16)] = 1
     base_s: _Positive
     per_sequence_s: _NotNegative
     per_prompt_token_s: _NotNegative

@@ -288,6 +288,7 @@ def _num_chips(profile: CapacityProfile) -> int:
     if profile.generation is None or profile.topology is None:
         raise ValueError("a price by the chip needs generation and topology in the profile")
     try:
-        return slice_shape(profile.generation, profile.topology).num_chips
+        shape = slice_shape(profile.generation, profile.topology)
+        return profile.num_slices * shape.num_chips
     except TopologyError as error:
         raise ValueError(f"the profile's slice: {error}") from error

@@ -38,12 +38,16 @@ class SliceKind:
 class Demand:
     """The slices of one kind that replicas want or have. The three sets of names are disjoint.
 
+    `joined` has, for each waiting replica that takes several slices or none, how many; they are
+    among `num_waiting`.
+
     `addresses` are those of all hosts that replicas have: they tell a held slice where its name
     does not, because Ray names a single host without a slice name after its node.
     """
 
     kind: SliceKind
     num_waiting: int = 0
+    joined: tuple[int, ...] = ()
     held: frozenset[str] = field(default_factory=frozenset)
     leaving: frozenset[str] = field(default_factory=frozenset)
     released: frozenset[str] = field(default_factory=frozenset)
@@ -58,6 +62,24 @@ class Demand:
     def num_to_exist(self) -> int:
         """Slices that have to exist now, those included that are on their way out."""
         return self.num_wanted + len(self.leaving) + len(self.released)
+
+    def to_exist_within(self, most: int) -> int:
+        """The same where no more than `most` may be had: nothing for a replica in part.
+
+        What is missing for one of several joined slices is not bought, for it would serve nobody.
+        Replicas that want few come before those that want many.
+        """
+        if self.num_to_exist <= most or not self.joined:
+            return self.num_to_exist
+        alone = max(0, self.num_waiting - sum(self.joined))
+        # What waits less than all replicas want is handed over by others.
+        handed_over = alone + sum(self.joined) - self.num_waiting
+        fixed = self.num_to_exist - self.num_waiting
+        wanted = alone
+        for size in sorted(self.joined):
+            if fixed + wanted + size - handed_over <= most:
+                wanted += size
+        return fixed + max(0, wanted - handed_over)
 
     @property
     def occupied(self) -> frozenset[str]:
@@ -88,6 +110,15 @@ def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, Demand]:
     return {kind: _demand(kind, by_kind[kind]) for kind in sorted(by_kind)}
 
 
+def _joined(records: Iterable[SliceRecord]) -> tuple[int, ...]:
+    """How many slices each waiting replica wants that wants several."""
+    parts: dict[str, set[int]] = {}
+    for record in records:
+        if record.state in WAITING:
+            parts.setdefault(record.life_id, set()).add(record.part)
+    return tuple(sorted(len(each) for each in parts.values() if len(each) > 1))
+
+
 def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
     holding = [record for record in records if record.state in HOLDING]
     draining = [record for record in holding if record.state == SliceState.DRAINING]
@@ -98,6 +129,7 @@ def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
     return Demand(
         kind,
         num_waiting=sum(record.state in WAITING for record in records),
+        joined=_joined(records),
         held=frozenset(held),
         leaving=frozenset(leaving),
         released=frozenset(released),

@@ -13,7 +13,8 @@ The rules:
    to others; names without a fallen count would only replace.)
 3. A slice is dropped once it has been unwanted for `idle_s`; at once if somebody takes it away and
    its replica has left it, because its replacement has long been asked for.
-4. The count stays between the group's bounds; what that refuses is said.
+4. The count stays between the group's bounds; what that refuses is said. Slices that one replica
+   joins are asked for together or not at all.
 5. While pods that were named for deletion are still there, nothing changes: Ray's provider waits
    for the same.
 6. Two changes of a group are `min_change_interval_s` apart.
@@ -186,7 +187,8 @@ def _plan_group(
 ) -> _GroupPlan:
     # Where a count was lowered without a name, more slices exist than are asked for.
     base = max(group.asked_for, len(group.lasting))
-    target = min(max(demand.num_to_exist, group.min_replicas), group.max_replicas)
+    wanted = demand.to_exist_within(group.max_replicas)
+    target = min(max(wanted, group.min_replicas), group.max_replicas)
     surplus = max(0, base - target)
     condemned = _condemned(demand, group, surplus, memory)
     unwanted = _unwanted(demand, group, surplus, condemned, memory)
@@ -288,6 +290,8 @@ def _refused(demand: Demand, group: WorkerGroup) -> list[Refusal]:
     if missing <= 0:
         return []
     reason = f"{demand.arithmetic} slices, maxReplicas is {group.max_replicas}: {missing} refused"
+    if (partial := group.max_replicas - demand.to_exist_within(group.max_replicas)) > 0:
+        reason += f"; {partial} more would be part of what a replica joins, and serve nobody"
     return [Refusal(group.name, reason)]
 
 

@@ -179,7 +179,7 @@ def _price(config: ClassConfig, scenario: Scenario, prices: PriceTable) -> UsedP
     assert profile.generation is not None
     assert profile.topology is not None
     price = prices.lookup(config.market, profile.generation, config.region or scenario.region)
-    chips = slice_shape(profile.generation, profile.topology).num_chips
+    chips = profile.num_slices * slice_shape(profile.generation, profile.topology).num_chips
     return UsedPrice(config.name, price.usd_per_chip_hour * chips, price)
 
 

@@ -55,7 +55,8 @@ def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
                 number = (
                     deployment.min_replicas if deployment.is_autoscaled else deployment.replicas
                 )
-                wanted.append(WantedSlices(name, wanted_slice(spec), number or 0))
+                total = (number or 0) * spec.num_slices
+                wanted.append(WantedSlices(name, wanted_slice(spec), total))
     return tuple(wanted)
 
 

@@ -120,7 +120,8 @@ def _deployment_problems(
             if not takes:
                 yield _no_slices(manifest, path, model.deployment_name(deployment), spec, groups)
             for group in takes:
-                wanted[group.name] = wanted.get(group.name, 0) + deployment.most_replicas
+                at_most = deployment.most_replicas * spec.num_slices
+                wanted[group.name] = wanted.get(group.name, 0) + at_most
                 if (group.name, spec.compute_class) not in told:
                     told.add((group.name, spec.compute_class))
                     yield from _grace_problems(group, spec)

@@ -33,7 +33,7 @@ _ROOM_FOR_REPLACEMENTS = 2
 class SliceGroup:
     """Slices of one compute class, one shape and one set of zones.
 
-    `wanted_slices` is how many replicas may want one at most. `drain_s` is how long before its end
+    `wanted_slices` is how many replicas may want at most. `drain_s` is how long before its end
     a slice is left, `patience_s` how long a replica waits for one; `None`: for ever.
     """
 
@@ -107,7 +107,11 @@ def _group(
     assert first.slice is not None  # its caller's condition
     compute_class = app.compute_class(first.compute_class)
     entry = cluster.class_config(first.compute_class)
-    wanted = sum(deployment.most_replicas for deployment in deployments)
+    wanted = sum(
+        deployment.most_replicas * deployment.slice.num_slices
+        for deployment in deployments
+        if deployment.slice is not None
+    )
     most = _ROOM_FOR_REPLACEMENTS * wanted if entry.max_slices is None else entry.max_slices
     return SliceGroup(
         compute_class=first.compute_class,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.config import AppConfig, ControlPlacement, ListenOn
+from serving.config import AppConfig, ControlPlacement, DeploymentConfig, ListenOn
 from serving.config_check import IMPORT_PATH, check_serve_config
 from serving.config_rules import is_loopback, repeats
 from serving.config_schema import name_hint, problems_of, shown
@@ -124,6 +124,8 @@ def _deployment_problems(values: Values) -> Iterator[Problem]:
                 path = f"{_ARGS}.models[{at}].deployments[{number}].slice"
                 yield Problem(path, "missing", "required: generation and topology of its slices")
                 continue
+            path = f"{_ARGS}.models[{at}].deployments[{number}].slice"
+            yield from _joined_problems(values, path, deployment)
             market = values.app.compute_class(deployment.compute_class).market
             # Source: GKE's page on flex-start, read 2026-11-20.
             if deployment.slice.generation == Generation.V4 and market == Market.FLEX_START:
@@ -136,6 +138,28 @@ def _deployment_problems(values: Values) -> Iterator[Problem]:
             allowed = f"allowed: up to {MAX_GROUP_NAME} characters, so a shorter compute class"
             complaint = "the name of its worker group is too long"
             yield Problem(f"{_ARGS}.compute_classes", complaint, allowed, group.name)
+
+
+def _joined_problems(values: Values, path: str, deployment: DeploymentConfig) -> Iterator[Problem]:
+    """Joined slices that could not be had together."""
+    wanted = deployment.slice
+    if wanted is None or wanted.num_slices == 1:
+        return
+    entry = values.cluster.class_config(deployment.compute_class)
+    zones = entry.zones or values.cluster.zones
+    if wanted.zone is None and len(zones) > 1:
+        yield Problem(
+            f"{path}.zone",
+            "missing: joined slices are of one zone, and these may come in several",
+            f"allowed: one of {', '.join(zones)}",
+        )
+    if entry.max_slices is not None and entry.max_slices < wanted.num_slices:
+        yield Problem(
+            f"{path}.num_slices",
+            f"more than max_slices of compute class {deployment.compute_class}",
+            f"allowed: at most {entry.max_slices}",
+            f"{wanted.num_slices}",
+        )
 
 
 def _class_problems(values: Values) -> Iterator[Problem]:

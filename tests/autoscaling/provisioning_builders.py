@@ -6,7 +6,7 @@ from dataclasses import replace
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
 from autoscaling.provisioning.plan import Change, Plan
-from serving.directory import HostRecord, SliceRecord
+from serving.directory import HostRecord, SliceRecord, part_suffix
 from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 
 SPOT = SliceKind("spot", "v6e", "2x4")
@@ -25,6 +25,15 @@ def waiting(kind: SliceKind = SPOT) -> SliceRecord:
         generation=kind.generation,
         topology=kind.topology,
     )
+
+
+def joining(num_slices: int, kind: SliceKind = SPOT) -> list[SliceRecord]:
+    """A replica that waits for so many slices at once: a record for each."""
+    first = waiting(kind)
+    return [
+        replace(first, replica_id=f"{first.replica_id}{part_suffix(part)}", part=part)
+        for part in range(num_slices)
+    ]
 
 
 def holding(name: str, kind: SliceKind = SPOT, *, address: str | None = None) -> SliceRecord:

@@ -8,6 +8,7 @@ from provisioning_builders import (
     SPOT,
     gone,
     holding,
+    joining,
     leaving,
     released,
     waiting,
@@ -46,6 +47,25 @@ def demand(*records: SliceRecord) -> Demand:
 def test_demand_of_records(records: list[SliceRecord], num_wanted: int, num_to_exist: int) -> None:
     found = demand(*records)
     assert (found.num_wanted, found.num_to_exist) == (num_wanted, num_to_exist)
+
+
+@pytest.mark.parametrize(
+    ("records", "within"),
+    [
+        pytest.param([*joining(2)], {2: 2, 1: 0, 0: 0}, id="two or none"),
+        pytest.param([*joining(2), *joining(2)], {4: 4, 3: 2, 2: 2, 1: 0}, id="one before half"),
+        pytest.param([*joining(3), *joining(2)], {5: 5, 4: 2, 3: 2, 2: 2}, id="few before many"),
+        pytest.param([*joining(2), waiting()], {3: 3, 2: 1, 1: 1}, id="beside one alone"),
+        pytest.param([*joining(2), holding("s-0")], {3: 3, 2: 1}, id="beside one that is held"),
+        # What is too many anyway is not ours to cut: the group's bound does.
+        pytest.param([holding("s-0"), holding("s-1"), waiting()], {1: 3}, id="nothing is joined"),
+    ],
+)
+def test_demand_of_joined_slices_is_for_whole_replicas(
+    records: list[SliceRecord], within: dict[int, int]
+) -> None:
+    found = demand(*records)
+    assert {most: found.to_exist_within(most) for most in within} == within
 
 
 def test_demand_tells_held_leaving_and_released_apart() -> None:

@@ -7,6 +7,7 @@ from provisioning_builders import (
     carried_out,
     group,
     holding,
+    joining,
     leaving,
     observed,
     released,
@@ -155,6 +156,15 @@ def test_plan_stays_within_max_replicas_and_says_what_it_refused() -> None:
     plan = Planner().plan([waiting()] * 5, group(max_replicas=3))
     assert only(plan).replicas == 3
     assert "maxReplicas is 3: 2 refused" in reasons(plan)
+
+
+def test_plan_asks_for_joined_slices_together_or_not_at_all() -> None:
+    three = group("s-0", max_replicas=3)
+    assert only(Planner().plan(joining(2), three)).replicas == 2
+    plan = Planner().plan([*joining(2), *joining(2)], three)
+    assert only(plan).replicas == 2
+    assert "2 more would be part" not in reasons(plan)
+    assert "1 more would be part of what a replica joins, and serve nobody" in reasons(plan)
 
 
 def test_plan_stays_above_min_replicas() -> None:

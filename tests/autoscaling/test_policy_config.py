@@ -77,7 +77,10 @@ def test_built_in_classes_know_their_market() -> None:
 
 
 def test_price_by_the_chip_is_that_of_all_chips() -> None:
-    assert terms("spot", {"usd_per_chip_hour": 1.5}).usd_per_slice_hour == 12.0
+    price = {"usd_per_chip_hour": 1.5}
+    assert terms("spot", price).usd_per_slice_hour == 12.0
+    # Of an engine over joined slices, that is of all of them.
+    assert terms("spot", price, profile=PROFILE | {"num_slices": 2}).usd_per_slice_hour == 24.0
 
 
 def test_class_without_a_price_has_the_list_price_of_the_region() -> None:

@@ -104,6 +104,24 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         'cluster.redis.address: not allowed (value "10.0.0.3"); allowed: a string or null, host '
         "and port",
     ),
+    "joined slices in any zone": (
+        lambda raw: (
+            raw["cluster"].update(zones=["us-east5-a", "us-east5-b"]),
+            _args(raw)["models"][0]["deployments"][1]["slice"].update(num_slices=2),
+        ),
+        "args.models[0].deployments[1].slice.zone: missing: joined slices are of one zone, and "
+        "these may come in several; allowed: one of us-east5-a, us-east5-b",
+    ),
+    "more joined slices than there may be": (
+        lambda raw: (
+            raw["cluster"]["classes"][0].update(max_slices=1),
+            _args(raw)["models"][0]["deployments"][0]["slice"].update(
+                num_slices=2, zone="us-east5-b"
+            ),
+        ),
+        "slice.num_slices: more than max_slices of compute class reserved (value 2); allowed: at "
+        "most 1",
+    ),
     "topology": (
         lambda raw: _args(raw)["models"][0]["deployments"][0]["slice"].update(topology="4x5"),
         "deployments[0].slice.topology: no v6e slice of this topology",
