@@ -19,6 +19,9 @@ from serving.slices.lifecycle import EndCause, LoadStage, SliceLife, SliceState
 
 logger = logging.getLogger(__name__)
 
+# How long a word to the directory may take. One that is not there may stay away for long, and a
+# slice is taken, served on and left without it. It is told again, but for an end.
+_WORD_S = 3.0
 # Ends that somebody asks the reason of.
 _FAILURES = (EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.PREEMPTED)
 
@@ -102,7 +105,7 @@ class LifeRecords:
             )  # fmt: skip
             if cause in _FAILURES:
                 _note_tpu_logs(ended)
-            await quietly(self._directory.end.remote(ended), "directory_unreachable")
+            await self._tell(self._directory.end.remote(ended))
             self._change(
                 part,
                 life=ended.life, hosts=(), engine_id=None, address=None, drain_deadline_s=None,
@@ -118,7 +121,7 @@ class LifeRecords:
     async def absolve(self) -> None:
         """The slices serve: what they did before is forgotten."""
         for name in self.slice_names:
-            await quietly(self._directory.absolve.remote(name), "directory_unreachable")
+            await self._tell(self._directory.absolve.remote(name))
 
     def close(self) -> None:
         """Says nothing any more."""
@@ -132,7 +135,11 @@ class LifeRecords:
         for record in self._records:
             if record.state != SliceState.GONE:
                 # A failure is made good by `_keep_renewed`, which says it again.
-                await quietly(self._directory.renew.remote(record), "directory_unreachable")
+                await self._tell(self._directory.renew.remote(record))
+
+    @staticmethod
+    async def _tell(word: Awaitable[Any]) -> None:
+        await quietly(asyncio.wait_for(word, _WORD_S), "directory_unreachable")
 
     async def _keep_renewed(self) -> None:
         while True:

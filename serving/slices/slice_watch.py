@@ -168,14 +168,13 @@ class SliceWatch:
         self._notices.pop((worker_id, source), None)
 
     def take_drains(self, deadlines_s: dict[str, float | None]) -> None:
-        """What Ray says of nodes that it drains, by node id; and a look at the clock."""
+        """What Ray says of nodes that it drains, by node id."""
         for node_id, deadline_s in deadlines_s.items():
             worker_id = self._by_node.get(node_id)
             if worker_id is not None:
                 reason = "Ray drains the node"
                 kind = NoticeKind.NODE_DRAINING
                 self.announce(Notice(kind, worker_id, deadline_s, reason, "ray drain"))
-        self.decide()
 
     def decide(self) -> None:
         """Gives the order once the notices demand it, or the clock does."""

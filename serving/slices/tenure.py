@@ -84,7 +84,7 @@ class Tenure:
         self.reservation = reservation
         self._directory = directory
         self._order: asyncio.Future[DrainOrder] = asyncio.get_running_loop().create_future()
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: tuple[asyncio.Task[None], ...] = ()
         self.watches = tuple(
             SliceWatch(reservation, part, spec, self._on_order)
             for part in range(len(reservation.slices))
@@ -102,7 +102,10 @@ class Tenure:
             SliceLostError: not every host could be watched: one of them is gone already.
         """
         await asyncio.gather(*(each.start() for each in self.watches))
-        self._watching = asyncio.create_task(self._watch_ray(), name="watch-ray")
+        self._watching = (
+            asyncio.create_task(self._watch_ray(), name="watch-ray"),
+            asyncio.create_task(self._watch_clock(), name="watch-clock"),
+        )
 
     async def probe(self, timeout_s: float) -> None:
         """Tries out every host and the interconnect of each slice; not the network between slices.
@@ -139,9 +142,9 @@ class Tenure:
         for each in self.watches:
             if each.order is not None:
                 await self._keep_others_off(each.slice, each.slice.node_ids, each.order.reason)
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await asyncio.gather(*(each.stop() for each in self.watches))
         await self.reservation.release()
 
@@ -164,11 +167,22 @@ class Tenure:
         return reason if len(self.slices) == 1 else f"{watch.slice.name}: {reason}"
 
     async def _watch_ray(self) -> None:
-        """Looks at what Ray says of the hosts' nodes; and at the clock, for scheduled ends."""
+        """Looks at what Ray says of the hosts' nodes; without a head it waits for one."""
         while True:
-            deadlines_s = await draining_nodes()
+            try:
+                deadlines_s = await draining_nodes()
+            except Exception as error:  # noqa: BLE001 - whatever ails the head, it is asked again
+                logger.warning("ray_unreachable error=%r", str(error))
+            else:
+                for each in self.watches:
+                    each.take_drains(deadlines_s)
+            await asyncio.sleep(_RAY_LOOK_S)
+
+    async def _watch_clock(self) -> None:
+        """Scheduled ends come when they are due, whether Ray has a head or not."""
+        while True:
             for each in self.watches:
-                each.take_drains(deadlines_s)
+                each.decide()
             await asyncio.sleep(_RAY_LOOK_S)
 
 
