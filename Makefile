@@ -9,9 +9,9 @@ TORCH_INDEX ?=
 CONFIG ?= serve_config.yaml
 VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
-FAST := not vllm and not e2e and not browser and not process and not long and not tpu_sim
+FAST := not vllm and not e2e and not browser and not process and not slow and not long and not tpu_sim
 # Those of `make test` that do. Not said by `not`: files are left out by what an expression excludes.
-STARTS := (vllm or e2e or browser or process) and not long and not tpu_sim
+STARTS := (vllm or e2e or browser or process or slow) and not long and not tpu_sim
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -25,7 +25,7 @@ TPU_SIM_PACKAGES := $$($(TPU_SIM_PYTHON) -c "import sysconfig; print(sysconfig.g
 VLLM_TPU := vllm-tpu==0.32.0
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
-.PHONY: help setup setup-dev setup-tpu-sim serve sim observe check format lint types imports unit test \
+.PHONY: help setup setup-dev setup-tpu-sim serve sim observe check reads format unit test \
 	test-long test-tpu-sim bench lock model sizes clean
 
 help:
@@ -81,14 +81,19 @@ sim: setup
 observe: setup
 	@exec $(BIN)/slicewise observe
 
+# The tests take one core and what reads the code the other.
 check: setup-dev
+	@words=$$(mktemp); $(MAKE) --no-print-directory reads > $$words 2>&1 & reading=$$!; \
+	$(BIN)/python -m pytest -q -m "$(FAST)"; tests=$$?; \
+	wait $$reading; read=$$?; cat $$words; rm -f $$words; exit $$((tests | read))
+
+reads:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m serving.config_reference --check README.md
 	$(BIN)/python -m serving.manifests.reference --check docs/deploy-gke.md
-	$(BIN)/python -m pytest -q -m "$(FAST)"
 
 format: setup-dev
 	$(BIN)/ruff format .

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from serving.cli import COMMAND_GROUP, build_cli, needed
 from serving.fleet_status import duration_words
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 GOOD = """
 http_options: {host: 127.0.0.1}

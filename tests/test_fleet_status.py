@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from gateway.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, ready, serving
 
 from serving.fleet_status import fetch_fleet, fleet_lines, parse_fleet
@@ -88,6 +89,7 @@ async def test_names_from_elsewhere_cannot_command_the_terminal() -> None:
     assert "?[2Jgone?? spot ready 5s v6e 4x4?" in (await lines_of(stage))[-1]
 
 
+@pytest.mark.slow
 async def test_watch_prints_again_until_interrupted() -> None:
     stage = Stage.example()
     async with serving(stage) as url, watching(url, asyncio.subprocess.PIPE) as process:
@@ -101,6 +103,7 @@ async def test_watch_prints_again_until_interrupted() -> None:
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 async def test_watch_asks_a_gateway_that_stopped_to_answer_again() -> None:
     stage = Stage.example()
     async with serving(stage) as url, watching(url, asyncio.subprocess.PIPE) as process:
@@ -113,6 +116,7 @@ async def test_watch_asks_a_gateway_that_stopped_to_answer_again() -> None:
         await process.stdout.readuntil(b"replica-w2")
 
 
+@pytest.mark.slow
 async def test_watch_on_a_terminal_redraws_in_place_and_fits_it() -> None:
     reader, terminal = pty.openpty()
     drawn = asyncio.StreamReader()
@@ -136,6 +140,7 @@ async def test_watch_on_a_terminal_redraws_in_place_and_fits_it() -> None:
     assert lines[-2].endswith(" more")
 
 
+@pytest.mark.slow
 async def test_watch_of_a_wrong_address_ends_at_once() -> None:
     async with watching("http://127.0.0.1:1", asyncio.subprocess.PIPE) as process:
         _, problem = await process.communicate()

@@ -26,6 +26,8 @@ from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.plan import Change, Drop, Plan
 from serving.topology import slice_shape
 
+pytestmark = pytest.mark.slow
+
 SHAPE = slice_shape("v6e", "2x4", 4)
 GROUP = "v6e-spot"
 RAY = "apis/ray.io/v1"

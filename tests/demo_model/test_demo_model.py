@@ -12,6 +12,8 @@ from scripts.demo_model.evaluate import DemoModel, ask, load_model
 from scripts.demo_model.examples import Example, Mixture, thought_about
 from scripts.demo_model.tools import draw_case, offer
 
+pytestmark = pytest.mark.slow
+
 MODEL_DIR = Path(__file__).parents[2] / "models" / "slicewise-demo"
 WEATHER_TOOL: dict[str, object] = {
     "type": "function",

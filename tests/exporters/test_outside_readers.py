@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("SLICEWISE_TPU_READERS", sys.executable)
 

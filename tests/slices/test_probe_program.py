@@ -22,6 +22,8 @@ from serving.slices.probe import (
     run_probe_on_host,
 )
 
+pytestmark = pytest.mark.slow
+
 FAULT = "SLICEWISE_PROBE_FAULT"
 # Far above what it takes (1 to 4 s), for a busy machine.
 TIMEOUT_S = 90.0

@@ -16,6 +16,8 @@ from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
 from serving.engine.paced_batch import PacedBatch, PacedConfig, PacedSequence
 from serving.gateway.routing import EngineView, choose_engine
 
+pytestmark = pytest.mark.slow
+
 BASE_S, PER_SEQUENCE_S, PROMPT_TOKENS_PER_S = 0.03, 0.006, 2500.0
 
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from autoscaling.simulator.command import plan_command, simulate_command
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["slicewise", "static-on-demand", "hpa", "ray-serve-default", "spothedge", "llmd-slo"]
 
 _cli = typer.Typer()

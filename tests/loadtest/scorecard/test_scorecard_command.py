@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from loadtest.scorecard.command import compare_command, scorecard_command
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = typer.Typer()
 COMMANDS.command("scorecard")(scorecard_command)
 COMMANDS.command("compare")(compare_command)

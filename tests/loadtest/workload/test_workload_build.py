@@ -51,6 +51,7 @@ def content_ids(requests: tuple[PlannedRequest, ...]) -> set[str]:
     return {block.content_id for request in requests for block in request.blocks}
 
 
+@pytest.mark.slow
 def test_requests_are_the_same_in_any_process() -> None:
     spec = ROOT / "loadtest/workloads/multi-turn-shared-prefix.yaml"
     code = (
@@ -419,6 +420,7 @@ def test_equal_hash_ids_are_equal_tokens(tmp_path: Path) -> None:
     assert first[:540] == third
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_servegens_clients_come_at_the_wanted_rate(scale: float, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("0,40,1,Gamma,1,1\n")

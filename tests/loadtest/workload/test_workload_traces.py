@@ -11,6 +11,8 @@ from public_traces import public_trace
 from loadtest.planned import PromptBlock
 from loadtest.workload.traces import Trace, TraceError, TraceFormat, detect_format, read_trace
 
+pytestmark = pytest.mark.slow
+
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
 2023-11-16 18:15:46.6805901,396,109\r
