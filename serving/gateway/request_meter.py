@@ -208,7 +208,7 @@ class RequestMeter:
     """The numbers of one model. A sequence is known from `taken` to `ended`."""
 
     def __init__(self) -> None:
-        self.classes: dict[str, ClassMeter] = {}
+        self.classes = {NO_CLASS: ClassMeter()}
         self._stopwatches: dict[str, Stopwatch] = {}
 
     def of_class(self, compute_class: str) -> ClassMeter:

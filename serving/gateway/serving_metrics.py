@@ -59,6 +59,7 @@ _FROM_ZERO = {
     "slicewise_resumes_total": _MOVES,
     "slicewise_link_losses_total": _MOVES,
 }  # fmt: skip
+_FROM_ZERO_WITHOUT_ENGINE = {"slicewise_sequences_total": ("no_engine_in_time",)}
 _REFUSALS_FROM_ZERO = ("gateway_behind", "no_engine_in_time", "overloaded")
 
 
@@ -230,7 +231,8 @@ def _add_classes(families: Families, model: str, meter: RequestMeter) -> None:
                 for name, count in _TOKENS.items():
                     families.add(name, labels | {"tenant": tenant}, count(tokens))
         for name, (label, counts) in _COUNTS_BY.items():
-            awaited = {} if compute_class == NO_CLASS else dict.fromkeys(_FROM_ZERO[name], 0)
+            zeros = _FROM_ZERO if compute_class != NO_CLASS else _FROM_ZERO_WITHOUT_ENGINE
+            awaited = dict.fromkeys(zeros.get(name, ()), 0)
             for value, count in (awaited | counts(numbers)).items():
                 families.add(name, labels | {label: value}, count)
 

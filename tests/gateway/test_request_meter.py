@@ -172,6 +172,13 @@ def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:
     assert not [name for name, _ in samples if name.endswith("_bucket")]
 
 
+def test_end_without_an_engine_is_told_from_zero_on() -> None:
+    samples = page({"chat": StagedFleet(RequestMeter())})
+    assert (
+        value(samples, "slicewise_sequences_total", model="chat", outcome="no_engine_in_time") == 0
+    )
+
+
 def test_single_token_has_no_time_per_output_token() -> None:
     meter = RequestMeter()
     watch = meter.taken("r", 7, 0.0)
