@@ -26,7 +26,7 @@ VLLM_TPU := vllm-tpu==0.32.0
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
 .PHONY: help setup setup-dev setup-tpu-sim serve sim observe check reads format unit test \
-	test-long test-tpu-sim bench lock model sizes clean
+	test-long test-tpu-sim test-weekly bench lock model sizes clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) on port 8000"
@@ -37,6 +37,7 @@ help:
 	@echo "make setup      the virtual environment alone, with the slicewise command"
 	@echo "make test-long  the long suites: 50 kills, 2,000 requests, more of KubeRay"
 	@echo "make test-tpu-sim  the tests of tpu-inference on JAX CPU, in an environment of their own"
+	@echo "make test-weekly  both of these, one after the other: for a scheduled run"
 	@echo "make bench      what Slicewise adds to the engine, side by side"
 	@echo "make model      train the shipped model again"
 	@echo "make lock       resolve the pinned package lists again"
@@ -118,6 +119,10 @@ test-long: setup-dev
 
 test-tpu-sim: setup-tpu-sim
 	$(TPU_SIM_PYTHON) -m pytest -m tpu_sim tests/tpu_sim $(TPU_SIM_OPTIONS)
+
+# Both in any case, and red if either is.
+test-weekly:
+	@$(MAKE) test-long; long=$$?; $(MAKE) test-tpu-sim; exit $$((long | $$?))
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks

@@ -4,7 +4,8 @@
 
 On a machine without a TPU it goes as far as it can and says what is missing. It writes one folder
 to send back: report.json (versions, chips, plan, timings, memory) and chips.json (the exporter's
-raw answers). The plan holds what FILE sets in engine_args and engine_env: keep secrets out of it.
+raw answers). Weights and compilation are timed apart, and what compiles after them is counted. The
+plan holds what FILE sets in engine_args and engine_env: keep secrets out of it.
 
 The steps after `chips` start the engine of FILE alone, on this host, without Ray Serve: FILE has to
 have one model on a slice of one host.
@@ -24,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from serving.config_check import load_yaml
+from serving.engine.load_stage import hear_stages
 from serving.engine_arg_names import installed_vllm_args
 from serving.engine_plan import plan_json, plan_serve_config
+from serving.slices.lifecycle import LoadStage
 from serving.tpu.plan import EnginePlan
 
 PACKAGES = ("vllm-tpu", "tpu_inference", "jax", "jaxlib", "libtpu", "torch", "ray", "slicewise")
@@ -130,36 +133,61 @@ def devices(plan: EnginePlan) -> dict[str, Any]:
     return found
 
 
+def load_times(started_s: float, compiling_s: float | None, ready_s: float) -> dict[str, Any]:
+    """Seconds to a ready engine, and of them for weights and for compilation with warm-up.
+
+    Arguments are moments on one clock; `compiling_s` of `None`: the worker did not tell, and the
+    two are not known apart.
+    """
+    return {
+        "ready_s": ready_s - started_s,
+        "weights_s": None if compiling_s is None else compiling_s - started_s,
+        "compile_s": None if compiling_s is None else ready_s - compiling_s,
+    }
+
+
 async def run_engine(plan: EnginePlan) -> dict[str, Any]:
     """Seconds to a ready engine, to a first token and per token, for one request alone.
 
     Raises:
-        MissingError: the engine did not start, or the slice has more than one host.
+        MissingError: the engine did not start, or it is over more than one host.
     """
-    if plan.wish.shape.num_hosts > 1:
-        raise MissingError("a slice of several hosts is started by `slicewise serve FILE`")
+    if plan.wish.num_hosts > 1:
+        raise MissingError("an engine over several hosts is started by `slicewise serve FILE`")
     os.environ.update(plan.settings.environment)
     # After the environment: what vLLM and tpu-inference read at import has to stand.
-    from vllm import AsyncEngineArgs, SamplingParams  # noqa: PLC0415
+    from vllm import SamplingParams  # noqa: PLC0415
     from vllm.inputs import TokensPrompt  # noqa: PLC0415
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-    started_s = time.monotonic()
+    from serving.engine.vllm_engine import engine_config  # noqa: PLC0415
+
     arguments: dict[str, Any] = plan.settings.engine_args
+    told_s: dict[LoadStage, float] = {}
+
+    def start() -> AsyncLLM:
+        # With our worker, which tells when it has its weights.
+        return AsyncLLM.from_vllm_config(engine_config(plan.wish.model, arguments))
+
+    started_s = time.monotonic()
     try:
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=plan.wish.model, **arguments))
+        with hear_stages(lambda stage: told_s.setdefault(stage, time.monotonic())):
+            llm = await asyncio.to_thread(start)
     except (RuntimeError, ValueError, OSError) as error:
         raise MissingError(f"the engine does not start: {error}") from error
     try:
-        found: dict[str, Any] = {"ready_s": time.monotonic() - started_s}
+        found = load_times(started_s, told_s.get(LoadStage.COMPILING), time.monotonic())
+        await llm.collective_rpc("watch_compilations")
         config = llm.vllm_config
         found["num_blocks"] = config.cache_config.num_gpu_blocks
         found["block_size"] = config.cache_config.block_size
+        vocab = config.model_config.get_vocab_size()
         params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT_TOKENS, ignore_eos=True)
         for run in ("first_request", "second_request"):
             # Not the same prompt: the prefix cache would answer.
             first = 1000 if run == "first_request" else 2000
-            prompt = TokensPrompt(prompt_token_ids=list(range(first, first + _PROMPT_TOKENS)))
+            tokens = [number % vocab for number in range(first, first + _PROMPT_TOKENS)]
+            prompt = TokensPrompt(prompt_token_ids=tokens)
             asked_s = time.monotonic()
             arrivals_s = [
                 time.monotonic() - asked_s async for _ in llm.generate(prompt, params, run)
@@ -168,6 +196,8 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
                 "ttft_s": arrivals_s[0],
                 "tpot_s": (arrivals_s[-1] - arrivals_s[0]) / (_OUTPUT_TOKENS - 1),
             }
+        # Programs that warm-up had missed: each made a request wait.
+        found["compiled_after_warm_up"] = await llm.collective_rpc("num_compilations")
         return found
     finally:
         llm.shutdown()
