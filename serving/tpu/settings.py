@@ -6,7 +6,6 @@ Owns that translation for vllm-tpu and tpu-inference 0.32.0. Does not own what i
 What the configuration sets by hand is kept, with "set by hand" as its reason.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,8 +22,6 @@ from serving.tpu.model_rules import (
 from serving.tpu.rules import MODEL_IMPL, NEW_DESIGN, argument_problems
 from serving.tpu.wish import EngineWish, count, is_on, section
 
-# What the settings are for. Compiled programs of another version are of no use.
-ENGINE_VERSION = "0.32.0"
 BY_HAND = "set by hand"
 
 _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
@@ -216,7 +213,7 @@ def _env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iter
         yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
     yield from _model_env(wish, facts, sharding)
     if wish.compile_cache is not None:
-        yield from _cache_env(wish, sharding)
+        yield from _cache_env(wish.compile_cache)
 
 
 def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
@@ -241,27 +238,23 @@ def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -
         yield Setting(NEW_DESIGN, "1", "context parallelism exists in this design only")
 
 
-def _cache_env(wish: EngineWish, sharding: Sharding) -> Iterator[Setting]:
-    folder = compile_cache_folder(wish, sharding)
+def _cache_env(folder: str) -> Iterator[Setting]:
     yield Setting(
         "VLLM_XLA_CACHE_PATH",
         folder,
-        "programs compiled by any replica of this model, shape and version serve all others",
+        "compiled programs are read and written here; each host adds a folder for the cache key",
     )
     # JAX keeps programs that took a second or longer; most of a warm-up's take less.
     reason = "a restart compiles nothing again, not even what compiles in under a second"
     yield Setting("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0", reason)
     yield Setting("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1", reason)
-
-
-def compile_cache_folder(wish: EngineWish, sharding: Sharding) -> str:
-    """The folder of one model, shape and version below `wish.compile_cache`, which is given."""
-    model = re.sub(r"[^A-Za-z0-9._-]+", "--", wish.model)
-    shape = f"{wish.shape.generation}-{wish.shape.topology}"
-    parts = f"tp{sharding.tensor}-pp{sharding.pipeline}"
-    if sharding.slices > 1:
-        parts += f"-dp{sharding.slices}"
-    return f"{str(wish.compile_cache).rstrip('/')}/{model}/{shape}-{parts}/vllm-{ENGINE_VERSION}"
+    # Seen with JAX 0.10.2 on CPU, 2026-11-22: without it the path of the folder is part of each
+    # program's key, by way of an option for GPUs, and no program is found from another folder.
+    yield Setting(
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES",
+        "none",
+        "programs are found again whatever folder they lie in; what it switches off is for GPUs",
+    )
 
 
 # -- the rest --

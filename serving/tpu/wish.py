@@ -15,8 +15,8 @@ class EngineWish:
     It owns `num_slices` of `shape`; more than one are joined over the data-centre network.
 
     `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
-    processes. `compile_cache` is the folder under which compiled programs are kept, `None` where
-    they are not kept.
+    processes. `compile_cache` is the folder on each host below which compiled programs are kept,
+    `None` where they are not kept.
     """
 
     model: str

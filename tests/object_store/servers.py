@@ -1,0 +1,69 @@
+"""A real S3 server on loopback, and stores on it.
+
+GCS is asked through its own client as well, at the same server: the XML interface that the client
+speaks is S3's for what we use. That shows our calls and the client's requests, not GCS itself.
+"""
+
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from serving.object_store.address import open_store
+from serving.object_store.store import ObjectStore
+
+BUCKET = "programs"
+CLOUDS = ("s3", "gs")
+# The server finds out from this header that S3 is meant; it checks nothing.
+_ANY_TOKEN = "Credential=any/20260101/us-east-1/s3/aws4_request"
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """The address of a server with one empty bucket."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        url = f"http://{host}:{port}"
+        request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(request, timeout=10).close()
+        yield url
+    finally:
+        server.stop()
+
+
+def client_variables(url: str) -> dict[str, str]:
+    """What the clouds' own clients read, so that both ask the server."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+        "GOOGLE_BASE_URL": url,
+        "GOOGLE_BEARER_TOKEN": _ANY_TOKEN,
+    }
+
+
+@pytest.fixture(scope="session")
+def store_server() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["folder", *(pytest.param(k, marks=pytest.mark.process) for k in CLOUDS)])
+def any_store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ObjectStore:
+    """An empty store of each kind in turn."""
+    if request.param == "folder":
+        return open_store(str(tmp_path / "store"))
+    url = request.getfixturevalue("store_server")
+    for name, value in client_variables(url).items():
+        monkeypatch.setenv(name, value)
+    return open_store(f"{request.param}://{BUCKET}/{uuid.uuid4().hex}")
