@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.config import AppConfig, ControlPlacement, DeploymentConfig, ListenOn
+from serving.config import AppConfig, ControlPlacement, DeploymentConfig, EngineKind, ListenOn
 from serving.config_check import IMPORT_PATH, check_serve_config
 from serving.config_rules import is_loopback, repeats
 from serving.config_schema import name_hint, problems_of, shown
@@ -119,6 +119,10 @@ def _application_problems(values: Values) -> Iterator[Problem]:
 
 def _deployment_problems(values: Values) -> Iterator[Problem]:
     for at, model in enumerate(values.app.models):
+        if model.engine == EngineKind.VLLM:
+            path = f"{_ARGS}.models[{at}].engine"
+            complaint = "it computes on the CPUs of hosts whose chips would idle"
+            yield Problem(path, complaint, f"allowed: {EngineKind.VLLM_TPU}", model.engine)
         for number, deployment in enumerate(model.deployments):
             if deployment.slice is None:
                 path = f"{_ARGS}.models[{at}].deployments[{number}].slice"

@@ -91,6 +91,11 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         "cluster.upgrade.step_percent: larger than the surge, which KubeRay refuses (value 50); "
         "allowed: at most max_surge_percent, 25",
     ),
+    "engine on CPUs": (
+        lambda raw: _args(raw)["models"][0].pop("engine"),
+        "applications[0].args.models[0].engine: it computes on the CPUs of hosts whose chips would "
+        "idle (value vllm); allowed: vllm-tpu",
+    ),
     "no Redis": (
         lambda raw: raw["cluster"].update(redis={}),
         "cluster.redis: neither there; allowed: address of one that there is, or own for a new one",
