@@ -5,6 +5,7 @@ sends a resumed request as a new one, prompt only, and here the emitted tokens b
 before it enters the batch. Sampling on a TPU has no generator of a request, so none is wound on.
 """
 
+import os
 from typing import Any
 
 from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
@@ -12,6 +13,9 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 
 from serving.engine.compile_watch import CompileWatch
 from serving.engine.load_stage import TellsStages
+from serving.slices.joined import own_environment
+from serving.slices.ray_hosts import own_node_id
+from serving.tpu.rules import SLICE_IDS_VARIABLE
 from serving.vllm_codec import emitted_token_ids
 
 
@@ -34,6 +38,15 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._compile_watch = CompileWatch()
+
+    def init_device(self, *args: Any, **kwargs: Any) -> Any:
+        """As the worker does, once it is told which of joined slices its host is of.
+
+        Here tpu-inference too sets what libtpu reads when it starts.
+        """
+        if SLICE_IDS_VARIABLE in os.environ:
+            os.environ.update(own_environment(os.environ, own_node_id()))
+        return super().init_device(*args, **kwargs)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """One step, with a batch that restores what resumed requests have emitted."""

@@ -1,4 +1,4 @@
-"""One look at Ray's nodes. The only place that asks Ray which hosts there are."""
+"""Looks at Ray's nodes. The only place that asks Ray which hosts there are."""
 
 import asyncio
 
@@ -17,6 +17,11 @@ async def draining_nodes() -> dict[str, float | None]:
     """Nodes that Ray drains, with the wall-clock time at which each ends (`None`: not said)."""
     deadlines_ms: dict[str, int] = await asyncio.to_thread(ray_state.state.get_draining_nodes)
     return {node_id: at_ms / 1000 if at_ms else None for node_id, at_ms in deadlines_ms.items()}
+
+
+def own_node_id() -> str:
+    """Ray's id of the host that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _look() -> list[ObservedHost]:
