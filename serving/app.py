@@ -18,7 +18,7 @@ from serving.config import (
 from serving.deployment_names import DIRECTORY, GATEWAY
 from serving.directory_deployment import FleetDirectory
 from serving.engine.slice_replica import SliceReplica
-from serving.engine.spec import EngineSpec, TpuSpec
+from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
 from serving.slices.inventory import ACCELERATOR_LABEL
@@ -103,8 +103,15 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         tracing=config.tracing.settings,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
         slice=slice_spec(config, model, deployment),
-        tpu=TpuSpec(model.compile_cache) if model.is_on_tpu else None,
+        tpu=_tpu_spec(model) if model.is_on_tpu else None,
     )
+
+
+def _tpu_spec(model: ModelConfig) -> TpuSpec:
+    cache = model.compile_cache
+    if cache is None:
+        return TpuSpec()
+    return TpuSpec(CompileCacheSpec(cache.store, cache.local_dir, cache.budget_s))
 
 
 def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:

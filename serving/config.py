@@ -90,6 +90,23 @@ class AdapterConfig(_Section):
     """The `model` field of requests; unique over all models and adapters."""
     path: NonEmpty
     """Adapter folder or Hugging Face id."""
+    model_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Which model it plays: with another seed the same prompts have other answers."""
+
+
+class CompileCacheConfig(_Section):
+    """Compiled programs, shared by all slices whose engines are set up alike."""
+
+    store: NonEmpty
+    """Folder that all hosts reach, `gs://BUCKET/...` or `s3://BUCKET/...`. Whoever may write there
+    can run code on the engines."""
+    local_dir: Annotated[
+        str, Field(pattern=r"^/.+", json_schema_extra={"allowed": "an absolute path"})
+    ] = "/tmp/slicewise-programs"
+    """Folder on the disk of each host, from which engines read programs and to which they write."""
+    budget_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """How long a pull may keep an engine from starting, and a push may take; then the engine
+    compiles what has not come."""
 
 
 class DeploymentConfig(_Section):
@@ -154,9 +171,9 @@ class ModelConfig(_Section):
         Field(json_schema_extra={"allowed": f"strings; names of {_ENV_NAME_WORDS['allowed']}"}),
     ] = {}
     """Environment variables of the engine's processes."""
-    compile_cache: NonEmpty | None = None
-    """Folder or `gs://` address that engines of `vllm-tpu` keep compiled programs under, apart by
-    model, shape and version; lost with the pod, when left out. Refused with any other engine."""
+    compile_cache: CompileCacheConfig | None = None
+    """Where engines of `vllm-tpu` keep compiled programs; lost with the pod, when left out. Refused
+    with any other engine."""
     frontend_args: dict[str, JsonValue] = {}
     """Options of vLLM's OpenAI frontend by their Python names. Checked likewise."""
     lora_adapters: Annotated[tuple[AdapterConfig, ...], Items] = ()

@@ -11,6 +11,7 @@ from serving.config_schema import name_hint, shown
 from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, kind_of
 from serving.errors import Problem
+from serving.object_store.address import address_problem
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -323,6 +324,11 @@ def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
                 shown(name, args[name]),
             )
 
+    store = mapping_in(model, "compile_cache").get("store")
+    problem = address_problem(store) if isinstance(store, str) and store else None
+    if problem is not None:
+        allowed = "allowed: an absolute folder, gs://BUCKET/... or s3://BUCKET/..."
+        yield Problem(f"{path}.compile_cache.store", problem, allowed, shown("store", store))
 
 def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
     for section in CLOSED_ARGS:

@@ -121,7 +121,7 @@ def plan_deployment(
         shape=deployment.slice.shape,
         args=model.engine_args,
         env=model.engine_env,
-        compile_cache=model.compile_cache,
+        compile_cache=None if model.compile_cache is None else model.compile_cache.local_dir,
         num_slices=deployment.slice.num_slices,
     )
     raw = find_model_config(model.source, facts_folders)

@@ -548,6 +548,55 @@ ENGINE_STEPS = (
         Scope.ENGINE,
     ),
 )
+# Compiled programs of engines on TPU. See docs/compile-cache.md.
+PROGRAMS = (
+    _counter(
+        "slicewise_programs_found_total",
+        Unit.COUNT,
+        "Programs that the engine's processes found in JAX's cache, over all hosts",
+        Scope.ENGINE,
+    ),
+    _counter(
+        "slicewise_programs_compiled_total",
+        Unit.COUNT,
+        "Programs that were not there and were compiled",
+        Scope.ENGINE,
+    ),
+    _counter(
+        "slicewise_programs_late_total",
+        Unit.COUNT,
+        "Programs that were found or compiled only once the engine served",
+        Scope.ENGINE,
+    ),
+    _counter(
+        "slicewise_programs_moved_bytes_total",
+        Unit.BYTES,
+        "Bytes of programs between the store and the engine's hosts (pull, push)",
+        Scope.ENGINE,
+        "direction",
+        max_sets=2,
+    ),
+    _counter(
+        "slicewise_programs_move_seconds_total",
+        Unit.SECONDS,
+        "Time that pulls and pushes took, added up over hosts",
+        Scope.ENGINE,
+        "direction",
+        max_sets=2,
+    ),
+    _counter(
+        "slicewise_programs_damaged_total",
+        Unit.COUNT,
+        "Programs of the store or of a host's disk that were not what they should have been",
+        Scope.ENGINE,
+    ),
+    _counter(
+        "slicewise_programs_move_failures_total",
+        Unit.COUNT,
+        "Pulls and pushes that a store or the budget cut short",
+        Scope.ENGINE,
+    ),
+)
 # The other side of each link, as this gateway sees it.
 LINKS = (
     _counter(
@@ -736,7 +785,7 @@ ALL: Mapping[str, Metric] = MappingProxyType(
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
             *TRACES,
             *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
-            *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *LINKS),
+            *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS, *LINKS),
         )
     }
 )

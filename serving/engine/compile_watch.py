@@ -1,7 +1,8 @@
-"""Counts and logs what XLA compiles once an engine is warm: every such program made users wait.
+"""Counts the programs that JAX finds in its cache or compiles, and logs those that come late.
 
-Owns the count of this process. Does not own warm-up, nor what is done about it: a shape that is
-compiled while serving belongs into the warm-up (`docs/tpu.md`).
+A late one comes once the engine is warm: every such program made users wait. Owns the counts of
+this process. Does not own warm-up, nor what is done about it: a shape that is compiled while
+serving belongs into the warm-up (`docs/tpu.md`).
 """
 
 import logging
@@ -14,13 +15,25 @@ logger = logging.getLogger(__name__)
 # JAX's own name of the event. It comes for programs read from the compile cache as well: they too
 # were not there when a request needed them.
 COMPILE_EVENT: Final = "/jax/core/compile/backend_compile_duration"
+# A program was looked up in the cache, and was there. JAX's own event for one that was not comes
+# when it is written, which only the first process of several does. Source: jax 0.10.2
+# `compiler.py`, read 2026-11-22.
+LOOKUP_EVENT: Final = "/jax/compilation_cache/compile_requests_use_cache"
+HIT_EVENT: Final = "/jax/compilation_cache/cache_hits"
 
 
 class CompileWatch:
-    """Counts from `begin` on. `step` says what the worker does now; it is logged by its `str`."""
+    """Counts hits and lookups from the start, and what comes late from `begin` on.
+
+    `step` says what the worker does now; it is logged by its `str`.
+    """
 
     def __init__(self) -> None:
         self.num_compilations = 0
+        self.num_lookups = 0
+        self.num_hits = 0
+        # JAX keeps its listeners for as long as the process lives, and so does a worker.
+        jax.monitoring.register_event_listener(self._on_lookup)
         self.step: object = "none"
         self._has_begun = False
 
@@ -29,8 +42,11 @@ class CompileWatch:
         if self._has_begun:
             return
         self._has_begun = True
-        # JAX keeps its listeners for as long as the process lives, and so does a worker.
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_lookup(self, event: str, **_details: Any) -> None:
+        self.num_lookups += event == LOOKUP_EVENT
+        self.num_hits += event == HIT_EVENT
 
     def _on_event(self, event: str, duration_secs: float, **details: Any) -> None:
         if event != COMPILE_EVENT:

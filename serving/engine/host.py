@@ -15,6 +15,7 @@ from serving.engine.paced import PacedConfig, PacedEngine
 from serving.engine.protocol import Engine, EngineDiedError
 from serving.engine.spec import EngineSpec
 from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import ProgramsMoved
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
 from serving.model_source import resolve_source
 from serving.slices.lifecycle import LoadStage
@@ -103,6 +104,10 @@ class EngineHost:
     def drain(self, reason: str, grace_s: float) -> None:
         """Tells every gateway to take its requests elsewhere."""
         self._server.drain(reason, grace_s)
+
+    def note_programs(self, moved: ProgramsMoved) -> None:
+        """Programs moved for this engine so far; gateways show it beside what the engine counts."""
+        self._server.programs_moved = moved
 
     async def close(self) -> None:
         """Ends links, then engine. Idempotent."""

@@ -10,6 +10,7 @@ import ray
 from serving.engine.host import EngineHost, start_engine
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
+from serving.link.messages import ProgramsMoved
 from serving.process_log import log_as_actor
 from serving.slices.lifecycle import LoadStage
 
@@ -80,6 +81,11 @@ class EngineHostActor:
         # A drain is rare and the link server's table has no event to wait for.
         while self._host.num_requests and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+    async def note_programs(self, moved: ProgramsMoved) -> None:
+        """What has come of the engine's compiled programs so far, to be told with its vitals."""
+        if self._host is not None:
+            self._host.note_programs(moved)
 
     async def close(self) -> None:
         """Ends link and engine."""

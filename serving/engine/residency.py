@@ -19,6 +19,7 @@ from serving.deployment_names import engine_deployment_name
 from serving.directory import HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.life_records import LifeRecords, quietly
+from serving.engine.program_courier import ProgramCourier
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu_engine import settle_here
 from serving.slices.joined import joined_environment
@@ -66,6 +67,8 @@ class Residency:
         self._tenure: Tenure | None = None
         self._host: Any = None
         self._leaving: asyncio.Task[None] | None = None
+        self._courier: ProgramCourier | None = None
+        self._pushing: asyncio.Task[None] | None = None
         shape = None if spec.slice is None else spec.slice.shape
         first = SliceRecord(
             replica_id=life_id,
@@ -107,6 +110,8 @@ class Residency:
             await self._records.serve(report.engine_id, report.address)
             await self._records.enter(SliceState.READY, "the engine takes requests")
             await self._records.absolve()
+            # Now, and not before: programs of an engine that came up, and nobody waits for them.
+            self._pushing = asyncio.create_task(self._push_programs(), name="push-programs")
             return
 
     async def wait_parting(self) -> Parting:
@@ -150,8 +155,13 @@ class Residency:
             drain = asyncio.ensure_future(self._host.drain.remote(parting.reason, parting.grace_s))
             await self._records.leave_by(self._deadlines_s(parting))
             await self._records.enter(SliceState.DRAINING, parting.reason)
+            pushing = asyncio.create_task(self._push_programs(), name="push-programs-last")
             limit_s = parting.grace_s + _RELEASE_S
+            leave_by_s = time.monotonic() + limit_s
             await quietly(asyncio.wait_for(drain, limit_s), "drain_incomplete")
+            # What was compiled since the warm-up; it has the time of the drain and no more.
+            await asyncio.wait({pushing}, timeout=max(0.0, leave_by_s - time.monotonic()))
+            pushing.cancel()
             await quietly(asyncio.wait_for(self._host.close.remote(), _RELEASE_S), "close_failed")
         await self._give_up(parting.cause, parting.reason)
         self._records.close()
@@ -165,6 +175,10 @@ class Residency:
 
     async def _give_up(self, cause: EndCause, reason: str) -> None:
         """Ends what runs on the slices, gives them back, and tells the directory."""
+        if self._pushing is not None:
+            self._pushing.cancel()
+            await asyncio.gather(self._pushing, return_exceptions=True)
+        self._pushing = self._courier = None
         if self._host is not None:
             ray.kill(self._host)
             self._host = None
@@ -204,6 +218,7 @@ class Residency:
 
     async def _start_engine(self) -> HostReport:
         spec = self._spec if self._spec.tpu is None else await self._settle()
+        await self._pull_programs(spec)
         options: dict[str, Any] = {
             "num_cpus": spec.num_cpus,
             "max_concurrency": 16,
@@ -221,6 +236,27 @@ class Residency:
             stages.cancel()
             await asyncio.gather(stages, return_exceptions=True)
         return report
+
+    async def _pull_programs(self, spec: EngineSpec) -> None:
+        """Brings compiled programs to all hosts of the slices; without them the engine compiles."""
+        if spec.programs is None or self._tenure is None:
+            return
+        # As when the engine was settled, so that the first host's task finds its process again.
+        courier = ProgramCourier(
+            spec.programs, self._tenure.reservation, self._spec.engine_env, self._records.life_id
+        )
+        await self._records.enter(SliceState.LOADING, "compiled programs are pulled")
+        reason = await courier.pull()
+        await self._records.enter(SliceState.LOADING, f"the engine starts: {reason}")
+        self._courier = courier
+
+    async def _push_programs(self) -> None:
+        """Gives the store what hosts have compiled, and tells the engine host of it."""
+        if self._courier is None or self._host is None:
+            return
+        await quietly(self._host.note_programs.remote(self._courier.moved), "programs_not_noted")
+        await self._courier.push()
+        await quietly(self._host.note_programs.remote(self._courier.moved), "programs_not_noted")
 
     async def _follow_stages(self, host: Any) -> None:
         """Tells the directory how far the engine is, until it is started or gone."""

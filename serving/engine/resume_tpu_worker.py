@@ -62,6 +62,11 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         """From now on a program that is compiled is one that warm-up has missed."""
         self._compile_watch.begin()
 
+    def program_counts(self) -> tuple[int, int, int]:
+        """Programs of this host's process: found in the cache, compiled, and late ones of both."""
+        watch = self._compile_watch
+        return watch.num_hits, watch.num_lookups - watch.num_hits, watch.num_compilations
+
     def num_compilations(self) -> int:
         """Programs compiled since `watch_compilations`, by this host's process."""
         return self._compile_watch.num_compilations

@@ -12,10 +12,28 @@ from serving.tracing.spans import NO_TRACES, TraceSettings
 
 
 @dataclass(frozen=True, slots=True)
-class TpuSpec:
-    """What an engine on TPU is told beside. See `ModelConfig.compile_cache`."""
+class CompileCacheSpec:
+    """Where compiled programs are kept. See `CompileCacheConfig`."""
 
-    compile_cache: str | None = None
+    store: str
+    local_dir: str
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TpuSpec:
+    """What an engine on TPU is told beside. `compile_cache` is `None` where none is kept."""
+
+    compile_cache: CompileCacheSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The compiled programs of one engine: parts of their key, and their folder on each host."""
+
+    parts: Mapping[str, JsonValue]
+    folder: str
+    cache: CompileCacheSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,9 @@ class EngineSpec:
     `paced` holds the options of the paced engine and is `None` for vLLM. `slice` is the kind of
     slice it runs on, `None` where nothing is reserved. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
+
+    `programs` follow from all the rest on the first host of its slice; `None` before, and without a
+    compile cache.
     """
 
     model: str
@@ -43,3 +64,4 @@ class EngineSpec:
     log_style: LogStyle = DEFAULT_STYLE
     tracing: TraceSettings = NO_TRACES
     tpu: TpuSpec | None = None
+    programs: Programs | None = None

@@ -6,15 +6,18 @@ process and those of its workers begin. Does not own the plan (`serving.tpu`).
 """
 
 import logging
+import os
 from dataclasses import replace
 from typing import Any
 
+from serving.engine.programs import HostFacts, program_variables, versions_here, with_programs
 from serving.engine.spec import EngineSpec
 from serving.errors import ConfigError
 from serving.model_config_file import ModelConfigUnreadableError, find_model_config
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
 from serving.tpu.wish import EngineWish
+from serving.weights.revision import config_digest, model_revision
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
         shape=spec.slice.shape,
         args=spec.engine_args,
         env=spec.engine_env,
-        compile_cache=spec.tpu.compile_cache,
+        compile_cache=None if spec.tpu.compile_cache is None else spec.tpu.compile_cache.local_dir,
         num_slices=spec.slice.num_slices,
     )
     try:
@@ -50,12 +53,21 @@ def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
 
 
 def settle_here(spec: EngineSpec) -> EngineSpec:
-    """As `settle`, with the `config.json` that this host has or can fetch.
+    """As `settle`, with the `config.json` and the versions that this host has or can fetch.
 
     Raises:
         ValueError: see `settle`.
     """
-    return settle(spec, _model_config(spec.source))
+    config = _model_config(spec.source)
+    settled = settle(spec, config)
+    # Entry point of a task: what a pod's environment says of programs is read here, once.
+    facts = HostFacts(
+        revision=model_revision(spec.source, spec.engine_args),
+        config=config_digest(config),
+        versions=versions_here(),
+        environment=program_variables(os.environ),
+    )
+    return with_programs(settled, facts)
 
 
 def _model_config(source: str) -> dict[str, Any] | None:

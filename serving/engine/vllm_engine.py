@@ -30,7 +30,13 @@ from serving.engine.host_watch import HOST_PID_VARIABLE
 from serving.engine.protocol import EngineDiedError
 from serving.engine.resume_scheduler import resuming_scheduler, scheduler_path
 from serving.engine.vitals import StepCount, VitalsMeter
-from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
+from serving.link.messages import (
+    EngineLoad,
+    EngineVitals,
+    ProgramCounts,
+    TokenOutput,
+    TokenRequest,
+)
 from serving.vllm_codec import decode_request, encode_outputs, request_decoder
 
 logger = logging.getLogger(__name__)
@@ -43,6 +49,8 @@ _WORKER_CLASSES = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.resume_worker.ResumingCPUWorker",
     "tpu_inference.worker.tpu_worker.TPUWorker": _TPU_WORKER,
 }
+# A late program is on the metrics page within this time. Each worker answers between two steps.
+_COUNT_PROGRAMS_S = 30.0
 # The engine call that says how many programs each worker has compiled since it was warm.
 COMPILATIONS_CALL = "num_compilations"
 
@@ -91,6 +99,8 @@ class VllmEngine:
         self._meter = self._new_meter()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._info = self._describe()
+        self._programs: ProgramCounts | None = None  # until counted, and where nothing counts
+        self._counting: asyncio.Task[None] | None = None
         self._watch_processes()
 
     @classmethod
@@ -135,8 +145,8 @@ class VllmEngine:
 
     @property
     def vitals(self) -> EngineVitals:
-        """What the scheduler told with its steps, added up since the warm-up."""
-        return self._meter.vitals()
+        """What the scheduler told with its steps, added up since the warm-up, and its programs."""
+        return msgspec.structs.replace(self._meter.vitals(), programs=self._programs)
 
     @property
     def process_ids(self) -> list[int]:
@@ -204,6 +214,9 @@ class VllmEngine:
     async def close(self) -> None:
         """See `Engine.close`."""
         self._report_death("closed")
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
         await asyncio.to_thread(self._client.shutdown, 0)
 
     async def _warm_up(self) -> None:
@@ -245,6 +258,24 @@ class VllmEngine:
     async def _watch_compilations(self) -> None:
         if self._counts_compilations:
             await self._client.collective_rpc_async("watch_compilations")
+            await self._count_programs()
+            self._counting = asyncio.create_task(self._keep_counting(), name="count-programs")
+
+    async def _count_programs(self) -> None:
+        """Asks each worker, one for each host, what its process has found and compiled."""
+        by_worker = await self._client.collective_rpc_async("program_counts")
+        sums = [sum(each) for each in zip(*by_worker, strict=True)]
+        if self._programs is None:
+            logger.info("programs_needed hits=%d misses=%d", sums[0], sums[1])
+        self._programs = ProgramCounts(*sums)
+
+    async def _keep_counting(self) -> None:
+        while not self._died.done():
+            await asyncio.sleep(_COUNT_PROGRAMS_S)
+            try:
+                await self._count_programs()
+            except EngineDeadError:
+                return
 
     # -- the end of the processes --
 

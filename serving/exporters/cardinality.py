@@ -14,6 +14,7 @@ from serving.metric_names import (
     LINKS,
     MAX_BUCKETS,
     PLANS,
+    PROGRAMS,
     SERVING_COUNTS,
     SERVING_LATENCY,
     SLICES,
@@ -39,7 +40,7 @@ ONE_SLICE = (*TPU_CHIPS, *TPU_HOST, *TPU_EXPORTER)
 MANY_SLICES = (*ONE_SLICE, *TPU_DCN)
 # On every gateway's page; and of each engine on the page of one gateway.
 OF_EVERY_GATEWAY = (*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LINKS, *LEDGER, *SLICES, *PLANS)
-OF_ONE_GATEWAY = (*VLLM_ENGINES, *ENGINE_STEPS)
+OF_ONE_GATEWAY = (*VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS)
 _OF_A_CHIP = (Scope.DEVICE, Scope.CHIP, Scope.LINK)
 
 

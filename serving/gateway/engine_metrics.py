@@ -58,6 +58,7 @@ class LinkCollector(Collector):
             vitals = reading.vitals
             if reading.load is not None and vitals is not None and vitals.is_yours:
                 _add_steps(families, labels, vitals)
+                _add_programs(families, labels, vitals)
                 named = labels | {"model_name": reading.model}
                 _add_vllm(families, named, reading.load, vitals)
         yield from families
@@ -80,6 +81,26 @@ def _add_link(families: Families, labels: Mapping[str, str], reading: LinkReadin
 def _add_steps(families: Families, labels: Mapping[str, str], vitals: EngineVitals) -> None:
     families.add("slicewise_engine_steps_total", labels, vitals.num_steps)
     families.add("slicewise_engine_step_seconds_total", labels, vitals.busy_s)
+
+
+def _add_programs(families: Families, labels: Mapping[str, str], vitals: EngineVitals) -> None:
+    if vitals.programs is not None:
+        counts = vitals.programs
+        families.add("slicewise_programs_found_total", labels, counts.hits)
+        families.add("slicewise_programs_compiled_total", labels, counts.misses)
+        families.add("slicewise_programs_late_total", labels, counts.late)
+    moved = vitals.programs_moved
+    if moved is None:
+        return
+    for direction, num_bytes, duration_s in (
+        ("pull", moved.pulled_bytes, moved.pull_s),
+        ("push", moved.pushed_bytes, moved.push_s),
+    ):
+        directed = {**labels, "direction": direction}
+        families.add("slicewise_programs_moved_bytes_total", directed, num_bytes)
+        families.add("slicewise_programs_move_seconds_total", directed, duration_s)
+    families.add("slicewise_programs_damaged_total", labels, moved.damaged)
+    families.add("slicewise_programs_move_failures_total", labels, moved.failures)
 
 
 def _add_vllm(

@@ -69,6 +69,33 @@ class EngineLoad(msgspec.Struct, array_like=True, frozen=True):
     kv_usage_ratio: float = 0.0
 
 
+class ProgramCounts(msgspec.Struct, array_like=True, frozen=True):
+    """Programs that an engine's processes needed, added up over all of its hosts."""
+
+    hits: int = 0  # read from the compile cache
+    misses: int = 0  # compiled
+    late: int = 0  # of either kind, those that were needed only after the warm-up
+
+
+class ProgramsMoved(msgspec.Struct, array_like=True):
+    """Programs that went between an engine's hosts and the store since its start, over all hosts.
+
+    `damaged` were not what the store or the host's disk should have had, and were not used;
+    `rebuilt` of them have been pushed again. `failures` are pulls and pushes that the store or a
+    budget cut short.
+    """
+
+    pulled: int = 0
+    pulled_bytes: int = 0
+    pull_s: float = 0.0
+    pushed: int = 0
+    pushed_bytes: int = 0
+    push_s: float = 0.0
+    damaged: int = 0
+    rebuilt: int = 0
+    failures: int = 0
+
+
 class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
     """What an engine has done since its start: sums, so that a message missed loses nothing.
 
@@ -77,6 +104,7 @@ class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
     each of `ITERATION_BOUNDS` and one for those beyond. `tenant_tokens` are output tokens by
     tenant, and `tenant_sequences` what the engine has of each now. `is_yours` goes to one gateway
     at a time, whose part it is to show the engine's metrics: so they add up over gateways.
+    `programs` and `programs_moved` are `None` of an engine that compiles none, or keeps none.
     """
 
     num_deferred: int = 0  # waiting for something else than room
@@ -96,6 +124,8 @@ class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
     tenant_tokens: dict[str, int] = {}
     tenant_sequences: dict[str, int] = {}
     is_yours: bool = False
+    programs: ProgramCounts | None = None
+    programs_moved: ProgramsMoved | None = None
 
 
 # The bounds of vLLM's own histogram of tokens per engine step, the same in 0.32.0.

@@ -31,6 +31,7 @@ from serving.link.messages import (
     EngineLost,
     EngineVitals,
     Finish,
+    ProgramsMoved,
     Reply,
     Step,
     TokenOutput,
@@ -108,6 +109,8 @@ class LinkServer:
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
+        # What the engine host says of compiled programs, told with the engine's vitals.
+        self.programs_moved: ProgramsMoved | None = None
         self._spans = RequestSpans(tracer, engine_id)
         if tracer.is_on:
             engine.on_scheduled = self._spans.scheduled
@@ -227,6 +230,7 @@ class LinkServer:
             tenant_tokens=dict(self._tenant_tokens),
             tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
             is_yours=gateway.gateway_id == self._teller(),
+            programs_moved=self.programs_moved,
         )
 
     def opened(self, gateway: GatewayConnection) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.engine.spec import EngineSpec, TpuSpec
+from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.engine.tpu_engine import settle, settle_here
 from serving.slices.spec import SliceSpec
 from serving.topology import slice_shape
@@ -22,7 +22,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 def spec(topology: str, source: str = "org/m", **changes: Any) -> EngineSpec:
     wanted = SliceSpec("spot", slice_shape("v6e", topology))
-    tpu = TpuSpec("/xla")
+    tpu = TpuSpec(CompileCacheSpec("/programs", "/xla", 60.0))
     return EngineSpec("m", source, "spot", slice=wanted, tpu=tpu, **changes)
 
 
@@ -36,7 +36,7 @@ def test_engine_over_hosts_gets_sizes_and_environment() -> None:
     assert settled.engine_env["HF_HOME"] == "/models"
     assert settled.engine_env["TPU_MULTIHOST_BACKEND"] == "ray"
     assert settled.engine_env["MODEL_IMPL_TYPE"] == "vllm"
-    assert settled.engine_env["VLLM_XLA_CACHE_PATH"].startswith("/xla/org--m/v6e-4x4-tp16-pp1/")
+    assert settled.engine_env["VLLM_XLA_CACHE_PATH"] == "/xla"
 
 
 def test_engine_that_does_not_fit_is_not_started() -> None:

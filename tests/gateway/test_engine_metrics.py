@@ -7,8 +7,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.link.connection import Traffic
-from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineVitals
-from serving.metric_names import ALL, ENGINE_STEPS, LINKS, MAX_DRAFT_POSITIONS, VLLM_ENGINES
+from serving.link.messages import (
+    ITERATION_BOUNDS,
+    EngineLoad,
+    EngineVitals,
+    ProgramCounts,
+    ProgramsMoved,
+)
+from serving.metric_names import (
+    ALL,
+    ENGINE_STEPS,
+    LINKS,
+    MAX_DRAFT_POSITIONS,
+    PROGRAMS,
+    VLLM_ENGINES,
+)
 
 from .rendered import rendered
 
@@ -29,6 +42,10 @@ WHOLE = EngineVitals(
     drafts=(5, 15, 9),
     accepted_by_position=[5, 4],
     is_yours=True,
+    programs=ProgramCounts(hits=70, misses=2, late=1),
+    programs_moved=ProgramsMoved(
+        pulled=69, pull_s=0.5, pushed_bytes=4096, damaged=2, rebuilt=1, failures=3
+    ),
 )
 READING = LinkReading(
     *("chat", "spot", "e1", "s-1"),
@@ -93,12 +110,25 @@ def test_steps_and_link_are_told_by_engine() -> None:
     assert value("link_round_trip_seconds") == 0.25
 
 
+def test_compiled_programs_are_told_by_engine() -> None:
+    samples = page(READING)
+
+    def value(name: str, **more: str) -> float:
+        return samples[f"slicewise_programs_{name}", frozenset((LABELS | more).items())]
+
+    assert [value(f"{name}_total") for name in ("found", "compiled", "late")] == [70, 2, 1]
+    assert value("moved_bytes_total", direction="push") == 4096
+    assert value("move_seconds_total", direction="pull") == 0.5
+    assert [value(f"{name}_total") for name in ("damaged", "move_failures")] == [2, 3]
+
+
 def test_every_name_and_label_is_the_registrys_and_none_is_missing() -> None:
     seen = {
         name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum"): dict(labels)
         for name, labels in page(READING)
     }
-    assert set(seen) == {metric.name for metric in (*VLLM_ENGINES, *ENGINE_STEPS, *LINKS)}
+    of_engines = (*VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS, *LINKS)
+    assert set(seen) == {metric.name for metric in of_engines}
     for name, labels in seen.items():
         assert set(labels) - {"le"} == {*LABELS, *ALL[name].labels}
 
@@ -108,6 +138,7 @@ def test_what_an_engine_does_not_have_is_absent_and_not_zero() -> None:
     names = {name for name, _ in page(bare)}
     assert "vllm:generation_tokens_total" in names
     assert not [name for name in names if "prefix_cache" in name or "spec_decode" in name]
+    assert not [name for name in names if "programs" in name]
     assert "slicewise_link_round_trip_seconds" not in names
 
 

@@ -76,7 +76,7 @@ def test_serve_config_turns_into_arguments_and_environment(
     assert (f"{shape.generation} {shape.topology}", shape.num_hosts) == (slice_name, num_hosts)
     assert plan.settings.engine_args | args == plan.settings.engine_args
     environment = dict(plan.settings.environment)
-    assert environment.pop("VLLM_XLA_CACHE_PATH").startswith("/mnt/slicewise/xla/")
+    assert environment.pop("VLLM_XLA_CACHE_PATH") == "/tmp/slicewise-programs"
     kept = {key: value for key, value in environment.items() if not key.startswith("JAX_")}
     assert kept == env
 
@@ -128,6 +128,9 @@ def test_engine_that_does_not_fit_is_reported_with_what_would(
         ({"engine_args": {"max_model_len": 1_000_000}}, "longer than the model's own context"),
         ({"engine_env": {"TPU_MULTIPROCESS_DP": "1"}}, "TPU_MULTIPROCESS_DP: set by Slicewise"),
         ({"engine": "vllm"}, "compile_cache: engine vllm compiles nothing that is kept"),
+        ({"compile_cache": {"store": "ftp://h/x"}}, "compile_cache.store: no store is reached by"),
+        ({"compile_cache": {"store": "xla"}}, "compile_cache.store: a relative folder is another"),
+        ({"compile_cache": {"store": "/x", "local_dir": "y"}}, "local_dir"),
         ({"deployments": [{"compute_class": "spot"}]}, "required by engine vllm-tpu"),
         ({"engine_args": {"tensor_parallel_size": 3}}, "tensor x pipeline is not the 4 devices"),
         (

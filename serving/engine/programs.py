@@ -1,0 +1,142 @@
+"""The compiled programs of one engine on TPU: their key, and how a host gets and gives them.
+
+Owns the joint of an engine's settings and the cache of programs (`serving.compile_cache`), and what
+runs on a host of the slice. Does not own when it runs, nor on which hosts (`program_courier`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import JsonValue
+
+from serving.compile_cache.key import CacheKey, ProgramFacts, cache_key, changes_programs
+from serving.compile_cache.layout import KeyPlace
+from serving.compile_cache.local_folder import LocalFolder
+from serving.compile_cache.pull import pull
+from serving.compile_cache.push import Writer, push
+from serving.compile_cache.report import Damage, Outcome, PullReport, PushReport
+from serving.engine.spec import EngineSpec, Programs
+from serving.object_store.address import open_store
+from serving.object_store.store import ObjectStore, StoreError
+
+logger = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "VLLM_XLA_CACHE_PATH"
+# What compiles, and what decides what there is to compile.
+_PACKAGES = ("vllm", "vllm-tpu", "tpu-inference", "jax", "jaxlib", "libtpu", "flax", "torchax")
+_Report = TypeVar("_Report", PullReport, PushReport)
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What the first host of a slice knows of an engine's programs. See `ProgramFacts`."""
+
+    revision: str | None
+    config: str | None
+    versions: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
+    """The settled engine with the key and the folder of its programs. Pure.
+
+    One without a cache comes back as it is.
+    """
+    if spec.tpu is None or spec.tpu.compile_cache is None or spec.slice is None:
+        return spec
+    shape, cache = spec.slice.shape, spec.tpu.compile_cache
+    key = cache_key(
+        ProgramFacts(
+            source=spec.source,
+            revision=facts.revision,
+            config=facts.config,
+            versions=facts.versions,
+            generation=str(shape.generation),
+            topology=shape.topology,
+            chips_per_host=shape.chips_per_host,
+            num_slices=spec.slice.num_slices,
+            args=spec.engine_args,
+            env=dict(facts.environment) | dict(spec.engine_env),
+        )
+    )
+    folder = f"{spec.engine_env.get(FOLDER_VARIABLE, cache.local_dir)}/{key.digest}"
+    return replace(
+        spec,
+        engine_env=dict(spec.engine_env) | {FOLDER_VARIABLE: folder},
+        programs=Programs(key.parts, folder, cache),
+    )
+
+
+def versions_here() -> dict[str, str]:
+    """The installed packages that programs depend on; one that is not installed is left out."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def program_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a process's environment what changes programs; nothing else of it is written down."""
+    return {name: value for name, value in environment.items() if changes_programs(name)}
+
+
+def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
+    """Pulls to this host and logs one line; what fails is in the report, the engine compiles."""
+    key = CacheKey(programs.parts)
+
+    def move(store: ObjectStore) -> PullReport:
+        place = KeyPlace.of(key)
+        folder = LocalFolder(Path(programs.folder))
+        report = pull(store, place, folder, programs.cache.budget_s, time.monotonic)
+        if report.num_known:
+            # What `prune` goes by. Without leave to write, programs are still of use.
+            try:
+                store.put(place.used, b"")
+            except StoreError as error:
+                logger.info("programs_use_not_noted key=%s error=%r", key.digest, str(error))
+        return report
+
+    report = _guarded(programs, move, PullReport)
+    logger.info("programs_pulled key=%s %s %s", key.digest, _pairs(log), report)
+    return report
+
+
+def push_here(
+    programs: Programs, damage: tuple[Damage, ...], log: Mapping[str, JsonValue]
+) -> PushReport:
+    """Pushes from this host what the store lacks; what fails is in the report. Logs one line."""
+    key = CacheKey(programs.parts)
+
+    def move(store: ObjectStore) -> PushReport:
+        writer = Writer(_pairs(log), time.time, time.monotonic)
+        folder = LocalFolder(Path(programs.folder))
+        return push(store, key, folder, writer, programs.cache.budget_s, damage)
+
+    report = _guarded(programs, move, PushReport)
+    logger.info("programs_pushed key=%s %s %s", key.digest, _pairs(log), report)
+    return report
+
+
+def _guarded(
+    programs: Programs,
+    move: Callable[[ObjectStore], _Report],
+    failed: Callable[[Outcome, str, float], _Report],
+) -> _Report:
+    """Moves programs; a store that cannot be opened and a disk that fails are a report too."""
+    started_s = time.monotonic()
+    try:
+        return move(open_store(programs.cache.store))
+    except (ValueError, OSError) as error:
+        return failed(Outcome.UNREACHABLE, str(error), time.monotonic() - started_s)
+
+
+def _pairs(log: Mapping[str, JsonValue]) -> str:
+    return " ".join(f"{name}={value}" for name, value in log.items())
