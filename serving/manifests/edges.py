@@ -9,6 +9,7 @@ from serving.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
 from serving.manifests.cluster_config import ClusterConfig
 from serving.manifests.names import (
     EXPORTER_PORT,
+    PROXY_HEALTH,
     SERVE_PORT,
     Component,
     component_labels,
@@ -22,11 +23,14 @@ from serving.manifests.values import Values
 Json = dict[str, Any]
 
 _GATEWAY_API = "gateway.networking.k8s.io/v1"
+_GKE_API = "networking.gke.io/v1"
 # The port of GKE's TPU device plugin. Source: tpu-metrics page of GKE, read 2026-11-20.
 _DEVICE_PLUGIN_PORT = 2112
 _POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 # Streams are as long as their answers.
 _ROUTE_TIMEOUT_S = 3600
+# For answers that a pod still gives when it is taken out; the longest there is.
+_DRAINING_S = 3600
 
 
 def gateway(cluster: ClusterConfig) -> Json:
@@ -52,6 +56,42 @@ def http_route(cluster: ClusterConfig, service: str) -> Json:
     if cluster.hostname is not None:
         spec["hostnames"] = [cluster.hostname]
     return _object(cluster, _GATEWAY_API, "HTTPRoute", cluster.name) | {"spec": spec}
+
+
+def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
+    """What Google's load balancers need to be told; none of another GatewayClass.
+
+    Without them they ask for `/`, which wants a key, and take every gateway for ill; and they cut
+    each answer after 30 s. Source: reference of GKE's gateway API and GKE's page on policies, read
+    2026-11-22.
+    """
+    if not is_googles(cluster.gateway_class):
+        return []
+    target = {"group": "", "kind": "Service", "name": service}
+    health = {
+        "checkIntervalSec": 5,
+        "config": {
+            "httpHealthCheck": {"port": SERVE_PORT, "requestPath": PROXY_HEALTH},
+            "type": "HTTP",
+        },
+        "healthyThreshold": 1,
+        "timeoutSec": 2,
+        "unhealthyThreshold": 2,
+    }
+    backend = {
+        "connectionDraining": {"drainingTimeoutSec": _DRAINING_S},
+        "timeoutSec": _ROUTE_TIMEOUT_S,
+    }
+    return [
+        _object(cluster, _GKE_API, kind, cluster.name)
+        | {"spec": {"default": settings, "targetRef": target}}
+        for kind, settings in (("HealthCheckPolicy", health), ("GCPBackendPolicy", backend))
+    ]
+
+
+def is_googles(gateway_class: str) -> bool:
+    """Whether GKE's own controller makes the load balancers of a GatewayClass."""
+    return gateway_class.startswith("gke-")
 
 
 def gateway_service(cluster: ClusterConfig) -> Json:

@@ -10,6 +10,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 
 GATEWAY_GROUP = "gateway"
 SERVE_PORT = 8000
+# Where a proxy says whether requests may come to it; no key is asked for.
+PROXY_HEALTH = "/-/healthz"
 METRICS_PORT = 8080
 DASHBOARD_PORT = 8265
 EXPORTER_PORT = 9450

@@ -20,6 +20,7 @@ from serving.manifests.names import (
     DASHBOARD_PORT,
     METRICS_PORT,
     NETWORK_CLAIMS,
+    PROXY_HEALTH,
     SERVE_PORT,
     Component,
     component_labels,
@@ -46,7 +47,6 @@ _DATA_FOLDER = "/data"
 _GCS_PORT = 6379
 # Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.
 _AGENT_PORT, _AGENT_HEALTH = 52365, "/api/healthz"
-_PROXY_HEALTH = "/-/healthz"
 # Above it GKE finds no time of its own before it ends a pod. Source: GKE's page on TPU disruption,
 # read 2026-11-20.
 _CONTROL_GRACE_S = 120
@@ -83,7 +83,7 @@ def gateway_template(values: Values) -> Json:
     size = _size(cluster.gateway_pod)
     container = _container(values, "ray-worker", cluster.images.cpu, size, ports)
     # Traffic goes where a proxy answers: not to one that has no gateway yet, or drains.
-    container["readinessProbe"] = _ready(_PROXY_HEALTH, SERVE_PORT)
+    container["readinessProbe"] = _ready(PROXY_HEALTH, SERVE_PORT)
     spec = _control_spec(cluster, Component.GATEWAY)
     spec |= {"containers": [container]}
     spec["volumes"] = [_memory("dshm", 4), *secret_volumes(values)]

@@ -76,7 +76,12 @@ def _control(values: Values) -> list[Json]:
 
 def _route(values: Values) -> list[Json]:
     cluster = values.cluster
-    return [edges.gateway(cluster), edges.http_route(cluster, serve_service(cluster))]
+    service = serve_service(cluster)
+    return [
+        edges.gateway(cluster),
+        edges.http_route(cluster, service),
+        *edges.load_balancer_policies(cluster, service),
+    ]
 
 
 def _kustomizations(paths: Mapping[str, str]) -> dict[str, Json]:

@@ -3,6 +3,7 @@
 from serving.errors import Problem
 from serving.manifests.check_classes import class_problems
 from serving.manifests.check_cluster import cluster_problems
+from serving.manifests.check_edges import edge_problems
 from serving.manifests.check_groups import group_problems
 from serving.manifests.check_redis import redis_problems
 from serving.manifests.check_references import reference_problems
@@ -13,6 +14,7 @@ _CHECKS = (
     group_problems,
     class_problems,
     cluster_problems,
+    edge_problems,
     redis_problems,
     serving_problems,
     reference_problems,

@@ -12,10 +12,10 @@ from serving.manifests.documents import Folder, Manifest
 from serving.manifests.schemas import Schemas, read_schemas
 from serving.topology import slice_shape
 
-from .examples import ROOT, in_memory, one, raw_values
+from .examples import ROOT, found, in_memory, one, raw_values
 
 RULES = ROOT / "deployments" / "prometheus" / "rules"
-KINDS = ("Gateway", "HTTPRoute", "PodMonitor")
+KINDS = ("Gateway", "HTTPRoute", "HealthCheckPolicy", "GCPBackendPolicy", "PodMonitor")
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ def test_schemas_take_every_edge(folder: Folder, edge_crds: Schemas) -> None:
     assert [str(problem) for each in held for problem in edge_crds.problems(each)] == []
     # Gateway and route of the RayService and of the RayCluster.
     counts = {kind: len(folder.of_kind(kind)) for kind in KINDS}
-    assert counts == {"Gateway": 2, "HTTPRoute": 2, "PodMonitor": 3}
+    assert list(counts.values()) == [2, 2, 2, 2, 3]
 
 
 BROKEN: dict[str, tuple[str, Callable[[Json], object], str]] = {
@@ -70,6 +70,13 @@ def test_schemas_refuse_a_changed_edge(case: str, folder: Folder, edge_crds: Sch
     change(body["spec"])
     problems = [str(each) for each in edge_crds.problems(Manifest(first.file, body))]
     assert any(words in each for each in problems), problems
+
+
+def test_load_balancers_of_others_get_no_policies_of_googles() -> None:
+    raw = raw_values((slice_shape("v6e", "4x4"), "spot"), gateway_class="istio")
+    other = in_memory(raw)
+    assert other.of_kind("HealthCheckPolicy", "GCPBackendPolicy") == []
+    assert found(other) == []
 
 
 def test_every_job_that_alerts_ask_for_is_a_monitor(folder: Folder) -> None:

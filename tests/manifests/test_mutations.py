@@ -9,7 +9,7 @@ import pytest
 from serving.manifests.documents import Folder, Manifest
 from serving.topology import slice_shape
 
-from .examples import found, in_memory, one, raw_values
+from .examples import found, in_memory, raw_values
 
 SHAPE = slice_shape("v6e", "4x4")
 RAW = raw_values(
@@ -27,12 +27,17 @@ Json = dict[str, Any]
 
 
 def changed(kind: str, name: str | None, change: Callable[[Json], object]) -> Folder:
-    """The folder with one object changed."""
+    """The folder with an object changed; wherever it is, if several files have it."""
     folder = in_memory(RAW)
-    target = one(folder, kind, name)
-    body = copy.deepcopy(target.body)
-    change(body)
-    manifests = [Manifest(each.file, body) if each is target else each for each in folder.manifests]
+    manifests = []
+    for each in folder.manifests:
+        if each.kind == kind and name in (None, each.name):
+            body = copy.deepcopy(each.body)
+            change(body)
+            manifests.append(Manifest(each.file, body))
+        else:
+            manifests.append(each)
+    assert manifests != list(folder.manifests)
     return Folder(tuple(manifests), folder.serve_configs, folder.files)
 
 
@@ -441,6 +446,31 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         lambda body: body["spec"]["hard"].update({"requests.google.com/tpu": "8"}),
         "spec.hard[requests.google.com/tpu]: fewer chips than the groups of RayService llm may "
         'have (value "8"); allowed: 80',
+    ),
+    "load balancer that asks for a page behind keys": (
+        "HealthCheckPolicy",
+        "llm",
+        lambda body: body["spec"]["default"]["config"]["httpHealthCheck"].update(requestPath="/"),
+        "spec.default.config.httpHealthCheck.requestPath: a gateway answers this path only with a "
+        'key (value "/"); allowed: /-/healthz, /health',
+    ),
+    "load balancer that asks for nothing": (
+        "HealthCheckPolicy",
+        "llm",
+        lambda body: body["spec"]["targetRef"].update(name="other"),
+        "the load balancer would ask llm-serve-svc for /, and take every gateway for ill",
+    ),
+    "load balancer that cuts answers": (
+        "GCPBackendPolicy",
+        "llm",
+        lambda body: body["spec"]["default"].pop("timeoutSec"),
+        "spec.default.timeoutSec: streams are as long as their answers; allowed: at least 300",
+    ),
+    "load balancer with its own idea of an answer": (
+        "GCPBackendPolicy",
+        "llm",
+        lambda body: body["spec"]["targetRef"].update(name="other"),
+        "the load balancer would cut every answer of llm-serve-svc after 30 s",
     ),
     "state that goes with its pod": (
         "StatefulSet",
