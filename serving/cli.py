@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
+from serving.compile_cache.command import programs
 from serving.config_check import check_command
 from serving.doctor.command import doctor_command
 from serving.engine_plan import engine_plan_command
@@ -29,6 +30,7 @@ _OWN_COMMANDS = frozenset(
         "engine-plan",
         "ledger",
         "observe",
+        "programs",
         "render",
         "serve",
         "status",
@@ -60,6 +62,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
     cli.command("observe")(observe_command)
     cli.command("render")(render_command)
     cli.command("validate")(validate_command)
+    cli.add_typer(programs, name="programs")
     cli.add_typer(sim, name="sim")
     for entry_point in commands:
         command = entry_point.load()

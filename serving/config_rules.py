@@ -12,6 +12,7 @@ from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, kind_of
 from serving.errors import Problem
 from serving.object_store.address import address_problem
+from serving.weights.sources import source_problems
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -129,6 +130,9 @@ def repeats(named: Sequence[tuple[str, object]]) -> Iterator[tuple[str, str, str
 def model_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
     """What is impossible within one model."""
     yield from _engine_kind_problems(path, model)
+    source = model.get("source")
+    if isinstance(source, str) and model.get("engine") != "paced":
+        yield from source_problems(path, source, mapping_in(model, "engine_args"))
     yield from _adapter_problems(path, model)
     yield from _tool_choice_problems(path, model)
     yield from _reasoning_problems(path, model)

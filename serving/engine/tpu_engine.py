@@ -5,6 +5,7 @@ there, and before the engine host, because variables that are read at import hav
 process and those of its workers begin. Does not own the plan (`serving.tpu`).
 """
 
+import json
 import logging
 import os
 from dataclasses import replace
@@ -14,6 +15,8 @@ from serving.engine.programs import HostFacts, program_variables, versions_here,
 from serving.engine.spec import EngineSpec
 from serving.errors import ConfigError
 from serving.model_config_file import ModelConfigUnreadableError, find_model_config
+from serving.object_store.address import is_bucket, open_store
+from serving.object_store.store import StoreError
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
 from serving.tpu.wish import EngineWish
@@ -71,6 +74,8 @@ def settle_here(spec: EngineSpec) -> EngineSpec:
 
 
 def _model_config(source: str) -> dict[str, Any] | None:
+    if is_bucket(source):
+        return _config_in_bucket(source)
     try:
         found = find_model_config(source)
         if found is None and _fetch(source):
@@ -79,6 +84,16 @@ def _model_config(source: str) -> dict[str, Any] | None:
         logger.warning("model_config_unreadable source=%s error=%r", source, str(error))
         return None
     return found
+
+
+def _config_in_bucket(source: str) -> dict[str, Any] | None:
+    folder, _, last = source.rstrip("/").rpartition("/")
+    try:
+        found = json.loads(open_store(folder).get(f"{last}/config.json"))
+    except (StoreError, ValueError) as error:
+        logger.warning("model_config_not_fetched source=%s error=%r", source, str(error))
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _fetch(source: str) -> bool:

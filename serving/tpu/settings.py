@@ -21,6 +21,7 @@ from serving.tpu.model_rules import (
 )
 from serving.tpu.rules import MODEL_IMPL, NEW_DESIGN, argument_problems
 from serving.tpu.wish import EngineWish, count, is_on, section
+from serving.weights.sources import load_plan
 
 BY_HAND = "set by hand"
 
@@ -176,6 +177,9 @@ def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Ite
         _DEFAULT_UTILIZATION,
         "the cache takes this share less the weights, unmeasured; the rest is for activations",
     )
+    loaded = load_plan(wish.model, wish.args)
+    for name, value in loaded.engine_args.items():
+        yield Setting(name, value, loaded.reason)
     if facts is not None and facts.is_multimodal:
         reason = "tpu-inference cannot split a multimodal input over steps"
         yield Setting("disable_chunked_mm_input", True, reason)  # noqa: FBT003 - a value
