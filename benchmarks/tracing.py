@@ -47,6 +47,7 @@ class _Link:
 
     def __init__(self) -> None:
         self.running: list[str] = []
+        self.has_told_end = False
 
     def submit(self, request: TokenRequest) -> None:
         self.running.append(request.request_id)

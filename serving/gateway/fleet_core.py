@@ -49,6 +49,11 @@ _OUTCOMES = {int(finish): finish.name.lower() for finish in Finish}
 class EngineLink(Protocol):
     """What the fleet client needs of a connection to an engine host."""
 
+    @property
+    def has_told_end(self) -> bool:
+        """Whether the host has said that its engine is gone. One taken away says nothing."""
+        ...
+
     def submit(self, request: TokenRequest) -> None:
         """Sends one request; raises `LinkClosedError` or, when it is too large, `FrameError`."""
         ...
@@ -325,7 +330,7 @@ class FleetCore:
         cause = "draining" if seat.is_draining else "lost"
         self.request_meter.link_lost(seat.compute_class, cause)
         if not seat.is_draining:  # it was meant to go: what stayed on it is no suspect
-            count_loss(flights)
+            count_loss(flights, is_told=seat.link.has_told_end)
         survivors = []
         for flight in flights:
             if flight.num_losses >= self._limits.max_engine_losses:

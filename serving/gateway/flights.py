@@ -14,6 +14,11 @@ from serving.link.messages import TokenRequest
 # in a request (its prompt, a grammar, a parameter) acts at its prefill or in its first steps.
 CLEARING_TOKENS = 8
 
+# A host that falls silent was most likely taken away with its slice, and a class that is lost takes
+# many at once: so many of them count as one engine whose host says that it died. Not never, for a
+# request may exhaust a whole host too.
+SILENT_LOSSES = 3
+
 # From this many losses on, a request is tried alone: at most one such request per engine.
 TRIAL_LOSSES = 2
 
@@ -41,6 +46,7 @@ class Flight:
     num_emitted_at_dispatch: int = 0
     dispatched_at_s: float = 0.0
     num_losses: int = 0
+    num_silent_losses: int = 0
     waiting_since_s: float | None = None
     is_on_trial: bool = False
     # Sent in place of `payload` once something has been emitted; `None` means `payload` serves.
@@ -87,15 +93,19 @@ class Flight:
         return self.num_losses >= TRIAL_LOSSES
 
 
-def count_loss(lost: Iterable[Flight]) -> None:
+def count_loss(lost: Iterable[Flight], *, is_told: bool) -> None:
     """Counts the death of one engine against the requests that were on it.
 
-    A request on trial takes the blame alone. Without one, each request is counted, and one that had
-    cleared itself starts again from one.
+    `is_told`: its host said so, and did not merely fall silent. A request on trial takes the blame
+    alone. Without one, each request is counted, and one that had cleared itself starts again.
     """
     flights = list(lost)
     suspects = [flight for flight in flights if flight.is_on_trial]
     for flight in suspects or flights:
         if flight.has_cleared_itself:
-            flight.num_losses = 0
+            flight.num_losses = flight.num_silent_losses = 0
+        if not is_told:
+            flight.num_silent_losses += 1
+            if flight.num_silent_losses % SILENT_LOSSES:
+                continue
         flight.num_losses += 1

@@ -105,6 +105,8 @@ class LinkClient(LinkConnection):
         self._limits = limits
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._is_closed_here = False
+        # Whether the host has said that its engine is gone.
+        self.has_told_end = False
         self._waiting: deque[msgspec.Struct] = deque()
         self._write_stalled_at_s: float | None = None  # None while the transport takes more
         self._call_ids = itertools.count()
@@ -230,6 +232,7 @@ class LinkClient(LinkConnection):
         elif isinstance(message, Draining):
             self._callbacks.on_draining(message)
         elif isinstance(message, EngineLost):
+            self.has_told_end = True
             self.end(f"engine lost: {message.reason}")
         else:
             self._violated(message)

@@ -48,6 +48,7 @@ class ScriptedLink:
         self.aborted: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.is_broken = False
+        self.has_told_end = False
         self.max_prompt_tokens = 1000
         self._core = core
         self._running: dict[str, TokenRequest] = {}
@@ -100,7 +101,8 @@ class ScriptedLink:
         for _ in range(num_steps):
             self._core.take_step(self.engine_id, self.make_step())
 
-    def end(self) -> None:
-        """The engine dies and the gateway is told."""
+    def end(self, *, is_told: bool = True) -> None:
+        """The engine dies, and the gateway is told; or its host falls silent with it."""
         self.is_broken = True
+        self.has_told_end = is_told
         self._core.lose_engine(self.engine_id, "killed by the test")

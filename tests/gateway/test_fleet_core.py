@@ -454,6 +454,19 @@ async def test_poison_request_fails_alone_after_its_allowance_of_engines() -> No
     assert await fleet.tokens() == {each: answer_to(each) for each in innocents}
 
 
+async def test_slices_that_are_taken_away_one_after_the_other_fail_nobody() -> None:
+    fleet = Fleet()
+    taken = [ScriptedLink(fleet.core, f"spot-{number}") for number in range(6)]
+    await fleet.add(*(ids := [f"r{number}" for number in range(12)]))
+    for link in taken:
+        link.end(is_told=False)
+    assert fleet.failures == {}
+    back = ScriptedLink(fleet.core, "spot-0'")
+    while not fleet.is_empty():
+        back.step()
+    assert await fleet.tokens() == {each: answer_to(each) for each in ids}
+
+
 async def test_two_poison_requests_are_tried_apart_and_both_fail() -> None:
     fleet = Fleet()
     links = [ScriptedLink(fleet.core, "e1")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.gateway.flights import CLEARING_TOKENS, TRIAL_LOSSES, Flight, count_loss
+from serving.gateway.flights import CLEARING_TOKENS, SILENT_LOSSES, TRIAL_LOSSES, Flight, count_loss
 from serving.gateway.request_meter import RequestMeter
 
 
@@ -78,20 +78,37 @@ def test_request_clears_itself_by_the_tokens_of_this_attempt_alone(
 
 def test_loss_counts_against_everything_on_the_engine() -> None:
     flights = [flight(num_losses=0), flight(num_losses=1)]
-    count_loss(flights)
+    count_loss(flights, is_told=True)
     assert [each.num_losses for each in flights] == [1, 2]
+
+
+def test_hosts_that_fall_silent_count_as_one_engine_each_few() -> None:
+    subject = flight()
+    losses = []
+    for _ in range(2 * SILENT_LOSSES):
+        count_loss([subject], is_told=False)
+        losses.append(subject.num_losses)
+    quiet = SILENT_LOSSES - 1
+    assert losses == [*[0] * quiet, 1, *[1] * quiet, 2]
+
+
+def test_silent_losses_are_forgotten_by_a_request_that_cleared_itself() -> None:
+    cleared = flight(num_losses=1, emitted=CLEARING_TOKENS)
+    cleared.num_silent_losses = SILENT_LOSSES - 1
+    count_loss([cleared], is_told=False)
+    assert (cleared.num_losses, cleared.num_silent_losses) == (0, 1)
 
 
 def test_loss_counts_from_one_again_for_a_request_that_cleared_itself() -> None:
     cleared = flight(num_losses=1, emitted=CLEARING_TOKENS)
-    count_loss([cleared])
+    count_loss([cleared], is_told=True)
     assert cleared.num_losses == 1
 
 
 def test_request_on_trial_takes_the_blame_alone() -> None:
     suspect, bystander = flight(num_losses=TRIAL_LOSSES), flight()
     suspect.is_on_trial = True
-    count_loss([bystander, suspect])
+    count_loss([bystander, suspect], is_told=True)
     assert (suspect.num_losses, bystander.num_losses) == (TRIAL_LOSSES + 1, 0)
 
 
