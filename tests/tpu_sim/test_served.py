@@ -48,8 +48,12 @@ def application(
     model: str,
     shape: dict[str, Any],
     num_slices: int,
+    joined: int = 1,
     **engine_args: Any,
 ) -> RunningApplication:
+    """`num_slices` of `shape`, an engine on each or, where some are joined, on so many of them."""
+    wanted = shape | {"num_slices": joined}
+    replicas = num_slices // joined
     served = {
         "name": model,
         "source": models.path(model),
@@ -58,7 +62,7 @@ def application(
         "engine_args": ENGINE_ARGS
         | {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
         | engine_args,
-        "deployments": [{"compute_class": "spot", "replicas": num_slices, "slice": shape}],
+        "deployments": [{"compute_class": "spot", "replicas": replicas, "slice": wanted}],
     }
     plan = {
         "slices": [
@@ -269,6 +273,22 @@ def test_tensor_parallel_over_the_two_hosts_of_a_slice(
             f"{NUM_KILLED_TOKENS} tokens",
             where,
             "the undisturbed streams",
+            num_equal,
+        )
+
+
+def test_engine_over_two_joined_slices_answers_as_transformers(
+    models: TinyModels, caches: Path, evidence: Evidence
+) -> None:
+    """One engine, a copy of the model on each slice, and tpu-inference's own mesh over both."""
+    with started(application(models, caches, LLAMA, ONE_HOST, 2, joined=2)) as running:
+        assert linked_engines(running.fleet()) == {LLAMA: 1}
+        check_placement(running, evidence, "two joined slices")
+        num_equal = check_parity(running, models, LLAMA)
+        evidence.parity(
+            f"{LLAMA}, TP 4 on each of two joined slices, through the gateway",
+            "two slices v6e 2x2 of one host, 2 JAX processes of 4 devices each",
+            "transformers",
             num_equal,
         )
 

@@ -61,8 +61,14 @@ def give_coordinates() -> None:
     replace(COORDINATES, _jax.Device, "core_on_chip", property(lambda _: 0))
 
 
-def join_hosts(coordinator: str, num_hosts: int, worker_id: int) -> None:
-    """Makes this process one host of a slice. Waits for the others (JAX's own 300 s)."""
+def give_slices(hosts_per_slice: int) -> None:
+    """Gives each device the slice it is in, which a mesh over several slices reads."""
+    slice_index = property(lambda device: device.process_index // hosts_per_slice)
+    replace(COORDINATES, _jax.Device, "slice_index", slice_index)
+
+
+def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
+    """Makes this process one host of a slice, or of joined ones. Waits for the others (300 s)."""
     real_devices = jax.devices
     real_put = jax.device_put
 
@@ -78,7 +84,7 @@ def join_hosts(coordinator: str, num_hosts: int, worker_id: int) -> None:
 
     replace(RENDEZVOUS, jax, "devices", devices)
     replace(DEVICE_PUT, jax, "device_put", device_put)
-    jax.distributed.initialize(coordinator, num_hosts, worker_id)
+    jax.distributed.initialize(coordinator, num_hosts, host)
 
 
 def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:

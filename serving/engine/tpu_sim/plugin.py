@@ -13,6 +13,8 @@ from serving.engine.tpu_sim.replacements import (
     ENABLED_VARIABLE,
     replace,
 )
+from serving.slices.joined import SLICE_ID, own_environment
+from serving.tpu.rules import SLICE_IDS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +75,22 @@ def _before_import() -> None:
 
 
 def _join_slice() -> None:
-    """In a worker of a slice of several hosts, one JAX process per host: finds the others."""
+    """In a worker of an engine of several hosts, one JAX process per host: finds the others."""
     coordinator = os.environ.get(COORDINATOR_VARIABLE)
     if coordinator is None or not _is_worker():
         return
     from serving.engine.tpu_sim import jax_on_cpu  # noqa: PLC0415
+    from serving.slices.ray_hosts import own_node_id  # noqa: PLC0415
 
     num_hosts = int(os.environ[NUM_HOSTS_VARIABLE])
-    jax_on_cpu.join_hosts(coordinator, num_hosts, int(os.environ["TPU_WORKER_ID"]))
+    host = int(os.environ["TPU_WORKER_ID"])
+    if SLICE_IDS_VARIABLE in os.environ:
+        # What libtpu would make of it: slice after slice, and in each by worker id.
+        own = own_environment(os.environ, own_node_id())
+        hosts_per_slice = num_hosts // int(os.environ["MEGASCALE_NUM_SLICES"])
+        host += int(own[SLICE_ID]) * hosts_per_slice
+        jax_on_cpu.give_slices(hosts_per_slice)
+    jax_on_cpu.join_hosts(coordinator, num_hosts, host)
 
 
 def _is_worker() -> bool:

@@ -44,10 +44,14 @@ DEVICE_MEMORY = Replacement(
     "how much fits: number of KV blocks, memory of programs, out-of-memory errors",
 )
 COORDINATES = Replacement(
-    "place of a device in the slice",
-    ("jaxlib._jax.Device.coords", "jaxlib._jax.Device.core_on_chip"),
-    "a grid four wide, by device id",
-    "the order of devices in a mesh on the real interconnect",
+    "place of a device in the slice, and which of joined slices it is in",
+    (
+        "jaxlib._jax.Device.coords",
+        "jaxlib._jax.Device.core_on_chip",
+        "jaxlib._jax.Device.slice_index",
+    ),
+    "a grid four wide, by device id; the slice by the process, in their order",
+    "the order of devices in a mesh on the real interconnect, and any network between slices",
 )
 DEVICE_PUT = Replacement(
     "transfer of arrays to devices",
