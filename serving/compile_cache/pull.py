@@ -56,6 +56,7 @@ def pull(
     """
     started_s = clock()
     num_dropped = _drop_broken(folder)
+    errors: list[str] = []
 
     def report(outcome: Outcome, reason: str) -> PullReport:
         return PullReport(outcome, reason, clock() - started_s, num_dropped=num_dropped)
@@ -68,7 +69,7 @@ def pull(
             return report(Outcome.NOTHING, "the store has no programs for this key")
         wanted = _missing(folder, known)
         deadline_s = started_s + budget_s
-        fetched = _fetch_all(pool, store, folder, wanted, deadline_s, clock)
+        fetched = _fetch_all(pool, store, folder, wanted, deadline_s, clock, errors)
     except TimeoutError:
         return report(Outcome.OUT_OF_TIME, f"the store did not list its programs in {budget_s:g} s")
     except StoreError as error:
@@ -77,9 +78,12 @@ def pull(
         # A request under way ends by its own bounds; nobody waits for it.
         pool.shutdown(wait=False, cancel_futures=True)
     num_late = len(wanted) - sum(not each.is_late for each in fetched)
-    reason = f"{num_late} of {len(wanted)} programs left" if num_late else "all that it has"
+    outcome, reason = Outcome.DONE, "all that it has"
+    if num_late:
+        outcome = Outcome.UNREACHABLE if errors else Outcome.OUT_OF_TIME
+        reason = "; ".join([f"{num_late} of {len(wanted)} programs left", *errors[:1]])
     return PullReport(
-        Outcome.OUT_OF_TIME if num_late else Outcome.DONE,
+        outcome,
         reason,
         clock() - started_s,
         num_known=len(known),
@@ -157,11 +161,19 @@ def _fetch_all(
     wanted: Mapping[str, tuple[Entry, ...]],
     deadline_s: float,
     clock: Clock,
+    errors: list[str],
 ) -> list[_Fetched]:
+    """What came of each; `errors` is filled with what the store said in the place of bytes."""
+
     def fetch(entries: tuple[Entry, ...]) -> _Fetched:
-        if clock() >= deadline_s:
+        # What one fetch finds out about the store the others need not find out again.
+        if clock() >= deadline_s or errors:
             return _Fetched(is_late=True)
-        return _fetch(store, folder, entries)
+        try:
+            return _fetch(store, folder, entries)
+        except StoreError as error:
+            errors.append(str(error))
+            return _Fetched(is_late=True)
 
     fetches = [pool.submit(fetch, entries) for entries in wanted.values()]
     fetched: list[_Fetched] = []

@@ -198,6 +198,25 @@ def test_store_that_refuses_leaves_the_host_as_it_was(
     assert held(second) == {}
 
 
+def test_store_that_ends_in_the_middle_leaves_what_had_come(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    class EndsAfterOne(FailingStore):
+        def get(self, name: str) -> bytes:
+            data = super().get(name)
+            if name.startswith(BLOBS):
+                self.fails = {"get"}
+            return data
+
+    first, second = Host(store, tmp_path / "1"), Host(EndsAfterOne(store), tmp_path / "2")
+    compiled(first, programs(*(f"p{number}" for number in range(40))))
+    first.push()
+    pulled = second.pull()
+    assert pulled.outcome == Outcome.UNREACHABLE
+    assert pulled.reason.endswith("programs left; get refused")
+    assert 1 <= pulled.num_fetched == len(held(second)) < 40
+
+
 @pytest.mark.parametrize("call", ["list", "head", "put", "put manifest"])
 def test_push_that_is_cut_short_names_nothing_and_is_made_up_for(
     failing: FailingStore, tmp_path: Path, call: str
