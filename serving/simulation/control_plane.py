@@ -124,11 +124,17 @@ class ControlPlane:
 
         Raises:
             ValueError: the cluster was started without Redis.
+            HeadGoneError: it did not come up in the 30 s that Ray gives it. Start it again.
         """
         self._known_redis()
         with self.lock:
-            if not self.is_head_running:
+            if self.is_head_running:
+                return
+            try:
                 self.start()
+            except Exception as error:  # Ray raises nothing narrower
+                message = "the head did not come up, perhaps for want of time: start it again"
+                raise HeadGoneError(message) from error
         logger.info("simulated_head_started")
 
     def kill_redis(self, *, lose: bool = False) -> None:

@@ -105,4 +105,5 @@ class RedisServer:
                     answer += more
         except OSError:
             return False
-        return f"process_id:{self._process.pid}\r\n".encode() in answer
+        ours = f"process_id:{self._process.pid}\r\n".encode()
+        return answer.startswith(b"+PONG") and ours in answer

@@ -1,13 +1,18 @@
 """What a simulated cluster has to be like to outlive its head."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from serving.config_check import check_serve_config
+from serving.engine_arg_names import installed_vllm_args
 from serving.errors import ConfigError
 from serving.simulation.deployed import ensure_lasting, lasting_environment, proxy_url
 from serving.simulation.plan import parse_plan
 
+SHIPPED = Path(__file__).resolve().parents[2] / "deployments" / "sim"
 SPOT = {"name": "spot", "compute_class": "spot", "generation": "v6e", "topology": "1x1"}
 LASTING = {"head_cpus": 0, "gateway_hosts": 1, "slices": [SPOT]}
 
@@ -16,6 +21,13 @@ def test_cluster_with_nothing_on_its_head_may_lose_it() -> None:
     # Ray Serve's own default is a proxy on every node.
     for settings in ({}, {"proxy_location": "EveryNode"}):
         ensure_lasting(parse_plan(LASTING), settings)
+
+
+def test_shipped_files_are_such_a_cluster() -> None:
+    plan = parse_plan(yaml.safe_load((SHIPPED / "lasting_cluster.yaml").read_text()))
+    settings = yaml.safe_load((SHIPPED / "lasting.yaml").read_text())
+    ensure_lasting(plan, settings)
+    assert check_serve_config(settings, installed_vllm_args()).problems == ()
 
 
 @pytest.mark.parametrize(
