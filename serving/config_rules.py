@@ -282,6 +282,11 @@ def _engine_kind_problems(path: str, model: Raw) -> Iterator[Problem]:
             "allowed: only with engine vllm-tpu",
             shown("compile_cache", model["compile_cache"]),
         )
+    store = mapping_in(model, "compile_cache").get("store")
+    problem = address_problem(store) if isinstance(store, str) and store else None
+    if problem is not None:
+        allowed = "allowed: an absolute folder, gs://BUCKET/... or s3://BUCKET/..."
+        yield Problem(f"{path}.compile_cache.store", problem, allowed, shown("store", store))
 
 
 def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
@@ -328,11 +333,6 @@ def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
                 shown(name, args[name]),
             )
 
-    store = mapping_in(model, "compile_cache").get("store")
-    problem = address_problem(store) if isinstance(store, str) and store else None
-    if problem is not None:
-        allowed = "allowed: an absolute folder, gs://BUCKET/... or s3://BUCKET/..."
-        yield Problem(f"{path}.compile_cache.store", problem, allowed, shown("store", store))
 
 def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
     for section in CLOSED_ARGS:
