@@ -1,5 +1,7 @@
 """The application: `serve_config.yaml` in, Serve deployments out. The only wiring."""
 
+import json
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
@@ -21,6 +23,7 @@ from serving.engine.slice_replica import SliceReplica
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
+from serving.pinned_version import pin_version
 from serving.slices.inventory import ACCELERATOR_LABEL
 from serving.slices.terms import replica_end_s, slice_spec
 from serving.topology import TPU_ACCELERATOR_TYPES
@@ -29,7 +32,6 @@ from serving.topology import TPU_ACCELERATOR_TYPES
 # module holds, and an undecorated one by name.
 _Gateway = serve.deployment(serve.ingress()(Gateway))
 _FleetDirectory = serve.deployment(FleetDirectory)
-_SliceReplica = serve.deployment(SliceReplica)
 
 # The control parts wait for messages; they need a place, not a core.
 _CONTROL_CPUS = 0.01
@@ -38,6 +40,9 @@ _DIRECTORY_MAX_ONGOING = 10_000
 # told over a period, which the policy does not use: the shortest one keeps reports small.
 _REPORT_INTERVAL_S = 2.0
 _REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
+# How often Serve looks whether a replica that is to end still has requests. Its default of 2 s
+# would be added to the replacement of each slice.
+_IDLE_LOOK_S = 0.1
 # No bound: the frontend has held token ids against the vocabulary of the model that it plays.
 _PACED_VOCAB_SIZE = 2**31
 
@@ -59,14 +64,18 @@ def build(args: dict[str, Any]) -> Application:
         **_heard_replicas(config, 1),
         max_ongoing_requests=_DIRECTORY_MAX_ONGOING,
         health_check_period_s=1.0,
-    ).bind()
+        # Told to the directory that runs, and by it to the gateways: neither has to be replaced
+        # when a model changes.
+        user_config={"models": [model.model_dump(mode="json") for model in config.models]},
+    )
+    directory = pin_version(directory, {}).bind()
     engines = []
     for model in config.models:
         for deployment in model.deployments:
             spec = engine_spec(config, model, deployment)
-            engines.append(
-                _engine(config, model, deployment, spec).bind(spec, config.link, directory)
-            )
+            engine = _engine(config, model, deployment, spec)
+            pinned = pin_version(engine, _engine_part(config, spec))
+            engines.append(pinned.bind(spec, config.link, directory))
     gateway = _Gateway.options(
         name=GATEWAY,
         **_heard_replicas(config, config.gateway.replicas),
@@ -78,8 +87,10 @@ def build(args: dict[str, Any]) -> Application:
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         # An update starts the new gateways before it ends the old ones: somebody always answers.
         max_surge_percent=100,
+        graceful_shutdown_timeout_s=config.rollout.gateway_drain_s,
+        graceful_shutdown_wait_loop_s=_IDLE_LOOK_S,
     )
-    return gateway.bind(config, directory, *engines)
+    return pin_version(gateway, _gateway_part(config)).bind(config, directory, *engines)
 
 
 def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentConfig) -> EngineSpec:
@@ -104,7 +115,32 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
         slice=slice_spec(config, model, deployment),
         tpu=_tpu_spec(model) if model.is_on_tpu else None,
+        version=model.version_id,
+        described=model.model_dump(mode="json"),
+        stay_s=config.rollout.drain_s,
     )
+
+
+# Of an engine's spec, what a running engine may be without: a new one has it.
+_NOT_OF_THE_ENGINE = ("described", "stay_s")
+
+
+def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:
+    """What an engine is replaced for when it changes."""
+    told = {name: value for name, value in asdict(spec).items() if name not in _NOT_OF_THE_ENGINE}
+    return _plain({"spec": told, "link": config.link.model_dump()})
+
+
+def _gateway_part(config: AppConfig) -> dict[str, Any]:
+    """What a gateway is replaced for when it changes: all but the models, which it is told."""
+    told = config.model_dump(exclude={"models": True, "rollout": True, "gateway": {"replicas"}})
+    return _plain(told | {"is_autoscaled": config.is_autoscaled})
+
+
+def _plain(told: dict[str, Any]) -> dict[str, Any]:
+    """As values of JSON, whatever else is in it by its words."""
+    plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    return plain
 
 
 def _tpu_spec(model: ModelConfig) -> TpuSpec:
@@ -158,13 +194,14 @@ def _engine_replicas(deployment: DeploymentConfig) -> dict[str, Any]:
 def _engine(
     config: AppConfig, model: ModelConfig, deployment: DeploymentConfig, spec: EngineSpec
 ) -> serve.Deployment:
-    return _SliceReplica.options(
+    # One of a few options that only the decorator takes.
+    deployed = serve.deployment(rolling_update_percentage=config.rollout.step_ratio)
+    return deployed(SliceReplica).options(
         name=model.deployment_name(deployment),
         **_engine_replicas(deployment),
         ray_actor_options=_actor_options(config, _CONTROL_CPUS),
         health_check_period_s=config.health.check_period_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=replica_end_s(
-            spec.slice.drain_notice_s if spec.slice is not None else 0.0
-        ),
+        graceful_shutdown_wait_loop_s=_IDLE_LOOK_S,
+        graceful_shutdown_timeout_s=config.rollout.drain_s
+        + replica_end_s(spec.slice.drain_notice_s if spec.slice is not None else 0.0),
     )

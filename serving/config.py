@@ -19,6 +19,7 @@ from serving.deployment_names import engine_deployment_name
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem
 from serving.metric_names import MAX_TENANTS
+from serving.model_version import model_version
 from serving.observe_config import LoggingConfig, TracingConfig
 from serving.slice_config import (
     STRICT_SECTION,
@@ -38,6 +39,14 @@ ModelName = Annotated[
     Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$",
         json_schema_extra={"allowed": "letters, digits and `._:/@+-`, up to 200 characters"},
+    ),
+]
+# A part of a metric label and of log lines.
+VersionLabel = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$",
+        json_schema_extra={"allowed": "letters, digits and `._-`, up to 40 characters"},
     ),
 ]
 EnvName = Annotated[str, Field(pattern=rules.ENV_NAME)]
@@ -81,15 +90,6 @@ class PacedConfig(_Section):
     """Time that an engine takes to get its weights, in milliseconds."""
     compile_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
     """Time that it then takes to compile, in milliseconds."""
-
-
-class AdapterConfig(_Section):
-    """One LoRA adapter, served under a name of its own."""
-
-    name: ModelName
-    """The `model` field of requests; unique over all models and adapters."""
-    path: NonEmpty
-    """Adapter folder or Hugging Face id."""
     model_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Which model it plays: with another seed the same prompts have other answers."""
 
@@ -107,6 +107,15 @@ class CompileCacheConfig(_Section):
     budget_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """How long a pull may keep an engine from starting, and a push may take; then the engine
     compiles what has not come."""
+
+
+class AdapterConfig(_Section):
+    """One LoRA adapter, served under a name of its own."""
+
+    name: ModelName
+    """The `model` field of requests; unique over all models and adapters."""
+    path: NonEmpty
+    """Adapter folder or Hugging Face id."""
 
 
 class DeploymentConfig(_Section):
@@ -180,6 +189,39 @@ class ModelConfig(_Section):
     """Adapters over this model; need `enable_lora: true` in `engine_args`."""
     deployments: Annotated[tuple[DeploymentConfig, ...], Items, Field(min_length=1)]
     """Where the engines run, one Serve deployment per compute class."""
+    version: VersionLabel | None = None
+    """A label of the version, to be changed where nothing else tells that the tokens change: other
+    weights under the same `source`."""
+    canary_of: ModelName | None = None
+    """The model of which this one is a canary: it takes a share of that model's requests, and
+    answers under its name. Asked for by its own name it answers too."""
+    canary_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The canary's share of the requests; only and always with `canary_of`. A request lies in it by
+    its `user`, or by its id where it has none."""
+
+    @property
+    def version_id(self) -> str:
+        """The version of its tokens; see `serving.model_version`."""
+        return model_version(
+            source=self.source,
+            engine=self._token_engine,
+            engine_args=self.engine_args,
+            engine_env=self.engine_env,
+            adapters=[(adapter.name, adapter.path) for adapter in self.lora_adapters],
+            label=self.version,
+        )
+
+    @property
+    def _token_engine(self) -> str:
+        """The engine, as far as its tokens depend on it: the pace of a `paced` one does not."""
+        if self.engine != EngineKind.PACED:
+            return str(self.engine)
+        return f"{self.engine} {0 if self.paced is None else self.paced.model_seed}"
+
+    @property
+    def answers_as(self) -> tuple[str, ...]:
+        """The base names that its frontend takes; answers carry the first."""
+        return (self.name,) if self.canary_of is None else (self.canary_of, self.name)
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -199,6 +241,7 @@ class ModelConfig(_Section):
             "max_num_batched_tokens": pace.max_num_batched_tokens,
             "load_s": pace.load_ms / 1000,
             "compile_s": pace.compile_ms / 1000,
+            "model_seed": pace.model_seed,
         }
 
     @property
@@ -295,6 +338,18 @@ class HealthConfig(_Section):
     """How long the probe of a slice may take before an engine starts on it; 0: no probe."""
 
 
+class RolloutConfig(_Section):
+    """How engines and gateways are replaced when the configuration changes."""
+
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
+    """How long a replaced or surplus engine waits for streams that no other engine of its version
+    can go on with; then they fail. Streams that have another engine leave at once."""
+    gateway_drain_s: Annotated[float, Field(ge=10, le=3600)] = 600.0
+    """How long a replaced gateway waits for the answers that it is sending; then they are cut."""
+    step_ratio: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """The share of a deployment's engines that is replaced at once; one at least."""
+
+
 class ControlPlacement(StrEnum):
     """Which hosts the parts run on that are not an engine: gateways, directory, slice replicas."""
 
@@ -317,6 +372,8 @@ class AppConfig(_Section):
     """The token link between gateways and engine hosts."""
     health: HealthConfig = HealthConfig()
     """How soon a hung engine is found out."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How a change of this configuration replaces what runs."""
     tracing: TracingConfig = TracingConfig()
     """Traces of requests, by OpenTelemetry."""
     logging: LoggingConfig = LoggingConfig()
@@ -418,6 +475,7 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
         yield from slice_rules.tpu_engine_problems(f"models[{index}]", model)
         yield from rules.scaling_problems(f"models[{index}]", model)
     yield from rules.duplicate_name_problems(models)
+    yield from rules.canary_problems(models)
     yield from slice_rules.compute_class_problems(raw, models)
     yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))
     yield from rules.auth_problems(_with_defaults(raw, "auth", AuthConfig()))

@@ -146,10 +146,11 @@ def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Probl
     for index, model in models:
         path = f"models[{index}]"
         served.append((f"{path}.name", model.get("name")))
-        served.extend(
-            (f"{path}.lora_adapters[{number}].name", adapter.get("name"))
-            for number, adapter in mappings_in(model.get("lora_adapters"))
-        )
+        if model.get("canary_of") is None:  # a canary may have the adapters of its model
+            served.extend(
+                (f"{path}.lora_adapters[{number}].name", adapter.get("name"))
+                for number, adapter in mappings_in(model.get("lora_adapters"))
+            )
         deployed.extend(
             (
                 f"{path}.deployments[{number}].compute_class",
@@ -164,6 +165,51 @@ def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Probl
     allowed = "allowed: a compute class once per model, and no two deployments of one name"
     for path, name, first in repeats(deployed):
         yield Problem(path, f"the deployment {name!r} is already the one at {first}", allowed)
+
+
+def canary_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
+    """Canaries of nothing, of canaries, of a model that has one already, or without a weight."""
+    stable = [model.get("name") for _, model in models if model.get("canary_of") is None]
+    allowed = "allowed: the name of another model that is no canary; here: "
+    allowed += ", ".join(sorted(f"`{name}`" for name in stable if isinstance(name, str)))
+    targets: list[tuple[str, object]] = []
+    for index, model in models:
+        path, target = f"models[{index}]", model.get("canary_of")
+        if target is None:
+            if model.get("canary_weight") is not None:
+                complaint = "given to a model that is no canary"
+                yield Problem(f"{path}.canary_weight", complaint, "allowed: only with canary_of")
+            continue
+        targets.append((f"{path}.canary_of", target))
+        if target not in stable:
+            complaint = "there is no such model"
+            yield Problem(f"{path}.canary_of", complaint, allowed, shown("canary_of", target))
+        if model.get("canary_weight") is None:
+            complaint = "missing, so nobody knows how much the canary takes"
+            yield Problem(f"{path}.canary_weight", complaint, "required with canary_of: 0 to 1")
+        yield from _canary_adapter_problems(path, model, models)
+    for path, target, first in repeats(targets):
+        allowed = "allowed: one canary of each model"
+        complaint = f"already the model of the canary at {first}"
+        yield Problem(path, complaint, allowed, shown("canary_of", target))
+
+
+def _canary_adapter_problems(
+    path: str, canary: Raw, models: Sequence[tuple[int, Raw]]
+) -> Iterator[Problem]:
+    """Adapters of a canary that its model does not have: nobody could ask for them."""
+    known = [
+        adapter.get("name")
+        for _, model in models
+        if model.get("name") == canary.get("canary_of")
+        for _, adapter in mappings_in(model.get("lora_adapters"))
+    ]
+    for number, adapter in mappings_in(canary.get("lora_adapters")):
+        if adapter.get("name") not in known:
+            at = f"{path}.lora_adapters[{number}].name"
+            complaint = "not an adapter of the model that it is a canary of"
+            allowed = "allowed: the names of that model's adapters"
+            yield Problem(at, complaint, allowed, shown("name", adapter.get("name")))
 
 
 def scaling_problems(path: str, model: Raw) -> Iterator[Problem]:

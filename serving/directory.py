@@ -10,7 +10,10 @@ restart of the directory loses them.
 """
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+from pydantic import JsonValue
 
 from serving.slices.lifecycle import WAITING, EndCause, SliceLife, SliceState
 
@@ -52,7 +55,8 @@ class SliceRecord:
     `generation` and `topology` are `None` on a compute class without slices (`local`); `hosts` is
     empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
     until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
-    slice ends, `None` when it is not draining or nobody takes it away.
+    slice ends, `None` when it is not draining or nobody takes it away. `version` is that of the
+    model's tokens (`serving.model_version`), empty where nobody said.
     """
 
     replica_id: str
@@ -66,6 +70,7 @@ class SliceRecord:
     address: tuple[str, int] | None = None
     drain_deadline_s: float | None = None
     part: int = 0
+    version: str = ""
 
     @property
     def has_engine(self) -> bool:
@@ -88,11 +93,14 @@ class Snapshot:
     """All records at one moment. `version` changes whenever a record does.
 
     `ended` are the lives that have ended lately, in the order in which the directory learned it.
+    `models` are the application's models as the configuration has them now, in its own words;
+    `None` until Serve has told.
     """
 
     version: str
     records: tuple[SliceRecord, ...] = ()
     ended: tuple[SliceRecord, ...] = ()
+    models: tuple[Mapping[str, JsonValue], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ class Directory:
         self._leases: dict[str, _Lease] = {}  # by replica id
         # By replica and the start of its life: one replica may lose a slice and take another one.
         self._ended: dict[tuple[str, float], _Ended] = {}
+        self._models: tuple[Mapping[str, JsonValue], ...] | None = None
         self._changed = asyncio.Event()
 
     def snapshot(self) -> Snapshot:
@@ -132,7 +141,14 @@ class Directory:
             f"{self._instance_id}:{self._counter}",
             tuple(lease.record for lease in self._leases.values()),
             tuple(ended.record for ended in self._ended.values()),
+            self._models,
         )
+
+    def set_models(self, models: Iterable[Mapping[str, JsonValue]]) -> None:
+        """Takes in what the configuration says of the models."""
+        if (told := tuple(models)) != self._models:
+            self._models = told
+            self._note_change()
 
     def renew(self, record: SliceRecord, now_s: float) -> None:
         """Takes in a record, or keeps it for another lease.

@@ -5,15 +5,22 @@ and quarantine, costs a race or another failed probe; the placement groups are t
 """
 
 import asyncio
+import logging
 import time
 import uuid
+from typing import Any
+
+from pydantic import JsonValue
 
 from serving.directory import RENEWAL_S, Directory, SliceRecord, Snapshot
+from serving.rollout.succession import reason_to_wait
 from serving.scaling_stats import directory_stats
 from serving.slices.claims import Offer
 from serving.slices.clerk import SliceClerk
 from serving.slices.inventory import SliceWant, WholeSlice
 from serving.slices.ray_hosts import look
+
+logger = logging.getLogger(__name__)
 
 
 class FleetDirectory:
@@ -24,6 +31,13 @@ class FleetDirectory:
         self._started_at_s = time.time()
         self._clerk = SliceClerk(look)
         self._expiry = asyncio.create_task(self._expire())
+
+    def reconfigure(self, told: dict[str, Any]) -> None:
+        """Called by Serve with its `user_config`, at the start and when the models change."""
+        models: list[dict[str, JsonValue]] = told["models"]
+        self._directory.set_models(models)
+        names = ",".join(str(model["name"]) for model in models)
+        logger.info("models_told models=%s", names)
 
     async def renew(self, record: SliceRecord) -> None:
         """A slice replica says that it is there, and in which state."""
@@ -48,7 +62,13 @@ class FleetDirectory:
         tried: frozenset[frozenset[str]],
         timeout_s: float,
     ) -> Offer:
-        """A slice replica asks for a free slice; see `SliceClerk.claim`."""
+        """A slice replica asks for a free slice; see `SliceClerk.claim`.
+
+        A replica that replaces one which still has its slice is not given another one.
+        """
+        wait = await self._wait_for_predecessor(replica_id, timeout_s)
+        if wait is not None:
+            return Offer((), wait)
         return await self._clerk.claim(replica_id, want, tried, timeout_s)
 
     async def quarantine(self, whole: WholeSlice, suspects: frozenset[str], reason: str) -> None:
@@ -62,6 +82,17 @@ class FleetDirectory:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """All slices, for an autoscaling policy; see `scaling_stats`."""
         return directory_stats(self._directory.snapshot(), self._started_at_s, time.time())
+
+    async def _wait_for_predecessor(self, replica_id: str, timeout_s: float) -> str | None:
+        """Waits while a replica may not take a slice; after `timeout_s` the reason, else `None`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            snapshot = self._directory.snapshot()
+            wait = reason_to_wait(snapshot.records, replica_id)
+            left_s = deadline_s - time.monotonic()
+            if wait is None or left_s <= 0:
+                return wait
+            await self._directory.wait_change(snapshot.version, left_s)
 
     async def _expire(self) -> None:
         while True:

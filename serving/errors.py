@@ -13,6 +13,7 @@
         ├── PoisonRequestError       500  give up: the same request would take engines down again
         ├── CannotResumeError        500, or 503 when another attempt may succeed
         ├── EngineRefusedError       503  retry: the engine took the request and would not run it
+        ├── VersionRetiredError      503  retry: the answer will be of another version
         └── NoEngineInTimeError      503  retry after the stated time
 
 Owns the errors and their two wire shapes, OpenAI's and Anthropic's. Does not own the HTTP response
@@ -190,6 +191,25 @@ class NoEngineInTimeError(RequestError):
         self.message = (
             f"No engine of {model!r} became ready within {waited_s:.1f} s; "
             f"retry in {retry_after_s:.0f} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class VersionRetiredError(RequestError):
+    """The model was replaced, and no engine is left that could go on with this answer. Retry.
+
+    Another version's engines are not asked: their tokens could be those of another answer.
+    """
+
+    status = 503
+    kind = "server_error"
+    code = "version_retired"
+
+    def __init__(self, model: str, version: str, retry_after_s: float) -> None:
+        super().__init__(model, version, retry_after_s)
+        self.message = (
+            f"The version {version!r} of {model!r}, which this answer is of, has been replaced and "
+            "its last engine is gone; a new request will be answered by the present version."
         )
         self.retry_after_s = retry_after_s
 

@@ -102,8 +102,8 @@ _DCN_SETS = 4
 _ICI_PORTS = 6
 # Codes of one collector that have been counted since the exporter's start.
 _ERROR_CODES = 16
-# How a sequence ends: five by the engine, one by the gateway, six errors (`serving.errors`).
-_OUTCOMES = 12
+# How a sequence ends: five by the engine, one by the gateway, seven errors (`serving.errors`).
+_OUTCOMES = 13
 # Admitted, or refused with one of the errors that the edge raises.
 _ADMISSIONS = 8
 # Routes of the edge times the statuses that one is answered with.

@@ -17,9 +17,12 @@ _MIX = 0x85EBCA6B
 _WORD = 0xFFFFFFFF
 
 
-def prompt_seed(prompt_token_ids: Sequence[int]) -> int:
-    """What the tokens of an answer depend on besides their position."""
-    return zlib.crc32(array("q", prompt_token_ids).tobytes())
+def prompt_seed(prompt_token_ids: Sequence[int], model_seed: int = 0) -> int:
+    """What the tokens of an answer depend on besides their position.
+
+    Engines of another `model_seed`, 0 to 2^32 - 1, play another model: its answers are others.
+    """
+    return zlib.crc32(array("q", prompt_token_ids).tobytes(), model_seed)
 
 
 def seeded_token(seed: int, position: int, token_range: tuple[int, int]) -> int:
@@ -37,8 +40,11 @@ def paced_token(
 
 
 def paced_tokens(
-    prompt_token_ids: Sequence[int], count: int, token_range: tuple[int, int]
+    prompt_token_ids: Sequence[int],
+    count: int,
+    token_range: tuple[int, int],
+    model_seed: int = 0,
 ) -> list[int]:
     """The first `count` tokens of the answer to this prompt."""
-    seed = prompt_seed(prompt_token_ids)
+    seed = prompt_seed(prompt_token_ids, model_seed)
     return [seeded_token(seed, position, token_range) for position in range(count)]

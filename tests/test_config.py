@@ -127,6 +127,7 @@ def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
         "max_num_batched_tokens": 8192,
         "load_s": 0.0,
         "compile_s": 0.0,
+        "model_seed": 0,
     }
     assert check(minimal(engine="paced")).models[0].paced_options()["ttft_s"] == 0.02
 
@@ -576,6 +577,7 @@ FIELDS = ("name", "source", "engine", "engine_args", "paced", "engine_env", "fro
 LISTS = ("lora_adapters", "deployments")
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     model=st.dictionaries(st.sampled_from(FIELDS + LISTS), JSON),
@@ -603,3 +605,48 @@ def test_config_loads_neither_ray_nor_vllm_nor_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+# -- canaries --
+
+
+def canaried(**changes: Any) -> dict[str, Any]:
+    """A model `demo` and a canary of it."""
+    args = minimal(
+        lora_adapters=[{"name": "sql", "path": "/sql"}], engine_args={"enable_lora": True}
+    )
+    stable = args["models"][0]
+    canary = stable | {"name": "next", "canary_of": stable["name"], "canary_weight": 0.1} | changes
+    return args | {"models": [stable, canary]}
+
+
+def test_canary_may_have_the_adapters_of_its_model() -> None:
+    stable, canary = check(canaried()).models
+    assert canary.answers_as == (stable.name, "next")
+    assert canary.version_id == stable.version_id
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"canary_of": "nobody"}, "models[1].canary_of"),
+        ({"canary_of": "next"}, "models[1].canary_of"),
+        ({"canary_weight": None}, "models[1].canary_weight"),
+        ({"canary_weight": 1.5}, "models[1].canary_weight"),
+        ({"canary_of": None, "lora_adapters": []}, "models[1].canary_weight"),
+        ({"lora_adapters": [{"name": "law", "path": "/law"}]}, "models[1].lora_adapters[0].name"),
+    ],
+)
+def test_canary_that_makes_no_sense_is_refused(changes: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(canaried(**changes))
+    assert path in {problem.path for problem in refused.value.problems}
+
+
+def test_second_canary_of_a_model_is_refused() -> None:
+    args = canaried()
+    args["models"].append(args["models"][1] | {"name": "third"})
+    with pytest.raises(
+        ConfigError, match=r"models\[2\].canary_of: already the model of the canary"
+    ):
+        check(args)

@@ -11,13 +11,16 @@ notice on and not from its death on. A leaving slice never counts as what a wait
 (To ask for a replacement because a slice is leaving, and not because somebody waits, would buy one
 for every replica that is given up while its slice drains, as in a run on spot slices.)
 
-`released` are slices that their replica drains because it is no longer wanted.
+`released` are slices that their replica drains because it is no longer wanted. A replica that
+replaces it waits for that very slice (`serving.rollout.succession`) and is not counted as waiting:
+to count both would buy one slice more for every one that an upgrade replaces.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from serving.directory import SliceRecord
+from serving.rollout.succession import num_successors
 from serving.slices.lifecycle import HOLDING, WAITING, SliceState
 
 
@@ -128,13 +131,21 @@ def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
     released = {_slice_name(record) for record in draining} - leaving - held
     return Demand(
         kind,
-        num_waiting=sum(record.state in WAITING for record in records),
+        num_waiting=sum(record.state in WAITING for record in records) - _num_served_soon(records),
         joined=_joined(records),
         held=frozenset(held),
         leaving=frozenset(leaving),
         released=frozenset(released),
         addresses=frozenset(host.address for record in holding for host in record.hosts),
     )
+
+
+def _num_served_soon(records: Iterable[SliceRecord]) -> int:
+    """Of the replicas that wait, those that are about to be handed the slice of another one."""
+    deployments: dict[str, list[SliceRecord]] = {}
+    for record in records:  # of one kind, so of one compute class
+        deployments.setdefault(record.model, []).append(record)
+    return sum(map(num_successors, deployments.values()))
 
 
 def _slice_name(record: SliceRecord) -> str:

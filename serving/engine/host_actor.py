@@ -72,12 +72,16 @@ class EngineHostActor:
             "process_ids": list(getattr(self._host.engine, "process_ids", [])),
         }
 
-    async def drain(self, reason: str, grace_s: float) -> None:
-        """Tells the gateways to take their requests elsewhere, and waits until they have."""
+    async def drain(self, reason: str, grace_s: float, stay_s: float = 0.0) -> None:
+        """Tells the gateways to take their requests elsewhere, and waits until they have.
+
+        Within `grace_s` those go that can; for those that nobody else can take it waits `stay_s`,
+        if that is longer.
+        """
         if self._host is None:
             return
         self._host.drain(reason, grace_s)
-        deadline_s = asyncio.get_running_loop().time() + grace_s
+        deadline_s = asyncio.get_running_loop().time() + max(grace_s, stay_s)
         # A drain is rare and the link server's table has no event to wait for.
         while self._host.num_requests and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

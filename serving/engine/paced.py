@@ -165,7 +165,7 @@ class PacedEngine:
         self._faults.submit_reason = reason
 
     def _count(self, outputs: list[TokenOutput], now_s: float) -> None:
-        step = StepCount(sum(len(output.token_ids) for output in outputs))
+        step = StepCount(sum([len(output.token_ids) for output in outputs]))
         if self._prompt_tokens:
             for output in outputs:
                 step.prompt_tokens += self._prompt_tokens.pop(output.request_id, 0)
@@ -213,7 +213,7 @@ class PacedEngine:
         # What was emitted before has to be computed anew, like the prompt.
         return PacedSequence(
             request_id,
-            prompt_seed(prompt),
+            prompt_seed(prompt, self._config.model_seed),
             emitted,
             stop_position,
             len(prompt) + emitted,

@@ -42,7 +42,7 @@ class PacedConfig:
 
     A pace of 0 is as fast as the event loop turns. Tokens lie in `token_range`, its end excluded.
     `prefill_tokens_per_s` is `None` where prompts cost nothing beyond `ttft_s`;
-    `max_num_batched_tokens` bounds a step only where they do.
+    `max_num_batched_tokens` bounds a step only where they do. `model_seed` is which model it plays.
     """
 
     ttft_s: float = 0.0
@@ -54,6 +54,7 @@ class PacedConfig:
     prefill_tokens_per_s: float | None = None
     tpot_per_seq_s: float = 0.0
     max_num_batched_tokens: int = 8192
+    model_seed: int = 0
 
     def __post_init__(self) -> None:
         low, high = self.token_range

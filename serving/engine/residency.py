@@ -45,13 +45,15 @@ _T = TypeVar("_T")
 class Parting:
     """Why a slice is left, and until when its requests may finish on it.
 
-    `deadline_s` is the wall-clock time at which it goes; `None`: nobody takes it away.
+    `deadline_s` is the wall-clock time at which it goes; `None`: nobody takes it away. For requests
+    that no other engine can go on with it stays `stay_s`, where that is longer than the grace.
     """
 
     cause: EndCause
     reason: str
     grace_s: float
     deadline_s: float | None = None
+    stay_s: float = 0.0
 
 
 class Residency:
@@ -74,6 +76,7 @@ class Residency:
             replica_id=life_id,
             model=spec.model,
             compute_class=spec.compute_class,
+            version=spec.version,
             life=SliceLife.begin(time.time()),
             generation=None if shape is None else str(shape.generation),
             topology=None if shape is None else shape.topology,
@@ -152,11 +155,13 @@ class Residency:
     async def _drain_and_give_up(self, parting: Parting) -> None:
         if self._records.state == SliceState.READY and parting.cause != EndCause.UNHEALTHY:
             # The link first: it is the shorter way to the gateways.
-            drain = asyncio.ensure_future(self._host.drain.remote(parting.reason, parting.grace_s))
+            drain = asyncio.ensure_future(
+                self._host.drain.remote(parting.reason, parting.grace_s, parting.stay_s)
+            )
             await self._records.leave_by(self._deadlines_s(parting))
             await self._records.enter(SliceState.DRAINING, parting.reason)
             pushing = asyncio.create_task(self._push_programs(), name="push-programs-last")
-            limit_s = parting.grace_s + _RELEASE_S
+            limit_s = max(parting.grace_s, parting.stay_s) + _RELEASE_S
             leave_by_s = time.monotonic() + limit_s
             await quietly(asyncio.wait_for(drain, limit_s), "drain_incomplete")
             # What was compiled since the warm-up; it has the time of the drain and no more.

@@ -60,7 +60,12 @@ class SliceReplica:
         if hasattr(self, "_living"):
             self._living.cancel()
             await asyncio.gather(self._living, return_exceptions=True)
-            parting = Parting(EndCause.RELEASED, "the replica is leaving", DRAIN_GRACE_S)
+            parting = Parting(
+                EndCause.RELEASED,
+                "the replica is leaving",
+                DRAIN_GRACE_S,
+                stay_s=self._spec.stay_s,
+            )
             await asyncio.gather(self._current.leave(parting), *self._leaving)
 
     async def _live(self) -> None:

@@ -44,6 +44,10 @@ class EngineSpec:
     slice it runs on, `None` where nothing is reserved. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
 
+    `version` is that of the model's tokens, empty where nobody asks. `described` is the model as a
+    gateway has to know it to ask this engine, in the words of `serving.config`. When nobody takes
+    its slice away, the engine waits `stay_s` for requests that no other engine can go on with.
+
     `programs` follow from all the rest on the first host of its slice; `None` before, and without a
     compile cache.
     """
@@ -64,4 +68,7 @@ class EngineSpec:
     log_style: LogStyle = DEFAULT_STYLE
     tracing: TraceSettings = NO_TRACES
     tpu: TpuSpec | None = None
+    version: str = ""
+    described: Mapping[str, JsonValue] = field(default_factory=dict)
+    stay_s: float = 0.0
     programs: Programs | None = None

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -17,9 +17,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.cluster_secret import cluster_secret
-from serving.config import AppConfig, AuthConfig, exposure_problem
+from serving.config import AppConfig, AuthConfig, ModelConfig, exposure_problem
 from serving.directory import SliceRecord, Snapshot
 from serving.errors import ConfigError
+from serving.gateway.class_terms import ClassTerms
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
 from serving.gateway.fleet_view import (
@@ -34,10 +35,11 @@ from serving.gateway.history_page import history_answer
 from serving.gateway.history_reading import READ_SERIES
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys, KeysOfFile, read_keys
+from serving.gateway.latest import Latest
 from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
-from serving.gateway.served_model import ServedModel
+from serving.gateway.model_versions import ModelVersions
 from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.span_metrics import SpanCollector
 from serving.gateway.tpu_reader import TpuReader
@@ -59,6 +61,8 @@ logger = logging.getLogger(__name__)
 _PLAN_PERIOD_S = 2.0
 # How finely the ledger tells serving from idle.
 _LEDGER_PERIOD_S = 1.0
+# How long a gateway that starts waits for the directory, which starts with it.
+_DIRECTORY_S = 10.0
 # For the last spans, when it ends.
 _TRACES_S = 2.0
 
@@ -86,9 +90,7 @@ def load_keys(auth: AuthConfig) -> ApiKeys:
         path = resolve_file(auth.keys_file)
         return KeysOfFile(path, lambda text: _keys_in(text, source, auth), time.monotonic)
     if auth.keys_env is not None:
-        return _keys_in(
-            os.environ.get(auth.keys_env, ""), f"auth.keys_env {auth.keys_env!r}", auth
-        )
+        return _keys_in(os.environ.get(auth.keys_env, ""), f"auth.keys_env {auth.keys_env!r}", auth)
     return ApiKeys(())
 
 
@@ -116,9 +118,16 @@ class Gateway:
         ensure_not_exposed(config.auth)
         self._view = GatewayView(uuid.uuid4().hex[:12], time.time())
         self._directory = directory
-        self._models = {
-            model.name: await ServedModel.build(model, config.gateway) for model in config.models
-        }
+        self._config = config
+        # What is told of the models; changed in place, because all parts look at it.
+        self._models: dict[str, ModelVersions] = {}
+        self._leaving: list[ModelVersions] = []  # no longer served, with requests in flight
+        self._terms = ClassTerms(config)
+        self._told_models: Latest[tuple[Mapping[str, Any], ...]] = Latest()
+        # What this gateway was made with may be older than what it is told: Serve keeps the
+        # arguments of a deployment whose own part of the configuration has not changed.
+        first = await self._first_snapshot()
+        await self._take_models(first.models or _raw_models(config))
         self._tracer = open_tracer(
             config.tracing.settings, "slicewise-gateway", self._view.gateway_id
         )
@@ -144,23 +153,23 @@ class Gateway:
             ),
         )
         self._follower = asyncio.create_task(self._membership.follow(self._watch_directory))
+        self._model_follower = asyncio.create_task(self._follow_models())
         self._is_autoscaled = config.is_autoscaled
         self._board: PlanBoard | None = None
         self._plans = asyncio.create_task(self._follow_plans()) if self._is_autoscaled else None
         self._ledger = Ledger(to_ms(time.time()))
         self._metrics = CollectorRegistry(auto_describe=False)
-        fleets = {name: model.core for name, model in self._models.items()}
-        self._metrics.register(ServingCollector(fleets, self._edge.meter))
+        self._metrics.register(ServingCollector(self._models, self._edge.meter))
         self._metrics.register(EngineCollector(self._read_engines))
         self._metrics.register(SpanCollector(self._tracer))
         self._metrics.register(LinkCollector(self._read_links))
-        self._metrics.register(LedgerCollector(self._ledger, _usd_per_chip_hour(config)))
+        self._metrics.register(LedgerCollector(self._ledger, self._terms.usd_per_chip_hour))
         self._endings = Endings(self._view.started_at_s)
         self._metrics.register(
             SliceCollector(
                 lambda: self._membership.snapshot.records,
                 self._endings,
-                _patience_s(config),
+                self._terms.patience_s,
                 time.time,
             )
         )
@@ -170,9 +179,9 @@ class Gateway:
         # made, because it reads them every second.
         self._history_source = CollectorRegistry(auto_describe=False)
         for collector in (
-            ServingCollector(fleets, self._edge.meter, READ_SERIES),
+            ServingCollector(self._models, self._edge.meter, READ_SERIES),
             EngineCollector(self._read_engines, READ_SERIES),
-            LedgerCollector(self._ledger, _usd_per_chip_hour(config), READ_SERIES),
+            LedgerCollector(self._ledger, self._terms.usd_per_chip_hour, READ_SERIES),
         ):
             self._history_source.register(collector)
         self._chip_reader: asyncio.Task[None] | None = None
@@ -193,13 +202,14 @@ class Gateway:
         """The load of every model at this gateway, for an autoscaling policy."""
         stats: dict[str, float] = {}
         for name, model in self._models.items():
-            stats |= load_stats(name, model.core.load)
+            stats |= load_stats(name, model.load)
         return stats
 
     async def __del__(self) -> None:
         """Ends the links; engines free what was in flight here."""
         if hasattr(self, "_follower"):
             self._follower.cancel()
+            self._model_follower.cancel()
             self._bookkeeper.cancel()
             if self._chip_reader is not None:
                 self._chip_reader.cancel()
@@ -210,7 +220,59 @@ class Gateway:
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
         snapshot: Snapshot = await self._directory.watch.remote(version, timeout_s)
+        if snapshot.models is not None:
+            self._told_models.tell(snapshot.models)
         return snapshot
+
+    async def _first_snapshot(self) -> Snapshot:
+        """What the directory says now; nothing, when it is away for long."""
+        try:
+            return await asyncio.wait_for(self._watch_directory("", 0.0), _DIRECTORY_S)
+        except (TimeoutError, RayError) as error:
+            logger.warning("directory_unreachable error=%r", error)
+            return Snapshot("")
+
+    async def _follow_models(self) -> None:
+        """Takes up every change of the models, without a pause for the streams."""
+        while True:
+            raw = await self._told_models.next()
+            try:
+                await self._take_models(raw)
+            except ValueError as error:
+                # The engines refuse it too, and Serve says so; those of before go on.
+                logger.error("models_refused error=%r", str(error))
+
+    async def _take_models(self, raw: Iterable[Mapping[str, Any]]) -> None:
+        """Serves these models, and no other ones, from now on.
+
+        Raises:
+            ValueError: vLLM refuses some of them, which are as before. The others are taken up.
+        """
+        wanted = [ModelConfig.model_validate(model) for model in raw]
+        self._terms.update(wanted)
+        refused = []
+        for model in wanted:
+            try:
+                if (served := self._models.get(model.name)) is not None:
+                    await served.update(model)
+                else:
+                    built = await ModelVersions.build(model, self._config.gateway)
+                    self._models[model.name] = built
+            except ValueError as error:
+                refused.append(f"{model.name}: {error}")
+        for name in self._models.keys() - {model.name for model in wanted}:
+            self._leaving.append(self._models.pop(name))
+            logger.info("model_gone model=%s", name)
+        if refused:
+            raise ValueError("; ".join(refused))
+
+    def _tidy(self) -> None:
+        """Lets go of versions, and of models, that nothing is left of."""
+        for model in self._models.values():
+            model.tidy()
+        for model in [each for each in self._leaving if each.is_over]:
+            self._leaving.remove(model)
+            model.close()
 
     async def _follow_plans(self) -> None:
         """Keeps the last plan at hand, for readers of the fleet and for refused clients."""
@@ -226,7 +288,7 @@ class Gateway:
             if self._board is not None:
                 now_s = time.time()
                 for name, model in self._models.items():
-                    model.core.expect_engine(self._board.retry_after_s(name, now_s))
+                    model.expect_engine(self._board.retry_after_s(name, now_s))
             await asyncio.sleep(_PLAN_PERIOD_S)
 
     async def _keep_ledger(self) -> None:
@@ -235,16 +297,17 @@ class Gateway:
         while True:
             now_s = epoch_s + time.monotonic()
             self._count_chips()
+            self._tidy()
             self._history.observe(self._history_source.collect(), now_s)
             # In the middle of a second: a timer that is a little early or late is still in it.
             await asyncio.sleep(_LEDGER_PERIOD_S - (now_s - 0.5) % _LEDGER_PERIOD_S)
 
     def _count_chips(self) -> None:
-        views = (_seat_view(seat) for model in self._models.values() for seat in model.core.seats)
+        views = (_seat_view(seat) for model in self._models.values() for seat in model.seats)
         busy = {view.engine_id: is_busy(view.in_flight, view.load) for view in views}
         uses: dict[str, EngineUse] = {}
         for model in self._models.values():
-            for seat in model.core.seats:
+            for seat in model.seats:
                 link: Any = seat.link  # a `LinkClient`
                 tenants = (flight.tenant for flight in seat.flights.values())
                 uses[seat.engine_id] = engine_use(tenants, link.vitals)
@@ -255,7 +318,7 @@ class Gateway:
         records = self._membership.snapshot.records
         slices = _slice_names(records)
         for name, model in self._models.items():
-            for view in map(_seat_view, model.core.seats):
+            for view in map(_seat_view, model.seats):
                 if view.load is not None:
                     slice_name = slices.get(view.engine_id)
                     yield EngineReading(
@@ -266,7 +329,7 @@ class Gateway:
         records = self._membership.snapshot.records
         slices = _slice_names(records)
         for name, model in self._models.items():
-            for seat in model.core.seats:
+            for seat in model.seats:
                 # A seat's link is a `LinkClient` here.
                 link: Any = seat.link
                 yield LinkReading(
@@ -296,7 +359,7 @@ class Gateway:
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [
-            ModelView(model.describe(), tuple(_seat_view(seat) for seat in model.core.seats))
+            ModelView(model.describe(), tuple(_seat_view(seat) for seat in model.seats))
             for model in self._models.values()
         ]
         now_s = time.time()
@@ -309,27 +372,9 @@ def _slice_names(records: Iterable[SliceRecord]) -> dict[str | None, str | None]
     return {record.engine_id: record.life.slice_name for record in records if record.has_engine}
 
 
-def _usd_per_chip_hour(config: AppConfig) -> dict[str, float]:
-    """Prices of the compute classes that slices come from, where they have one."""
-    wanted = (
-        deployment.compute_class
-        for model in config.models
-        for deployment in model.deployments
-        if deployment.slice is not None
-    )
-    prices = {name: config.compute_class(name).usd_per_chip_hour for name in wanted}
-    return {name: price for name, price in prices.items() if price is not None}
-
-
-def _patience_s(config: AppConfig) -> dict[tuple[str, str], float]:
-    """How long replicas wait for slices, by model and compute class, where that is configured."""
-    wanted = {
-        (model.name, deployment.compute_class): config.compute_class(deployment.compute_class)
-        for model in config.models
-        for deployment in model.deployments
-        if deployment.slice is not None
-    }
-    return {key: each.patience_s for key, each in wanted.items() if each.patience_s is not None}
+def _raw_models(config: AppConfig) -> tuple[dict[str, Any], ...]:
+    """The models as the directory tells them."""
+    return tuple(model.model_dump(mode="json") for model in config.models)
 
 
 def _seat_view(seat: Any) -> SeatView:

@@ -1,7 +1,8 @@
 """The fleet client: stands where vLLM's frontend expects one engine core, and is many.
 
-Owns every request in flight of one model at one gateway: which engine it is on, what it has
-emitted, and its move to another engine when that one is lost. Does not own connections
+Owns every request in flight of one version of one model at one gateway: which engine it is on, what
+it has emitted, and its move to another engine when that one is lost. It knows engines of its own
+version only, so that no request ever goes on with another model's tokens. Does not own connections
 (`membership`), the choice of an engine (`routing`), or who is to blame for a loss (`flights`).
 
 Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterrupted token stream.
@@ -26,13 +27,13 @@ from serving.errors import (
     CannotResumeError,
     EngineRefusedError,
     MalformedRequestError,
-    NoEngineInTimeError,
     PoisonRequestError,
     RequestError,
+    VersionRetiredError,
 )
+from serving.gateway.door import Door, FleetLimits
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
-from serving.gateway.load_meter import LoadMeter
 from serving.gateway.request_meter import RequestMeter, Stopwatch, asked_by
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
@@ -67,17 +68,6 @@ class EngineLink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FleetLimits:
-    """How long a request waits for an engine, and how many engines it may take down."""
-
-    request_deadline_s: float = 60.0
-    max_engine_losses: int = 3
-    retry_after_s: float = 30.0
-    refused_retry_after_s: float = 1.0
-    call_timeout_s: float = 30.0
-
-
 @dataclass(slots=True)
 class EngineSeat:
     """One connected engine and the requests on it, by wire id."""
@@ -105,13 +95,15 @@ class EngineSeat:
             attributes["slicewise.slice"] = self.slice_name
         return attributes
 
-    def view(self) -> EngineView:
-        """What routing may see."""
+    def view(self, now_s: float) -> EngineView:
+        """What routing may see. `now_s` is the event loop's time."""
+        is_leaving = self.stay_until_s is not None and now_s >= self.stay_until_s
         return EngineView(
             engine_id=self.engine_id,
             num_in_flight=len(self.flights),
             num_dispatched=self.num_dispatched,
             is_draining=self.is_draining,
+            is_leaving=is_leaving,
             has_trial=any(flight.is_on_trial for flight in self.flights.values()),
         )
 
@@ -126,7 +118,16 @@ class FleetCore:
         model: str,
         limits: FleetLimits,
         supported_tasks: tuple[str, ...],
+        *,
+        version: str = "",
+        door: Door | None = None,
+        request_meter: RequestMeter | None = None,
     ) -> None:
+        """All versions of a model share its door and its request meter."""
+        self.version = version
+        # Its version is on the way out: no engine of it will come any more.
+        self.is_retired = False
+        self.door = door or Door(model, limits)
         self.resources = SimpleNamespace(engine_dead=False)
         self._model = model
         self._limits = limits
@@ -139,15 +140,11 @@ class FleetCore:
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
         self._deadline_timer: asyncio.TimerHandle | None = None
-        self._engine_came = asyncio.Event()
         self._adapters: dict[int, LoRARequest] = {}
         self._fail: Callable[[str, RequestError], None] = _no_frontend
         self.num_resumes = 0
-        # Callers inside `wait_for_engine`, in the order in which they came, and since when.
-        self._at_the_door: dict[object, float] = {}
-        self._meter = LoadMeter(time.monotonic())
-        self.request_meter = RequestMeter()
-        self._next_engine_at_s: float | None = None  # monotonic
+        self._meter = self.door.meter
+        self.request_meter = request_meter or RequestMeter()
 
     # -- what the gateway reads --
 
@@ -163,24 +160,18 @@ class FleetCore:
 
     @property
     def num_at_the_door(self) -> int:
-        """Callers inside `wait_for_engine`."""
-        return len(self._at_the_door)
+        """Callers who wait at the door."""
+        return self.door.num_waiting
 
     @property
     def load(self) -> LoadSample:
         """The load of the last half minute."""
-        now_s = time.monotonic()
+        return load_of([self], self.door, time.monotonic())
+
+    def first_waiting_since_s(self, otherwise_s: float) -> float:
+        """Since when the first of those waits that wait for an engine (monotonic)."""
         since_s = [flight.waiting_since_s for flight in self._waiting if self._is_waiting(flight)]
-        first_s = min((each for each in since_s if each is not None), default=now_s)
-        # The first at the door has waited longest.
-        first_s = min(first_s, next(iter(self._at_the_door.values()), now_s))
-        num_waiting = self.num_waiting
-        return self._meter.sample(
-            now_s,
-            num_waiting=num_waiting + self.num_at_the_door,
-            oldest_wait_s=now_s - first_s,
-            num_in_flight=self.num_in_flight - num_waiting,
-        )
+        return min((each for each in since_s if each is not None), default=otherwise_s)
 
     @property
     def behind_s(self) -> float:
@@ -199,40 +190,14 @@ class FleetCore:
 
     async def wait_for_engine(self, timeout_s: float) -> bool:
         """Waits until an engine takes requests; `False` when none came in time."""
-        caller = object()
-        self._at_the_door[caller] = time.monotonic()
-        self._meter.knocked(time.monotonic())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.has_engine:
-                    self._engine_came.clear()
-                    await self._engine_came.wait()
-        except TimeoutError:
-            return False
-        finally:
-            del self._at_the_door[caller]
-        self._meter.let_in(time.monotonic())
-        return True
+        return await self.door.wait(lambda: self.has_engine, timeout_s)
 
-    def turn_away(self) -> None:
-        """Counts a request that may not even wait: it is load all the same."""
-        self._meter.knocked(time.monotonic())
-
-    def expect_engine(self, in_s: float | None) -> None:
-        """Takes in when the next engine is expected to be ready; `None`: nobody knows."""
-        self._next_engine_at_s = None if in_s is None else time.monotonic() + in_s
-
-    @property
-    def retry_after_s(self) -> float:
-        """When a refused client may try again: with the next engine, where one is expected."""
-        if self._next_engine_at_s is None:
-            return self._limits.retry_after_s
-        in_s = self._next_engine_at_s - time.monotonic()
-        return in_s if in_s > 0 else self._limits.retry_after_s
-
-    def no_engine_in_time(self) -> NoEngineInTimeError:
-        """The refusal of a request that waited its whole deadline."""
-        return NoEngineInTimeError(self._model, self._limits.request_deadline_s, self.retry_after_s)
+    def _no_engine(self) -> RequestError:
+        """The refusal of a request that has waited inside for its whole deadline."""
+        if self.is_retired:
+            retry_after_s = self._limits.refused_retry_after_s
+            return VersionRetiredError(self._model, self.version, retry_after_s)
+        return self.door.no_engine_in_time()
 
     def set_failure_sink(self, fail: Callable[[str, RequestError], None]) -> None:
         """Names the one who tells a request's caller that it failed: `fail(request_id, error)`."""
@@ -255,7 +220,7 @@ class FleetCore:
             slice_name,
             len(self._waiting),
         )
-        self._engine_came.set()
+        self.door.open()
         self._dispatch_waiting()
         for seat in self.seats:
             self._move_off(seat)
@@ -529,7 +494,8 @@ class FleetCore:
             request.sampling_params = params
 
     def _dispatch(self, flight: Flight) -> None:
-        views = (seat.view() for seat in self._seats.values())
+        now_s = asyncio.get_running_loop().time()
+        views = (seat.view(now_s) for seat in self._seats.values())
         route = choose_engine(views, needs_trial=flight.needs_trial)
         if route.engine_id is None:
             if flight.trace is not None:
@@ -642,7 +608,7 @@ class FleetCore:
             (expired if waited_s >= self._limits.request_deadline_s else kept).append(flight)
         self._waiting = kept
         for flight in expired:
-            self._fail_flight(flight, self.no_engine_in_time())
+            self._fail_flight(flight, self._no_engine())
         self._arm_deadline()
 
     def _fail_flight(self, flight: Flight, error: RequestError) -> None:
@@ -658,6 +624,19 @@ class FleetCore:
             type(error).__name__, code,
         )  # fmt: skip
         self._fail(flight.request_id, error)
+
+
+def load_of(cores: Sequence[FleetCore], door: Door, now_s: float) -> LoadSample:
+    """The load of one model over all its versions, which share the door. `now_s` is monotonic."""
+    num_waiting = sum(core.num_waiting for core in cores)
+    first_s = min((core.first_waiting_since_s(now_s) for core in cores), default=now_s)
+    return door.meter.sample(
+        now_s,
+        num_waiting=num_waiting + door.num_waiting,
+        # The first at the door has waited longest of those there.
+        oldest_wait_s=now_s - min(first_s, door.first_since_s(now_s)),
+        num_in_flight=sum(core.num_in_flight for core in cores) - num_waiting,
+    )
 
 
 def _no_frontend(request_id: str, error: RequestError) -> None:

@@ -136,6 +136,7 @@ def _engine_row(record: SliceRecord | None, seat: SeatView | None, now_s: float)
             "replica_id": record.replica_id,
             "engine_id": record.engine_id,
             "compute_class": record.compute_class,
+            "version": record.version,
             "state": str(record.state),
             "since_s": _past(record.life.entered_at_s, now_s),
         }
@@ -163,6 +164,7 @@ def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict
         "part": record.part,
         "engine_id": record.engine_id,
         "model": record.model,
+        "version": record.version,
         "compute_class": record.compute_class,
         "state": str(life.state),
         "since_s": _past(life.entered_at_s, now_s),
@@ -207,6 +209,7 @@ def _unlisted_slice_row(model: str, seat: SeatView) -> dict[str, Any]:
         "part": 0,
         "engine_id": seat.engine_id,
         "model": model,
+        "version": None,
         "compute_class": seat.compute_class,
         "state": str(SliceState.DRAINING if seat.is_draining else SliceState.READY),
         "since_s": None,

@@ -126,13 +126,13 @@ def _prometheus_logger(registry: CollectorRegistry) -> type[PrometheusStatLogger
     return ModelPrometheusStatLogger
 
 
-def frontend_config(model: str, name: str, engine_args: Mapping[str, Any]) -> VllmConfig:
-    """VLLM's configuration as the frontend needs it.
+def frontend_config(model: str, names: Sequence[str], engine_args: Mapping[str, Any]) -> VllmConfig:
+    """VLLM's configuration as the frontend needs it; answers carry the first of `names`.
 
     Raises:
         ValueError: vLLM refuses the arguments; its message says why.
     """
-    args = AsyncEngineArgs(model=model, served_model_name=[name], **engine_args)
+    args = AsyncEngineArgs(model=model, served_model_name=list(names), **engine_args)
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
@@ -140,11 +140,13 @@ async def build_frontend(
     llm: FleetLLM,
     tasks: tuple[str, ...],
     *,
-    name: str,
+    names: Sequence[str],
     adapters: Sequence[tuple[str, str]],
     frontend_args: Mapping[str, Any],
 ) -> ASGIApp:
     """VLLM's whole ASGI application for one model. `adapters` are LoRA names and paths.
+
+    A request may give any of `names`, and the answer carries the first.
 
     Raises:
         ValueError: a frontend argument or an adapter is refused by vLLM.
@@ -154,7 +156,7 @@ async def build_frontend(
     for key, value in frontend_args.items():
         setattr(args, key, value)
     args.model = config.model_config.model
-    args.served_model_name = [name]
+    args.served_model_name = list(names)
     args.structured_outputs_config = config.structured_outputs_config
     args.lora_modules = [LoRAModulePath(adapter, path) for adapter, path in adapters] or None
     args.enable_request_id_headers = False  # the HTTP edge does it, for every route

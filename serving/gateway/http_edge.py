@@ -26,6 +26,7 @@ from serving.errors import (
     error_headers,
     openai_error_body,
 )
+from serving.gateway.asked import Asked
 from serving.gateway.fleet_page import FleetPage
 from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
@@ -33,6 +34,7 @@ from serving.gateway.refused_fields import check_fields
 from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 from serving.gateway.request_trace import RequestTrace, request_attributes
 from serving.log_lines import note
+from serving.rollout.choice import CanaryView, choose_canary
 from serving.tracing.spans import NO_TRACER, SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
@@ -97,12 +99,20 @@ class ModelFrontend(Protocol):
         """Fields of a request that its engines cannot honour, with the reason."""
         ...
 
-    async def app(self) -> ASGIApp:
-        """VLLM's application. Raises `RequestError` while it cannot be built."""
+    @property
+    def canary_of(self) -> str | None:
+        """The model whose requests it takes a share of; `None` for most models."""
         ...
 
-    async def admit(self) -> None:
-        """Waits until an engine takes requests. Raises `RequestError` when none does in time."""
+    def canary(self) -> CanaryView:
+        """What decides whether it takes a request, if it is a canary."""
+        ...
+
+    async def enter(self, asked: Asked) -> ASGIApp:
+        """VLLM's application for this request, once an engine takes it if it needs one.
+
+        Raises `RequestError` when none does in time.
+        """
         ...
 
     async def cards(self) -> list[dict[str, Any]]:
@@ -110,11 +120,21 @@ class ModelFrontend(Protocol):
         ...
 
 
-class _ModelField(msgspec.Struct):
+class _Fields(msgspec.Struct):
+    """What of a body says who takes it: OpenAI's `user`, or Anthropic's within `metadata`."""
+
     model: str | None = None
+    user: Any = None
+    metadata: Any = None
+
+    def user_id(self) -> str | None:
+        """Whom the request is of; `None` where it does not say."""
+        of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
+        named = (each for each in (self.user, of_metadata) if isinstance(each, str) and each)
+        return next(named, None)
 
 
-_MODEL_FIELD = msgspec.json.Decoder(_ModelField)
+_FIELDS = msgspec.json.Decoder(_Fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,36 +215,55 @@ class HttpEdge:
         body = await exchange.read_body(self._rules.max_body_bytes)
         if exchange.trace is not None:
             exchange.trace.asks_admission()
-        frontend = self._select(_model_field(body))
+        fields = _fields_of(body)
+        asked = Asked(
+            fields.model,
+            fields.user_id() or exchange.request_id,
+            needs_engine=exchange.path not in _ENGINELESS_ROUTES,
+        )
+        frontend = self._select(asked)
         exchange.model = frontend.name
         if exchange.trace is not None:
             exchange.trace.of_model(frontend.name)
-        needs_engine = exchange.path not in _ENGINELESS_ROUTES
-        if needs_engine:
+        if asked.needs_engine:
             check_fields(body, frontend.refused_fields)
-        app = await frontend.app()
-        if needs_engine:
-            await frontend.admit()
+        app = await frontend.enter(asked)
         self.meter.judged(frontend.name, "admitted", exchange.tenant)
         if exchange.trace is not None:
             exchange.trace.judged("admitted", is_refused=False)
         await exchange.delegate(app, body)
 
-    def _select(self, model: str | None) -> ModelFrontend:
-        if model is None:
-            if len(self._models) > 1:
-                names = ", ".join(sorted(self._models))
+    def _select(self, asked: Asked) -> ModelFrontend:
+        """The model that was asked for, or its canary in its place."""
+        frontend = self._named(asked.name)
+        canaries = (each for each in self._models.values() if each.canary_of == frontend.name)
+        canary = next(canaries, None)
+        if canary is None:
+            return frontend
+        is_adapter = asked.name is not None and asked.name != frontend.name
+        if is_adapter and asked.name not in canary.adapter_names:
+            return frontend
+        return canary if choose_canary(asked.key, canary.canary()).is_taken else frontend
+
+    def _named(self, name: str | None) -> ModelFrontend:
+        served = [each for each in self._models.values() if each.canary_of is None]
+        if name is None:
+            if len(served) > 1:
+                names = ", ".join(sorted(each.name for each in served))
                 raise MalformedRequestError(
                     f"Several models are served here; name one of them: {names}.", param="model"
                 )
-            return next(iter(self._models.values()))
-        for frontend in self._models.values():
-            if model == frontend.name or model in frontend.adapter_names:
+            return served[0]
+        if name in self._models:  # a canary too, by its own name
+            return self._models[name]
+        for frontend in served:
+            if name in frontend.adapter_names:
                 return frontend
-        raise UnknownModelError(model, sorted(self._models))
+        raise UnknownModelError(name, sorted(each.name for each in served))
 
     async def _model_list(self) -> dict[str, Any]:
-        cards = [card for frontend in self._models.values() for card in await frontend.cards()]
+        served = [each for each in self._models.values() if each.canary_of is None]
+        cards = [card for frontend in served for card in await frontend.cards()]
         return {"object": "list", "data": cards}
 
 
@@ -265,6 +304,11 @@ class _Exchange:
         if span is not None:
             self._arrival.trace = RequestTrace(span)
             self._arrival.wall_offset_s = time.time() - time.monotonic()
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, its client's or ours."""
+        return self._request_id
 
     @property
     def method(self) -> str:
@@ -412,9 +456,9 @@ def _taken_request_id(scope: Scope) -> str | None:
     return None
 
 
-def _model_field(body: bytes) -> str | None:
+def _fields_of(body: bytes) -> _Fields:
     try:
-        return _MODEL_FIELD.decode(body).model
+        return _FIELDS.decode(body)
     except msgspec.ValidationError as error:
         raise MalformedRequestError(f"model: {error}", param="model") from error
     except msgspec.DecodeError as error:

@@ -15,7 +15,7 @@ from serving.directory import SliceRecord, Snapshot
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import Step
+from serving.link.messages import Draining, Step
 from serving.slices.lifecycle import SliceState
 
 logger = logging.getLogger(__name__)
@@ -51,13 +51,12 @@ class Fleet(Protocol):
 class FleetModel(Protocol):
     """A served model, as membership sees it."""
 
-    @property
-    def core(self) -> Fleet:
-        """Where its engines are added."""
-        ...
+    async def take_in(self, engine_info: Mapping[str, Any]) -> Fleet:
+        """Where an engine that says this of itself belongs, which depends on its version.
 
-    def learn(self, engine_info: Mapping[str, Any]) -> None:
-        """Takes in what an engine says of itself."""
+        Raises:
+            ValueError: it belongs nowhere. Do not use it.
+        """
         ...
 
 
@@ -78,6 +77,16 @@ class _Member:
     record: SliceRecord
     is_listed: bool = True
     task: asyncio.Task[None] | None = None
+    # Where its engine has been added; `None` while it is not linked.
+    fleet: Fleet | None = None
+    # What it said of its end before it was added.
+    draining: Draining | None = None
+
+    def drain(self, notice: Draining) -> None:
+        """Its engine says that it drains."""
+        self.draining = notice
+        if self.fleet is not None and self.record.engine_id is not None:
+            self.fleet.drain_engine(self.record.engine_id, notice.reason, notice.grace_s)
 
 
 class Membership:
@@ -119,13 +128,9 @@ class Membership:
                 )
             member.record = record
             member.is_listed = True
-            if record.state == SliceState.DRAINING:
-                self._models[record.model].core.drain_engine(
-                    # The engine's own word, over its link, says how long it has.
-                    engine_id,
-                    "listed as draining",
-                    None,
-                )
+            if record.state == SliceState.DRAINING and member.fleet is not None:
+                # The engine's own word, over its link, says how long it has.
+                member.fleet.drain_engine(engine_id, "listed as draining", None)
         for engine_id, member in self._members.items():
             member.is_listed = engine_id in listed
 
@@ -144,25 +149,28 @@ class Membership:
             return
         try:
             while member.is_listed:
-                delay_s = await self._run_link(record.model, engine_id, address)
+                delay_s = await self._run_link(member, record.model, engine_id, address)
                 await asyncio.sleep(delay_s)
         finally:
             self._members.pop(engine_id, None)
 
-    async def _run_link(self, model: str, engine_id: str, address: tuple[str, int]) -> float:
+    async def _run_link(
+        self, member: _Member, model: str, engine_id: str, address: tuple[str, int]
+    ) -> float:
         """One link from its opening to its end; how long to wait before the next attempt."""
-        core = self._models[model].core
         ended = asyncio.Event()
 
         def lost(reason: str) -> None:
-            core.lose_engine(engine_id, reason)
+            if member.fleet is not None:
+                member.fleet.lose_engine(engine_id, reason)
             ended.set()
 
-        callbacks = LinkCallbacks(
-            on_step=lambda step: core.take_step(engine_id, step),
-            on_lost=lost,
-            on_draining=lambda notice: core.drain_engine(engine_id, notice.reason, notice.grace_s),
-        )
+        def stepped(step: Step) -> None:
+            if member.fleet is not None:
+                member.fleet.take_step(engine_id, step)
+
+        member.draining = None
+        callbacks = LinkCallbacks(on_step=stepped, on_lost=lost, on_draining=member.drain)
         try:
             client = await LinkClient.connect(
                 address,
@@ -182,11 +190,28 @@ class Membership:
             if client.engine_id != engine_id:
                 # The port was taken over by another engine; the directory will tell of it.
                 return _REFUSED_RETRY_S
-            self._models[model].learn(client.engine_info)
-            record = self._members[engine_id].record
-            core.add_engine(engine_id, record.compute_class, client, record.life.slice_name)
-            await ended.wait()
+            served = self._models.get(model)
+            if served is None:
+                return _REFUSED_RETRY_S  # the model is no longer served
+            try:
+                fleet = await served.take_in(client.engine_info)
+            except ValueError as error:
+                logger.error("engine_refused engine_id=%s error=%r", engine_id, str(error))
+                return _REFUSED_RETRY_S
+            if not ended.is_set():
+                self._add(member, fleet, client)
+                await ended.wait()
         finally:
             await client.close()
-            core.lose_engine(engine_id, "link closed")
+            if member.fleet is not None:
+                member.fleet.lose_engine(engine_id, "link closed")
+                member.fleet = None
         return 0.0
+
+    def _add(self, member: _Member, fleet: Fleet, client: LinkClient) -> None:
+        record = member.record
+        member.fleet = fleet
+        slice_name = record.life.slice_name
+        fleet.add_engine(client.engine_id, record.compute_class, client, slice_name)
+        if member.draining is not None:
+            member.drain(member.draining)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 class EngineView:
     """What routing may know of one engine.
 
-    `has_trial` says that a request suspected of killing engines is on it now.
+    `has_trial` says that a request suspected of killing engines is on it now. One that drains is
+    leaving once its requests have to be gone.
     """
 
     engine_id: str
     num_in_flight: int
     num_dispatched: int
     is_draining: bool = False
+    is_leaving: bool = False
     has_trial: bool = False
 
 
@@ -29,9 +31,13 @@ class Route:
 def choose_engine(engines: Iterable[EngineView], *, needs_trial: bool) -> Route:
     """The engine with the fewest requests in flight; among equals the least used so far.
 
-    Never an engine that drains. A request that needs a trial never joins another one on trial.
+    An engine that drains only where there is no other and it is not leaving yet: who asks has been
+    let in already, and has nowhere else to go. A request that needs a trial never joins another one
+    on trial.
     """
+    engines = list(engines)
     candidates = [engine for engine in engines if not engine.is_draining]
+    candidates = candidates or [engine for engine in engines if not engine.is_leaving]
     if not candidates:
         return Route(None, "no engine is ready")
     if needs_trial:

@@ -1,9 +1,13 @@
-"""One served model at one gateway: its fleet, its frontend, and admission in front of both."""
+"""One version of a model at one gateway: its fleet, its frontend, and admission in front of both.
+
+Owns what belongs to the version: tokenizer, chat template, parsers and adapters, and every request
+that was rendered with them. Does not own which version takes a request (`model_versions`).
+"""
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -11,12 +15,15 @@ from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 
 from serving.config import GatewayConfig, ModelConfig
-from serving.errors import GatewayBehindError, OverloadedError
-from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.gateway.admission import Admission, Inside
+from serving.gateway.asked import Asked
+from serving.gateway.door import Door, FleetLimits
+from serving.gateway.fleet_core import FleetCore
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
 from serving.gateway.refused_fields import ON_TPU
-from serving.gateway.request_meter import ARRIVAL
+from serving.gateway.request_meter import RequestMeter
 from serving.model_source import resolve_source
+from serving.rollout.choice import CanaryView
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +45,44 @@ _OF_THE_SLICE = frozenset(
 )
 
 
+def fleet_limits(gateway: GatewayConfig) -> FleetLimits:
+    """The limits of every fleet at this gateway."""
+    return FleetLimits(
+        request_deadline_s=gateway.request_deadline_s, max_engine_losses=gateway.max_engine_losses
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all versions of a model have in common: numbers that outlive each of them."""
+
+    door: Door
+    requests: RequestMeter
+
+    @classmethod
+    def of(cls, model: str, gateway: GatewayConfig) -> "Shared":
+        """All of it new."""
+        return cls(Door(model, fleet_limits(gateway)), RequestMeter())
+
+
 class ServedModel:
-    """Implements the edge's `ModelFrontend` and membership's `FleetModel` for one model."""
+    """Implements the edge's `ModelFrontend` and membership's `FleetModel` for one version."""
 
     def __init__(
-        self, config: ModelConfig, gateway: GatewayConfig, vllm_config: VllmConfig
+        self, config: ModelConfig, gateway: GatewayConfig, vllm_config: VllmConfig, shared: Shared
     ) -> None:
         self._config = config
-        self._gateway = gateway
+        self.version = config.version_id
+        self.admission = Admission(config.name, gateway, shared.door)
         self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
-        limits = FleetLimits(
-            request_deadline_s=gateway.request_deadline_s,
-            max_engine_losses=gateway.max_engine_losses,
+        self.core = FleetCore(
+            config.name,
+            fleet_limits(gateway),
+            _GENERATE_TASKS,
+            version=self.version,
+            door=shared.door,
+            request_meter=shared.requests,
         )
-        self.core = FleetCore(config.name, limits, _GENERATE_TASKS)
         self.llm = FleetLLM(vllm_config, self.core, self.metrics)
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
@@ -59,16 +90,21 @@ class ServedModel:
         self._building = asyncio.Lock()
 
     @classmethod
-    async def build(cls, config: ModelConfig, gateway: GatewayConfig) -> "ServedModel":
+    async def build(
+        cls, config: ModelConfig, gateway: GatewayConfig, shared: Shared | None = None
+    ) -> "ServedModel":
         """Reads the model's configuration and tokenizer; needs no engine.
+
+        `shared` is what it has in common with other versions; `None`: there are none.
 
         Raises:
             ValueError: vLLM refuses the model, an engine argument or a frontend argument.
         """
         vllm_config = await asyncio.to_thread(
-            frontend_config, resolve_source(config.source), config.name, _args_here(config)
+            frontend_config, resolve_source(config.source), config.answers_as, _args_here(config)
         )
-        model = cls(config, gateway, vllm_config)
+        shared = shared or Shared.of(config.name, gateway)
+        model = cls(config, gateway, vllm_config, shared)
         if model._are_tasks_known:
             await model.app()
         return model
@@ -88,8 +124,47 @@ class ServedModel:
         """See `ModelFrontend`."""
         return ON_TPU if self._config.is_on_tpu else {}
 
+    @property
+    def canary_of(self) -> str | None:
+        """See `ModelFrontend`."""
+        return self._config.canary_of
+
+    def canary(self) -> CanaryView:
+        """See `ModelFrontend`."""
+        num_ready = sum(not seat.is_draining for seat in self.core.seats)
+        return CanaryView(self.name, self.version, self._config.canary_weight or 0.0, num_ready)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request for this model or adapter can be answered by it."""
+        return name in self._config.answers_as or name in self.adapter_names
+
+    async def enter(self, asked: Asked) -> ASGIApp:
+        """See `ModelFrontend`."""
+        app = await self.app()
+        if asked.needs_engine:
+            await self.admit()
+        return app
+
+    def is_frontend_of(self, config: ModelConfig) -> bool:
+        """Whether its frontend is what `config`, of the same version, says."""
+        return self._config.frontend_args == config.frontend_args
+
+    async def reframe(self, config: ModelConfig) -> None:
+        """Builds the frontend anew, of the same version; requests keep the one that took them.
+
+        Raises:
+            ValueError: vLLM refuses a frontend argument. The frontend is as before.
+        """
+        before, self._config = self._config, config
+        try:
+            app = await self._build_app() if self._app is not None else None
+        except BaseException:
+            self._config = before
+            raise
+        self._app = app
+
     async def app(self) -> ASGIApp:
-        """See `ModelFrontend`. Built once; for a pooling model with the first engine."""
+        """Its application. Built once; for a pooling model with the first engine."""
         if self._app is None:
             async with self._building:
                 if self._app is None:
@@ -104,29 +179,12 @@ class ServedModel:
             OverloadedError: too many requests wait already.
             NoEngineInTimeError: none came within the request deadline.
         """
-        behind_s = self.core.behind_s
-        if behind_s > self._gateway.max_behind_s:
-            self.core.turn_away()
-            raise GatewayBehindError(self.name, behind_s)
-        if self.core.has_engine:
-            return
-        waiting = self.core.num_waiting + self.core.num_at_the_door
-        if waiting >= self._gateway.max_waiting_requests:
-            self.core.turn_away()
-            raise OverloadedError(self.name, waiting, self.core.retry_after_s)
-        began_at_s = time.monotonic()
-        arrival = ARRIVAL.get()
-        trace = None if arrival is None else arrival.trace
-        if trace is not None:
-            trace.waits_at_the_door()
-        try:
-            if not await self.core.wait_for_engine(self._gateway.request_deadline_s):
-                raise self.core.no_engine_in_time()
-        finally:
-            if trace is not None:
-                trace.is_let_in()
-        if arrival is not None:
-            arrival.waited_s += time.monotonic() - began_at_s
+        await self.admission.admit(self.inside, lambda: self.core.has_engine)
+
+    @property
+    def inside(self) -> Inside:
+        """What admission has to know of its requests."""
+        return Inside(self.core.behind_s, self.core.num_waiting)
 
     async def cards(self) -> list[dict[str, Any]]:
         """See `ModelFrontend`. As vLLM words them."""
@@ -135,8 +193,13 @@ class ServedModel:
         models = await registry.show_available_models()
         return [card.model_dump() for card in models.data]
 
+    async def take_in(self, engine_info: Mapping[str, Any]) -> FleetCore:
+        """See `FleetModel`."""
+        self.learn(engine_info)
+        return self.core
+
     def learn(self, engine_info: Mapping[str, Any]) -> None:
-        """See `FleetModel`. An engine may have fitted a shorter context than was asked for."""
+        """Takes in what an engine says. It may have fitted a shorter context than was asked for."""
         config = self.llm.model_config
         max_model_len = engine_info.get("max_model_len")
         if isinstance(max_model_len, int):
@@ -162,7 +225,7 @@ class ServedModel:
         return await build_frontend(
             self.llm,
             self.core.supported_tasks,
-            name=self.name,
+            names=self._config.answers_as,
             adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
             frontend_args=self._config.frontend_args,
         )

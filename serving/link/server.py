@@ -13,6 +13,7 @@ import asyncio
 import logging
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -89,12 +90,15 @@ class LinkServer:
         heartbeat: HeartbeatConfig = DEFAULT_HEARTBEAT,
         limits: ServerLimits = DEFAULT_LIMITS,
         tracer: Tracer = NO_TRACER,
+        told: Mapping[str, object] | None = None,
     ) -> None:
+        """`told` is said to gateways beside what the engine says of itself; values of JSON."""
         validate_secret(secret)
         self.engine_id = engine_id
         self.limits = limits
         self.death_reason: str | None = None  # None while the engine lives
         self._engine = engine
+        self._told = dict(told or {})
         self._connection_config = ConnectionConfig(
             engine_id, secret, heartbeat, limits.max_buffered_bytes, limits.handshake_timeout_s
         )
@@ -199,8 +203,8 @@ class LinkServer:
         self._connections.pop(connection, None)
 
     def engine_info(self) -> bytes:
-        """What the engine says of itself, as JSON."""
-        return msgspec.json.encode(self._engine.info)
+        """What the engine says of itself and its host of it, as JSON."""
+        return msgspec.json.encode({**self._engine.info, **self._told})
 
     def load_for(self, gateway: GatewayConnection) -> EngineLoad | None:
         """The engine's load, or `None` when this gateway has been told a moment ago."""

@@ -42,6 +42,8 @@ def demand(*records: SliceRecord) -> Demand:
             [leaving("s-0"), leaving("s-1"), waiting(), waiting()], 2, 4, id="two notices"
         ),
         pytest.param([leaving("s-0")], 0, 1, id="given up while its slice drains"),
+        pytest.param([released("s-0"), waiting()], 0, 1, id="upgrade: the same slice again"),
+        pytest.param([released("s-0"), waiting(), waiting()], 1, 2, id="upgrade and scale-up"),
     ],
 )
 def test_demand_of_records(records: list[SliceRecord], num_wanted: int, num_to_exist: int) -> None:
@@ -57,6 +59,10 @@ def test_demand_of_records(records: list[SliceRecord], num_wanted: int, num_to_e
         pytest.param([*joining(3), *joining(2)], {5: 5, 4: 2, 3: 2, 2: 2}, id="few before many"),
         pytest.param([*joining(2), waiting()], {3: 3, 2: 1, 1: 1}, id="beside one alone"),
         pytest.param([*joining(2), holding("s-0")], {3: 3, 2: 1}, id="beside one that is held"),
+        # One of two is lost, the whole one is handed back: only one more is needed.
+        pytest.param(
+            [leaving("s-0"), released("s-1"), *joining(2)], {3: 3, 2: 2}, id="after a loss"
+        ),
         # What is too many anyway is not ours to cut: the group's bound does.
         pytest.param([holding("s-0"), holding("s-1"), waiting()], {1: 3}, id="nothing is joined"),
     ],
@@ -69,7 +75,7 @@ def test_demand_of_joined_slices_is_for_whole_replicas(
 
 
 def test_demand_tells_held_leaving_and_released_apart() -> None:
-    found = demand(holding("s-0"), leaving("s-1"), released("s-2"), waiting())
+    found = demand(holding("s-0"), leaving("s-1"), released("s-2"), waiting(), waiting())
     assert found.held == {"s-0"}
     assert found.leaving == {"s-1"}
     assert found.released == {"s-2"}

@@ -602,7 +602,7 @@ async def test_request_at_the_door_is_load_once_before_and_after_it_goes_in() ->
 
 async def test_request_that_is_turned_away_is_load() -> None:
     fleet = Fleet()
-    fleet.core.turn_away()
+    fleet.core.door.turn_away()
     assert fleet.core.load.requests_per_s == pytest.approx(1 / 5)
     assert fleet.core.load.num_waiting == 0
 
@@ -618,14 +618,14 @@ async def test_aborted_request_has_cost_what_it_emitted() -> None:
 
 async def test_refused_client_is_told_when_the_next_engine_comes() -> None:
     fleet = Fleet(FleetLimits(retry_after_s=7.0))
-    assert fleet.core.retry_after_s == 7.0
-    fleet.core.expect_engine(600.0)
-    assert 500.0 < fleet.core.retry_after_s <= 600.0
-    assert fleet.core.no_engine_in_time().retry_after_s > 500.0
-    fleet.core.expect_engine(0.0)
-    assert fleet.core.retry_after_s == 7.0, "that time is over"
-    fleet.core.expect_engine(None)
-    assert fleet.core.retry_after_s == 7.0
+    assert fleet.core.door.retry_after_s == 7.0
+    fleet.core.door.expect_engine(600.0)
+    assert 500.0 < fleet.core.door.retry_after_s <= 600.0
+    assert fleet.core.door.no_engine_in_time().retry_after_s > 500.0
+    fleet.core.door.expect_engine(0.0)
+    assert fleet.core.door.retry_after_s == 7.0, "that time is over"
+    fleet.core.door.expect_engine(None)
+    assert fleet.core.door.retry_after_s == 7.0
 
 
 async def test_tokens_that_nobody_takes_make_the_gateway_late() -> None:

@@ -41,8 +41,9 @@ class Gateway:
         self.changed = asyncio.Condition()
         self._num_engines = 0
 
-    def learn(self, engine_info: Any) -> None:
+    async def take_in(self, _: Any) -> FleetCore:
         """See `FleetModel`."""
+        return self.core
 
     def _on_failure(self, request_id: str, error: RequestError) -> None:
         self.failures[request_id] = error

@@ -28,7 +28,18 @@ LIFE = (
     .enter(SliceState.LOADING, NOW_S - 60.0, "the engine starts")
     .enter(SliceState.READY, NOW_S - 12.3, "the engine takes requests")
 )
-HELD = SliceRecord("r-1", "demo", "spot", LIFE, "v6e", "4x4", HOSTS, "e-1", ("10.0.0.0", 7000))
+HELD = SliceRecord(
+    "r-1",
+    "demo",
+    "spot",
+    LIFE,
+    "v6e",
+    "4x4",
+    HOSTS,
+    "e-1",
+    ("10.0.0.0", 7000),
+    version="v2-0123456789ab",
+)
 SEAT = SeatView("e-1", "spot", is_draining=False, in_flight=3, load=EngineLoad(2, 1, 0.123456))
 WAITING = SliceRecord("r-2", "demo", "spot", SliceLife.begin(NOW_S - 7.0), "v6e", "4x4")
 
@@ -70,6 +81,7 @@ def test_linked_engine_has_its_record_and_its_load() -> None:
             "engine_id": "e-1",
             "replica_id": "r-1",
             "compute_class": "spot",
+            "version": "v2-0123456789ab",
             "state": "ready",
             "since_s": 12.3,
             "linked": True,
@@ -88,6 +100,7 @@ def test_engine_that_is_not_linked_has_no_load() -> None:
             "engine_id": None,
             "replica_id": "r-2",
             "compute_class": "spot",
+            "version": "",
             "state": "requested",
             "since_s": 7.0,
             "linked": False,
@@ -127,6 +140,7 @@ def test_held_slice_is_described_whole() -> None:
         "part": 0,
         "engine_id": "e-1",
         "model": "demo",
+        "version": "v2-0123456789ab",
         "compute_class": "spot",
         "state": "ready",
         "since_s": 12.3,

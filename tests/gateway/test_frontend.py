@@ -42,7 +42,9 @@ def attributes_set_by(cls: type) -> set[str]:
 @pytest.fixture(scope="module")
 def config():
     return frontend_config(
-        resolve_source("models/slicewise-demo"), "demo", {"max_model_len": 512, "dtype": "float32"}
+        resolve_source("models/slicewise-demo"),
+        ("demo",),
+        {"max_model_len": 512, "dtype": "float32"},
     )
 
 

@@ -12,8 +12,10 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import NoEngineInTimeError, RequestError
+from serving.gateway.asked import Asked
 from serving.gateway.http_edge import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.keys import ApiKeys
+from serving.rollout.choice import CanaryView
 
 DEADLINE_S = 10.0
 MAX_BODY_BYTES = 1000
@@ -27,16 +29,20 @@ class EchoFrontend:
         self.adapter_names = adapters
         self.refused_fields: Mapping[str, str] = {}
         self.refusal: RequestError | None = None
+        self.canary_of: str | None = None
+        self.weight, self.num_ready = 0.0, 0
         self.num_admitted = 0
         self.left = asyncio.Event()  # the client went while an answer was being made
 
-    async def app(self) -> ASGIApp:
+    async def enter(self, asked: Asked) -> ASGIApp:
+        if asked.needs_engine:
+            if self.refusal is not None:
+                raise self.refusal
+            self.num_admitted += 1
         return self._answer
 
-    async def admit(self) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.num_admitted += 1
+    def canary(self) -> CanaryView:
+        return CanaryView(self.name, "v", self.weight, self.num_ready)
 
     async def cards(self) -> list[dict[str, Any]]:
         return [{"id": name, "object": "model"} for name in (self.name, *self.adapter_names)]
@@ -416,3 +422,53 @@ async def test_lifespan_is_acknowledged() -> None:
 async def test_websocket_is_refused() -> None:
     sent = await run_raw(edge_over(), {"type": "websocket", "headers": []})
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+# -- canaries --
+
+
+def canary_of(name: str, weight: float, num_ready: int = 1, **given: Any) -> EchoFrontend:
+    canary = EchoFrontend(f"{name}-next", **given)
+    canary.canary_of, canary.weight, canary.num_ready = name, weight, num_ready
+    return canary
+
+
+async def answered_by(edge: HttpEdge, **body: Any) -> str:
+    async with client_of(edge) as client:
+        answer = await client.post("/v1/completions", json=body)
+    return str(answer.json()["frontend"])
+
+
+async def test_canary_answers_for_its_share_of_users_and_always_for_the_same() -> None:
+    edge = edge_over(EchoFrontend("one"), canary_of("one", 0.5))
+    users = [f"user-{number}" for number in range(40)]
+    first = [await answered_by(edge, model="one", user=user) for user in users]
+    assert set(first) == {"one", "one-next"}
+    assert [await answered_by(edge, model="one", user=user) for user in users] == first
+    of_metadata = [await answered_by(edge, metadata={"user_id": user}) for user in users]
+    assert of_metadata == first
+
+
+@pytest.mark.parametrize(("weight", "num_ready"), [(0.0, 1), (1.0, 0)])
+async def test_canary_without_weight_or_engine_takes_nothing(weight: float, num_ready: int) -> None:
+    edge = edge_over(EchoFrontend("one"), canary_of("one", weight, num_ready))
+    assert {await answered_by(edge, model="one") for _ in range(5)} == {"one"}
+    # By its own name it is asked all the same.
+    assert await answered_by(edge, model="one-next") == "one-next"
+
+
+async def test_request_for_an_adapter_goes_to_a_canary_that_has_it() -> None:
+    one = EchoFrontend("one", ("sql", "law"))
+    edge = edge_over(one, canary_of("one", 1.0, adapters=("sql",)))
+    assert await answered_by(edge, model="sql") == "one-next"
+    assert await answered_by(edge, model="law") == "one"
+
+
+async def test_canary_is_not_listed_and_makes_no_name_needed() -> None:
+    edge = edge_over(EchoFrontend("one"), canary_of("one", 0.0))
+    assert await answered_by(edge) == "one"
+    async with client_of(edge) as client:
+        cards = (await client.get("/v1/models")).json()["data"]
+        unknown = (await client.post("/v1/completions", json={"model": "two"})).json()
+    assert [card["id"] for card in cards] == ["one"]
+    assert "one-next" not in unknown["error"]["message"]

@@ -29,12 +29,9 @@ class RecordingFleet:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def core(self) -> "RecordingFleet":
-        return self
-
-    def learn(self, engine_info: Mapping[str, Any]) -> None:
+    async def take_in(self, engine_info: Mapping[str, Any]) -> "RecordingFleet":
         self.infos.append(dict(engine_info))
+        return self
 
     def add_engine(
         self, engine_id: str, compute_class: str, link: LinkClient, slice_name: str | None

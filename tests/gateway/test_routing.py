@@ -11,6 +11,7 @@ views = st.builds(
     num_in_flight=st.integers(0, 3),
     num_dispatched=st.integers(0, 3),
     is_draining=st.booleans(),
+    is_leaving=st.booleans(),
     has_trial=st.booleans(),
 )
 fleets = st.lists(views, max_size=6, unique_by=lambda view: view.engine_id)
@@ -31,9 +32,15 @@ def test_without_engines_the_request_waits_and_knows_why() -> None:
     assert (route.engine_id, route.reason) == (None, "no engine is ready")
 
 
-def test_draining_engine_takes_nothing() -> None:
-    route = choose_engine([EngineView("a", 0, 0, is_draining=True)], needs_trial=False)
-    assert route.engine_id is None
+def test_draining_engine_takes_only_what_has_nowhere_else_to_go() -> None:
+    draining, other = EngineView("a", 0, 0, is_draining=True), EngineView("b", 9, 9)
+    assert choose_engine([draining, other], needs_trial=False).engine_id == "b"
+    assert choose_engine([draining], needs_trial=False).engine_id == "a"
+
+
+def test_engine_that_is_leaving_takes_nothing() -> None:
+    leaving = EngineView("a", 0, 0, is_draining=True, is_leaving=True)
+    assert choose_engine([leaving], needs_trial=False).engine_id is None
 
 
 def test_suspect_does_not_join_another_suspect() -> None:
@@ -48,10 +55,12 @@ def test_suspect_does_not_join_another_suspect() -> None:
 def test_choice_is_allowed_and_no_allowed_one_is_idler(
     fleet: list[EngineView], needs_trial: bool
 ) -> None:
+    taking = [view for view in fleet if not view.is_draining]
+    taking = taking or [view for view in fleet if not view.is_leaving]
     allowed = {
         view.engine_id: view.num_in_flight
-        for view in fleet
-        if not view.is_draining and not (needs_trial and view.has_trial)
+        for view in taking
+        if not (needs_trial and view.has_trial)
     }
     route = choose_engine(fleet, needs_trial=needs_trial)
     assert route.reason

@@ -1,0 +1,45 @@
+"""A Serve deployment whose replicas are replaced when their own part of the configuration changes.
+
+Serve (2.60) gives every deployment of an application that comes from a file one version: a digest
+of all of the application's `args`. So a changed byte anywhere would replace every replica there is:
+the engines of all models, the gateways with all their streams, the directory. Which deployment a
+change concerns is known where the deployments are made, so its version is set there. What Serve
+compares besides (the actor's resources, `user_config`, numbers of replicas) stays Serve's.
+"""
+
+from typing import Any
+
+import ray
+from pydantic import ConfigDict, PrivateAttr
+from ray import serve
+from ray.serve._private.config import DeploymentConfig
+
+from serving.model_version import digest_of
+
+
+class _PinnedConfig(DeploymentConfig):
+    """Serve's configuration of one deployment, with a version that Serve's own does not replace."""
+
+    model_config = ConfigDict(validate_assignment=True, arbitrary_types_allowed=True)
+    _pinned: str | None = PrivateAttr(default=None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "version" and self._pinned is not None:
+            value = self._pinned
+        super().__setattr__(name, value)
+
+
+def pin_version(deployment: serve.Deployment, told: object) -> serve.Deployment:
+    """The deployment, whose replicas are replaced when `told`, a value of JSON, is another one.
+
+    They are also replaced when the application's runtime environment changes: their code comes from
+    there.
+    """
+    runtime_env = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
+    version = digest_of([told, dict(runtime_env)])
+    ours = deployment._deployment_config
+    fields = {name: getattr(ours, name) for name in DeploymentConfig.model_fields}
+    pinned = _PinnedConfig.model_construct(**fields)
+    pinned._pinned = pinned.version = version
+    deployment._deployment_config = pinned
+    return deployment

@@ -1,0 +1,134 @@
+"""Streams on paced engines of two model versions: who answered each, and whether it is whole.
+
+Engines of another `model_seed` answer other tokens, so an answer says which version it is of, and
+an answer of two versions would be the known one of neither.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving.paced_tokens import LETTERS, paced_tokens
+
+from .application import RunningApplication
+from .streams import Answer, Request, client_of
+
+# A busy machine starts six Ray nodes in minutes.
+START_S = 400.0
+
+
+@contextlib.contextmanager
+def patiently(application: RunningApplication) -> Iterator[RunningApplication]:
+    """The application, started however long that takes, and ended."""
+    try:
+        application.launch()
+        application.wait_ready(START_S)
+        yield application
+    finally:
+        application.stop()
+
+
+def prompt_of(number: int) -> list[int]:
+    """As tokens: then nobody's tokenizer adds any."""
+    return list(f"Stream {number}".encode())
+
+
+def seeds_of(number: int, answer: Answer, num_tokens: int, seeds: tuple[int, ...]) -> list[int]:
+    """The versions, by `model_seed`, of which this is the whole answer."""
+    tokens = answer.choices[0].token_ids if answer.choices else []
+    return [
+        seed
+        for seed in seeds
+        if tokens == paced_tokens(prompt_of(number), num_tokens, LETTERS, seed)
+    ]
+
+
+@dataclass
+class Outcome:
+    """What became of all streams. `seeds` counts whole answers by version."""
+
+    num_streams: int = 0
+    failures: list[str] = field(default_factory=list)
+    mixed: list[int] = field(default_factory=list)
+    seeds: Counter[int] = field(default_factory=Counter)
+    longest_gap_s: float = 0.0
+    users: dict[str, set[int]] = field(default_factory=dict)
+
+
+class StreamLoad(threading.Thread):
+    """Keeps `width` streams open until it is finished, one after the other in each place."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str,
+        width: int,
+        num_tokens: int,
+        seeds: tuple[int, ...],
+        num_users: int = 0,
+    ) -> None:
+        super().__init__(daemon=True)
+        self.outcome = Outcome()
+        self._base_url = base_url
+        self._model = model
+        self._width = width
+        self._num_tokens = num_tokens
+        self._seeds = seeds
+        self._num_users = num_users
+        self._numbers = itertools.count()
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    def finish(self, timeout_s: float = 120.0) -> Outcome:
+        """Begins no further stream, and waits for those that are open."""
+        self._ending.set()
+        self.join(timeout_s)
+        assert not self.is_alive(), "streams are still open"
+        return self.outcome
+
+    async def _run(self) -> None:
+        async with client_of(self._base_url) as client:
+
+            async def place() -> None:
+                while not self._ending.is_set():
+                    number = next(self._numbers)
+                    request = self._request(number)
+                    self._note(number, request, await request.stream(client))
+
+            await asyncio.gather(*(place() for _ in range(self._width)))
+
+    def _request(self, number: int) -> Request:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt_of(number),
+            "max_tokens": self._num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        if self._num_users:
+            body["user"] = f"user-{number % self._num_users}"
+        return Request("/v1/completions", body)
+
+    def _note(self, number: int, request: Request, answer: Answer) -> None:
+        outcome = self.outcome
+        outcome.num_streams += 1
+        outcome.longest_gap_s = max(outcome.longest_gap_s, answer.longest_gap_s())
+        if answer.error is not None or not answer.is_done:
+            outcome.failures.append(f"{number}: {answer.error or 'ended early'}")
+            return
+        seeds = seeds_of(number, answer, self._num_tokens, self._seeds)
+        if len(seeds) != 1:
+            outcome.mixed.append(number)
+            return
+        outcome.seeds[seeds[0]] += 1
+        if (user := request.body.get("user")) is not None:
+            outcome.users.setdefault(user, set()).add(seeds[0])

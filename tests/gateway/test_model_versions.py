@@ -1,0 +1,153 @@
+"""A model in two versions at one gateway, on the shipped model's configuration, engines by hand."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serving.config import GatewayConfig, ModelConfig
+from serving.errors import NoEngineInTimeError, VersionRetiredError
+from serving.gateway.asked import Asked
+from serving.gateway.model_versions import ModelVersions, VersionUnknownError
+
+from .engines import ScriptedLink, core_request
+
+pytestmark = pytest.mark.vllm
+
+GATEWAY = GatewayConfig(request_deadline_s=0.05)
+ASKED = Asked("demo", "somebody")
+
+
+def model(seed: int, **changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate(
+        {
+            "name": "demo",
+            "source": "models/slicewise-demo",
+            "engine": "paced",
+            "paced": {"model_seed": seed},
+            "deployments": ({"compute_class": "local"},),
+        }
+        | changes
+    )
+
+
+OLD, NEW = model(1), model(2)
+
+
+def info_of(config: ModelConfig) -> dict[str, Any]:
+    """What an engine of this version says of itself."""
+    return {"version": config.version_id, "described": config.model_dump(mode="json")}
+
+
+async def engine_of(versions: ModelVersions, config: ModelConfig, name: str) -> ScriptedLink:
+    return ScriptedLink(await versions.take_in(info_of(config)), name)
+
+
+def ready(versions: ModelVersions) -> dict[str, int]:
+    return {each["version"]: each["ready"] for each in versions.describe()["versions"]}
+
+
+async def test_request_stays_with_its_version_when_the_model_is_replaced() -> None:
+    versions = await ModelVersions.build(OLD, GATEWAY)
+    old = await engine_of(versions, OLD, "old")
+    app = await versions.enter(ASKED)
+    core = versions.current.core
+    await core.add_request_async(core_request("r", 5))
+    old.step()
+    await versions.update(NEW)
+    new = await engine_of(versions, NEW, "new")
+    # The old engine goes; the new one is idle, and does not get the request.
+    core.drain_engine("old", "the replica is leaving", 5.0)
+    assert new.running == []
+    assert old.running == ["r"]
+    old.step(4)
+    assert core.num_in_flight == 0
+    assert await versions.enter(ASKED) is not app
+    versions.close()
+
+
+async def test_old_version_takes_requests_until_the_new_one_has_an_engine() -> None:
+    versions = await ModelVersions.build(OLD, GATEWAY)
+    await engine_of(versions, OLD, "old")
+    before = await versions.enter(ASKED)
+    await versions.update(NEW)
+    assert await versions.enter(ASKED) is before
+    await engine_of(versions, NEW, "new")
+    assert ready(versions) == {OLD.version_id: 1, NEW.version_id: 1}
+    assert await versions.enter(ASKED) is not before
+    versions.close()
+
+
+async def test_gateway_that_starts_during_an_upgrade_learns_the_old_version_from_its_engine() -> (
+    None
+):
+    versions = await ModelVersions.build(NEW, GATEWAY)
+    with pytest.raises(NoEngineInTimeError):
+        await versions.enter(ASKED)
+    await engine_of(versions, OLD, "old")
+    assert ready(versions) == {NEW.version_id: 0, OLD.version_id: 1}
+    assert await versions.enter(ASKED) is not await versions.current.app()
+    versions.close()
+
+
+async def test_request_whose_version_is_gone_is_told_so() -> None:
+    versions = await ModelVersions.build(OLD, GATEWAY)
+    old = await engine_of(versions, OLD, "old")
+    served = versions.current
+    failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    served.core.set_failure_sink(lambda _, error: failed.set_result(error))
+    await served.core.add_request_async(core_request("r", 5))
+    old.step()
+    await versions.update(NEW)
+    await engine_of(versions, NEW, "new")
+    old.end()
+    async with asyncio.timeout(10):
+        error = await failed
+    assert isinstance(error, VersionRetiredError)
+    assert OLD.version_id in error.message
+    versions.close()
+
+
+async def test_version_without_engine_and_request_is_let_go_and_may_come_back() -> None:
+    versions = await ModelVersions.build(OLD, GATEWAY)
+    old = await engine_of(versions, OLD, "old")
+    await versions.update(NEW)
+    versions.tidy()
+    assert set(ready(versions)) == {OLD.version_id, NEW.version_id}
+    old.end()
+    versions.tidy()
+    assert set(ready(versions)) == {NEW.version_id}
+    await versions.update(OLD)
+    versions.tidy()
+    assert set(ready(versions)) == {OLD.version_id}
+    versions.close()
+
+
+async def test_other_frontend_of_the_same_version_keeps_engines_and_requests() -> None:
+    versions = await ModelVersions.build(OLD, GATEWAY)
+    await engine_of(versions, OLD, "old")
+    before = await versions.enter(ASKED)
+    core = versions.current.core
+    await versions.update(model(1, frontend_args={"response_role": "speaker"}))
+    assert versions.current.core is core
+    assert await versions.enter(ASKED) is not before
+    versions.close()
+
+
+async def test_refused_model_leaves_everything_as_it_was() -> None:
+    versions = await ModelVersions.build(OLD, GATEWAY)
+    await engine_of(versions, OLD, "old")
+    with pytest.raises(ValueError, match="nowhere"):
+        await versions.update(model(2, source="/nowhere"))
+    assert versions.current.version == OLD.version_id
+    assert await versions.enter(ASKED)
+    versions.close()
+
+
+async def test_engine_that_cannot_be_served_is_refused() -> None:
+    versions = await ModelVersions.build(NEW, GATEWAY)
+    for told in ({"version": "unknown"}, info_of(OLD) | {"version": "another"}):
+        with pytest.raises(VersionUnknownError):
+            await versions.take_in(told)
+    assert set(ready(versions)) == {NEW.version_id}
+    versions.close()

@@ -1,0 +1,59 @@
+"""A replacement takes the slice of the replica that it replaces, and no other one."""
+
+from serving.directory import SliceRecord
+from serving.rollout.succession import num_successors, reason_to_wait
+from serving.slices.lifecycle import Phase, SliceLife, SliceState
+
+
+def record(replica_id: str, state: SliceState, at_s: float = 0.0, **changes: object) -> SliceRecord:
+    life = SliceLife((Phase(state, at_s, "the test says so"),), slice_name=f"slice-of-{replica_id}")
+    given = {"model": "demo", "compute_class": "spot"} | changes
+    return SliceRecord(replica_id=replica_id, life=life, **given)  # type: ignore[arg-type]
+
+
+READY, DRAINING = SliceState.READY, SliceState.DRAINING
+REQUESTED, PROVISIONING = SliceState.REQUESTED, SliceState.PROVISIONING
+
+
+def test_replacement_waits_for_the_slice_that_is_handed_over() -> None:
+    records = [record("old", DRAINING), record("new", REQUESTED), record("other", READY)]
+    reason = reason_to_wait(records, "new")
+    assert reason == "it waits for the slice of a replica that leaves (slice-of-old)"
+    assert num_successors(records) == 1
+
+
+def test_replacement_takes_a_slice_once_the_old_replica_is_gone() -> None:
+    assert reason_to_wait([record("new", REQUESTED), record("other", READY)], "new") is None
+
+
+def test_slice_that_is_taken_away_is_waited_for_by_nobody() -> None:
+    records = [record("old", DRAINING, drain_deadline_s=30.0), record("next", REQUESTED)]
+    assert reason_to_wait(records, "next") is None
+    assert num_successors(records) == 0
+
+
+def test_of_those_that_wait_the_last_to_come_wait_for_what_is_handed_over() -> None:
+    records = [
+        record("early", PROVISIONING, 1.0),
+        record("late", REQUESTED, 2.0),
+        record("old", DRAINING),
+    ]
+    assert reason_to_wait(records, "early") is None
+    assert reason_to_wait(records, "late") is not None
+
+
+def test_other_deployments_are_of_no_matter() -> None:
+    for changes in ({"model": "another"}, {"compute_class": "reserved"}):
+        records = [record("old", DRAINING, **changes), record("new", REQUESTED)]
+        assert reason_to_wait(records, "new") is None
+
+
+def test_replica_that_the_directory_does_not_know_yet_may_take_a_slice() -> None:
+    assert reason_to_wait([record("old", DRAINING)], "unknown") is None
+
+
+def test_more_leave_than_wait_when_the_deployment_shrinks() -> None:
+    assert num_successors([record("a", DRAINING), record("b", DRAINING)]) == 0
+    assert (
+        num_successors([record("a", DRAINING), record("b", DRAINING), record("c", REQUESTED)]) == 1
+    )
