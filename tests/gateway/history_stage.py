@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from serving.gateway.history import History
-from serving.gateway.request_meter import RequestMeter
+from serving.gateway.request_meter import NO_CLASS, RequestMeter
 from serving.gateway.serving_metrics import Families
 
 from .fleet_stage import CHAT, NOW_S
@@ -49,7 +49,8 @@ class Traffic:
 
     def _families(self, wave: float, is_short: bool) -> Families:
         families = Families()
-        for compute_class, numbers in self.meter.classes.items():
+        for compute_class in sorted(self.meter.classes.keys() - {NO_CLASS}):
+            numbers = self.meter.classes[compute_class]
             labels = {"model": CHAT, "compute_class": compute_class}
             is_gone = compute_class == "spot" and is_short
             for name, value in (
