@@ -190,12 +190,10 @@ def test_request_without_an_engine_in_time_is_503_with_retry_after(
     assert post(application).status_code == 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(signal.SIGINT, id="ctrl-c"),
-        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.long),
-    ],
+    [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGTERM, id="sigterm")],
 )
 def test_farewell_leaves_no_process(number: signal.Signals) -> None:
     application = RunningApplication(application_args(paced_model(1)), through="slicewise")
