@@ -232,7 +232,7 @@ def test_undisturbed_streams_repeat_exactly(
     )
 
 
-# The others come down to one of these; each costs the start of a new engine.
+# The others are long tests: each costs the start of a new engine.
 ALWAYS_TRIED = {Kill.ENGINE_HOST}
 
 
