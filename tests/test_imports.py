@@ -56,6 +56,7 @@ print(" ".join(sorted(heavy & sys.modules.keys())))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_importing_a_leaf_loads_no_framework(leaf: str) -> None:
     probe = subprocess.run(

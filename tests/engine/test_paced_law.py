@@ -184,6 +184,7 @@ def mean_step_s(config: PacedConfig, rate: float, num_in: int, num_out: int) -> 
     return (window[-1] - window[0]) / (len(window) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "num_in", "num_out"),
     [(1.0, 100, 100), (4.0, 100, 50), (4.0, 1000, 50), (7.0, 500, 40)],

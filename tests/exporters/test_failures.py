@@ -101,9 +101,11 @@ def test_half_of_the_metrics_failing_is_partial_and_the_rest_is_served(fake: Fak
     assert seen.all("tpu_hbm_used_bytes") == []
 
 
+@pytest.mark.slow
 def test_half_of_the_metrics_hanging_is_partial_and_the_rest_is_served(fake: FakeLibtpu) -> None:
     fake.faults.hanging = set(fake.metrics()) - {DUTY, BANDWIDTH}
-    seen = scrape(of_host(fake, budget_s=2.0))
+    # The half that answers has to be in time on a machine with much other work.
+    seen = scrape(of_host(fake, budget_s=6.0))
     assert seen.errors("libtpu") == {"PARTIAL": 1}
     assert len(seen.all("tpu_duty_cycle_ratio")) == 4
     assert seen.all("tpu_hbm_used_bytes") == []

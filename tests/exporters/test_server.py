@@ -122,6 +122,7 @@ def test_budget_is_what_prometheus_grants(header: str | None, expected: float | 
     assert budget_s(header) == expected
 
 
+@pytest.mark.slow
 def test_rays_own_parser_reads_the_compatible_page(fake: FakeLibtpu) -> None:
     agent = pytest.importorskip(
         "ray.dashboard.modules.reporter.reporter_agent", reason="needs ray[default]"
