@@ -17,6 +17,7 @@ ARGS = application_args(
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.timeout(420),
     pytest.mark.parametrize("paced_application", [ARGS], indirect=True),
 ]

@@ -114,6 +114,7 @@ def test_status_names_every_deployment(application: RunningApplication) -> None:
         assert name in status
 
 
+@pytest.mark.long
 def test_bad_config_is_refused_while_the_application_goes_on(
     application: RunningApplication, tmp_path: Path
 ) -> None:

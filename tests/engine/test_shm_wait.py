@@ -9,7 +9,7 @@ import pytest
 
 from serving.engine.host_watch import HOST_PID_VARIABLE
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 DEADLINE_S = 120.0
 NUM_MESSAGES = 3000

@@ -76,6 +76,7 @@ class TestVllmEngine(EngineContract):
     pass
 
 
+@pytest.mark.long
 async def test_worker_tells_when_it_has_its_weights(shelf: EngineShelf) -> None:
     await shelf.take()
     assert shelf.stages == [LoadStage.COMPILING]
@@ -108,6 +109,7 @@ async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_proces
             await engine.check(DEADLINE_S)
 
 
+@pytest.mark.long
 async def test_stopped_engine_core_fails_its_check(subject: Subject) -> None:
     engine = subject.engine
     assert isinstance(engine, VllmEngine)

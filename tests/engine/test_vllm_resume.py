@@ -98,6 +98,10 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"temperature": 0.8, "seed": 13, "logprobs": 2},
     "json schema with penalties": structured(json=ITEMS_SCHEMA) | {"presence_penalty": 1.0},
 }
+# What the others are made of; those are long tests.
+ALWAYS_TRIED = {
+    "greedy", "seeded json schema with logprobs", "repetition penalty", "regex", "min_tokens",
+}  # fmt: skip
 CONSTRAINED = [kind for kind, params in KINDS.items() if "structured_outputs" in params]
 
 
@@ -193,7 +197,10 @@ def assert_continues(whole: Answer, rest: Answer, at: int) -> None:
         assert sorted(values) == pytest.approx(sorted(whole_values), abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ALWAYS_TRIED else pytest.mark.long) for kind in KINDS],
+)
 async def test_resumed_request_answers_as_the_undisturbed_one(
     bench: Bench, prompt: list[int], kind: str
 ) -> None:
@@ -299,6 +306,7 @@ async def test_samples_of_one_request_resume_apart(bench: Bench, prompt: list[in
         assert_continues(whole, rest, at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "logprobs"])
 async def test_prefix_cache_with_emitted_tokens_in_it_changes_nothing(
     bench: Bench, prompt: list[int], kind: str
@@ -313,6 +321,7 @@ async def test_prefix_cache_with_emitted_tokens_in_it_changes_nothing(
     assert_continues(whole, cold, 280)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("position", ["while it reasons", "as it ends", "in its answer"])
 async def test_grammar_behind_a_reasoning_part_resumes_on_either_side_of_it(
     bench: Bench, position: str

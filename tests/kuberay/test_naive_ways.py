@@ -50,6 +50,7 @@ def _no_slice_is_left(cluster: EmulatedCluster) -> Iterator[None]:
     cluster.wait(lambda: not any(map(cluster.pods, GROUPS)), "no pod is left")
 
 
+@pytest.mark.long
 def test_one_busy_host_does_not_keep_a_slice_from_the_idle_timeout(
     cluster: EmulatedCluster,
 ) -> None:

@@ -24,6 +24,7 @@ with SimulatedCluster(SimulationPlan.model_validate({"slices": [kind]}), 0):
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_head_starts_ends_what_has_started() -> None:
     # Ray's sockets lie below it: their paths are short.
     with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
