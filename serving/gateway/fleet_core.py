@@ -184,6 +184,11 @@ class FleetCore:
         return tuple(self._seats.values())
 
     @property
+    def num_ready(self) -> int:
+        """Connected engines that take requests."""
+        return sum(not seat.is_draining for seat in self._seats.values())
+
+    @property
     def has_engine(self) -> bool:
         """Whether a request could be dispatched now."""
         return any(not seat.is_draining for seat in self._seats.values())

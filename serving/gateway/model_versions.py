@@ -83,11 +83,16 @@ class ModelVersions:
         """See `ModelFrontend`."""
         if not asked.needs_engine:
             return await self.current.app()
-        name = asked.name
-        await self._admission.admit(self._inside(), lambda: self._chosen(name) is not None)
+        chosen: ServedModel | None = None
+
+        def can_enter() -> bool:
+            nonlocal chosen
+            chosen = self._chosen(asked.name)
+            return chosen is not None
+
+        await self._admission.admit(self._inside(), can_enter)
         # Without a pause since the door: an engine that was there is there.
-        version = self._chosen(name) or self.current
-        return await version.app()
+        return await (chosen or self.current).app()
 
     async def cards(self) -> list[dict[str, Any]]:
         """See `ModelFrontend`."""
@@ -95,7 +100,7 @@ class ModelVersions:
 
     def canary(self) -> CanaryView:
         """What is to be known of it as a canary."""
-        num_ready = sum(not seat.is_draining for seat in self.seats)
+        num_ready = sum(each.core.num_ready for each in self._versions.values())
         weight = self._config.canary_weight or 0.0
         return CanaryView(self.name, self.current.version, weight, num_ready)
 
@@ -170,10 +175,7 @@ class ModelVersions:
     def tidy(self) -> None:
         """Lets go of versions on their way out that have neither an engine nor a request."""
         for version, served in list(self._versions.items()):
-            core = served.core
-            if version == self._config.version_id or core.seats or core.num_in_flight:
-                continue
-            if served.llm.num_in_flight == 0:
+            if version != self._config.version_id and served.is_over:
                 del self._versions[version]
                 served.llm.shutdown()
                 logger.info("version_gone model=%s version=%s", self.name, version)
@@ -181,10 +183,7 @@ class ModelVersions:
     @property
     def is_over(self) -> bool:
         """Whether neither an engine nor a request is left."""
-        return not any(
-            each.core.seats or each.core.num_in_flight or each.llm.num_in_flight
-            for each in self._versions.values()
-        )
+        return all(each.is_over for each in self._versions.values())
 
     def close(self) -> None:
         """Ends the frontends."""
@@ -259,7 +258,7 @@ class ModelVersions:
         return [
             VersionView(
                 version,
-                sum(not seat.is_draining for seat in served.core.seats),
+                served.core.num_ready,
                 served.core.num_in_flight,
                 is_current=version == self._config.version_id,
             )

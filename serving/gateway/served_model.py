@@ -131,8 +131,8 @@ class ServedModel:
 
     def canary(self) -> CanaryView:
         """See `ModelFrontend`."""
-        num_ready = sum(not seat.is_draining for seat in self.core.seats)
-        return CanaryView(self.name, self.version, self._config.canary_weight or 0.0, num_ready)
+        weight = self._config.canary_weight or 0.0
+        return CanaryView(self.name, self.version, weight, self.core.num_ready)
 
     def answers_to(self, name: str) -> bool:
         """Whether a request for this model or adapter can be answered by it."""
@@ -180,6 +180,11 @@ class ServedModel:
             NoEngineInTimeError: none came within the request deadline.
         """
         await self.admission.admit(self.inside, lambda: self.core.has_engine)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether neither an engine nor a request is left."""
+        return not (self.core.seats or self.core.num_in_flight or self.llm.num_in_flight)
 
     @property
     def inside(self) -> Inside:
