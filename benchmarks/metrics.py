@@ -33,6 +33,7 @@ from serving.gateway.keys import ApiKeys
 from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
+from serving.gateway.model_versions import ModelVersions
 from serving.gateway.request_meter import (
     Arrival,
     ClassMeter,
@@ -41,7 +42,6 @@ from serving.gateway.request_meter import (
     Stopwatch,
     TokenCount,
 )
-from serving.gateway.served_model import ServedModel
 from serving.gateway.serving_metrics import ServingCollector
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import to_ms
@@ -135,9 +135,9 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
         engine_args={"max_model_len": 2048, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="local"),),
     )
-    model = await ServedModel.build(config, GatewayConfig(vllm_request_metrics=has_vllms))
+    model = await ModelVersions.build(config, GatewayConfig(vllm_request_metrics=has_vllms))
     if not has_ours:
-        model.core.request_meter = NullRequestMeter()
+        model.current.core.request_meter = NullRequestMeter()
     edge = HttpEdge({_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), _empty_page, dict)
     if not has_ours:
         edge.meter = NullEdgeMeter()
@@ -158,7 +158,8 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
         address=server.address,
     )
     membership.apply(Snapshot("1", (record,)))
-    await model.core.wait_for_engine(10.0)
+    core = model.current.core
+    await core.door.wait(lambda: core.has_engine, 10.0)
     scrape = _scraper(model, edge, membership) if has_ours else None
     try:
         yield Way(edge, scrape)
@@ -169,19 +170,19 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
 
 
 def _scraper(
-    model: ServedModel, edge: HttpEdge, membership: Membership
+    model: ModelVersions, edge: HttpEdge, membership: Membership
 ) -> Callable[[], Awaitable[None]]:
     """What a gateway does once a second, and for one scrape."""
     ledger = Ledger(to_ms(time.time()))
     ours = CollectorRegistry(auto_describe=False)
-    ours.register(ServingCollector({_MODEL: model.core}, edge.meter))
-    ours.register(LinkCollector(lambda: list(map(_reading, model.core.seats))))
+    ours.register(ServingCollector({_MODEL: model}, edge.meter))
+    ours.register(LinkCollector(lambda: list(map(_reading, model.seats))))
     ours.register(LedgerCollector(ledger, {"local": 1.0}))
 
     async def scrape() -> None:
-        busy = {seat.engine_id: is_busy(len(seat.flights), None) for seat in model.core.seats}
+        busy = {seat.engine_id: is_busy(len(seat.flights), None) for seat in model.seats}
         uses = {}
-        for seat in model.core.seats:
+        for seat in model.seats:
             link: Any = seat.link
             tenants = (flight.tenant for flight in seat.flights.values())
             uses[seat.engine_id] = engine_use(tenants, link.vitals)

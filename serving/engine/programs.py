@@ -23,10 +23,10 @@ from serving.compile_cache.report import Damage, Outcome, PullReport, PushReport
 from serving.engine.spec import EngineSpec, Programs
 from serving.object_store.address import open_store
 from serving.object_store.store import ObjectStore, StoreError
+from serving.tpu.rules import JAX_PROGRAM_FOLDER, PROGRAM_FOLDER
 
 logger = logging.getLogger(__name__)
 
-FOLDER_VARIABLE = "VLLM_XLA_CACHE_PATH"
 # What compiles, and what decides what there is to compile.
 _PACKAGES = ("vllm", "vllm-tpu", "tpu-inference", "jax", "jaxlib", "libtpu", "flax", "torchax")
 _Report = TypeVar("_Report", PullReport, PushReport)
@@ -64,10 +64,10 @@ def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
             env=dict(facts.environment) | dict(spec.engine_env),
         )
     )
-    folder = f"{spec.engine_env.get(FOLDER_VARIABLE, cache.local_dir)}/{key.digest}"
+    folder = f"{spec.engine_env.get(PROGRAM_FOLDER, cache.local_dir)}/{key.digest}"
     return replace(
         spec,
-        engine_env=dict(spec.engine_env) | {FOLDER_VARIABLE: folder},
+        engine_env=dict(spec.engine_env) | {PROGRAM_FOLDER: folder, JAX_PROGRAM_FOLDER: folder},
         programs=Programs(key.parts, folder, cache),
     )
 

@@ -142,7 +142,6 @@ class FleetCore:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._adapters: dict[int, LoRARequest] = {}
         self._fail: Callable[[str, RequestError], None] = _no_frontend
-        self.num_resumes = 0
         self._meter = self.door.meter
         self.request_meter = request_meter or RequestMeter()
 
@@ -157,11 +156,6 @@ class FleetCore:
     def num_waiting(self) -> int:
         """Requests that wait for an engine."""
         return sum(1 for flight in self._waiting if self._is_waiting(flight))
-
-    @property
-    def num_at_the_door(self) -> int:
-        """Callers who wait at the door."""
-        return self.door.num_waiting
 
     @property
     def load(self) -> LoadSample:
@@ -192,10 +186,6 @@ class FleetCore:
     def has_engine(self) -> bool:
         """Whether a request could be dispatched now."""
         return any(not seat.is_draining for seat in self._seats.values())
-
-    async def wait_for_engine(self, timeout_s: float) -> bool:
-        """Waits until an engine takes requests; `False` when none came in time."""
-        return await self.door.wait(lambda: self.has_engine, timeout_s)
 
     def _no_engine(self) -> RequestError:
         """The refusal of a request that has waited inside for its whole deadline."""
@@ -545,7 +535,6 @@ class FleetCore:
                     flight, CannotResumeError("its prompt was given as embeddings, not as tokens")
                 )
                 continue
-            self.num_resumes += 1
             self.request_meter.left(flight.request_id, cause, now_s)
             if flight.trace is not None:
                 flight.trace.left(cause, reason, len(flight.emitted))

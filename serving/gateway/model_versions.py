@@ -146,7 +146,8 @@ class ModelVersions:
         served = self._versions.get(str(version))
         if served is None:
             served = await self._build_told(str(version), engine_info)
-        return await served.take_in(engine_info)
+        served.learn(engine_info)
+        return served.core
 
     async def _build_told(self, version: str, engine_info: Mapping[str, Any]) -> ServedModel:
         """A version that the configuration does not name, from what an engine tells of it."""
@@ -229,7 +230,6 @@ class ModelVersions:
 
     def describe(self) -> dict[str, Any]:
         """The model's part of `/fleet` that only this gateway knows."""
-        parts = [each.describe() for each in self._versions.values()]
         told: dict[str, Any] = {
             "name": self.name,
             "version": self._config.version_id,
@@ -237,8 +237,9 @@ class ModelVersions:
             "canary_weight": self._config.canary_weight,
             "waiting": self.num_waiting + self.num_at_the_door,
         }
-        for what in ("in_flight", "frontend_in_flight"):
-            told[what] = sum(part[what] for part in parts)
+        versions = self._versions.values()
+        told["in_flight"] = sum(each.core.num_in_flight for each in versions)
+        told["frontend_in_flight"] = sum(each.llm.num_in_flight for each in versions)
         told["resumes"] = sum(
             count for each in self.request_meter.classes.values() for count in each.resumes.values()
         )

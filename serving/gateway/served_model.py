@@ -16,14 +16,12 @@ from vllm.config import VllmConfig
 
 from serving.config import GatewayConfig, ModelConfig
 from serving.gateway.admission import Admission, Inside
-from serving.gateway.asked import Asked
 from serving.gateway.door import Door, FleetLimits
 from serving.gateway.fleet_core import FleetCore
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
 from serving.gateway.refused_fields import ON_TPU
 from serving.gateway.request_meter import RequestMeter
 from serving.model_source import resolve_source
-from serving.rollout.choice import CanaryView
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class Shared:
 
 
 class ServedModel:
-    """Implements the edge's `ModelFrontend` and membership's `FleetModel` for one version."""
+    """One version of a model; `ModelVersions` holds it, and says what is asked of it."""
 
     def __init__(
         self, config: ModelConfig, gateway: GatewayConfig, vllm_config: VllmConfig, shared: Shared
@@ -110,40 +108,18 @@ class ServedModel:
         return model
 
     @property
-    def name(self) -> str:
-        """See `ModelFrontend`."""
-        return self._config.name
-
-    @property
     def adapter_names(self) -> tuple[str, ...]:
-        """See `ModelFrontend`."""
+        """The LoRA adapters that it answers to."""
         return tuple(adapter.name for adapter in self._config.lora_adapters)
 
     @property
     def refused_fields(self) -> Mapping[str, str]:
-        """See `ModelFrontend`."""
+        """Fields of a request that its engines cannot honour, with the reason."""
         return ON_TPU if self._config.is_on_tpu else {}
-
-    @property
-    def canary_of(self) -> str | None:
-        """See `ModelFrontend`."""
-        return self._config.canary_of
-
-    def canary(self) -> CanaryView:
-        """See `ModelFrontend`."""
-        weight = self._config.canary_weight or 0.0
-        return CanaryView(self.name, self.version, weight, self.core.num_ready)
 
     def answers_to(self, name: str) -> bool:
         """Whether a request for this model or adapter can be answered by it."""
         return name in self._config.answers_as or name in self.adapter_names
-
-    async def enter(self, asked: Asked) -> ASGIApp:
-        """See `ModelFrontend`."""
-        app = await self.app()
-        if asked.needs_engine:
-            await self.admit()
-        return app
 
     def is_frontend_of(self, config: ModelConfig) -> bool:
         """Whether its frontend is what `config`, of the same version, says."""
@@ -192,16 +168,11 @@ class ServedModel:
         return Inside(self.core.behind_s, self.core.num_waiting)
 
     async def cards(self) -> list[dict[str, Any]]:
-        """See `ModelFrontend`. As vLLM words them."""
+        """Its entries of `/v1/models`, as vLLM words them."""
         app = await self.app()
         registry = app.state.openai_serving_models  # type: ignore[attr-defined]
         models = await registry.show_available_models()
         return [card.model_dump() for card in models.data]
-
-    async def take_in(self, engine_info: Mapping[str, Any]) -> FleetCore:
-        """See `FleetModel`."""
-        self.learn(engine_info)
-        return self.core
 
     def learn(self, engine_info: Mapping[str, Any]) -> None:
         """Takes in what an engine says. It may have fitted a shorter context than was asked for."""
@@ -213,16 +184,6 @@ class ServedModel:
         if not self._are_tasks_known and isinstance(tasks, list):
             self.core.supported_tasks = tuple(tasks)
             self._are_tasks_known = True
-
-    def describe(self) -> dict[str, Any]:
-        """The model's part of `/fleet` that only this gateway knows."""
-        return {
-            "name": self.name,
-            "waiting": self.core.num_waiting + self.core.num_at_the_door,
-            "in_flight": self.core.num_in_flight,
-            "frontend_in_flight": self.llm.num_in_flight,
-            "resumes": self.core.num_resumes,
-        }
 
     async def _build_app(self) -> ASGIApp:
         if not self._are_tasks_known:

@@ -18,13 +18,18 @@ NEW_DESIGN = "NEW_MODEL_DESIGN"
 # Ours: which joined slice each host is of, by Ray's node id, as JSON (`serving.slices.joined`).
 SLICE_IDS_VARIABLE = "SLICEWISE_SLICE_IDS"
 
+# Where compiled programs are kept: as vLLM and tpu-inference name it, and as JAX does.
+PROGRAM_FOLDER = "VLLM_XLA_CACHE_PATH"
+JAX_PROGRAM_FOLDER = "JAX_COMPILATION_CACHE_DIR"
+
 # Variables that follow from the slice, with the reason why nobody else sets them.
 _OWNED_ENV = {
     "TPU_MULTIHOST_BACKEND": "it follows from the hosts of the slice",
     "TPU_MULTIPROCESS_DP": "one engine owns whole slices; for more engines raise `replicas`",
     "NUM_SLICES": "use num_slices of the deployment's slice",
     SLICE_IDS_VARIABLE: "it follows from the slices that are reserved",
-    "VLLM_XLA_CACHE_PATH": "use compile_cache, which keeps shapes and versions apart",
+    PROGRAM_FOLDER: "use compile_cache, which keeps shapes and versions apart",
+    JAX_PROGRAM_FOLDER: "use compile_cache, which keeps shapes and versions apart",
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "Slicewise places workers through the second executor",
     "VLLM_RAY_BUNDLE_INDICES": "workers run in the placement group of their slice",
 }

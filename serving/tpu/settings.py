@@ -19,7 +19,13 @@ from serving.tpu.model_rules import (
     needs_torch_model,
     shards_more_than_heads,
 )
-from serving.tpu.rules import MODEL_IMPL, NEW_DESIGN, argument_problems
+from serving.tpu.rules import (
+    JAX_PROGRAM_FOLDER,
+    MODEL_IMPL,
+    NEW_DESIGN,
+    PROGRAM_FOLDER,
+    argument_problems,
+)
 from serving.tpu.wish import EngineWish, count, is_on, section
 from serving.weights.sources import load_plan
 
@@ -243,11 +249,11 @@ def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -
 
 
 def _cache_env(folder: str) -> Iterator[Setting]:
-    yield Setting(
-        "VLLM_XLA_CACHE_PATH",
-        folder,
-        "compiled programs are read and written here; each host adds a folder for the cache key",
-    )
+    reason = "compiled programs are read and written here; each host adds a folder for its key"
+    yield Setting(PROGRAM_FOLDER, folder, reason)
+    # tpu-inference names the folder to JAX when its runner begins, and by then JAX has compiled.
+    reason = "the programs that JAX compiles before the runner begins are kept as well"
+    yield Setting(JAX_PROGRAM_FOLDER, folder, reason)
     # JAX keeps programs that took a second or longer; most of a warm-up's take less.
     reason = "a restart compiles nothing again, not even what compiles in under a second"
     yield Setting("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0", reason)

@@ -158,7 +158,8 @@ def test_writers_at_once_leave_the_union(any_store: ObjectStore, tmp_path: Path)
         compiled(host, programs(*names[number : number + 3]))
     with ThreadPoolExecutor(len(hosts)) as pool:
         reports = list(pool.map(Host.push, hosts))
-    assert {report.outcome for report in reports} == {Outcome.DONE}
+    # A late one may find that others have pushed all it has.
+    assert {report.outcome for report in reports} <= {Outcome.DONE, Outcome.NOTHING}
     last = Host(any_store, tmp_path / "last")
     assert last.pull().num_known == len(names)
     assert held(last) == programs(*names)

@@ -7,6 +7,7 @@ class TestSomeEngine(EngineContract):
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,6 +77,24 @@ class EngineContract:
         # All but the first followed another at once.
         assert after.num_steps - before.num_steps == 4
         assert after.busy_s > before.busy_s
+
+    async def test_whoever_asks_is_told_when_it_begins_with_a_request(
+        self, subject: Subject
+    ) -> None:
+        engine = subject.engine
+        told: dict[str, list[float]] = {}
+        engine.on_scheduled = lambda request_id, at_s: told.setdefault(request_id, []).append(at_s)
+        begun_s = time.monotonic()
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.submit(subject.make_request("new", 3, []))
+            whole = (await collect(engine, "new"))["new"]
+            await engine.submit(subject.make_request("resumed", 3, whole[:1]))
+            await collect(engine, "resumed")
+        engine.on_scheduled = None
+        assert list(told) == ["new", "resumed"]
+        # An engine may begin again with one that it had to put off.
+        (new_s, *_), (resumed_s, *_) = told.values()
+        assert begun_s <= new_s <= resumed_s <= time.monotonic()
 
     @pytest.mark.parametrize("num_emitted", [1, 4, 7])
     async def test_resumed_request_continues_exactly(

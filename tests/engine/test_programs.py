@@ -10,7 +10,6 @@ import pytest
 from serving.compile_cache.local_folder import LocalFolder
 from serving.compile_cache.report import Outcome
 from serving.engine.programs import (
-    FOLDER_VARIABLE,
     HostFacts,
     program_variables,
     pull_here,
@@ -21,6 +20,7 @@ from serving.engine.programs import (
 from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
 from serving.slices.spec import SliceSpec
 from serving.topology import slice_shape
+from serving.tpu.rules import PROGRAM_FOLDER
 
 FACTS = HostFacts("r1", "c1", {"jax": "0.10.2"}, {"XLA_FLAGS": "--pod"})
 LOG = {"life": "l1", "host": 0}
@@ -34,7 +34,7 @@ def settled(store: str = "/store", **changes: object) -> EngineSpec:
         slice=SliceSpec("spot", slice_shape("v6e", "2x4", 4)),
         tpu=TpuSpec(CompileCacheSpec(store, "/local", 5.0)),
         engine_args={"max_num_seqs": 8},
-        engine_env={FOLDER_VARIABLE: "/local", "HF_TOKEN": "secret"},
+        engine_env={PROGRAM_FOLDER: "/local", "HF_TOKEN": "secret"},
     )
     return replace(spec, **changes)
 
@@ -48,8 +48,10 @@ def programs_of(spec: EngineSpec, facts: HostFacts = FACTS) -> Programs:
 def test_engine_reads_and_writes_the_folder_of_its_key() -> None:
     spec = with_programs(settled(), FACTS)
     assert spec.programs is not None
-    folder = spec.engine_env[FOLDER_VARIABLE]
+    folder = spec.engine_env[PROGRAM_FOLDER]
     assert spec.programs.folder == folder
+    # JAX compiles before tpu-inference tells it the folder.
+    assert spec.engine_env["JAX_COMPILATION_CACHE_DIR"] == folder
     assert folder.startswith("/local/")
     assert spec.programs.parts["source"] == "org/m"
     assert spec.programs.parts["chips_per_host"] == 4

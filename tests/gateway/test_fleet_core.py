@@ -40,6 +40,10 @@ class Fleet:
         self.failures[request_id] = error
         self.failed.set()
 
+    async def engine_comes(self, in_s: float) -> bool:
+        """As a request at the door waits for an engine."""
+        return await self.core.door.wait(lambda: self.core.has_engine, in_s)
+
     async def add(self, *request_ids: str, max_tokens: int = 5) -> None:
         for request_id in request_ids:
             await self.core.add_request_async(core_request(request_id, max_tokens))
@@ -57,6 +61,11 @@ class Fleet:
         for output in await self.delivered():
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
         return tokens
+
+    @property
+    def num_resumes(self) -> int:
+        meters = self.core.request_meter.classes.values()
+        return sum(count for meter in meters for count in meter.resumes.values())
 
     def is_empty(self) -> bool:
         return (
@@ -125,7 +134,7 @@ async def test_request_continues_token_exactly_where_its_engine_died(position: i
     assert (resumed.prompt_token_ids, resumed.max_tokens) == (list(b"r"), 5)
     second.step(5 - position)
     assert await fleet.tokens() == {"r": answer_to("r")}
-    assert fleet.core.num_resumes == 1
+    assert fleet.num_resumes == 1
     assert fleet.is_empty()
 
 
@@ -179,7 +188,7 @@ async def test_drained_engine_keeps_what_it_can_finish_in_time() -> None:
     first.step(3)
     second.step(5)
     assert await fleet.tokens() == {"a": answer_to("a"), "b": answer_to("b")}
-    assert fleet.core.num_resumes == 0
+    assert fleet.num_resumes == 0
 
 
 async def test_what_a_drained_engine_did_not_finish_after_all_moves_before_its_end() -> None:
@@ -404,21 +413,21 @@ async def test_request_that_its_engine_refuses_fails_alone_with_the_reason() -> 
 async def test_waiting_for_an_engine_ends_when_one_comes_and_at_the_timeout() -> None:
     fleet = Fleet()
     async with asyncio.timeout(DEADLINE_S):
-        assert not await fleet.core.wait_for_engine(0.01)
-        waiting = asyncio.create_task(fleet.core.wait_for_engine(10 * DEADLINE_S))
+        assert not await fleet.engine_comes(0.01)
+        waiting = asyncio.create_task(fleet.engine_comes(10 * DEADLINE_S))
         await asyncio.sleep(0)
-        assert fleet.core.num_at_the_door == 1
+        assert fleet.core.door.num_waiting == 1
         ScriptedLink(fleet.core)
         assert await waiting
-        assert await fleet.core.wait_for_engine(0)
-    assert fleet.core.num_at_the_door == 0
+        assert await fleet.engine_comes(0)
+    assert fleet.core.door.num_waiting == 0
 
 
 async def test_draining_engine_does_not_count_as_one_to_wait_for() -> None:
     fleet = Fleet()
     ScriptedLink(fleet.core)
     fleet.core.drain_engine("e1", "scaling down", 0.0)
-    assert not await fleet.core.wait_for_engine(0.01)
+    assert not await fleet.engine_comes(0.01)
 
 
 # -- who is to blame --
@@ -588,7 +597,7 @@ async def test_load_counts_what_waits_and_what_is_on_engines() -> None:
 
 async def test_request_at_the_door_is_load_once_before_and_after_it_goes_in() -> None:
     fleet = Fleet()
-    door = asyncio.create_task(fleet.core.wait_for_engine(DEADLINE_S))
+    door = asyncio.create_task(fleet.engine_comes(DEADLINE_S))
     await asyncio.sleep(0)
     before = fleet.core.load
     assert (before.num_waiting, before.num_in_flight) == (1, 0)

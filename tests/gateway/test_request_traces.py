@@ -20,7 +20,7 @@ from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics_page import render_metrics
-from serving.gateway.served_model import ServedModel
+from serving.gateway.model_versions import ModelVersions
 from serving.gateway.serving_metrics import ServingCollector
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
@@ -58,7 +58,7 @@ def num_tokens(answer: httpx.Response) -> int:
 class Stage:
     """One gateway and its engines in one process, each with a tracer of its own."""
 
-    def __init__(self, model: ServedModel, tracer: Tracer, endpoint: str | None) -> None:
+    def __init__(self, model: ModelVersions, tracer: Tracer, endpoint: str | None) -> None:
         self.model = model
         self.tracer = tracer
         self.engines: dict[str, PacedEngine] = {}
@@ -73,7 +73,7 @@ class Stage:
             lambda: {},
             tracer=tracer,
         )
-        metrics.register(ServingCollector({"demo": model.core}, self.edge.meter))
+        metrics.register(ServingCollector({"demo": model}, self.edge.meter))
         self._endpoint = endpoint
 
     async def start_engines(self, num_engines: int) -> None:
@@ -97,7 +97,7 @@ class Stage:
                 )
             )
         self.membership.apply(Snapshot("v", tuple(records)))
-        await self.until(lambda: len(self.model.core.seats) == num_engines)
+        await self.until(lambda: len(self.model.current.core.seats) == num_engines)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -109,7 +109,7 @@ class Stage:
         """Engines whose request has a token."""
         return [
             seat.engine_id
-            for seat in self.model.core.seats
+            for seat in self.model.current.core.seats
             if any(flight.num_tokens_since_dispatch for flight in seat.flights.values())
         ]
 
@@ -132,7 +132,7 @@ async def stage_for(
         engine_args={"max_model_len": 512, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="spot"),),
     )
-    model = await ServedModel.build(config, GatewayConfig())
+    model = await ModelVersions.build(config, GatewayConfig())
     stage = Stage(model, tracer, endpoint)
     try:
         await stage.start_engines(num_engines)
@@ -143,7 +143,7 @@ async def stage_for(
             await server.close()
         for engine in stage.engines.values():
             await engine.close()
-        model.llm.shutdown()
+        model.close()
         for each in (stage.tracer, *stage.engine_tracers):
             each.close(0.1)
 
@@ -266,7 +266,7 @@ async def test_request_that_waits_shows_where() -> None:
     async with traced(num_engines=0) as (stage, collector):
         async with client_of(stage.edge) as client:
             answer = asyncio.create_task(client.post("/v1/completions", json=BODY))
-            await stage.until(lambda: stage.model.core.num_at_the_door == 1)
+            await stage.until(lambda: stage.model.num_at_the_door == 1)
             await stage.start_engines(1)
             assert (await answer).status_code == 200
         await stage.send_traces()

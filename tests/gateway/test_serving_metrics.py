@@ -10,8 +10,8 @@ from serving.config import DeploymentConfig, GatewayConfig, ModelConfig
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
+from serving.gateway.model_versions import ModelVersions
 from serving.gateway.request_meter import ClassMeter
-from serving.gateway.served_model import ServedModel
 
 from .engines import ScriptedLink, core_request
 from .test_http_edge import client_of
@@ -82,21 +82,21 @@ async def test_lost_engine_counts_its_link_and_what_it_took_down(core: FleetCore
 
 
 @pytest.fixture
-async def model() -> AsyncIterator[ServedModel]:
+async def model() -> AsyncIterator[ModelVersions]:
     config = ModelConfig(
         name="demo",
         source="models/slicewise-demo",
         engine_args={"max_model_len": 512, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="local"),),
     )
-    model = await ServedModel.build(config, GatewayConfig())
+    model = await ModelVersions.build(config, GatewayConfig())
     yield model
-    model.llm.shutdown()
+    model.close()
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_times_of_a_request_reach_through_vllms_frontend(
-    model: ServedModel, *, is_streamed: bool
+    model: ModelVersions, *, is_streamed: bool
 ) -> None:
     edge = HttpEdge(
         {"demo": model},
@@ -107,14 +107,14 @@ async def test_times_of_a_request_reach_through_vllms_frontend(
     body = {"model": "demo", "prompt": [5, 6], "max_tokens": 4, "stream": is_streamed}
     async with asyncio.timeout(DEADLINE_S), client_of(edge) as client:
         answer = asyncio.create_task(client.post("/v1/completions", json=body))
-        while not model.core.num_at_the_door:  # noqa: ASYNC110 - it tells nobody
+        while not model.num_at_the_door:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
-        link = ScriptedLink(model.core)
+        link = ScriptedLink(model.current.core)
         while not answer.done():
             link.step()
             await asyncio.sleep(0)
     assert answer.result().status_code == 200, json.dumps(answer.result().text)
-    meter = local(model.core)
+    meter = local(model.current.core)
     assert sum(meter.duration.counts) == 1
     assert sum(meter.to_first_token.counts) == 1
     assert meter.output_tokens == 4

@@ -75,7 +75,7 @@ def files(folder: Path, name: str) -> set[str]:
     return {path.name for path in (folder / name).rglob("*-cache")}
 
 
-async def test_second_start_finds_nearly_all_programs(
+async def test_second_start_compiles_nothing(
     models: TinyModels, tmp_path: Path, evidence: Evidence
 ) -> None:
     first = await served(models, tmp_path, "first")
@@ -86,11 +86,10 @@ async def test_second_start_finds_nearly_all_programs(
 
     second = await served(models, tmp_path, "second")
     assert second["answers"] == models.expected[QWEN3]
-    # The only run so far found 58 of 62 and compiled 4: their keys in JAX differ from start to
-    # start, and why is not known (docs/compile-cache.md).
-    assert second["hits"] + second["misses"] == first["hits"] + first["misses"]
-    assert second["misses"] <= first["misses"] // 4
-    assert compiled <= files(tmp_path, "second")
+    assert second["hits"] == first["hits"] + first["misses"]
+    assert second["misses"] == 0
+    # JAX writes what it compiles while serving too: nothing.
+    assert files(tmp_path, "second") == compiled
     evidence.placed(
         f"compile cache: the first start compiled {first['misses']} programs until it was warm and "
         f"{len(compiled)} in all, the second found {second['hits']} and compiled {second['misses']}"

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import ray
+from prometheus_client.parser import text_string_to_metric_families
 from ray._private.state import actors  # the dashboard, which has it in public, does not run here
 
 from tests.e2e.application import (
@@ -49,9 +50,14 @@ def application(
     shape: dict[str, Any],
     num_slices: int,
     joined: int = 1,
+    programs: str | None = None,
     **engine_args: Any,
 ) -> RunningApplication:
-    """`num_slices` of `shape`, an engine on each or, where some are joined, on so many of them."""
+    """`num_slices` of `shape`, an engine on each or, where some are joined, on so many of them.
+
+    `programs` names the folder of the hosts' compiled programs, which come from a store; `None`: no
+    store, and a folder that all applications have in common.
+    """
     wanted = shape | {"num_slices": joined}
     replicas = num_slices // joined
     served = {
@@ -64,6 +70,9 @@ def application(
         | engine_args,
         "deployments": [{"compute_class": "spot", "replicas": replicas, "slice": wanted}],
     }
+    if programs is not None:
+        store, folder = caches / "store", caches / programs
+        served["compile_cache"] = {"store": str(store), "local_dir": str(folder)}
     plan = {
         "slices": [
             {"name": "spot", "compute_class": "spot", "count": num_slices, "returns_after_s": 1}
@@ -77,6 +86,8 @@ def application(
     # A host knows its own.
     for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
         environment.pop(name)
+    if programs is not None:
+        environment.pop("VLLM_XLA_CACHE_PATH")
     args = application_args(
         served,
         gateway={"request_deadline_s": 200.0},
@@ -100,7 +111,7 @@ def started(running: RunningApplication) -> Iterator[RunningApplication]:
 @pytest.fixture(scope="module")
 def one_host(models: TinyModels, caches: Path) -> Iterator[RunningApplication]:
     """Two slices of one host, an engine on each."""
-    with started(application(models, caches, QWEN3, ONE_HOST, 2)) as running:
+    with started(application(models, caches, QWEN3, ONE_HOST, 2, programs="first")) as running:
         yield running
 
 
@@ -131,6 +142,23 @@ def check_parity(running: RunningApplication, models: TinyModels, model: str) ->
     requests = [completion(model, prompt, NUM_NEW_TOKENS) for prompt in prompts]
     assert ask(running, requests * 4) == expected * 4
     return 4 * len(prompts)
+
+
+def programs_needed(running: RunningApplication) -> tuple[float, float]:
+    """Programs that engines had to compile until they were ready, and those that they found.
+
+    By JAX's own events, as the gateway's page tells.
+    """
+    page = httpx.get(f"{running.base_url}/metrics", timeout=30).raise_for_status().text
+    totals = {"slicewise_programs_compiled": 0.0, "slicewise_programs_found": 0.0}
+    for family in text_string_to_metric_families(page):
+        if family.name in totals:
+            totals[family.name] += sum(sample.value for sample in family.samples)
+    return totals["slicewise_programs_compiled"], totals["slicewise_programs_found"]
+
+
+def program_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*-cache")}
 
 
 def placed_workers(running: RunningApplication) -> list[tuple[str, str]]:
@@ -251,6 +279,26 @@ def test_streams_survive_the_end_of_an_engine(
     )
     one_host.wait_fleet(
         lambda fleet: linked_engines(fleet) == {QWEN3: 2} and engine_ids(fleet) != before, RETURN_S
+    )
+
+
+def test_programs_of_one_application_are_found_by_the_next(
+    one_host: RunningApplication, models: TinyModels, caches: Path, evidence: Evidence
+) -> None:
+    """The hosts of the second one have empty folders, as new machines do."""
+    check_parity(one_host, models, QWEN3)
+    one_host.interrupt()
+    compiled = program_files(caches / "first")
+    running = application(models, caches, QWEN3, ONE_HOST, 1, programs="second")
+    with started(running):
+        check_parity(running, models, QWEN3)
+        compiled_again, found = programs_needed(running)
+    assert (compiled_again, found > 0) == (0, True)
+    # JAX writes whatever it compiles, while serving as well, of which engines tell later.
+    assert program_files(caches / "second") == compiled
+    evidence.placed(
+        f"compile cache through two applications, one after the other: the first compiled "
+        f"{len(compiled)} programs, the second found all that it needed and compiled none"
     )
 
 
