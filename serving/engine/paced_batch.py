@@ -111,7 +111,9 @@ class PacedBatch:
         """`on_slot` is told which request gets a slot, and when."""
         self._config = config
         self._on_slot = on_slot
-        self._waiting: dict[str, PacedSequence] = {}  # without a slot, in order of arrival
+        # Without a slot, in order of arrival; those that continue come before those that begin.
+        self._returning: dict[str, PacedSequence] = {}
+        self._waiting: dict[str, PacedSequence] = {}
         self._admitted: dict[str, PacedSequence] = {}  # not ready, in order of `ready_at_s`
         self._prompts: dict[str, PacedSequence] = {}  # ready, with `prompt_left`, in that order
         self._running: dict[str, PacedSequence] = {}
@@ -132,7 +134,7 @@ class PacedBatch:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._waiting)
+        return len(self._returning) + len(self._waiting)
 
     @property
     def due_at_s(self) -> float | None:
@@ -143,10 +145,9 @@ class PacedBatch:
 
     def add(self, sequence: PacedSequence, now_s: float) -> None:
         """Takes a request in; it gets a slot at once if one is free."""
-        if self.num_admitted < self._config.max_num_seqs and not self._waiting:
-            self._admit(sequence, now_s)
-        else:
-            self._waiting[sequence.request_id] = sequence
+        queue = self._returning if sequence.position else self._waiting
+        queue[sequence.request_id] = sequence
+        self._fill_slots(now_s)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         """Forgets these; unknown ones are ignored. The step under way takes no less time."""
@@ -181,15 +182,16 @@ class PacedBatch:
 
     @property
     def _everyone(self) -> tuple[dict[str, PacedSequence], ...]:
-        return self._waiting, self._admitted, self._prompts, self._running
+        return self._returning, self._waiting, self._admitted, self._prompts, self._running
 
     @property
     def _is_stepping(self) -> bool:
         return bool(self._running or self._chunks)
 
     def _fill_slots(self, now_s: float) -> None:
-        while self._waiting and self.num_admitted < self._config.max_num_seqs:
-            self._admit(self._waiting.pop(next(iter(self._waiting))), now_s)
+        while self.num_waiting and self.num_admitted < self._config.max_num_seqs:
+            queue = self._returning or self._waiting
+            self._admit(queue.pop(next(iter(queue))), now_s)
 
     def _admit(self, sequence: PacedSequence, now_s: float) -> None:
         if sequence.is_poisoned:

@@ -3,12 +3,14 @@
 A resumed request is, to vLLM, a preempted one: prompt known, some output known, nothing computed.
 vLLM already recomputes such a request exactly. All that is missing is the output it had emitted
 elsewhere, which is put back here before it is queued, so that token budgets, stop rules, repetition
-checks and block hashes see what they would have seen; and its grammar, which is advanced over the
-same tokens once it is compiled. What the worker has to know is in `resume_worker`.
+checks and block hashes see what they would have seen; its place in the queue, which is before those
+that have not begun; and its grammar, which is advanced over the same tokens once it is compiled.
+What the worker has to know is in `resume_worker`.
 """
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -26,6 +28,18 @@ class _Resuming(Scheduler):
             # assumption that no output can be in the prefix cache yet.
             request.prefill_stats = None
         super().add_request(request)
+
+    def _enqueue_waiting_request(self, request: Request) -> None:
+        super()._enqueue_waiting_request(request)
+        queue = self.waiting
+        # By priority, vLLM's other order, it stands where its first arrival puts it already.
+        is_last = isinstance(queue, FCFSRequestQueue) and bool(queue) and queue[-1] is request
+        if request.num_output_tokens and is_last:
+            # As vLLM puts those that it preempts: its client sees that the stream stands still. The
+            # others' clients have nothing yet.
+            queue.pop()
+            place = next((n for n, each in enumerate(queue) if not each.num_output_tokens), None)
+            queue.insert(len(queue) if place is None else place, request)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR

@@ -203,7 +203,8 @@ class ClusterConfig(_Section):
     """Google service account of all pods; when left out, grant rights to the Kubernetes service
     accounts themselves."""
     bucket: ObjectName | None = None
-    """Cloud Storage bucket, mounted read-only at `/data` on every TPU host."""
+    """Cloud Storage bucket of weights, mounted read-only at `/data` on TPU hosts, and on gateways,
+    which read configuration and tokenizer."""
     dranet: bool = False
     """Give every TPU host all its network interfaces (managed DRANET), for traffic between
     slices."""

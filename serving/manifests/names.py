@@ -13,6 +13,7 @@ SERVE_PORT = 8000
 # Where a proxy says whether requests may come to it; no key is asked for.
 PROXY_HEALTH = "/-/healthz"
 METRICS_PORT = 8080
+DATA_FOLDER = "/data"  # of pods: where a bucket of weights is mounted
 DASHBOARD_PORT = 8265
 EXPORTER_PORT = 9450
 REDIS_PORT = 6379

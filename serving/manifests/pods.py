@@ -18,6 +18,7 @@ from serving.manifests.cluster_config import ClusterConfig, PodConfig, Provision
 from serving.manifests.compute_classes import control_class_name
 from serving.manifests.names import (
     DASHBOARD_PORT,
+    DATA_FOLDER,
     METRICS_PORT,
     NETWORK_CLAIMS,
     PROXY_HEALTH,
@@ -43,7 +44,6 @@ Json = dict[str, Any]
 _USER = 1000
 _RAY_FOLDER = "/tmp/ray"  # in the pod, where Ray's processes find each other
 _CACHE_FOLDER = "/var/cache/slicewise"
-_DATA_FOLDER = "/data"
 _GCS_PORT = 6379
 # Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.
 _AGENT_PORT, _AGENT_HEALTH = 52365, "/api/healthz"
@@ -95,7 +95,10 @@ def gateway_template(values: Values) -> Json:
             "labelSelector": {"matchLabels": component_labels(cluster, Component.GATEWAY)},
         }
     ]
-    return _template(cluster, Component.GATEWAY, spec)
+    template = _template(cluster, Component.GATEWAY, spec)
+    if cluster.bucket is not None:
+        _mount_bucket(template, cluster.bucket)
+    return template
 
 
 def host_template(values: Values, group: SliceGroup) -> Json:
@@ -121,7 +124,7 @@ def host_template(values: Values, group: SliceGroup) -> Json:
     container["lifecycle"] = {"preStop": {"exec": {"command": _leave_command(group)}}}
     container["volumeMounts"] += [{"name": "cache", "mountPath": _CACHE_FOLDER}]
     spec: Json = {
-        "automountServiceAccountToken": cluster.bucket is not None,
+        "automountServiceAccountToken": False,
         "containers": [container],
         "nodeSelector": {
             GKE_COMPUTE_CLASS: group.name,
@@ -222,8 +225,12 @@ def _container(
 
 
 def _mount_bucket(template: Json, bucket: str) -> None:
-    template["metadata"]["annotations"]["gke-gcsfuse/volumes"] = "true"
+    """The bucket by GKE's driver, whose sidecar may take what it needs: weights are large."""
+    limits = {f"gke-gcsfuse/{what}-limit": "0" for what in ("cpu", "memory", "ephemeral-storage")}
+    template["metadata"]["annotations"] |= {"gke-gcsfuse/volumes": "true"} | limits
     spec = template["spec"]
+    # By it the sidecar gets the pod's identity, and with it the right to read.
+    spec["automountServiceAccountToken"] = True
     spec["volumes"].append(
         {
             "name": "data",
@@ -234,7 +241,7 @@ def _mount_bucket(template: Json, bucket: str) -> None:
             },
         }
     )
-    mount = {"name": "data", "mountPath": _DATA_FOLDER, "readOnly": True}
+    mount = {"name": "data", "mountPath": DATA_FOLDER, "readOnly": True}
     spec["containers"][0]["volumeMounts"].append(mount)
 
 

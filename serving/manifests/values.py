@@ -17,6 +17,7 @@ from serving.config_schema import name_hint, problems_of, shown
 from serving.engine_arg_names import VllmArgs
 from serving.errors import ConfigError, Problem
 from serving.manifests.cluster_config import ClusterConfig, Provisioning, RedisConfig
+from serving.manifests.names import DATA_FOLDER
 from serving.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
 from serving.slice_config import Market
 from serving.topology import Generation
@@ -82,6 +83,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
     yield from _class_problems(values)
     yield from _secret_problems(values)
     yield from _redis_problems(values.cluster.redis)
+    yield from _bucket_problems(values)
     upgrade = values.cluster.upgrade
     if upgrade.step_percent > upgrade.max_surge_percent:
         yield Problem(
@@ -215,6 +217,21 @@ def _redis_problems(redis: RedisConfig) -> Iterator[Problem]:
         complaint = "neither there" if redis.own is None else "given twice"
         allowed = "allowed: address of one that there is, or own for a new one"
         yield Problem("cluster.redis", complaint, allowed, redis.address)
+
+
+def _bucket_problems(values: Values) -> Iterator[Problem]:
+    """What is to be read from the mounted bucket, where none is."""
+    if values.cluster.bucket is not None:
+        return
+    for at, model in enumerate(values.app.models):
+        sources = {"source": model.source}
+        for number, adapter in enumerate(model.lora_adapters):
+            sources[f"lora_adapters[{number}].path"] = adapter.path
+        for name, source in sources.items():
+            if source.startswith(f"{DATA_FOLDER}/"):
+                complaint = f"no bucket is mounted at {DATA_FOLDER}"
+                needed = "needed: cluster.bucket"
+                yield Problem(f"{_ARGS}.models[{at}].{name}", complaint, needed, source)
 
 
 def _secret_problems(values: Values) -> Iterator[Problem]:

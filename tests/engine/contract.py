@@ -22,15 +22,19 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine, and greedy requests that it understands: id, tokens in all, tokens already out."""
+    """An engine, and greedy requests that it understands: id, tokens in all, tokens already out.
+
+    `num_slots` is how many it runs at once.
+    """
 
     engine: Engine
     make_request: Callable[[str, int, list[int]], TokenRequest]
+    num_slots: int
 
 
 async def collect(engine: Engine, *request_ids: str) -> dict[str, list[int]]:
-    """Every token of every request, until these have finished."""
-    tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+    """Every token of every request, until these have finished; in the order of their first ones."""
+    tokens: dict[str, list[int]] = {}
     unfinished = set(request_ids)
     async with asyncio.timeout(DEADLINE_S):
         while unfinished:
@@ -106,6 +110,28 @@ class EngineContract:
             await subject.engine.submit(subject.make_request("rest", 8, whole[:num_emitted]))
             rest = (await collect(subject.engine, "rest"))["rest"]
         assert whole[:num_emitted] + rest == whole
+
+    async def test_resumed_request_goes_before_those_that_have_not_begun(
+        self, subject: Subject
+    ) -> None:
+        engine = subject.engine
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.submit(subject.make_request("whole", 8, []))
+            whole = (await collect(engine, "whole"))["whole"]
+            # One slot comes free first, long after all of these are in the queue.
+            await engine.submit(subject.make_request("short", 100, []))
+            for number in range(1, subject.num_slots):
+                await engine.submit(subject.make_request(f"long-{number}", 110, []))
+            await engine.submit(subject.make_request("new", 2, []))
+            await engine.submit(subject.make_request("resumed-1", 8, whole[:7]))
+            await engine.submit(subject.make_request("resumed-2", 8, whole[:7]))
+            queued = ("resumed-1", "resumed-2", "new")
+            tokens = await collect(engine, *queued)
+            order = [request_id for request_id in tokens if request_id in queued]
+            left = [f"long-{number}" for number in range(1, subject.num_slots)]
+            await engine.abort(left)
+        assert tokens["resumed-1"] == tokens["resumed-2"] == whole[7:]
+        assert order == list(queued)
 
     async def test_aborted_request_gets_nothing_more(self, subject: Subject) -> None:
         engine = subject.engine

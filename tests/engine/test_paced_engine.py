@@ -32,6 +32,7 @@ class TestPacedEngine(EngineContract):
             lambda request_id, max_tokens, emitted: TokenRequest(
                 request_id, PROMPT, emitted, max_tokens
             ),
+            PacedConfig().max_num_seqs,
         )
         await engine.close()
 

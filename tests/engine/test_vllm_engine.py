@@ -69,7 +69,7 @@ async def subject(shelf: EngineShelf, requests: RequestMaker) -> Subject:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         return requests.make(request_id, [5, 6, 7, 8], params, emitted)
 
-    return Subject(await shelf.take(), make)
+    return Subject(await shelf.take(), make, ENGINE_ARGS["max_num_seqs"])
 
 
 class TestVllmEngine(EngineContract):

@@ -257,16 +257,35 @@ def test_every_pod_of_ray_is_started_as_on_a_laptop() -> None:
     assert RAY_SETTINGS.items() <= child_environment({}, "/tmp/x").items()
 
 
-def test_bucket_and_claims_reach_hosts_of_slices_only() -> None:
-    folder = in_memory(raw_values(SPOT, bucket="weights", dranet=True))
+def test_network_claims_reach_hosts_of_slices_only() -> None:
+    folder = in_memory(raw_values(SPOT, dranet=True))
     groups = one(folder, "RayCluster").body["spec"]["workerGroupSpecs"]
     pods = {group["groupName"]: group["template"]["spec"] for group in groups}
     assert pods["v6e-4x4-spot"]["resourceClaims"] == [
         {"name": "netdev", "resourceClaimTemplateName": "all-netdev"}
     ]
-    drivers = [each.get("csi", {}).get("driver") for each in pods["v6e-4x4-spot"]["volumes"]]
-    assert "gcsfuse.csi.storage.gke.io" in drivers
     assert "resourceClaims" not in pods["gateway"]
+    assert found(folder) == []
+
+
+def test_bucket_of_weights_reaches_engines_and_gateways() -> None:
+    """A gateway reads the model's configuration and tokenizer from the path of the weights."""
+    raw = raw_values(SPOT, bucket="weights")
+    raw["applications"][0]["args"]["models"][0]["source"] = "/data/llama"
+    folder = in_memory(raw)
+    spec = one(folder, "RayCluster").body["spec"]
+    for group in spec["workerGroupSpecs"]:
+        template = group["template"]
+        pod = template["spec"]
+        (volume,) = [each for each in pod["volumes"] if "csi" in each]
+        assert volume["csi"]["driver"] == "gcsfuse.csi.storage.gke.io"
+        assert volume["csi"]["volumeAttributes"]["bucketName"] == "weights"
+        mount = {"name": volume["name"], "mountPath": "/data", "readOnly": True}
+        assert mount in pod["containers"][0]["volumeMounts"]
+        assert template["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"
+        assert pod["automountServiceAccountToken"] is True
+    head = spec["headGroupSpec"]["template"]["spec"]
+    assert not any("csi" in each for each in head["volumes"])
     assert found(folder) == []
 
 

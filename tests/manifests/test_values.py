@@ -69,6 +69,11 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         lambda raw: _args(raw).update(link={}),
         "cluster.secrets.link: nobody reads it",
     ),
+    "weights from no bucket": (
+        lambda raw: _args(raw)["models"][0].update(source="/data/llama"),
+        "args.models[0].source: no bucket is mounted at /data (value /data/llama); "
+        "needed: cluster.bucket",
+    ),
     "loopback": (
         lambda raw: raw["http_options"].update(host="127.0.0.1"),
         'http_options.host: in a pod nobody would reach it (value "127.0.0.1"); allowed: 0.0.0.0',
