@@ -71,23 +71,20 @@ _VOCAB_SIZE = 2**31
 class NullRequestMeter(RequestMeter):
     """Behind the same methods, nothing."""
 
-    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> Stopwatch:  # noqa: ARG002 - the signature
+    def taken(self, num_prompt_tokens: int, now_s: float) -> Stopwatch:  # noqa: ARG002 - the signature
         """A stopwatch that stands."""
         return _STANDING
 
-    def trace(self, request_id: str) -> None:
-        """No trace."""
-
-    def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
+    def dispatched(self, watch: Stopwatch, compute_class: str, now_s: float) -> None:
         """Nothing."""
 
     def emitted(self, outputs: Iterable[tuple[Stopwatch, int]], now_s: float) -> None:
         """Nothing."""
 
-    def found_cached(self, request_id: str, num_tokens: int) -> None:
+    def found_cached(self, watch: Stopwatch, num_tokens: int) -> None:
         """Nothing."""
 
-    def ended(self, request_id: str, outcome: str) -> None:
+    def ended(self, watch: Stopwatch, outcome: str) -> None:
         """Nothing."""
 
     def of_class(self, compute_class: str) -> ClassMeter:  # noqa: ARG002 - the signature

@@ -22,7 +22,7 @@ NUM_ROUNDS = 24
 _EMPTY_CALLS = 2000
 
 _OF_GATEWAY = {
-    RequestMeter: ("taken", "trace", "dispatched", "emitted", "found_cached", "ended"),
+    RequestMeter: ("taken", "dispatched", "emitted", "found_cached", "ended"),
     EdgeMeter: ("judged", "answered"),
     Arrival: ("written", "answered"),
 }

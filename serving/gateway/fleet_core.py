@@ -309,7 +309,7 @@ class FleetCore:
         outputs: list[EngineCoreOutput] = []
         # For the meter, which takes a step at once because that is cheaper.
         emitted: list[tuple[Stopwatch, int]] = []
-        ended: list[tuple[str, str]] = []
+        ended: list[tuple[Stopwatch, str]] = []
         now_s = time.monotonic()
         for message in step.outputs:
             flight = seat.flights.get(message.request_id)
@@ -336,17 +336,17 @@ class FleetCore:
             if output.prefill_stats is not None and flight.attempt == 0:
                 num_cached = output.prefill_stats.num_cached_tokens
                 self._meter.found_cached(now_s, num_cached)
-                self.request_meter.found_cached(flight.request_id, num_cached)
+                self.request_meter.found_cached(flight.stopwatch, num_cached)
             if message.finish is not None:
-                ended.append((flight.request_id, _OUTCOMES[message.finish]))
+                ended.append((flight.stopwatch, _OUTCOMES[message.finish]))
                 if flight.trace is not None:
                     flight.trace.ended(_OUTCOMES[message.finish], len(flight.emitted))
             outputs.append(output)
             if flight.is_on_trial and (message.finish is not None or flight.has_cleared_itself):
                 self._acquit(flight)
         self.request_meter.emitted(emitted, now_s)
-        for request_id, outcome in ended:
-            self.request_meter.ended(request_id, outcome)
+        for stopwatch, outcome in ended:
+            self.request_meter.ended(stopwatch, outcome)
         if outputs:
             self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
             self._unread_since_s.append(time.monotonic())
@@ -374,7 +374,7 @@ class FleetCore:
             max_tokens=params.max_tokens if params is not None else None,
             payload=encode_request(request, self._encoder),
             arrived_at_s=asyncio.get_running_loop().time(),
-            stopwatch=self.request_meter.taken(request.request_id, len(prompt_token_ids), now_s),
+            stopwatch=self.request_meter.taken(len(prompt_token_ids), now_s),
             is_resumable=request.prompt_embeds is None,
             tenant=asked_by(),
         )
@@ -384,7 +384,7 @@ class FleetCore:
             flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         self._flights[flight.request_id] = flight
         self._meter.arrived(now_s, len(prompt_token_ids))
-        flight.trace = self.request_meter.trace(flight.request_id)
+        flight.trace = flight.stopwatch.trace(flight.request_id)
         self._dispatch(flight)
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
@@ -395,9 +395,9 @@ class FleetCore:
         """`abort_requests_async`, which has nothing to wait for."""
         for request_id in request_ids:
             flight = self._flights.pop(request_id, None)
-            self.request_meter.ended(request_id, "aborted")
             if flight is None:
                 continue
+            self.request_meter.ended(flight.stopwatch, "aborted")
             if flight.trace is not None:
                 flight.trace.ended("aborted", len(flight.emitted))
             if flight.engine_id is None:
@@ -513,7 +513,7 @@ class FleetCore:
         flight.dispatched_at_s = asyncio.get_running_loop().time()
         seat.flights[flight.wire_id] = flight
         seat.num_dispatched += 1
-        self.request_meter.dispatched(flight.request_id, seat.compute_class, time.monotonic())
+        self.request_meter.dispatched(flight.stopwatch, seat.compute_class, time.monotonic())
         try:
             seat.link.submit(flight.to_message())
         except LinkClosedError as error:
@@ -535,7 +535,7 @@ class FleetCore:
                     flight, CannotResumeError("its prompt was given as embeddings, not as tokens")
                 )
                 continue
-            self.request_meter.left(flight.request_id, cause, now_s)
+            self.request_meter.left(flight.stopwatch, cause, now_s)
             if flight.trace is not None:
                 flight.trace.left(cause, reason, len(flight.emitted))
             flight.attempt += 1
@@ -608,7 +608,7 @@ class FleetCore:
     def _fail_flight(self, flight: Flight, error: RequestError) -> None:
         self._flights.pop(flight.request_id, None)
         code = error.code or "malformed"
-        self.request_meter.ended(flight.request_id, code)
+        self.request_meter.ended(flight.stopwatch, code)
         if flight.trace is not None:
             flight.trace.failed(code, len(flight.emitted))
         note(

@@ -190,6 +190,11 @@ class Stopwatch:
     num_tokens: int = 0
     left_at_s: float | None = None
 
+    def trace(self, request_id: str) -> SequenceTrace | None:
+        """The trace of the sequence, which was taken just now; `None` where it is not sampled."""
+        trace = self.arrival.trace
+        return None if trace is None else trace.sequence(request_id, self.num_prompt_tokens)
+
     def emitted_first(self, now_s: float) -> None:
         """Its first token came."""
         self.first_at_s = now_s
@@ -205,11 +210,10 @@ class Stopwatch:
 
 
 class RequestMeter:
-    """The numbers of one model. A sequence is known from `taken` to `ended`."""
+    """The numbers of one model. `taken` gives a sequence the stopwatch that stands for it."""
 
     def __init__(self) -> None:
         self.classes = {NO_CLASS: ClassMeter()}
-        self._stopwatches: dict[str, Stopwatch] = {}
 
     def of_class(self, compute_class: str) -> ClassMeter:
         """The numbers of a class, from zero when it is new."""
@@ -218,23 +222,15 @@ class RequestMeter:
             meter = self.classes[compute_class] = ClassMeter()
         return meter
 
-    def taken(self, request_id: str, num_prompt_tokens: int, now_s: float) -> Stopwatch:
-        """A sequence was handed to the fleet. What it returns stands for it in `emitted`."""
+    def taken(self, num_prompt_tokens: int, now_s: float) -> Stopwatch:
+        """A sequence was handed to the fleet."""
         arrival = ARRIVAL.get() or Arrival(now_s)
         meter = self.of_class(NO_CLASS)
-        watch = Stopwatch(arrival, now_s, num_prompt_tokens, meter, meter.of_tenant(arrival.tenant))
-        self._stopwatches[request_id] = watch
-        return watch
+        tokens = meter.of_tenant(arrival.tenant)
+        return Stopwatch(arrival, now_s, num_prompt_tokens, meter, tokens)
 
-    def trace(self, request_id: str) -> SequenceTrace | None:
-        """The trace of a sequence that was taken just now; `None` where it is not sampled."""
-        watch = self._stopwatches[request_id]
-        trace = watch.arrival.trace
-        return None if trace is None else trace.sequence(request_id, watch.num_prompt_tokens)
-
-    def dispatched(self, request_id: str, compute_class: str, now_s: float) -> None:
+    def dispatched(self, watch: Stopwatch, compute_class: str, now_s: float) -> None:
         """An engine of this class has the sequence, its first one or a later one."""
-        watch = self._stopwatches[request_id]
         arrival = watch.arrival
         meter = watch.meter = arrival.meter = self.of_class(compute_class)
         watch.tokens = meter.of_tenant(arrival.tenant)
@@ -275,22 +271,18 @@ class RequestMeter:
         if meter is not None:
             meter.inter_token.observe(now_s - from_s, num_alike)
 
-    def found_cached(self, request_id: str, num_tokens: int) -> None:
+    def found_cached(self, watch: Stopwatch, num_tokens: int) -> None:
         """So many of the prompt's tokens were in the engine's prefix cache."""
-        self._stopwatches[request_id].tokens.cached_tokens += num_tokens
+        watch.tokens.cached_tokens += num_tokens
 
-    def left(self, request_id: str, cause: str, now_s: float) -> None:
+    def left(self, watch: Stopwatch, cause: str, now_s: float) -> None:
         """The sequence has to go on elsewhere, because its engine was `lost` or is `draining`."""
-        watch = self._stopwatches[request_id]
         watch.meter.resumes[cause] += 1
         if watch.left_at_s is None:  # else the next engine went before it had a token
             watch.left_at_s = now_s
 
-    def ended(self, request_id: str, outcome: str) -> None:
-        """The sequence is over; a second end is none."""
-        watch = self._stopwatches.pop(request_id, None)
-        if watch is None:
-            return
+    def ended(self, watch: Stopwatch, outcome: str) -> None:
+        """The sequence is over, once."""
         meter = watch.meter
         meter.sequences[outcome] += 1
         if watch.first_at_s is None or watch.dispatched_at_s is None:

@@ -17,7 +17,7 @@ def flight(max_tokens: int | None, num_emitted: int, *, age_s: float, before: in
         max_tokens=max_tokens,
         payload=[],
         arrived_at_s=0.0,
-        stopwatch=RequestMeter().taken("r", 1, 0.0),
+        stopwatch=RequestMeter().taken(1, 0.0),
         emitted=list(range(num_emitted)),
         num_emitted_at_dispatch=before,
         dispatched_at_s=NOW_S - age_s,

@@ -298,11 +298,11 @@ def gateway_pages() -> Iterator[Families]:
     collector = ServingCollector({"chat": fleet}, EdgeMeter(), READ_SERIES)
     ledger = LedgerCollector(Ledger(0), {}, READ_SERIES)
     for second in range(3):
-        watch = meter.taken(f"r{second}", 10, float(second))
-        meter.dispatched(f"r{second}", "spot", second + 0.01)
+        watch = meter.taken(10, float(second))
+        meter.dispatched(watch, "spot", second + 0.01)
         meter.emitted([(watch, 1)], second + 0.15)
         meter.emitted([(watch, 4)], second + 0.34)
-        meter.ended(f"r{second}", "stop")
+        meter.ended(watch, "stop")
         yield [*collector.collect(), *ledger.collect()]  # type: ignore[misc] # iterable as well
 
 

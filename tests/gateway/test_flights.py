@@ -13,7 +13,7 @@ def flight(request_id: str = "r", *, num_losses: int = 0, emitted: int = 0) -> F
         max_tokens=50,
         payload=[b"whole"],
         arrived_at_s=0.0,
-        stopwatch=RequestMeter().taken("r", 1, 0.0),
+        stopwatch=RequestMeter().taken(1, 0.0),
         emitted=list(range(emitted)),
         num_losses=num_losses,
     )

@@ -94,16 +94,16 @@ def meter_with_one_answer() -> RequestMeter:
     arrival = Arrival(10.0, waited_s=0.5, tenant="acme")
     token = ARRIVAL.set(arrival)
     try:
-        watch = meter.taken("r", 7, 10.75)
+        watch = meter.taken(7, 10.75)
     finally:
         ARRIVAL.reset(token)
-    meter.dispatched("r", "spot", 11.0)
+    meter.dispatched(watch, "spot", 11.0)
     meter.emitted([(watch, 1)], 12.0)
-    meter.found_cached("r", 4)
+    meter.found_cached(watch, 4)
     arrival.written(12.25)
     meter.emitted([(watch, 1)], 13.0)
     meter.emitted([(watch, 1)], 15.0)
-    meter.ended("r", "stop")
+    meter.ended(watch, "stop")
     arrival.written(15.5)
     arrival.answered(16.0)
     return meter
@@ -140,16 +140,16 @@ def test_tokens_and_outcome_of_an_answer_are_counted_for_its_class() -> None:
 
 def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -> None:
     meter = RequestMeter()
-    watch = meter.taken("r", 7, 0.0)
-    meter.dispatched("r", "spot", 0.0)
+    watch = meter.taken(7, 0.0)
+    meter.dispatched(watch, "spot", 0.0)
     meter.emitted([(watch, 2)], 1.0)
-    meter.left("r", "lost", 1.5)
-    meter.dispatched("r", "on-demand", 1.5)
-    meter.left("r", "draining", 2.0)  # before it had a token there
-    meter.dispatched("r", "spot", 2.0)
+    meter.left(watch, "lost", 1.5)
+    meter.dispatched(watch, "on-demand", 1.5)
+    meter.left(watch, "draining", 2.0)  # before it had a token there
+    meter.dispatched(watch, "spot", 2.0)
     meter.emitted([(watch, 1)], 3.0)
     meter.emitted([(watch, 1)], 3.5)
-    meter.ended("r", "length")
+    meter.ended(watch, "length")
     samples = page({"chat": StagedFleet(meter)})
     assert value(samples, "slicewise_resumes_total", **SPOT, cause="lost") == 1
     assert value(samples, "slicewise_resumes_total", **ON_DEMAND, cause="draining") == 1
@@ -162,9 +162,7 @@ def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -
 
 def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:
     meter = RequestMeter()
-    meter.taken("r", 7, 0.0)
-    meter.ended("r", "no_engine_in_time")
-    meter.ended("r", "aborted")  # vLLM's frontend cleans up after a failure
+    meter.ended(meter.taken(7, 0.0), "no_engine_in_time")
     samples = page({"chat": StagedFleet(meter)})
     ended = {key: count for key, count in samples.items() if key[0] == "slicewise_sequences_total"}
     labels = frozenset({("model", "chat"), ("outcome", "no_engine_in_time")})
@@ -181,10 +179,10 @@ def test_end_without_an_engine_is_told_from_zero_on() -> None:
 
 def test_single_token_has_no_time_per_output_token() -> None:
     meter = RequestMeter()
-    watch = meter.taken("r", 7, 0.0)
-    meter.dispatched("r", "spot", 0.0)
+    watch = meter.taken(7, 0.0)
+    meter.dispatched(watch, "spot", 0.0)
     meter.emitted([(watch, 1)], 1.0)
-    meter.ended("r", "length")
+    meter.ended(watch, "length")
     samples = page({"chat": StagedFleet(meter)})
     assert sum_and_count(samples, "slicewise_time_per_output_token_seconds", **SPOT) == (0.0, 0)
 
@@ -193,10 +191,10 @@ def test_way_through_the_gateway_is_timed_of_one_output_in_eight() -> None:
     meter, arrival = RequestMeter(), Arrival(0.0)
     token = ARRIVAL.set(arrival)
     try:
-        watch = meter.taken("r", 7, 0.0)
+        watch = meter.taken(7, 0.0)
     finally:
         ARRIVAL.reset(token)
-    meter.dispatched("r", "spot", 0.0)
+    meter.dispatched(watch, "spot", 0.0)
     for second in range(1, 2 * TOKENS_PER_TIMED + 2):
         meter.emitted([(watch, 1)], float(second))
         arrival.written(second + 0.25)
@@ -206,9 +204,9 @@ def test_way_through_the_gateway_is_timed_of_one_output_in_eight() -> None:
 
 def test_times_between_tokens_are_counted_whoever_shares_a_step() -> None:
     meter = RequestMeter()
-    watches = [meter.taken(name, 7, 0.0) for name in ("a", "b", "c")]
-    for name in ("a", "b", "c"):
-        meter.dispatched(name, "spot", 0.0)
+    watches = [meter.taken(7, 0.0) for _ in range(3)]
+    for watch in watches:
+        meter.dispatched(watch, "spot", 0.0)
     for second in (1.0, 2.0, 4.0):
         meter.emitted([(watches[0], 1), (watches[1], 1)], second)
         meter.emitted([(watches[2], 1)], second + 0.5)
@@ -274,9 +272,9 @@ def test_page_names_its_gateway_on_every_series() -> None:
 
 def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
     meter = meter_with_one_answer()
-    meter.taken("lost", 1, 0.0)
-    meter.dispatched("lost", "spot", 0.0)
-    meter.left("lost", "lost", 1.0)
+    watch = meter.taken(1, 0.0)
+    meter.dispatched(watch, "spot", 0.0)
+    meter.left(watch, "lost", 1.0)
     meter.link_lost("spot", "lost")
     edge = EdgeMeter()
     edge.judged("chat", "admitted", "acme")
