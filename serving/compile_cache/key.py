@@ -42,7 +42,10 @@ _OUTSIDE_ARGS = frozenset(
     }
 )
 # Variables that change programs, by the start of their names.
-_PROGRAM_PREFIXES = ("JAX_", "XLA_", "LIBTPU_INIT_ARGS", "RPA_", "MOE_", "ATTN_", "BF16_", "USE_")
+_PROGRAM_PREFIXES = (
+    "JAX_", "XLA_", "LIBTPU_INIT_ARGS", "RPA_", "MOE_", "MLA_", "ATTN_", "BF16_", "USE_",
+    "REQUANTIZE_",
+)  # fmt: skip
 # And by name. Source: tpu-inference 0.32.0 `envs.py`, read 2026-11-22.
 _PROGRAM_VARIABLES = frozenset(
     {
@@ -52,8 +55,8 @@ _PROGRAM_VARIABLES = frozenset(
         "PREFILL_SLICES",
         "DECODE_SLICES",
         "ENABLE_QUANTIZED_MATMUL_KERNEL",
-        "REQUANTIZE_BLOCK_SIZE",
-        "REQUANTIZE_WEIGHT_DTYPE",
+        "DISABLE_MLA_Q_ACTIVATION_QUANTIZATION",
+        "DISABLE_WEIGHT_REQUANTIZATION",
         "LAYOUT_Q_PROJ_AS_NDH",
         "CONTINUE_DECODE_EOS_CHECK_INTERVAL",
         "FORCE_MOE_RANDOM_ROUTING",

@@ -47,5 +47,5 @@ class Evidence:
         ]
         if self.placement:
             lines = "".join(f"- {line}\n" for line in self.placement)
-            parts.append(f"## Placement\n\n{lines}")
+            parts.append(f"## Placement and programs\n\n{lines}")
         return "\n".join(parts)
