@@ -22,6 +22,8 @@ from serving.slices.ray_hosts import look
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 1.0
+
 
 class FleetDirectory:
     """See `directory`. `app` makes it a deployment."""
@@ -88,11 +90,12 @@ class FleetDirectory:
         deadline_s = time.monotonic() + timeout_s
         while True:
             snapshot = self._directory.snapshot()
-            wait = reason_to_wait(snapshot.records, replica_id)
+            wait = reason_to_wait(snapshot.records, replica_id, time.time())
             left_s = deadline_s - time.monotonic()
             if wait is None or left_s <= 0:
                 return wait
-            await self._directory.wait_change(snapshot.version, left_s)
+            # Some reasons end with time alone.
+            await self._directory.wait_change(snapshot.version, min(left_s, _LOOK_S))
 
     async def _expire(self) -> None:
         while True:

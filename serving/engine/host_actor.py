@@ -16,6 +16,10 @@ from serving.slices.lifecycle import LoadStage
 
 logger = logging.getLogger(__name__)
 
+# Between admission and an engine a request is rendered and tokenized: milliseconds on a gateway
+# that keeps up, and one that does not refuses requests before it is late by this much.
+_SETTLE_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
@@ -76,14 +80,18 @@ class EngineHostActor:
         """Tells the gateways to take their requests elsewhere, and waits until they have.
 
         Within `grace_s` those go that can; for those that nobody else can take it waits `stay_s`,
-        if that is longer.
+        if that is longer. Then it also waits a moment for requests that gateways had let in, and
+        had not sent yet, when they were told.
         """
         if self._host is None:
             return
         self._host.drain(reason, grace_s)
-        deadline_s = asyncio.get_running_loop().time() + max(grace_s, stay_s)
+        clock = asyncio.get_running_loop().time
+        settled_s, deadline_s = clock() + min(_SETTLE_S, stay_s), clock() + max(grace_s, stay_s)
         # A drain is rare and the link server's table has no event to wait for.
-        while self._host.num_requests and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
+        while clock() < deadline_s and (  # noqa: ASYNC110
+            self._host.num_requests or (self._host.gateway_ids and clock() < settled_s)
+        ):
             await asyncio.sleep(0.02)
 
     async def note_programs(self, moved: ProgramsMoved) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from serving.engine.host import EngineHost, start_engine
+from serving.engine.host_actor import EngineHostActor
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
@@ -159,3 +160,24 @@ async def test_spec_with_a_pace_starts_the_paced_engine() -> None:
     engine = await start_engine(EngineSpec("m", "nowhere", "local", paced={"max_model_len": 64}))
     assert engine.info["max_model_len"] == 64
     await engine.close()
+
+
+async def test_request_on_its_way_when_the_engine_is_told_to_drain_is_answered() -> None:
+    """A gateway has let it in, and not sent it yet, when it hears that the engine drains."""
+    actor = EngineHostActor(replace(SPEC, listens_on_loopback=True), SECRET)
+    peer = Peer()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            client = await peer.connect((await actor.start()).address)
+            draining = asyncio.create_task(actor.drain("the replica leaves", 0.05, stay_s=10.0))
+            while not peer.drained:
+                await peer.changed.wait()
+                peer.changed.clear()
+            client.submit(TokenRequest("late", [1], max_tokens=3))
+            await draining
+        assert len(peer.tokens) == 3
+        assert peer.lost == []
+    finally:
+        if peer.client is not None:
+            await peer.client.close()
+        await actor.close()

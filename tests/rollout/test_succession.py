@@ -1,7 +1,7 @@
 """A replacement takes the slice of the replica that it replaces, and no other one."""
 
 from serving.directory import SliceRecord
-from serving.rollout.succession import num_successors, reason_to_wait
+from serving.rollout.succession import WORD_S, num_successors, reason_to_wait
 from serving.slices.lifecycle import Phase, SliceLife, SliceState
 
 
@@ -13,22 +13,23 @@ def record(replica_id: str, state: SliceState, at_s: float = 0.0, **changes: obj
 
 READY, DRAINING = SliceState.READY, SliceState.DRAINING
 REQUESTED, PROVISIONING = SliceState.REQUESTED, SliceState.PROVISIONING
+NOW_S = 5.0
 
 
 def test_replacement_waits_for_the_slice_that_is_handed_over() -> None:
     records = [record("old", DRAINING), record("new", REQUESTED), record("other", READY)]
-    reason = reason_to_wait(records, "new")
+    reason = reason_to_wait(records, "new", NOW_S)
     assert reason == "it waits for the slice of a replica that leaves (slice-of-old)"
     assert num_successors(records) == 1
 
 
 def test_replacement_takes_a_slice_once_the_old_replica_is_gone() -> None:
-    assert reason_to_wait([record("new", REQUESTED), record("other", READY)], "new") is None
+    assert reason_to_wait([record("new", REQUESTED), record("other", READY)], "new", NOW_S) is None
 
 
 def test_slice_that_is_taken_away_is_waited_for_by_nobody() -> None:
     records = [record("old", DRAINING, drain_deadline_s=30.0), record("next", REQUESTED)]
-    assert reason_to_wait(records, "next") is None
+    assert reason_to_wait(records, "next", NOW_S) is None
     assert num_successors(records) == 0
 
 
@@ -38,18 +39,18 @@ def test_of_those_that_wait_the_last_to_come_wait_for_what_is_handed_over() -> N
         record("late", REQUESTED, 2.0),
         record("old", DRAINING),
     ]
-    assert reason_to_wait(records, "early") is None
-    assert reason_to_wait(records, "late") is not None
+    assert reason_to_wait(records, "early", NOW_S) is None
+    assert reason_to_wait(records, "late", NOW_S) is not None
 
 
 def test_other_deployments_are_of_no_matter() -> None:
     for changes in ({"model": "another"}, {"compute_class": "reserved"}):
         records = [record("old", DRAINING, **changes), record("new", REQUESTED)]
-        assert reason_to_wait(records, "new") is None
+        assert reason_to_wait(records, "new", NOW_S) is None
 
 
 def test_replica_that_the_directory_does_not_know_yet_may_take_a_slice() -> None:
-    assert reason_to_wait([record("old", DRAINING)], "unknown") is None
+    assert reason_to_wait([record("old", DRAINING)], "unknown", NOW_S) is None
 
 
 def test_more_leave_than_wait_when_the_deployment_shrinks() -> None:
@@ -57,3 +58,26 @@ def test_more_leave_than_wait_when_the_deployment_shrinks() -> None:
     assert (
         num_successors([record("a", DRAINING), record("b", DRAINING), record("c", REQUESTED)]) == 1
     )
+
+
+def test_replica_of_a_new_version_waits_for_the_word_of_an_old_one() -> None:
+    """Serve starts it at the moment at which it tells the old one to stop."""
+    old = record("old", READY, version="v1")
+    new = record("new", REQUESTED, 100.0, version="v2")
+    assert reason_to_wait([old, new], "new", 100.0 + WORD_S - 0.1) == (
+        "it may be the replacement of a replica of version v1"
+    )
+    # Nobody leaves: the deployment has grown.
+    assert reason_to_wait([old, new], "new", 100.0 + WORD_S) is None
+
+
+def test_word_is_not_waited_for_where_no_old_replica_holds_a_slice() -> None:
+    new = record("new", REQUESTED, 100.0, version="v2")
+    for other in (
+        record("same", READY, version="v2"),
+        record("next", REQUESTED, 101.0, version="v1"),
+        record("taken", DRAINING, drain_deadline_s=130.0, version="v1"),
+        record("other", READY, version="v1", compute_class="reserved"),
+        record("unknown", READY, version=""),
+    ):
+        assert reason_to_wait([other, new], "new", 100.0) is None
