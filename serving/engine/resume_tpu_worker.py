@@ -5,18 +5,24 @@ sends a resumed request as a new one, prompt only, and here the emitted tokens b
 before it enters the batch. Sampling on a TPU has no generator of a request, so none is wound on.
 """
 
+import logging
 import os
+import time
 from typing import Any
 
+from tpu_inference import envs
 from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
 from tpu_inference.worker.tpu_worker import TPUWorker
 
 from serving.engine.compile_watch import CompileWatch
 from serving.engine.load_stage import TellsStages
+from serving.engine.tpu_step_inputs import compile_step_inputs
 from serving.slices.joined import own_environment
 from serving.slices.ray_hosts import own_node_id
 from serving.tpu.rules import SLICE_IDS_VARIABLE
 from serving.vllm_codec import emitted_token_ids
+
+logger = logging.getLogger(__name__)
 
 
 def restore_emitted(state: CachedRequestState) -> None:
@@ -47,6 +53,16 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         if SLICE_IDS_VARIABLE in os.environ:
             os.environ.update(own_environment(os.environ, own_node_id()))
         return super().init_device(*args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As the worker does, and the programs that it leaves out."""
+        times = super().compile_or_warm_up_model()
+        if not (envs.SKIP_JAX_PRECOMPILE or self.model_config.enforce_eager):
+            started_s = time.monotonic()
+            num_pairs = compile_step_inputs(self.model_runner)
+            duration_ms = (time.monotonic() - started_s) * 1000
+            logger.info("step_inputs_compiled pairs=%d duration_ms=%d", num_pairs, duration_ms)
+        return times
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """One step, with a batch that restores what resumed requests have emitted."""

@@ -37,6 +37,7 @@ from serving.link.messages import (
     TokenOutput,
     TokenRequest,
 )
+from serving.tpu.settings import request_buckets
 from serving.vllm_codec import decode_request, encode_outputs, request_decoder
 
 logger = logging.getLogger(__name__)
@@ -220,12 +221,31 @@ class VllmEngine:
         await asyncio.to_thread(self._client.shutdown, 0)
 
     async def _warm_up(self) -> None:
-        """One short request that takes the sampler's long way, before anybody waits for an answer.
+        """Short requests that take the sampler's long way, before anybody waits for an answer.
 
-        What is compiled or built on first use is built here, where it is not yet a hung engine.
+        What is compiled or built on first use is built here, where it is not yet a hung engine. On
+        a TPU as many at once as each bucket of requests has: what tpu-inference converts beside its
+        programs is compiled for each of them.
         """
+        sizes: tuple[int, ...] = (1,)
+        if self._counts_compilations:
+            sizes = request_buckets(self._config.scheduler_config.max_num_seqs)
+        started_s = time.monotonic()
+        for size in sizes:
+            names = {f"warm-up-{size}-{number}" for number in range(size)}
+            for name in names:
+                await self._client.add_request_async(self._warm_up_request(name))
+            while names:
+                step = await self.next_step()
+                names -= {output.request_id for output in step if output.finish is not None}
+        logger.info("engine_warm duration_ms=%d", (time.monotonic() - started_s) * 1000)
+
+    def _warm_up_request(self, request_id: str) -> EngineCoreRequest:
+        # On a TPU long enough for all of a bucket to run together, however they come.
+        room = self._config.model_config.max_model_len - _WARM_UP_PROMPT_TOKENS
         params = SamplingParams(
-            max_tokens=3,
+            max_tokens=max(1, min(16, room)) if self._counts_compilations else 3,
+            ignore_eos=True,
             temperature=1.0,
             top_p=0.9,
             top_k=8,
@@ -233,8 +253,8 @@ class VllmEngine:
             presence_penalty=0.1,
             logprobs=1,
         )
-        request = EngineCoreRequest(
-            request_id="warm-up",
+        return EngineCoreRequest(
+            request_id=request_id,
             prompt_token_ids=list(range(_WARM_UP_PROMPT_TOKENS)),
             mm_features=None,
             sampling_params=params,
@@ -244,11 +264,6 @@ class VllmEngine:
             cache_salt=None,
             data_parallel_rank=None,
         )
-        await self._client.add_request_async(request)
-        started_s = time.monotonic()
-        while not any(output.finish is not None for output in await self.next_step()):
-            pass
-        logger.info("engine_warm duration_ms=%d", (time.monotonic() - started_s) * 1000)
 
     @property
     def _counts_compilations(self) -> bool:
