@@ -118,6 +118,10 @@ class StreamLoad(threading.Thread):
             body["user"] = f"user-{number % self._num_users}"
         return Request("/v1/completions", body)
 
+    def _versions_of(self, number: int, answer: Answer) -> list[int]:
+        """Those of which this is the whole answer."""
+        return seeds_of(number, answer, self._num_tokens, self._seeds)
+
     def _note(self, number: int, request: Request, answer: Answer) -> None:
         outcome = self.outcome
         outcome.num_streams += 1
@@ -125,7 +129,7 @@ class StreamLoad(threading.Thread):
         if answer.error is not None or not answer.is_done:
             outcome.failures.append(f"{number}: {answer.error or 'ended early'}")
             return
-        seeds = seeds_of(number, answer, self._num_tokens, self._seeds)
+        seeds = self._versions_of(number, answer)
         if len(seeds) != 1:
             outcome.mixed.append(number)
             return
