@@ -103,15 +103,15 @@ format: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
-# Two streams, because what starts Ray waits more than it computes: the applications and the load
-# tests in one; the fast tests, and then all else that starts something, in the other.
+# Two streams, because what starts Ray waits more than it computes: the applications, the load tests
+# and the simulator in one; the fast tests, and then all else that starts something, in the other.
 test: setup-dev
 	@other=$$(mktemp); \
 	{ $(BIN)/python -m pytest -q -m "$(FAST)"; fast=$$?; \
 	  $(BIN)/python -m pytest -q -m "$(STARTS)" --ignore tests/e2e --ignore tests/loadtest \
-	    || fast=1; exit $$fast; } > $$other 2>&1 & stream=$$!; \
+	    --ignore tests/autoscaling || fast=1; exit $$fast; } > $$other 2>&1 & stream=$$!; \
 	trap 'kill $$stream 2>/dev/null; rm -f $$other' EXIT; \
-	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest; first=$$?; \
+	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest tests/autoscaling; first=$$?; \
 	wait $$stream; second=$$?; cat $$other; exit $$((first | second))
 
 test-long: setup-dev

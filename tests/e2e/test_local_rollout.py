@@ -76,7 +76,7 @@ class GreedyLoad(StreamLoad):
 
     def __init__(self, application: RunningApplication, known: list[list[int]]) -> None:
         super().__init__(
-            application.base_url, model=DEMO, width=6, num_tokens=GREEDY_TOKENS, seeds=()
+            application.base_url, model=DEMO, width=3, num_tokens=GREEDY_TOKENS, seeds=()
         )
         self._known = known
 
