@@ -9,10 +9,10 @@ FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134
 
 # Where pip finds torch's CPU build: other indexes have it with CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip
 RUN python -m venv /opt/venv
 COPY requirements/cpu.lock /build/packages.lock
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     /opt/venv/bin/python -m pip install --no-deps --extra-index-url "${TORCH_INDEX}" -r /build/packages.lock
 
 # After the packages: a change of ours does not fetch them again.
@@ -20,7 +20,7 @@ COPY pyproject.toml README.md LICENSE /build/source/
 COPY serving /build/source/serving
 COPY autoscaling /build/source/autoscaling
 COPY loadtest /build/source/loadtest
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     /opt/venv/bin/python -m pip install --no-deps --no-build-isolation /build/source \
     && /opt/venv/bin/slicewise --help > /dev/null
 

@@ -9,11 +9,11 @@ FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134
 
 # Where pip finds torch's CPU build: other indexes have it with CUDA, which is most of 11 GB.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip
 RUN python -m venv /opt/venv
 COPY deployments/images/tpu.lock /build/packages.lock
 # vllm-tpu and tpu-inference bring their tests along, as the packages `tests` and `tools`.
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     /opt/venv/bin/python -m pip install --no-deps --extra-index-url "${TORCH_INDEX}" -r /build/packages.lock \
     && rm -rf /opt/venv/lib/python3.12/site-packages/tests /opt/venv/lib/python3.12/site-packages/tools
 
@@ -22,7 +22,7 @@ COPY pyproject.toml README.md LICENSE /build/source/
 COPY serving /build/source/serving
 COPY autoscaling /build/source/autoscaling
 COPY loadtest /build/source/loadtest
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     /opt/venv/bin/python -m pip install --no-deps --no-build-isolation /build/source \
     && /opt/venv/bin/slicewise doctor --help > /dev/null
 

@@ -23,7 +23,7 @@ def is_handing_over(record: SliceRecord) -> bool:
     return record.state == SliceState.DRAINING and record.drain_deadline_s is None
 
 
-def _holds_older(record: SliceRecord, own: SliceRecord) -> bool:
+def _holds_another(record: SliceRecord, own: SliceRecord) -> bool:
     """Whether it has a slice of a version that is not `own`'s, and has not said that it leaves."""
     has_slice = record.state not in WAITING and record.state != SliceState.DRAINING
     return has_slice and bool(record.version) and record.version != own.version
@@ -58,7 +58,7 @@ def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float
     free_to_take = len(waiting) - num_successors(deployment)
     if own in waiting[:free_to_take]:
         is_new = now_s < own.life.phases[0].at_s + WORD_S
-        old = sorted({each.version for each in deployment if _holds_older(each, own)})
+        old = sorted({each.version for each in deployment if _holds_another(each, own)})
         if is_new and old:
             return f"it may be the replacement of a replica of version {', '.join(old)}"
         return None

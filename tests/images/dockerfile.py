@@ -114,7 +114,7 @@ def _of_run(each: Instruction, where: str) -> Iterator[str]:
                 yield f"pip: not from the lock, {where}"
             if is_own and "--no-build-isolation" not in words:
                 yield f"pip: the build's own packages are not the lock's, {where}"
-            if not any("target=/root/.cache/pip" in flag for flag in each.flags):
+            if not any("target=/var/cache/pip" in flag for flag in each.flags):
                 yield f"cache: pip, {where}"
         if words[:2] == ["apt-get", "install"]:
             if "--no-install-recommends" not in words:

@@ -50,7 +50,7 @@ def test_every_dockerfile_keeps_the_rules(name: str) -> None:
         (r"install --no-deps --extra", "install --extra", "pip: dependencies"),
         (r"-r /build/packages\.lock", "ray", "pip: not from the lock"),
         (r" --no-build-isolation", "", "pip: the build's own"),
-        (r"RUN --mount=type=cache,target=/root/\.cache/pip \\\n +", "RUN ", "cache: pip"),
+        (r"RUN --mount=type=cache,target=/var/cache/pip \\\n +", "RUN ", "cache: pip"),
         (r" --no-install-recommends", "", "apt: recommends"),
         (r"RAY_worker_niceness=0", "RAY_worker_niceness=15", "niceness"),
         (r"ENV PATH", "ENV HF_TOKEN=a PATH", "secret"),
