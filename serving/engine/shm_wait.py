@@ -11,7 +11,7 @@ Does not own the queue: only how its reader waits.
 import os
 import time
 
-from serving.engine.host_watch import HOST_PID_VARIABLE
+from serving.engine.host_watch import HOST_VARIABLE
 
 # As long as an answer is usually on its way already: the wait costs no more than a system call.
 _SPIN_S = 50e-6
@@ -29,7 +29,7 @@ def nap_while_waiting() -> None:
 
     On a TPU host the model does not compute on these cores, and vLLM's own way is the right one.
     """
-    if HOST_PID_VARIABLE not in os.environ:
+    if HOST_VARIABLE not in os.environ:
         return
     from vllm.platforms import current_platform  # noqa: PLC0415 (vLLM only where it already runs)
 

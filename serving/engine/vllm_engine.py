@@ -26,7 +26,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.engine.host_watch import HOST_PID_VARIABLE
+from serving.engine.host_watch import HOST_VARIABLE, HostProcess
 from serving.engine.protocol import EngineDiedError
 from serving.engine.resume_scheduler import resuming_scheduler, scheduler_path
 from serving.engine.vitals import StepCount, VitalsMeter
@@ -116,7 +116,7 @@ class VllmEngine:
         """
         config = await asyncio.to_thread(engine_config, model, engine_args)
         # Read by `host_watch` in the engine core and in its workers.
-        os.environ[HOST_PID_VARIABLE] = str(os.getpid())
+        os.environ[HOST_VARIABLE] = str(HostProcess.own())
         launch = asyncio.create_task(asyncio.to_thread(_launch, config))
         try:
             client = await asyncio.shield(launch)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.host_watch import HOST_PID_VARIABLE
+from serving.engine.host_watch import HOST_VARIABLE, HostProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
@@ -58,7 +58,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def run(program: Path, **environment: str) -> tuple[str, str, float]:
-    inherited = {name: value for name, value in os.environ.items() if name != HOST_PID_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name != HOST_VARIABLE}
     done = subprocess.run(
         [sys.executable, str(program)],
         env=inherited | environment | {"VLLM_CONFIGURE_LOGGING": "0"},
@@ -72,7 +72,7 @@ def run(program: Path, **environment: str) -> tuple[str, str, float]:
 
 
 def test_reader_below_a_host_naps_and_misses_nothing(program: Path) -> None:
-    arrived, module, cpu_share = run(program, **{HOST_PID_VARIABLE: str(os.getpid())})
+    arrived, module, cpu_share = run(program, **{HOST_VARIABLE: str(HostProcess.own())})
     assert (arrived, module) == ("True", "serving.engine.shm_wait")
     # A spinning reader takes all that it is given; this one waits for most of its life.
     assert cpu_share < 0.6
