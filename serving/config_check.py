@@ -4,25 +4,37 @@ Owns the reading of the file and the report. What Serve takes is Ray's schema's 
 application takes is `serving.config`'s.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from serving.config import AppConfig, DeploymentConfig, check_app_config, exposure_problem
+from serving.config import (
+    AppConfig,
+    DeploymentConfig,
+    RolloutConfig,
+    check_app_config,
+    exposure_problem,
+)
 from serving.config_rules import mappings_in
 from serving.config_schema import name_hint, path_text, shown
 from serving.engine_arg_names import VllmArgs, installed_vllm_args
 from serving.errors import ConfigError, Problem, UnsupportedVllmError
+from serving.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 from serving.slice_config import SliceConfig
 
 IMPORT_PATH = "serving.app:build"
 
 _PROBLEMS, _UNUSABLE = 1, 2
+# HAProxy's time runs from the first new gateway, a drain from the last one: what may lie between.
+_SURGE_S = 120
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,8 @@ def check_command(
     """Check FILE, a serve_config.yaml: every problem, or a short summary."""
     try:
         vllm_args = installed_vllm_args()
-        report = check_serve_config(load_yaml(file.read_text(encoding="utf-8")), vllm_args)
+        settings = load_yaml(file.read_text(encoding="utf-8"))
+        report = check_serve_config(settings, vllm_args, os.environ)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         typer.echo(f"{file}: not readable as YAML: {error}", err=True)
         raise typer.Exit(_PROBLEMS) from error
@@ -77,8 +90,13 @@ def load_yaml(text: str) -> object:
     return yaml.safe_load(text)
 
 
-def check_serve_config(raw: object, vllm_args: VllmArgs | None) -> CheckReport:
-    """What is wrong with `raw`: for Serve, for our application, for both together."""
+def check_serve_config(
+    raw: object, vllm_args: VllmArgs | None, inherited: Mapping[str, str] = _NOTHING
+) -> CheckReport:
+    """What is wrong with `raw`: for Serve, for our application, for both together.
+
+    `inherited` are variables of the user's own, which win over `RAY_SETTINGS` when Ray is started.
+    """
     # Importing Ray Serve takes a second, which no other command should pay.
     from ray.serve.schema import (  # noqa: PLC0415
         HTTPOptionsSchema,
@@ -110,6 +128,9 @@ def check_serve_config(raw: object, vllm_args: VllmArgs | None) -> CheckReport:
             continue
         applications[str(application.get("name", "default"))] = config
         problems += _policy_problems(f"applications[{index}]", application, config)
+        problems += _drain_problems(
+            f"{path}.rollout", config.rollout, {**RAY_SETTINGS, **inherited}
+        )
         exposure = exposure_problem(config.auth, host) if host is not None else None
         problems += [_under(path, exposure)] if exposure else []
     if not ours:
@@ -202,6 +223,25 @@ def _policy_problems(
             "missing, and deployments have min_replicas and max_replicas",
             "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
         )
+
+
+def _drain_problems(
+    path: str, rollout: RolloutConfig, variables: Mapping[str, str]
+) -> Iterator[Problem]:
+    """A drain that HAProxy would not wait for; `variables` are those that Ray is started with."""
+    if variables[HAPROXY] != "1":
+        return
+    text = variables[HARD_STOP]
+    if not text.isdecimal():
+        yield Problem(HARD_STOP, "Ray would not start", "allowed: whole seconds", repr(text))
+        return
+    longest_s = int(text) - _SURGE_S
+    drains_s = {"gateway_drain_s": rollout.gateway_drain_s, "drain_s": rollout.drain_s}
+    for name, drain_s in drains_s.items():
+        if drain_s > longest_s:
+            complaint = f"HAProxy cuts streams {text} s after the first change of gateways"
+            allowed = f"allowed: at most {max(0, longest_s)}, which is {HARD_STOP} less {_SURGE_S}"
+            yield Problem(f"{path}.{name}", complaint, allowed, f"{drain_s:g}")
 
 
 def _under(path: str, problem: Problem) -> Problem:

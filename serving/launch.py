@@ -39,8 +39,9 @@ _POLL_S = 0.5
 # Ray Serve's own default.
 _SERVE_PORT = 8000
 # Ports of one cluster besides: four of HAProxy and its fallback, the last for a simulated
-# cluster's dashboard, the rest for gateways.
-_NUM_PORTS = 64
+# cluster's dashboard, the rest for gateways: Serve gives a port out again only after HAProxy's hard
+# stop, two hours, and in that time a gateway that is killed every minute takes 120.
+_NUM_PORTS = 256
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
@@ -117,7 +118,7 @@ def site_of(config: Path) -> "Site":
 
     Ends the command, with every problem, when the file cannot be served or its port is taken.
     """
-    settings = _checked_settings(config)
+    settings = _checked_settings(config, os.environ)
     options = settings.get("http_options") or {}
     host, port = options.get("host", "127.0.0.1"), int(options.get("port", _SERVE_PORT))
     if not _is_free(host, port):
@@ -140,13 +141,13 @@ def run_serve(
     return _Launch(config, folder, log, site, ray_address).run()
 
 
-def _checked_settings(config: Path) -> dict[str, Any]:
+def _checked_settings(config: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     """What the file says; ends the command with every problem of a file that cannot be served."""
     if not config.is_file():
         _refuse(f"there is no file {config}")
     try:
         settings = load_yaml(config.read_text(encoding="utf-8"))
-        problems = check_serve_config(settings, installed_vllm_args()).problems
+        problems = check_serve_config(settings, installed_vllm_args(), environment).problems
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         _refuse(f"{config} is not readable as YAML: {error}")
     except UnsupportedVllmError as error:

