@@ -20,6 +20,7 @@ from serving.gke_names import (
     GKE_CHIPS,
     GKE_COMPUTE_CLASS,
     GKE_TOPOLOGY,
+    HOST_INDEX_LABEL,
 )
 from serving.topology import Generation, TopologyError, shapes, slice_shape
 
@@ -30,7 +31,6 @@ NODE_TYPE_LABEL = "ray.io/node-type"
 GROUP_LABEL = "ray.io/group"
 REPLICA_NAME_LABEL = "ray.io/worker-group-replica-name"
 REPLICA_INDEX_LABEL = "ray.io/worker-group-replica-index"
-HOST_INDEX_LABEL = "ray.io/replica-host-index"
 WEBHOOK_SLICE_LABEL = "replicaIndex"
 
 Json = Mapping[str, Any]

@@ -1,20 +1,32 @@
-"""The way in: would Google's load balancers find a gateway well, and let its answers last? Pure."""
+"""The way in: does it lead to gateways alone, and would Google's load balancers serve it well?
+
+Pure.
+"""
 
 from collections.abc import Iterator
 
 from serving.errors import Problem
-from serving.manifests.documents import Folder, Manifest, look, mapping, sequence
-from serving.manifests.edges import is_googles
-from serving.manifests.names import PROXY_HEALTH
+from serving.manifests.documents import Folder, Json, Manifest, look, mapping, sequence, texts
+from serving.manifests.edges import FIXED_PORT, is_googles
+from serving.manifests.found_pods import FoundPod, ray_pods, selects
+from serving.manifests.names import PROXY_HEALTH, kuberay_services
 
 # Answers may be as long as this at least; shorter ones are somebody's own choice.
 _LEAST_TIMEOUT_S = 300
-_HEALTH_PATH = "spec.default.config.httpHealthCheck.requestPath"
+_CONFIG = "spec.default.config"
+_HEALTH_PATH = f"{_CONFIG}.httpHealthCheck.requestPath"
 _TIMEOUT = "spec.default.timeoutSec"
+_POLICIES = ("HealthCheckPolicy", "GCPBackendPolicy")
+# Of either, where it is left out. Source: rules of GKE's HealthCheckPolicy at fc40d60, read
+# 2026-11-22; so is what a check may say of its port.
+_DEFAULT_CHECK_S = 5
+_NAMED_PORT, _SERVING_PORT = "USE_NAMED_PORT", "USE_SERVING_PORT"
+_PORT_FIELDS = {FIXED_PORT: {"port"}, _NAMED_PORT: {"portName"}, _SERVING_PORT: set[str]()}
 
 
 def edge_problems(folder: Folder) -> Iterator[Problem]:
-    """Every route that comes through a load balancer of Google's."""
+    """Every route, every policy, and what Google's load balancers need of those they serve."""
+    pods = list(ray_pods(folder))
     googles = {
         each.name
         for each in folder.of_kind("Gateway")
@@ -22,10 +34,16 @@ def edge_problems(folder: Folder) -> Iterator[Problem]:
     }
     for route in folder.of_kind("HTTPRoute"):
         parents = {mapping(each).get("name") for each in sequence(route.body, "spec", "parentRefs")}
-        if parents & googles:
-            for service in _services(route):
+        for service in _services(route):
+            yield from _service_problems(folder, pods, route, "spec.rules.backendRefs", service)
+            if parents & googles:
                 yield from _health_problems(folder, route, service)
                 yield from _timeout_problems(folder, route, service)
+    for policy in folder.of_kind(*_POLICIES):
+        service = str(look(policy.body, "spec", "targetRef", "name"))
+        yield from _service_problems(folder, pods, policy, "spec.targetRef.name", service)
+    for policy in folder.of_kind("HealthCheckPolicy"):
+        yield from _check_problems(policy)
 
 
 def _services(route: Manifest) -> list[str]:
@@ -36,12 +54,64 @@ def _services(route: Manifest) -> list[str]:
     ]
 
 
+def _service_problems(
+    folder: Folder, pods: list[FoundPod], source: Manifest, field: str, service: str
+) -> Iterator[Problem]:
+    """Whether `source` points at a Service that leads to gateways, from the first moment."""
+    ours = [each for each in folder.of_kind("Service") if _leads_astray(each, pods) == []]
+    allowed = f"allowed: {texts(sorted({each.name for each in ours}))}"
+    named = [each for each in folder.of_kind("Service") if each.name == service]
+    clusters = folder.names("RayService") | folder.names("RayCluster")
+    if any(service in kuberay_services(cluster) for cluster in clusters):
+        complaint = (
+            "KubeRay's own: it is there only once every first replica has had a slice, and leads "
+            "to hosts of slices, where nothing listens"
+        )
+        yield source.problem(field, complaint, allowed, service)
+    elif not named:
+        yield source.problem(field, "no such Service", allowed, service)
+    for each in named:
+        astray = _leads_astray(each, pods)
+        if astray:
+            complaint = f"this Service leads to pods that are no gateways: {texts(astray)}"
+            yield source.problem(field, complaint, allowed, service)
+
+
+def _leads_astray(service: Manifest, pods: list[FoundPod]) -> list[str]:
+    """What a Service leads to that is no gateway, by group; nothing where it leads to gateways."""
+    selector: Json = {"matchLabels": mapping(service.body, "spec", "selector")}
+    selected = [pod for pod in pods if selects(selector, pod.labels)]
+    others = sorted({pod.labels["ray.io/group"] for pod in selected if not pod.is_gateway})
+    return others or ([] if selected else ["nothing of Ray's"])
+
+
 def _policies(folder: Folder, kind: str, service: str) -> list[Manifest]:
     return [
         each
         for each in folder.of_kind(kind)
         if look(each.body, "spec", "targetRef", "name") == service
     ]
+
+
+def _check_problems(policy: Manifest) -> Iterator[Problem]:
+    """What the API server would refuse of a health check."""
+    for name, check in sorted(mapping(policy.body, *_CONFIG.split(".")).items()):
+        if not isinstance(check, dict):
+            continue
+        given = {"port", "portName"} & set(check)
+        specification = check.get("portSpecification", _SERVING_PORT)
+        if given != _PORT_FIELDS.get(specification, given):
+            needed = next((key for key, fields in _PORT_FIELDS.items() if fields == given), None)
+            field = f"{_CONFIG}.{name}.portSpecification"
+            complaint = f"the API server refuses it together with {texts(sorted(given))}"
+            allowed = f"allowed: {needed or 'one of port and portName'}"
+            yield policy.problem(field, complaint, allowed, check.get("portSpecification"))
+    default = mapping(policy.body, "spec", "default")
+    interval_s = default.get("checkIntervalSec", _DEFAULT_CHECK_S)
+    timeout_s = default.get("timeoutSec", _DEFAULT_CHECK_S)
+    if isinstance(interval_s, int) and isinstance(timeout_s, int) and timeout_s > interval_s:
+        complaint = "longer than checkIntervalSec, which the API server refuses"
+        yield policy.problem(_TIMEOUT, complaint, f"allowed: at most {interval_s}", timeout_s)
 
 
 def _health_problems(folder: Folder, route: Manifest, service: str) -> Iterator[Problem]:

@@ -4,21 +4,18 @@ from collections.abc import Iterator
 
 from serving.errors import Problem
 from serving.gke_names import GKE_CHIPS
-from serving.manifests.check_cluster import pod_templates
 from serving.manifests.check_groups import slice_groups_in
 from serving.manifests.documents import (
     Folder,
     Json,
-    Manifest,
     look,
     mapping,
     ray_clusters,
     sequence,
     texts,
 )
+from serving.manifests.found_pods import FoundPod, all_pods, selects
 
-# What KubeRay adds to every pod, whatever its value. Source: KubeRay 1.7, read 2026-11-20.
-_KUBERAY_LABELS = {"ray.io/cluster": "", "ray.io/node-type": "", "ray.io/group": ""}
 _SELECTORS = {
     "NetworkPolicy": ("spec", "podSelector"),
     "PodDisruptionBudget": ("spec", "selector"),
@@ -28,8 +25,8 @@ _SELECTORS = {
 
 def reference_problems(folder: Folder) -> Iterator[Problem]:
     """Everything that refers to something that is not there."""
-    pods = list(_pods(folder))
-    yield from _selector_problems(folder, [labels for _, _, labels, _ in pods])
+    pods = all_pods(folder)
+    yield from _selector_problems(folder, [pod.labels for pod in pods])
     yield from _account_problems(folder, pods)
     yield from _budget_problems(folder)
     yield from _quota_problems(folder)
@@ -38,47 +35,24 @@ def reference_problems(folder: Folder) -> Iterator[Problem]:
     yield from _repeated(folder)
 
 
-def _pods(folder: Folder) -> Iterator[tuple[Manifest, str, Json, Json]]:
-    """Every pod template: its object, its path, its pods' labels, its spec."""
-    for manifest, path, cluster in ray_clusters(folder):
-        for where, template in pod_templates(cluster):
-            labels = {**_KUBERAY_LABELS, **mapping(template, "metadata", "labels")}
-            yield manifest, f"{path}.{where}.template.spec", labels, mapping(template, "spec")
-    for each in folder.of_kind("DaemonSet", "Deployment", "StatefulSet"):
-        template = mapping(each.body, "spec", "template")
-        labels = mapping(template, "metadata", "labels")
-        yield each, "spec.template.spec", labels, mapping(template, "spec")
-
-
 def _selector_problems(folder: Folder, pods: list[Json]) -> Iterator[Problem]:
     for each in folder.of_kind(*_SELECTORS):
         path = _SELECTORS[each.kind]
         selector = mapping(each.body, *path)
-        if not any(_selects(selector, labels) for labels in pods):
+        if not any(selects(selector, labels) for labels in pods):
             yield each.problem(".".join(path), "selects no pod", _labels_of(pods), _words(selector))
     for each in folder.of_kind("Service"):
         labels = mapping(each.body, "spec", "selector")
-        if not any(_selects({"matchLabels": labels}, found) for found in pods):
+        if not any(selects({"matchLabels": labels}, found) for found in pods):
             value = _words({"matchLabels": labels})
             yield each.problem("spec.selector", "selects no pod", _labels_of(pods), value)
     for each in folder.of_kind("DaemonSet"):
         labels = mapping(each.body, "spec", "template", "metadata", "labels")
         selector = mapping(each.body, "spec", "selector")
-        if not _selects(selector, labels):
+        if not selects(selector, labels):
             allowed = f"allowed: {_words({'matchLabels': labels})}"
             complaint = "does not select its own pods"
             yield each.problem("spec.selector", complaint, allowed, _words(selector))
-
-
-def _selects(selector: Json, labels: Json) -> bool:
-    wanted = mapping(selector, "matchLabels")
-    keys = [
-        mapping(each).get("key")
-        for each in sequence(selector, "matchExpressions")
-        if mapping(each).get("operator") == "Exists"
-    ]
-    has_all = all(labels.get(name) == value for name, value in wanted.items())
-    return has_all and all(key in labels for key in keys)
 
 
 def _words(selector: Json) -> str:
@@ -91,23 +65,22 @@ def _labels_of(pods: list[Json]) -> str:
     return f"allowed: labels that pods have; their {name} is one of {texts(found)}"
 
 
-def _account_problems(
-    folder: Folder, pods: list[tuple[Manifest, str, Json, Json]]
-) -> Iterator[Problem]:
+def _account_problems(folder: Folder, pods: list[FoundPod]) -> Iterator[Problem]:
     fields = {"serviceAccountName": "ServiceAccount", "priorityClassName": "PriorityClass"}
-    for manifest, path, _, spec in pods:
+    for pod in pods:
+        path = f"{pod.path}.spec"
         for field, kind in fields.items():
-            value = spec.get(field)
+            value = pod.spec.get(field)
             if value is not None and value not in folder.names(kind):
                 allowed = f"allowed: {texts(sorted(folder.names(kind)))}"
                 complaint = f"there is no {kind} of this name"
-                yield manifest.problem(f"{path}.{field}", complaint, allowed, value)
-        for claim in sequence(spec, "resourceClaims"):
+                yield pod.manifest.problem(f"{path}.{field}", complaint, allowed, value)
+        for claim in sequence(pod.spec, "resourceClaims"):
             value = mapping(claim).get("resourceClaimTemplateName")
             if value not in folder.names("ResourceClaimTemplate"):
                 allowed = f"allowed: {texts(sorted(folder.names('ResourceClaimTemplate')))}"
                 complaint = "there is no ResourceClaimTemplate of this name"
-                yield manifest.problem(f"{path}.resourceClaims", complaint, allowed, value)
+                yield pod.manifest.problem(f"{path}.resourceClaims", complaint, allowed, value)
 
 
 def _budget_problems(folder: Folder) -> Iterator[Problem]:
@@ -140,21 +113,12 @@ def _quota_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _route_problems(folder: Folder) -> Iterator[Problem]:
-    services = folder.names("Service") | {
-        f"{name}-serve-svc" for name in folder.names("RayService")
-    }
     for each in folder.of_kind("HTTPRoute"):
         for parent in sequence(each.body, "spec", "parentRefs"):
             name = mapping(parent).get("name")
             if name not in folder.names("Gateway"):
                 allowed = f"allowed: {texts(sorted(folder.names('Gateway')))}"
                 yield each.problem("spec.parentRefs", "no such Gateway", allowed, name)
-        for rule in sequence(each.body, "spec", "rules"):
-            for backend in sequence(rule, "backendRefs"):
-                name = mapping(backend).get("name")
-                if name not in services:
-                    allowed = f"allowed: {texts(sorted(services))}"
-                    yield each.problem("spec.rules.backendRefs", "no such Service", allowed, name)
 
 
 def _kustomization_problems(folder: Folder) -> Iterator[Problem]:

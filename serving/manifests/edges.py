@@ -22,6 +22,8 @@ from serving.manifests.values import Values
 
 Json = dict[str, Any]
 
+# Of a health check: the port is the one that is named.
+FIXED_PORT = "USE_FIXED_PORT"
 _GATEWAY_API = "gateway.networking.k8s.io/v1"
 _GKE_API = "networking.gke.io/v1"
 # The port of GKE's TPU device plugin. Source: tpu-metrics page of GKE, read 2026-11-20.
@@ -71,7 +73,12 @@ def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
     health = {
         "checkIntervalSec": 5,
         "config": {
-            "httpHealthCheck": {"port": SERVE_PORT, "requestPath": PROXY_HEALTH},
+            "httpHealthCheck": {
+                "port": SERVE_PORT,
+                # Without it the API server refuses a port.
+                "portSpecification": FIXED_PORT,
+                "requestPath": PROXY_HEALTH,
+            },
             "type": "HTTP",
         },
         "healthyThreshold": 1,
@@ -95,7 +102,11 @@ def is_googles(gateway_class: str) -> bool:
 
 
 def gateway_service(cluster: ClusterConfig) -> Json:
-    """The gateways of a RayCluster that has no RayService to make one."""
+    """The gateways, and nothing else that Ray runs: where clients and load balancers are led.
+
+    Ours also beside a RayService. KubeRay's is there only once every first replica has had a slice,
+    and most of its endpoints are hosts of slices, where nothing listens.
+    """
     spec = {
         "ports": [{"name": "serve", "port": SERVE_PORT, "targetPort": SERVE_PORT}],
         "selector": component_labels(cluster, Component.GATEWAY),

@@ -4,7 +4,11 @@ from enum import StrEnum
 
 from serving.manifests.cluster_config import ClusterConfig
 
+# KubeRay's on every pod of Ray, always `kuberay`: by it the TPU webhook finds the pods, and
+# KubeRay's own head Service the head. A pod template that sets it hides its pods from both. Source:
+# recorded from KubeRay 1.7.0 and kuberay-tpu-webhook 1.3.5 on 2026-11-22.
 NAME_LABEL = "app.kubernetes.io/name"
+PART_OF_LABEL = "app.kubernetes.io/part-of"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
@@ -37,7 +41,7 @@ def component_labels(cluster: ClusterConfig, component: Component) -> dict[str, 
 
 def instance_labels(cluster: ClusterConfig) -> dict[str, str]:
     """The labels of all pods of one installation."""
-    return {NAME_LABEL: "slicewise", INSTANCE_LABEL: cluster.name}
+    return {PART_OF_LABEL: "slicewise", INSTANCE_LABEL: cluster.name}
 
 
 def service_account(cluster: ClusterConfig, component: Component) -> str:
@@ -57,5 +61,15 @@ def redis_name(cluster: ClusterConfig) -> str:
 
 
 def serve_service(cluster: ClusterConfig) -> str:
-    """The Service that a RayService makes for its proxies. Source: KubeRay 1.7, read 2026-11-20."""
-    return f"{cluster.name}-serve-svc"
+    """The Service that leads to the gateways, and to no other pod."""
+    return f"{cluster.name}-gateways"
+
+
+def kuberay_services(rayservice: str) -> frozenset[str]:
+    """The Services that KubeRay makes for a RayService, owns and points elsewhere as it likes.
+
+    They come once the application runs, which is once every first replica has had a slice; and
+    every worker is behind the second, hosts of slices included. Source: recorded from KubeRay 1.7.0
+    on 2026-11-22.
+    """
+    return frozenset({f"{rayservice}-head-svc", f"{rayservice}-serve-svc"})

@@ -13,6 +13,7 @@ from serving.gke_names import (
     GKE_CHIPS,
     GKE_COMPUTE_CLASS,
     GKE_TOPOLOGY,
+    HOST_INDEX_LABEL,
 )
 from serving.manifests.cluster_config import ClusterConfig, PodConfig, Provisioning
 from serving.manifests.compute_classes import control_class_name
@@ -154,6 +155,8 @@ def host_template(values: Values, group: SliceGroup) -> Json:
     }
     template = _template(cluster, Component.ENGINE, spec)
     template["metadata"]["labels"][COMPUTE_CLASS_LABEL] = group.compute_class
+    if shape.num_hosts == 1:
+        template["metadata"]["labels"][HOST_INDEX_LABEL] = "0"
     if cluster.bucket is not None:
         _mount_bucket(template, cluster.bucket)
     if cluster.dranet:

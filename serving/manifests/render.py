@@ -57,7 +57,8 @@ def manifests(values: Values) -> dict[str, list[Json]]:
         "kuberay/base/pod-monitors.yaml": edges.pod_monitors(values),
         "kuberay/rayservice/rayservice.yaml": [ray_service(values, groups)],
         "kuberay/raycluster/raycluster.yaml": [ray_cluster(values, groups)],
-        "kuberay/raycluster/route.yaml": [edges.gateway_service(cluster), *_route(values)],
+        "kuberay/base/gateway-service.yaml": [edges.gateway_service(cluster)],
+        "kuberay/raycluster/route.yaml": _route(values),
     }
     if cluster.redis.own is not None:
         files["kuberay/base/redis.yaml"] = redis_objects(cluster, cluster.redis.own)

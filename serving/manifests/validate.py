@@ -5,6 +5,7 @@ from serving.manifests.check_classes import class_problems
 from serving.manifests.check_cluster import cluster_problems
 from serving.manifests.check_edges import edge_problems
 from serving.manifests.check_groups import group_problems
+from serving.manifests.check_labels import label_problems
 from serving.manifests.check_redis import redis_problems
 from serving.manifests.check_references import reference_problems
 from serving.manifests.check_serving import serving_problems
@@ -12,6 +13,7 @@ from serving.manifests.documents import Folder
 
 _CHECKS = (
     group_problems,
+    label_problems,
     class_problems,
     cluster_problems,
     edge_problems,

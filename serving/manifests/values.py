@@ -17,6 +17,7 @@ from serving.config_schema import name_hint, problems_of, shown
 from serving.engine_arg_names import VllmArgs
 from serving.errors import ConfigError, Problem
 from serving.manifests.cluster_config import ClusterConfig, Provisioning, RedisConfig
+from serving.manifests.kuberay_labels import why_not_in_group
 from serving.manifests.names import DATA_FOLDER
 from serving.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
 from serving.slice_config import Market
@@ -81,6 +82,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
     yield from _application_problems(values)
     yield from _deployment_problems(values)
     yield from _class_problems(values)
+    yield from _node_label_problems(values)
     yield from _secret_problems(values)
     yield from _redis_problems(values.cluster.redis)
     yield from _bucket_problems(values)
@@ -190,6 +192,16 @@ def _class_problems(values: Values) -> Iterator[Problem]:
             )
     for name in sorted(used):
         yield from _market_problems(values, name)
+
+
+def _node_label_problems(values: Values) -> Iterator[Problem]:
+    """Labels of a compute class that would reach the pods of its hosts and be wrong there."""
+    for at, declared in enumerate(values.app.compute_classes):
+        for name, value in declared.node_labels.items():
+            complaint = why_not_in_group(name)
+            if complaint is not None:
+                path = f"{_ARGS}.compute_classes[{at}].node_labels[{name}]"
+                yield Problem(path, complaint, "allowed: another label", shown("", value))
 
 
 def _market_problems(values: Values, name: str) -> Iterator[Problem]:

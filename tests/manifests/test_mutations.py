@@ -12,14 +12,18 @@ from serving.topology import slice_shape
 from .examples import found, in_memory, raw_values
 
 SHAPE = slice_shape("v6e", "4x4")
+SINGLE_SHAPE = slice_shape("v6e", "2x2")
 RAW = raw_values(
     (SHAPE, "reserved"),
     (SHAPE, "spot"),
     (slice_shape("tpu7x", "2x2x2"), "on-demand"),
+    (SINGLE_SHAPE, "spot"),
     dranet=True,
     redis={"own": {"image": "redis:7.4"}},
 )
 GROUP = "v6e-4x4-spot"
+SINGLE = "v6e-2x2-spot"
+HOST_INDEX = "ray.io/replica-host-index"
 AT = "kuberay/rayservice/rayservice.yaml: RayService/llm: spec.rayClusterConfig"
 CLASSES = "gke/compute-classes.yaml: ComputeClass"
 
@@ -55,6 +59,17 @@ def group_of(body: Json, name: str = GROUP) -> Json:
 def pod_of(body: Json) -> Json:
     pod: Json = group_of(body)["template"]["spec"]
     return pod
+
+
+def labels_of(owner: Json) -> Json:
+    """The labels of a pod template."""
+    found: Json = owner["template"]["metadata"]["labels"]
+    return found
+
+
+def check_of(body: Json) -> Json:
+    check: Json = body["spec"]["default"]["config"]["httpHealthCheck"]
+    return check
 
 
 def container_of(body: Json) -> Json:
@@ -198,6 +213,46 @@ IN_GROUP: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda body: group_of(body)["rayStartParams"].update(labels="a=b"),
         "rayStartParams.labels: KubeRay refuses labels here",
     ),
+    "label by which the webhook finds pods": (
+        lambda body: labels_of(group_of(body)).update({"app.kubernetes.io/name": "slicewise"}),
+        "template.metadata.labels[app.kubernetes.io/name]: KubeRay's own label, by which the TPU "
+        'webhook and KubeRay\'s Services find its pods (value "slicewise"); allowed: nothing, it '
+        "is not ours",
+    ),
+    "label of KubeRay's": (
+        lambda body: labels_of(group_of(body)).update({"ray.io/worker-group-replica-index": "7"}),
+        "template.metadata.labels[ray.io/worker-group-replica-index]: KubeRay and the TPU webhook "
+        'set it on every pod, and count by it (value "7"); allowed: nothing, it is not ours',
+    ),
+    "label of KubeRay's by way of the group": (
+        lambda body: group_of(body)["labels"].update({"app.kubernetes.io/name": "slicewise"}),
+        "labels[app.kubernetes.io/name]: it reaches the pods, where KubeRay and the TPU webhook "
+        'set it (value "slicewise"); allowed: nothing, it is not for a group to say',
+    ),
+    "label that makes a host a gateway": (
+        lambda body: group_of(body)["labels"].update({"app.kubernetes.io/component": "gateway"}),
+        "labels[app.kubernetes.io/component]: it reaches the pods, where our Services, policies "
+        'and budgets select by it (value "gateway"); allowed: nothing',
+    ),
+    "single host without its index": (
+        lambda body: labels_of(group_of(body, SINGLE)).pop(HOST_INDEX),
+        f"template.metadata.labels[{HOST_INDEX}]: on slices of one host KubeRay sets none, and the "
+        'TPU webhook then gives a new slice the name of a living one; allowed: "0"',
+    ),
+    "single host with another's index": (
+        lambda body: labels_of(group_of(body, SINGLE)).update({HOST_INDEX: "1"}),
+        'the name of a living one (value "1"); allowed: "0"',
+    ),
+    "several hosts with one index": (
+        lambda body: labels_of(group_of(body)).update({HOST_INDEX: "0"}),
+        f"template.metadata.labels[{HOST_INDEX}]: each of the 4 hosts has its own, which KubeRay "
+        'sets (value "0"); allowed: nothing',
+    ),
+    "gateway with an index": (
+        lambda body: labels_of(group_of(body, "gateway")).update({HOST_INDEX: "0"}),
+        f"template.metadata.labels[{HOST_INDEX}]: its pods are no hosts of slices "
+        '(value "0"); allowed: nothing',
+    ),
     "named pods": (
         lambda body: group_of(body).update(scaleStrategy={"workersToDelete": ["pod"]}),
         "scaleStrategy: only the slice provisioner names pods to delete",
@@ -256,6 +311,13 @@ IN_CLUSTER: dict[str, tuple[Callable[[Json], object], str]] = {
     "headGroupSpec.rayStartParams.num-cpus": (
         lambda cluster: cluster["headGroupSpec"]["rayStartParams"].pop("num-cpus"),
         'parts of the application would be lost with the head; allowed: "0"',
+    ),
+    "headGroupSpec.template.metadata.labels[app.kubernetes.io/name]": (
+        lambda cluster: labels_of(cluster["headGroupSpec"]).update(
+            {"app.kubernetes.io/name": "slicewise"}
+        ),
+        "KubeRay's own label, by which the TPU webhook and KubeRay's Services find its pods "
+        '(value "slicewise"); allowed: nothing, it is not ours',
     ),
     "headGroupSpec.template.spec.initContainers": (
         lambda cluster: cluster["headGroupSpec"]["template"]["spec"].pop("initContainers"),
@@ -445,7 +507,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "llm-chips",
         lambda body: body["spec"]["hard"].update({"requests.google.com/tpu": "8"}),
         "spec.hard[requests.google.com/tpu]: fewer chips than the groups of RayService llm may "
-        'have (value "8"); allowed: 80',
+        'have (value "8"); allowed: 88',
     ),
     "load balancer that asks for a page behind keys": (
         "HealthCheckPolicy",
@@ -458,7 +520,69 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "HealthCheckPolicy",
         "llm",
         lambda body: body["spec"]["targetRef"].update(name="other"),
-        "the load balancer would ask llm-serve-svc for /, and take every gateway for ill",
+        "the load balancer would ask llm-gateways for /, and take every gateway for ill",
+    ),
+    "health check of a port, by default of another": (
+        "HealthCheckPolicy",
+        "llm",
+        lambda body: check_of(body).pop("portSpecification"),
+        "spec.default.config.httpHealthCheck.portSpecification: the API server refuses it together "
+        "with port; allowed: USE_FIXED_PORT",
+    ),
+    "health check of a fixed port that it does not name": (
+        "HealthCheckPolicy",
+        "llm",
+        lambda body: check_of(body).pop("port"),
+        "spec.default.config.httpHealthCheck.portSpecification: the API server refuses it together "
+        'with nothing (value "USE_FIXED_PORT"); allowed: USE_SERVING_PORT',
+    ),
+    "health check that waits into the next one": (
+        "HealthCheckPolicy",
+        "llm",
+        lambda body: body["spec"]["default"].update(timeoutSec=6),
+        "spec.default.timeoutSec: longer than checkIntervalSec, which the API server refuses "
+        "(value 6); allowed: at most 5",
+    ),
+    "route to KubeRay's Service": (
+        "HTTPRoute",
+        "llm",
+        lambda body: body["spec"]["rules"][0]["backendRefs"][0].update(name="llm-serve-svc"),
+        "spec.rules.backendRefs: KubeRay's own: it is there only once every first replica has had "
+        "a slice, and leads to hosts of slices, where nothing listens "
+        '(value "llm-serve-svc"); allowed: llm-gateways',
+    ),
+    "health check of KubeRay's Service": (
+        "HealthCheckPolicy",
+        "llm",
+        lambda body: body["spec"]["targetRef"].update(name="llm-serve-svc"),
+        "spec.targetRef.name: KubeRay's own: it is there only once",
+    ),
+    "time limits of no Service": (
+        "GCPBackendPolicy",
+        "llm",
+        lambda body: body["spec"]["targetRef"].update(name="other"),
+        'spec.targetRef.name: no such Service (value "other"); allowed: llm-gateways',
+    ),
+    "Service of every worker": (
+        "Service",
+        "llm-gateways",
+        lambda body: body["spec"].update(selector={"ray.io/node-type": "worker"}),
+        "spec.rules.backendRefs: this Service leads to pods that are no gateways: "
+        "tpu7x-2x2x2-on-demand, v6e-2x2-spot, v6e-4x4-reserved, v6e-4x4-spot "
+        '(value "llm-gateways"); allowed: nothing',
+    ),
+    "route to Redis": (
+        "HTTPRoute",
+        "llm",
+        lambda body: body["spec"]["rules"][0]["backendRefs"][0].update(name="llm-redis"),
+        "spec.rules.backendRefs: this Service leads to pods that are no gateways: nothing of Ray's "
+        '(value "llm-redis"); allowed: llm-gateways',
+    ),
+    "Service by a label that KubeRay keeps": (
+        "Service",
+        "llm-gateways",
+        lambda body: body["spec"]["selector"].update({"app.kubernetes.io/name": "slicewise"}),
+        "spec.selector: selects no pod",
     ),
     "load balancer that cuts answers": (
         "GCPBackendPolicy",
@@ -470,7 +594,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "GCPBackendPolicy",
         "llm",
         lambda body: body["spec"]["targetRef"].update(name="other"),
-        "the load balancer would cut every answer of llm-serve-svc after 30 s",
+        "the load balancer would cut every answer of llm-gateways after 30 s",
     ),
     "state that goes with its pod": (
         "StatefulSet",

@@ -21,6 +21,13 @@ def _args(raw: Raw) -> Raw:
     return args
 
 
+def _declare(raw: Raw, node_labels: dict[str, str]) -> None:
+    """Another spot class, of nodes with these labels."""
+    declared = {"name": "other", "market": "spot", "node_labels": node_labels}
+    _args(raw)["compute_classes"] = [declared]
+    _args(raw)["models"][0]["deployments"][1]["compute_class"] = "other"
+
+
 CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
     "no cluster": (lambda raw: raw.pop("cluster"), "cluster: missing; required: a mapping"),
     "unknown key": (
@@ -131,6 +138,22 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         ),
         "slice.num_slices: more than max_slices of compute class reserved (value 2); allowed: at "
         "most 1",
+    ),
+    "label by which the TPU webhook finds pods": (
+        lambda raw: _declare(raw, {"app.kubernetes.io/name": "slicewise"}),
+        "applications[0].args.compute_classes[0].node_labels[app.kubernetes.io/name]: it reaches "
+        'the pods, where KubeRay and the TPU webhook set it (value "slicewise"); allowed: another '
+        "label",
+    ),
+    "host index for all": (
+        lambda raw: _declare(raw, {"ray.io/replica-host-index": "0"}),
+        "node_labels[ray.io/replica-host-index]: it reaches the pods, where KubeRay and the TPU "
+        'webhook set it (value "0"); allowed: another label',
+    ),
+    "label by which gateways are found": (
+        lambda raw: _declare(raw, {"app.kubernetes.io/component": "gateway"}),
+        "node_labels[app.kubernetes.io/component]: it reaches the pods, where our Services, "
+        'policies and budgets select by it (value "gateway"); allowed: another label',
     ),
     "topology": (
         lambda raw: _args(raw)["models"][0]["deployments"][0]["slice"].update(topology="4x5"),
