@@ -5,21 +5,26 @@ as plain fields; the rest of a record is vLLM's own msgpack encoding, opaque to 
 
 Tokens travel once: the payload of a request leaves its prompt out. Most outputs carry tokens only
 and have no payload at all.
+
+What a request has emitted comes from `TokenRequest.emitted_token_ids` and from nowhere else: vLLM
+fills `SamplingParams.extra_args` from the body of an HTTP request, so the names that are ours are
+taken out of it at both ends.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from serving.link.messages import TokenOutput, TokenRequest
+from serving.link.messages import RESERVED_ARG_PREFIX, TokenOutput, TokenRequest
 
 # The key in `SamplingParams.extra_args` under which a resumed request carries, inside the engine
 # only, the tokens that it had already emitted elsewhere.
-EMITTED_KEY = "slicewise_emitted_token_ids"
+EMITTED_KEY = f"{RESERVED_ARG_PREFIX}emitted_token_ids"
 
 
 def _join(buffers: Sequence[Any]) -> list[bytes]:
@@ -31,13 +36,40 @@ def encode_request(request: EngineCoreRequest, encoder: MsgpackEncoder) -> list[
     prompt_token_ids = request.prompt_token_ids
     request.prompt_token_ids = None
     try:
-        return _join(encoder.encode(request))
+        with _without_reserved(request.sampling_params):
+            return _join(encoder.encode(request))
     finally:
         request.prompt_token_ids = prompt_token_ids
 
 
+@contextmanager
+def _without_reserved(params: SamplingParams | None) -> Iterator[None]:
+    """Takes arguments of ours out of `params` for a moment: its siblings (`n > 1`) share it."""
+    if params is None:
+        yield
+        return
+    extra_args = params.extra_args
+    params.extra_args = _clients_own(extra_args)
+    try:
+        yield
+    finally:
+        params.extra_args = extra_args
+
+
+def _clients_own(extra_args: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The arguments without those that only the ends of the link may set; `None` for none."""
+    kept = {
+        name: value
+        for name, value in (extra_args or {}).items()
+        if not name.startswith(RESERVED_ARG_PREFIX)
+    }
+    return kept or None
+
+
 def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCoreRequest:
     """The request as the engine core takes it, emitted tokens in `extra_args`.
+
+    Whatever the payload says of emitted tokens is dropped: only the message's own field counts.
 
     Raises:
         msgspec.DecodeError, msgspec.ValidationError: the payload is not vLLM's. Fail the request.
@@ -48,11 +80,11 @@ def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCore
     )  # one per attempt, where the payload's is the first one's
     request.prompt_token_ids = message.prompt_token_ids
     params = request.sampling_params
-    if message.emitted_token_ids and params is not None:
-        params.extra_args = {
-            **(params.extra_args or {}),
-            EMITTED_KEY: message.emitted_token_ids,
-        }
+    if params is not None:
+        params.extra_args = _clients_own(params.extra_args)
+        if message.emitted_token_ids:
+            emitted = {EMITTED_KEY: message.emitted_token_ids}
+            params.extra_args = (params.extra_args or {}) | emitted
     return request
 
 

@@ -17,8 +17,9 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.link.messages import Finish, TokenOutput, TokenRequest
+from serving.link.messages import RESERVED_ARG_PREFIX, Finish, TokenOutput, TokenRequest
 from serving.vllm_codec import (
+    EMITTED_KEY,
     decode_output,
     decode_request,
     emitted_token_ids,
@@ -148,6 +149,41 @@ def test_emitted_tokens_arrive_beside_the_callers_own_arguments() -> None:
     assert arrived.extra_args is not None
     assert arrived.extra_args["mine"] == 1
     assert params.extra_args == {"mine": 1}
+
+
+# Each of them ended an engine core, or put words into an answer's mouth.
+FORGED = [1.5, [1.5], [2_000_000_000], [-1], 5, "tokens", [4, 5]]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("emitted", [[], [7, 8]])
+def test_what_a_client_says_was_emitted_is_left_at_the_gateway(
+    forged: object, emitted: list[int]
+) -> None:
+    params = SamplingParams(max_tokens=7, extra_args={"mine": 1, EMITTED_KEY: forged})
+    payload = b"".join(encode_request(request(sampling_params=params), MsgpackEncoder()))
+    assert EMITTED_KEY.encode() not in payload
+    assert b"mine" in payload
+    assert params.extra_args == {"mine": 1, EMITTED_KEY: forged}
+    arrived = over_the_link(request(sampling_params=params), emitted).sampling_params
+    assert emitted_token_ids(arrived) == (emitted or None)
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("emitted", [[], [7, 8]])
+def test_engine_host_takes_what_was_emitted_from_the_message_alone(
+    forged: object, emitted: list[int]
+) -> None:
+    """A gateway of an earlier build sends the client's own arguments as they came."""
+    another = f"{RESERVED_ARG_PREFIX}anything"
+    params = SamplingParams(max_tokens=7, extra_args={EMITTED_KEY: forged, another: 1})
+    subject = request(sampling_params=params, prompt_token_ids=None)
+    payload = [bytes(part) for part in MsgpackEncoder().encode(subject)]
+    assert EMITTED_KEY.encode() in b"".join(payload)
+    message = TokenRequest("wire", [1], emitted, 7, payload)
+    arrived = decode_request(message, request_decoder()).sampling_params
+    assert arrived is not None
+    assert arrived.extra_args == ({EMITTED_KEY: emitted} if emitted else None)
 
 
 def test_fresh_request_has_emitted_nothing() -> None:

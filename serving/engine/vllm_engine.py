@@ -19,7 +19,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import (
+    EngineCoreEventType,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
@@ -29,6 +34,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serving.engine.host_watch import HOST_VARIABLE, HostProcess
 from serving.engine.protocol import EngineDiedError
 from serving.engine.resume_scheduler import resuming_scheduler, scheduler_path
+from serving.engine.tpu_requests import fit_to_tpu
 from serving.engine.vitals import StepCount, VitalsMeter
 from serving.link.messages import (
     EngineLoad,
@@ -160,11 +166,21 @@ class VllmEngine:
             engine_request = decode_request(request, self._decoder)
         except (msgspec.DecodeError, TypeError, IndexError) as error:
             raise ValueError(f"malformed request payload: {error}") from error
+        self._check(request, engine_request)
         self._ensure_alive()
         try:
             await self._client.add_request_async(engine_request)
         except EngineDeadError as error:
             raise EngineDiedError(self._death_reason()) from error
+
+    def _check(self, request: TokenRequest, engine_request: EngineCoreRequest) -> None:
+        """Refuses what would end the engine core, which trusts what it is given."""
+        num_tokens = self._config.model_config.get_vocab_size()
+        emitted = request.emitted_token_ids
+        if emitted and not (min(emitted) >= 0 and max(emitted) < num_tokens):
+            raise ValueError(f"emitted token ids are not all of 0 to {num_tokens - 1}")
+        if self._is_on_tpu and engine_request.sampling_params is not None:
+            fit_to_tpu(engine_request.sampling_params)
 
     async def abort(self, request_ids: list[str]) -> None:
         """See `Engine.abort`."""
@@ -178,6 +194,7 @@ class VllmEngine:
             if stats is not None:
                 self._load = _load_from(stats)
                 _count_scheduler(self._meter, stats)
+            self._drop_unasked_aborts(outputs)
             if outputs.outputs:
                 goes_on = self._load.num_running > 0
                 self._meter.stepped(_count(outputs), outputs.timestamp, goes_on=goes_on)
@@ -185,9 +202,20 @@ class VllmEngine:
                     self._tell_scheduled(outputs)
                 return encode_outputs(outputs.outputs, self._encoder)
 
+    def _drop_unasked_aborts(self, outputs: EngineCoreOutputs) -> None:
+        """Takes an engine core that aborts requests by itself for one that ends.
+
+        vLLM answers no abort that it was asked for. On SIGTERM and SIGINT it aborts all that it has
+        and says so of each: to pass that on would end streams that another engine can go on with.
+        """
+        asked = [each for each in outputs.outputs if each.finish_reason != FinishReason.ABORT]
+        if len(asked) < len(outputs.outputs):
+            outputs.outputs = asked
+            self._report_death("engine core was told to end")
+
     async def call(self, method: str, args: bytes) -> bytes:
         """See `Engine.call`. `args` and the result are msgpack."""
-        if method == COMPILATIONS_CALL and self._counts_compilations:
+        if method == COMPILATIONS_CALL and self._is_on_tpu:
             self._ensure_alive()
             counts = await self._client.collective_rpc_async(COMPILATIONS_CALL)
             return msgspec.msgpack.encode(counts)
@@ -228,7 +256,7 @@ class VllmEngine:
         programs is compiled for each of them.
         """
         sizes: tuple[int, ...] = (1,)
-        if self._counts_compilations:
+        if self._is_on_tpu:
             sizes = request_buckets(self._config.scheduler_config.max_num_seqs)
         started_s = time.monotonic()
         for size in sizes:
@@ -244,7 +272,7 @@ class VllmEngine:
         # On a TPU long enough for all of a bucket to run together, however they come.
         room = self._config.model_config.max_model_len - _WARM_UP_PROMPT_TOKENS
         params = SamplingParams(
-            max_tokens=max(1, min(16, room)) if self._counts_compilations else 3,
+            max_tokens=max(1, min(16, room)) if self._is_on_tpu else 3,
             ignore_eos=True,
             temperature=1.0,
             top_p=0.9,
@@ -266,12 +294,12 @@ class VllmEngine:
         )
 
     @property
-    def _counts_compilations(self) -> bool:
-        """Only where programs are made for shapes, which is on a TPU."""
+    def _is_on_tpu(self) -> bool:
+        """Whether tpu-inference runs it, which makes programs for shapes."""
         return bool(self._config.parallel_config.worker_cls == _TPU_WORKER)
 
     async def _watch_compilations(self) -> None:
-        if self._counts_compilations:
+        if self._is_on_tpu:
             await self._client.collective_rpc_async("watch_compilations")
             await self._count_programs()
             self._counting = asyncio.create_task(self._keep_counting(), name="count-programs")

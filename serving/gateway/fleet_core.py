@@ -310,10 +310,15 @@ class FleetCore:
         # For the meter, which takes a step at once because that is cheaper.
         emitted: list[tuple[Stopwatch, int]] = []
         ended: list[tuple[Stopwatch, str]] = []
+        given_up: list[Flight] = []
         now_s = time.monotonic()
         for message in step.outputs:
             flight = seat.flights.get(message.request_id)
             if flight is None:
+                continue
+            if message.finish == Finish.ABORT:
+                del seat.flights[message.request_id]
+                given_up.append(flight)
                 continue
             if message.finish == Finish.ERROR and isinstance(message.stop_reason, str):
                 del seat.flights[message.request_id]
@@ -350,6 +355,18 @@ class FleetCore:
         if outputs:
             self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
             self._unread_since_s.append(time.monotonic())
+        if given_up:
+            self._take_back(seat, given_up)
+
+    def _take_back(self, seat: EngineSeat, flights: list[Flight]) -> None:
+        """Resumes elsewhere what an engine has given up though nobody aborted it.
+
+        Whoever aborts a request here forgets it first, so the engine does it by itself: it is about
+        to end, and takes no more. A host of this build says so itself; this is for all others.
+        """
+        reason = "it ends requests that nobody aborted"
+        self.drain_engine(seat.engine_id, reason, 0.0)
+        self._move(flights, "lost", reason, seat.engine_id)
 
     # -- what vLLM's frontend calls --
 

@@ -6,7 +6,6 @@ byte of a response is vLLM's. Prompts and answers are never logged.
 """
 
 import logging
-import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,7 +29,12 @@ from serving.gateway.asked import Asked
 from serving.gateway.fleet_page import FleetPage
 from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
-from serving.gateway.refused_fields import check_fields
+from serving.gateway.refused_fields import (
+    REQUEST_ID,
+    check_fields,
+    check_open_arguments,
+    check_request_id,
+)
 from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 from serving.gateway.request_trace import RequestTrace, request_attributes
 from serving.log_lines import note
@@ -72,10 +76,6 @@ _FLEET_HEADERS = {
     "vary": "Accept",
     "cache-control": "no-store",
 }
-
-# A taken-over request id is logged and echoed, so it may not carry line ends or grow without bound.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
-
 
 # What vLLM's frontend does not get as it came: it would take the trace for its own, or complain.
 _OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
@@ -121,11 +121,16 @@ class ModelFrontend(Protocol):
 
 
 class _Fields(msgspec.Struct):
-    """What of a body says who takes it: OpenAI's `user`, or Anthropic's within `metadata`."""
+    """What the edge reads of a body: who takes it, and what a client may not set.
+
+    Whom it is of says OpenAI's `user`, or Anthropic's within `metadata`.
+    """
 
     model: str | None = None
     user: Any = None
     metadata: Any = None
+    request_id: Any = None
+    vllm_xargs: Any = None
 
     def user_id(self) -> str | None:
         """Whom the request is of; `None` where it does not say."""
@@ -216,6 +221,8 @@ class HttpEdge:
         if exchange.trace is not None:
             exchange.trace.asks_admission()
         fields = _fields_of(body)
+        check_request_id(fields.request_id)
+        check_open_arguments(fields.vllm_xargs)
         asked = Asked(
             fields.model,
             fields.user_id() or exchange.request_id,
@@ -451,7 +458,7 @@ def _taken_request_id(scope: Scope) -> str | None:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             text = str(value.decode("latin-1"))
-            if _REQUEST_ID.fullmatch(text):
+            if REQUEST_ID.fullmatch(text):
                 return text
     return None
 

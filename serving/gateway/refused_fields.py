@@ -1,21 +1,45 @@
-"""Fields of a request that an engine cannot honour, refused before they reach it.
+"""Fields of a request that an engine cannot honour, or that no client may set, refused in time.
 
 Owns which they are and the check of a body. An engine that was asked would fail with no word to the
 client, and to drop a field in silence would change what was asked for. Pure.
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 
 from serving.errors import MalformedRequestError
+from serving.link.messages import RESERVED_ARG_PREFIX
+
+# What a request may be called: its id is logged, echoed and sent with every token, so it may
+# neither carry line ends nor grow without bound.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 # tpu-inference 0.32.0 raises `JAX does not support per-request seed.` in `validate_request`, which
 # came back as a 500 with an empty message (`platforms/tpu_platform.py`, read and run 2026-11-21).
 ON_TPU: Mapping[str, str] = {
     "seed": "Engines on TPU have no seed per request; leave it out, or send temperature 0 for "
-    "output that repeats."
+    "output that repeats.",
+    # Its batch calls `jnp.zeros` with two shapes, a `TypeError` in the step that ends the engine,
+    # and the next one that gets the request (`runner/input_batch.py`, run 2026-11-22).
+    "allowed_token_ids": "Engines on TPU cannot restrict the tokens of a request; leave it out, or "
+    "send structured_outputs.",
+    # It gives log-probabilities of the likeliest tokens only, and the frontend waits for these.
+    "logprob_token_ids": "Engines on TPU have log-probabilities of the likeliest tokens only; "
+    "send logprobs.",
 }
+# On a TPU too where its model speculates or takes more than text: tpu-inference 0.32.0 raises in
+# the step, which ends the engine (`runner/tpu_runner.py`, read 2026-11-22).
+PROMPT_LOGPROBS = "prompt_logprobs"
+ON_TPU_WITHOUT_PROMPT_LOGPROBS: Mapping[str, str] = {
+    **ON_TPU,
+    PROMPT_LOGPROBS: "Engines on TPU have no log-probabilities of prompts for this model, which "
+    "speculates or takes more than text; leave them out, and echo with logprobs.",
+}
+# `extra_args` that vLLM reads and that have fields of their own, where their types are checked. An
+# engine with a KV connector calls methods of what it finds there.
+_FIELDS_OF_THEIR_OWN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -23,7 +47,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
     """Lets a body pass in which none of the `refused` fields has a value; they map to the reason.
 
-    A body that is not a JSON object passes as well: whoever reads it says what is wrong with it.
+    `null` and an empty list are no values: clients send them for what they do not ask. A body that
+    is not a JSON object passes as well: whoever reads it says what is wrong with it.
 
     Raises:
         MalformedRequestError: one has. The client must change the request.
@@ -35,5 +60,54 @@ def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
     except msgspec.DecodeError:
         return
     for name, reason in refused.items():
-        if bytes(fields.get(name, msgspec.Raw(b"null"))).strip() != b"null":
+        if _value(fields, name) not in (None, []):
             raise MalformedRequestError(reason, param=name, code="unsupported_parameter")
+    if PROMPT_LOGPROBS in refused and _echoes_logprobs(fields):
+        reason = refused[PROMPT_LOGPROBS]
+        raise MalformedRequestError(reason, param="echo", code="unsupported_parameter")
+
+
+def _echoes_logprobs(fields: Mapping[str, msgspec.Raw]) -> bool:
+    """Whether vLLM makes prompt log-probabilities of it: in a chat it does for every echo."""
+    if not _value(fields, "echo"):
+        return False
+    return "messages" in fields or _value(fields, "logprobs") is not None
+
+
+def _value(fields: Mapping[str, msgspec.Raw], name: str) -> object:
+    return msgspec.json.decode(fields[name]) if name in fields else None
+
+
+def check_open_arguments(arguments: object) -> None:
+    """Lets a request's `vllm_xargs` pass in which nothing stands that is not for clients to set.
+
+    What is no mapping passes: vLLM says what is wrong with it.
+
+    Raises:
+        MalformedRequestError: something does. The client must leave it out.
+    """
+    for name in arguments if isinstance(arguments, dict) else ():
+        if str(name).startswith(RESERVED_ARG_PREFIX):
+            allowed = f"names that begin with {RESERVED_ARG_PREFIX} are not for clients"
+        elif name in _FIELDS_OF_THEIR_OWN:
+            allowed = "it is a field of the request itself"
+        else:
+            continue
+        message = f"vllm_xargs: {str(name)[:80]!r} cannot be set here: {allowed}; leave it out."
+        raise MalformedRequestError(message, param="vllm_xargs", code="unsupported_parameter")
+
+
+def check_request_id(request_id: object) -> None:
+    """Lets a body's `request_id` pass that is fit to be logged, echoed and sent with every token.
+
+    What is no text passes: vLLM says what is wrong with it.
+
+    Raises:
+        MalformedRequestError: it is not. The client must send another, or none.
+    """
+    if isinstance(request_id, str) and not REQUEST_ID.fullmatch(request_id):
+        message = (
+            f"request_id: {request_id[:40]!r} has {len(request_id)} characters; allowed: 1 to 128 "
+            "letters, digits and . _ : -"
+        )
+        raise MalformedRequestError(message, param="request_id")

@@ -19,7 +19,7 @@ from serving.gateway.admission import Admission, Inside
 from serving.gateway.door import Door, FleetLimits
 from serving.gateway.fleet_core import FleetCore
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
-from serving.gateway.refused_fields import ON_TPU
+from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.request_meter import RequestMeter
 from serving.model_source import resolve_source
 
@@ -115,7 +115,11 @@ class ServedModel:
     @property
     def refused_fields(self) -> Mapping[str, str]:
         """Fields of a request that its engines cannot honour, with the reason."""
-        return ON_TPU if self._config.is_on_tpu else {}
+        if not self._config.is_on_tpu:
+            return {}
+        takes_more_than_text = self.llm.model_config.is_multimodal_model
+        speculates = self._config.engine_args.get("speculative_config") is not None
+        return ON_TPU_WITHOUT_PROMPT_LOGPROBS if takes_more_than_text or speculates else ON_TPU
 
     def answers_to(self, name: str) -> bool:
         """Whether a request for this model or adapter can be answered by it."""

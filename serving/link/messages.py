@@ -18,6 +18,11 @@ PROTOCOL_VERSION = 1
 # A prompt of a million tokens (5 bytes each) or a step's logprobs fit with room to spare.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
+# Names that begin so, among the open-ended arguments of a request (vLLM's `vllm_xargs`), belong to
+# the two ends of the link. A client that sends one is refused at the HTTP edge; what comes another
+# way is left out at either end (`vllm_codec`).
+RESERVED_ARG_PREFIX = "slicewise_"
+
 
 class Finish(IntEnum):
     """Why a request ended, numbered as vLLM numbers it."""

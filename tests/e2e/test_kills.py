@@ -101,6 +101,12 @@ class Kill(StrEnum):
     ENGINE_HOST = "engine host is killed"
     SLICE_REPLICA = "slice replica is killed"
     HANG = "engine core is stopped"
+    CORE_TERMINATED = "engine core gets SIGTERM"
+    CORE_INTERRUPTED = "engine core gets SIGINT"
+    WORKER_TERMINATED = "worker gets SIGTERM"
+    WORKER_INTERRUPTED = "worker gets SIGINT"
+    HOST_TERMINATED = "engine host gets SIGTERM"
+    HOST_INTERRUPTED = "engine host gets SIGINT"
 
 
 @dataclass(frozen=True)
@@ -128,15 +134,27 @@ class Plan:
         host = application.processes(Role.ENGINE_HOST)[self.engine]
         cores = application.below(host, Role.ENGINE_CORE)
         workers = [each for core in cores for each in application.below(core, Role.ENGINE_WORKER)]
-        if self.kill == Kill.ENGINE_HOST:
-            return host
-        if self.kill == Kill.SLICE_REPLICA:
-            return application.processes(Role.SLICE_REPLICA)[self.engine]
-        return workers[0] if self.kill == Kill.WORKER else cores[0]
+        match self.kill:
+            case Kill.ENGINE_HOST | Kill.HOST_TERMINATED | Kill.HOST_INTERRUPTED:
+                return host
+            case Kill.SLICE_REPLICA:
+                return application.processes(Role.SLICE_REPLICA)[self.engine]
+            case Kill.WORKER | Kill.WORKER_TERMINATED | Kill.WORKER_INTERRUPTED:
+                return workers[0]
+            case _:
+                return cores[0]
 
     @property
     def signal(self) -> signal.Signals:
-        return signal.SIGSTOP if self.kill == Kill.HANG else signal.SIGKILL
+        match self.kill:
+            case Kill.HANG:
+                return signal.SIGSTOP
+            case Kill.CORE_TERMINATED | Kill.WORKER_TERMINATED | Kill.HOST_TERMINATED:
+                return signal.SIGTERM
+            case Kill.CORE_INTERRUPTED | Kill.WORKER_INTERRUPTED | Kill.HOST_INTERRUPTED:
+                return signal.SIGINT
+            case _:
+                return signal.SIGKILL
 
 
 class Disturbance:

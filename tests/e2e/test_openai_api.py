@@ -357,6 +357,31 @@ def test_max_tokens_beyond_the_context_is_400_with_both_numbers(client: OpenAI) 
     assert str(MAX_MODEL_LEN + 1) in message
 
 
+FORGED_ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": QUESTION},
+    "/v1/completions": {"prompt": "A slice is"},
+    "/v1/responses": {"input": "A slice is"},
+    "/v1/messages": {"messages": QUESTION, "max_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("path", FORGED_ROUTES)
+def test_request_that_says_what_it_has_emitted_is_400_and_costs_no_engine(
+    http: httpx.Client, demo_application: RunningApplication, path: str
+) -> None:
+    before = engine_ids(demo_application.fleet())
+    for forged in (1.5, 5, "tokens", [2_000_000_000], [1.5], [5]):
+        arguments = {"slicewise_emitted_token_ids": forged}
+        body = {"model": MODEL, "vllm_xargs": arguments, **FORGED_ROUTES[path]}
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400, answer.text
+        assert "slicewise_emitted_token_ids" in answer.text
+    # Both engines answer still, and are those of before.
+    fair = {"model": MODEL, **FORGED_ROUTES[path]}
+    assert [http.post(path, json=fair).status_code for _ in range(4)] == [200] * 4
+    assert engine_ids(demo_application.fleet()) == before
+
+
 def test_body_that_is_too_large_is_413(http: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": "x" * (16 * 1024 * 1024)}
     answer = http.post("/v1/completions", json=body)

@@ -4,16 +4,19 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 
 import pytest
 import pytest_asyncio
 from vllm.sampling_params import SamplingParams
+from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.engine.load_stage import hear_stages
 from serving.engine.protocol import EngineDiedError
 from serving.engine.vllm_engine import VllmEngine, engine_config
 from serving.link.messages import TokenRequest
 from serving.slices.lifecycle import LoadStage
+from serving.vllm_codec import EMITTED_KEY
 
 from .contract import DEADLINE_S, EngineContract, Subject, collect
 from .vllm_requests import (
@@ -109,6 +112,36 @@ async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_proces
             await engine.check(DEADLINE_S)
 
 
+async def read_unfinished(engine: VllmEngine, emitted: dict[str, list[int]]) -> NoReturn:
+    """Reads until the engine's end, at which no request may have one."""
+    while True:
+        for output in await engine.next_step():
+            assert output.finish is None, "the client did not ask for an end"
+            emitted[output.request_id] += output.token_ids
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_engine_core_that_is_told_to_end_is_lost_with_what_it_had(
+    subject: Subject, number: signal.Signals
+) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    emitted: dict[str, list[int]] = {"a": [], "b": []}
+    async with asyncio.timeout(DEADLINE_S):
+        for request_id in emitted:
+            await engine.submit(subject.make_request(request_id, 1500, []))
+        while not all(emitted.values()):
+            for output in await engine.next_step():
+                emitted[output.request_id] += output.token_ids
+        (pid,) = engine.process_ids
+        os.kill(pid, number)
+        with pytest.raises(EngineDiedError, match="told to end"):
+            await read_unfinished(engine, emitted)
+        with pytest.raises(EngineDiedError):
+            await engine.submit(subject.make_request("c", 2, []))
+    assert all(len(token_ids) < 1500 for token_ids in emitted.values())
+
+
 @pytest.mark.long
 async def test_stopped_engine_core_fails_its_check(subject: Subject) -> None:
     engine = subject.engine
@@ -127,6 +160,33 @@ async def test_malformed_payload_is_refused_and_the_engine_goes_on(subject: Subj
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(ValueError, match="malformed request payload"):
             await subject.engine.submit(TokenRequest("bad", [1], [], 5, [b"\x93\x01"]))
+        await subject.engine.submit(subject.make_request("a", 2, []))
+        assert len((await collect(subject.engine, "a"))["a"]) == 2
+
+
+@pytest.mark.parametrize("forged", [1.5, [1.5], [2_000_000_000], 5, "tokens"])
+async def test_resume_that_a_client_forged_is_left_out_and_the_engine_goes_on(
+    subject: Subject, requests: RequestMaker, forged: Any
+) -> None:
+    """As a gateway of an earlier build sends it: what the client wrote, within the payload."""
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    params.extra_args = {EMITTED_KEY: forged}
+    core_request = requests.core_request("forged", [5, 6, 7, 8], params)
+    payload = [bytes(part) for part in MsgpackEncoder().encode(core_request)]
+    async with asyncio.timeout(DEADLINE_S):
+        await subject.engine.submit(subject.make_request("honest", 2, []))
+        honest = (await collect(subject.engine, "honest"))["honest"]
+        await subject.engine.submit(TokenRequest("forged", [5, 6, 7, 8], [], 2, payload))
+        assert (await collect(subject.engine, "forged"))["forged"] == honest
+
+
+@pytest.mark.parametrize("emitted", [[2_000_000_000], [1, -1]])
+async def test_emitted_tokens_that_are_none_of_the_model_are_refused(
+    subject: Subject, emitted: list[int]
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(ValueError, match="emitted token ids"):
+            await subject.engine.submit(subject.make_request("bad", 5, emitted))
         await subject.engine.submit(subject.make_request("a", 2, []))
         assert len((await collect(subject.engine, "a"))["a"]) == 2
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.serial_utils import MsgpackEncoder
 
@@ -65,9 +66,15 @@ class RequestMaker:
         if emitted and params.prompt_logprobs is not None:  # as `FleetCore` does
             params = params.clone()
             params.prompt_logprobs = None
-        request = self._inputs.process_inputs(
-            request_id, {"prompt_token_ids": prompt}, params.clone(), ("generate",)
-        )
+        request = self.core_request(request_id, prompt, params)
         return TokenRequest(
             request_id, prompt, emitted, params.max_tokens, encode_request(request, self._encoder)
+        )
+
+    def core_request(
+        self, request_id: str, prompt: list[int], params: SamplingParams
+    ) -> EngineCoreRequest:
+        """The request as vLLM's frontend hands it to the fleet client."""
+        return self._inputs.process_inputs(
+            request_id, {"prompt_token_ids": prompt}, params.clone(), ("generate",)
         )

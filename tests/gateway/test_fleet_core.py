@@ -122,6 +122,60 @@ async def test_step_of_an_unknown_engine_is_ignored() -> None:
 # -- resume --
 
 
+def aborts(*wire_ids: str) -> Step:
+    """What vLLM's engine core says of each request when it is told to end."""
+    return Step([TokenOutput(wire_id, [], int(Finish.ABORT)) for wire_id in wire_ids])
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_request_that_its_engine_gives_up_goes_on_at_another(*, is_told: bool) -> None:
+    fleet = Fleet()
+    first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
+    await fleet.add("r", "s", "t")
+    first.step(2)
+    second.step(1)
+    # Of "r" and "t", which are on it, it says one to be aborted, and the other nothing.
+    fleet.core.take_step("e1", aborts("r"))
+    assert [(each.request_id, each.emitted_token_ids) for each in second.submitted[1:]] == [
+        ("t~1", answer_to("t")[:2]),
+        ("r~1", answer_to("r")[:2]),
+    ]
+    await fleet.add("u")  # comes to the engine that has not said that it ends
+    assert [each.request_id for each in first.submitted] == ["r", "t"]
+    first.end(is_told=is_told)
+    second.step(5)
+    tokens = await fleet.tokens()
+    assert tokens == {name: answer_to(name) for name in "rstu"}
+    assert fleet.failures == {}
+    assert fleet.is_empty()
+
+
+async def test_request_that_the_last_engine_gives_up_waits_for_the_next() -> None:
+    fleet = Fleet()
+    first = ScriptedLink(fleet.core, "e1")
+    await fleet.add("r")
+    first.step(2)
+    fleet.core.take_step("e1", aborts("r"))
+    assert fleet.core.num_waiting == 1
+    second = ScriptedLink(fleet.core, "e2")
+    second.step(3)
+    assert await fleet.tokens() == {"r": answer_to("r")}
+    assert fleet.failures == {}
+
+
+async def test_abort_that_the_client_asked_for_moves_nothing() -> None:
+    fleet = Fleet()
+    first, second = ScriptedLink(fleet.core, "e1"), ScriptedLink(fleet.core, "e2")
+    await fleet.add("r")
+    first.step(1)
+    await fleet.core.abort_requests_async(["r"])
+    fleet.core.take_step("e1", aborts("r"))
+    assert second.submitted == []
+    assert fleet.core.has_engine
+    assert all(not seat.is_draining for seat in fleet.core.seats)
+    assert fleet.is_empty()
+
+
 @pytest.mark.parametrize("position", range(5))
 async def test_request_continues_token_exactly_where_its_engine_died(position: int) -> None:
     fleet = Fleet()

@@ -1,11 +1,20 @@
-"""A field that an engine cannot honour: 400 that names it, before any engine is asked."""
+"""A field that no engine honours, or no client may set: 400 that names it, no engine is asked."""
+
+from typing import Any
 
 import pytest
 
 from serving.errors import MalformedRequestError
-from serving.gateway.refused_fields import ON_TPU, check_fields
+from serving.gateway.refused_fields import (
+    ON_TPU,
+    ON_TPU_WITHOUT_PROMPT_LOGPROBS,
+    PROMPT_LOGPROBS,
+    check_fields,
+)
 
 from .test_http_edge import EchoFrontend, client_of, edge_over
+
+GENERATE_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
 @pytest.mark.parametrize("value", ["0", "7", '"x"', " 12 ", "[1]"])
@@ -17,7 +26,16 @@ def test_seed_is_refused_whatever_it_is(value: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"prompt": "seed"}', b'{"seed": null}', b'{"x": {"seed": 1}}', b"[]", b"{", b""],
+    [
+        b'{"prompt": "seed"}',
+        b'{"seed": null}',
+        b'{"x": {"seed": 1}}',
+        b'{"allowed_token_ids": null, "logprob_token_ids": [ ]}',
+        b'{"logprobs": 0, "prompt_logprobs": 1, "echo": true}',
+        b"[]",
+        b"{",
+        b"",
+    ],
 )
 def test_what_sets_no_seed_passes(body: bytes) -> None:
     check_fields(body, ON_TPU)
@@ -44,3 +62,79 @@ async def test_seed_to_a_model_on_tpu_is_answered_with_400_that_says_so(path: st
         assert tpu.num_admitted == 0
         assert (await client.post(path, json={"model": "cpu", "seed": 1})).status_code == 200
         assert (await client.post(path, json={"model": "tpu"})).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "logprob_token_ids"])
+@pytest.mark.parametrize("value", [[5], [1, 2, 3], 7, "x"])
+async def test_field_that_ends_an_engine_on_tpu_is_refused_with_400(
+    field: str, value: object
+) -> None:
+    tpu = EchoFrontend("tpu")
+    tpu.refused_fields = ON_TPU
+    async with client_of(edge_over(tpu)) as client:
+        for path in GENERATE_ROUTES:
+            answer = await client.post(path, json={"model": "tpu", field: value})
+            assert answer.status_code == 400, path
+            assert ON_TPU[field] in answer.text
+    assert tpu.num_admitted == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "a", "prompt_logprobs": 0}', "prompt_logprobs"),
+        (b'{"prompt": "a", "echo": true, "logprobs": 0}', "echo"),
+        (b'{"messages": [], "echo": true}', "echo"),
+    ],
+)
+def test_prompt_logprobs_are_refused_where_they_end_the_engine(body: bytes, param: str) -> None:
+    reason = ON_TPU_WITHOUT_PROMPT_LOGPROBS[PROMPT_LOGPROBS]
+    with pytest.raises(MalformedRequestError, match=reason[:40]) as caught:
+        check_fields(body, ON_TPU_WITHOUT_PROMPT_LOGPROBS)
+    assert caught.value.param == param
+    check_fields(body, ON_TPU)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "a", "echo": true}', b'{"messages": [], "echo": false, "logprobs": true}']
+)
+def test_what_makes_no_prompt_logprobs_passes(body: bytes) -> None:
+    check_fields(body, ON_TPU_WITHOUT_PROMPT_LOGPROBS)
+
+
+@pytest.mark.parametrize("path", GENERATE_ROUTES)
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"slicewise_emitted_token_ids": 1.5}, "slicewise_emitted_token_ids"),
+        ({"mine": 1, "slicewise_emitted_token_ids": [5]}, "slicewise_emitted_token_ids"),
+        ({"slicewise_": "x"}, "slicewise_"),
+        ({"kv_transfer_params": "x"}, "kv_transfer_params"),
+        ({"ec_transfer_params": 1}, "ec_transfer_params"),
+    ],
+)
+async def test_request_that_carries_what_is_not_its_clients_is_refused_with_400(
+    path: str, arguments: dict[str, Any], named: str
+) -> None:
+    frontend = EchoFrontend("m")
+    async with client_of(edge_over(frontend)) as client:
+        answer = await client.post(path, json={"model": "m", "vllm_xargs": arguments})
+        assert answer.status_code == 400
+        assert named in answer.text
+        assert "leave it out" in answer.text
+        assert frontend.num_admitted == 0
+        allowed = {"model": "m", "vllm_xargs": {"mine": 1}}
+        assert (await client.post(path, json=allowed)).status_code == 200
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "a\n", "x" * 129, "x" * 900, "é"])
+async def test_request_id_that_every_token_would_carry_is_of_some_length(request_id: str) -> None:
+    frontend = EchoFrontend("m")
+    async with client_of(edge_over(frontend)) as client:
+        for path in GENERATE_ROUTES:
+            answer = await client.post(path, json={"model": "m", "request_id": request_id})
+            assert answer.status_code == 400, path
+            assert "allowed: 1 to 128" in answer.text
+            assert len(answer.text) < 500
+            fit = {"model": "m", "request_id": "resp_0-9.a:b"}
+            assert (await client.post(path, json=fit)).status_code == 200

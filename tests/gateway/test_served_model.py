@@ -4,6 +4,7 @@ import pytest
 
 from serving.config import GatewayConfig, ModelConfig
 from serving.errors import GatewayBehindError
+from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.served_model import ServedModel
 
 from .engines import ScriptedLink, core_request
@@ -34,14 +35,32 @@ async def test_gateway_that_is_late_refuses_until_it_has_caught_up() -> None:
     served.llm.shutdown()
 
 
-async def test_model_on_tpu_is_served_by_a_gateway_without_chips() -> None:
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, ON_TPU),
+        (
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 2,
+                }
+            },
+            ON_TPU_WITHOUT_PROMPT_LOGPROBS,
+        ),
+    ],
+)
+async def test_model_on_tpu_is_served_by_a_gateway_without_chips(
+    more: dict[str, object], refused: object
+) -> None:
     model = ModelConfig.model_validate(
         {
             "name": "demo",
             "source": "models/slicewise-demo",
             "engine": "vllm-tpu",
             # vLLM on a machine without chips refuses these sizes.
-            "engine_args": {"tensor_parallel_size": 16, "max_model_len": 512},
+            "engine_args": {"tensor_parallel_size": 16, "max_model_len": 512} | more,
             "deployments": (
                 {"compute_class": "spot", "slice": {"generation": "v6e", "topology": "4x4"}},
             ),
@@ -49,5 +68,5 @@ async def test_model_on_tpu_is_served_by_a_gateway_without_chips() -> None:
     )
     served = await ServedModel.build(model, GatewayConfig())
     assert served.llm.model_config.max_model_len == 512
-    assert set(served.refused_fields) == {"seed"}
+    assert served.refused_fields is refused
     served.llm.shutdown()

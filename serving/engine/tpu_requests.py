@@ -1,0 +1,38 @@
+"""Requests as tpu-inference takes them, where it takes less or other than vLLM does.
+
+Owns what is asked of an engine on TPU in place of what a client asked, such that the client still
+gets that, and what is refused because it would end the engine. The edge refuses the same fields
+first, with a better word (`gateway.refused_fields`). Pure.
+
+Source: the wheel of tpu-inference 0.32.0, read and run on JAX CPU 2026-11-22.
+"""
+
+from typing import Protocol
+
+
+class SamplingChoices(Protocol):
+    """The parts of vLLM's `SamplingParams` that this module judges."""
+
+    logprobs: int | None
+    allowed_token_ids: list[int] | None
+    logprob_token_ids: list[int] | None
+
+
+def fit_to_tpu(params: SamplingChoices) -> None:
+    """Changes `params` in place to what gives the same answer on a TPU.
+
+    With `logprobs` of 0 vLLM gives the log-probability of the chosen token alone; tpu-inference
+    takes 0 for none (`layers/jax/sample/sampling_metadata.py`). It is asked for one, and gives the
+    chosen token's before those of the likeliest. The frontend, which knows what the client asked,
+    shows as many as that.
+
+    Raises:
+        ValueError: it asks for what ends the engine. Refuse the request; no other engine of its
+            kind would do better.
+    """
+    if params.allowed_token_ids:
+        raise ValueError("engines on TPU cannot restrict the tokens of a request")
+    if params.logprob_token_ids:
+        raise ValueError("engines on TPU have log-probabilities of the likeliest tokens only")
+    if params.logprobs == 0:
+        params.logprobs = 1

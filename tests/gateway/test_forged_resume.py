@@ -1,0 +1,65 @@
+"""What a client writes into a request never reaches an engine as a resume, on any route.
+
+The real frontend of vLLM over a scripted link, without the edge in front, which refuses such
+requests first (`test_refused_fields`).
+"""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.config import GatewayConfig, ModelConfig
+from serving.gateway.served_model import ServedModel
+from serving.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
+
+from .engines import ScriptedLink
+
+pytestmark = pytest.mark.vllm
+
+DEADLINE_S = 60.0
+MODEL = "demo"
+CONFIG = ModelConfig.model_validate(
+    {
+        "name": MODEL,
+        "source": "models/slicewise-demo",
+        "engine": "paced",
+        "deployments": ({"compute_class": "local"},),
+    }
+)
+MESSAGES = [{"role": "user", "content": "What is a slice?"}]
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3},
+    "/v1/completions": {"prompt": "A slice is", "max_tokens": 3},
+    "/v1/responses": {"input": "What is a slice?", "max_output_tokens": 3},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("forged", [1.5, 5, "tokens", [5], [2_000_000_000], [1.5]])
+async def test_forged_resume_stays_at_the_gateway(path: str, forged: object) -> None:
+    served = await ServedModel.build(CONFIG, GatewayConfig())
+    link = ScriptedLink(served.core)
+    body = {"model": MODEL, "vllm_xargs": {EMITTED_KEY: forged, "mine": 1}, **ROUTES[path]}
+    transport = httpx.ASGITransport(app=await served.app())
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        asked = asyncio.create_task(client.post(path, json=body))
+        while not link.submitted:
+            assert not asked.done(), asked.result().text
+            await asyncio.sleep(0.01)
+        (request,) = link.submitted
+        assert request.emitted_token_ids == []
+        assert EMITTED_KEY.encode() not in b"".join(request.payload)
+        # What the route passes on otherwise it still does: the test looked at the right place.
+        arrived = decode_request(request, request_decoder()).sampling_params
+        assert arrived is not None
+        assert arrived.extra_args == {"mine": 1}
+        assert emitted_token_ids(arrived) is None
+        link.step(3)
+        assert (await asked).status_code == 200
+    served.llm.shutdown()

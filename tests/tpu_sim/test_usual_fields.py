@@ -1,0 +1,179 @@
+"""Fields that clients usually send, to the real tpu-inference on JAX CPU: kept, or harmless.
+
+What the gateway refuses in front of such engines (`gateway.refused_fields.ON_TPU`) is refused by
+their hosts too, and one such field is shown to end an engine; every other field leaves it alive.
+What a field should have done that tpu-inference ignores is not looked at here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.logprobs import LogprobsProcessor
+
+from serving.engine.protocol import EngineDiedError
+from serving.engine.vllm_engine import VllmEngine
+from serving.link.messages import TokenRequest
+from serving.vllm_codec import decode_output, decode_request, output_decoder, request_decoder
+
+from .engines import ANSWER_S, greedy, request, running_engine, simulation_environment
+from .tiny_models import QWEN3, TinyModels
+
+pytestmark = [
+    pytest.mark.tpu_sim,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("default"),  # as in `test_parity`
+]
+
+NUM_TOKENS = 12
+# Log-probabilities of one token by two ways through the model: float32, other shapes of a step.
+TOLERANCE = 1e-4
+
+# Each beside greedy sampling of some tokens; all that a request's parameters have but what is
+# refused, and what never reaches an engine.
+USUAL: dict[str, dict[str, Any]] = {
+    "logprobs of the likeliest": {"logprobs": 20},
+    "prompt_logprobs of 0": {"prompt_logprobs": 0},
+    "prompt_logprobs": {"prompt_logprobs": 3, "logprobs": 0},
+    "temperature, top_p, top_k": {"temperature": 0.7, "top_p": 0.9, "top_k": 5},
+    "min_p": {"temperature": 0.7, "min_p": 0.1},
+    "penalties": {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+    },
+    "logit_bias": {"logit_bias": {5: 2.0}},
+    "min_tokens": {"min_tokens": 5, "ignore_eos": False},
+    "stop_token_ids": {"stop_token_ids": [7]},
+    "repetition_detection": {
+        "repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+    },
+    "regex": {"structured_outputs": StructuredOutputsParams(regex="[a-z]{3,20}")},
+    "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
+    "extra_args": {"extra_args": {"mine": 1, "kv_transfer_params": {"a": 1}}},
+}
+
+
+@dataclass
+class Answer:
+    """An answer as vLLM's frontend puts it together; `chosen` are log-probabilities by position."""
+
+    token_ids: list[int] = field(default_factory=list)
+    per_token: list[list[int]] = field(default_factory=list)
+    chosen: list[float] = field(default_factory=list)
+
+
+def params_of(**fields: Any) -> SamplingParams:
+    defaults: dict[str, Any] = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    return SamplingParams(**(defaults | fields))
+
+
+async def outputs_of(engine: VllmEngine, asked: TokenRequest) -> list[EngineCoreOutput]:
+    decoder = output_decoder()
+    found: list[EngineCoreOutput] = []
+    async with asyncio.timeout(ANSWER_S):
+        await engine.submit(asked)
+        while not (found and found[-1].finish_reason is not None):
+            for output in await engine.next_step():
+                assert output.request_id == asked.request_id
+                found.append(decode_output(output, decoder))
+    return found
+
+
+async def answer_of(
+    engine: VllmEngine,
+    request_id: str,
+    prompt: list[int],
+    params: SamplingParams,
+    emitted: list[int] | None = None,
+) -> Answer:
+    """Asks the engine, and reads the answer as the frontend does, which knows what was asked."""
+    asked = request(request_id, prompt, params, emitted)
+    frontend = LogprobsProcessor(None, [], None, 0.0, params.num_logprobs, None)
+    answer = Answer()
+    for output in await outputs_of(engine, asked):
+        answer.token_ids += output.new_token_ids
+        if params.num_logprobs is not None:
+            frontend.update_from_output(output)
+    for token_id, of_token in zip(answer.token_ids, frontend.logprobs or (), strict=False):
+        answer.per_token.append(list(of_token))
+        answer.chosen.append(of_token[token_id].logprob)
+    return answer
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(models: TinyModels, caches: Path) -> AsyncIterator[VllmEngine]:
+    async with running_engine(models.path(QWEN3), simulation_environment(caches, 1)) as engine:
+        yield engine
+
+
+async def test_logprobs_of_0_bring_the_chosen_tokens_alone(
+    engine: VllmEngine, models: TinyModels
+) -> None:
+    for number, prompt in enumerate(models.prompts[QWEN3][:3]):
+        none = await answer_of(engine, f"none-{number}", prompt, params_of(logprobs=0))
+        some = await answer_of(engine, f"some-{number}", prompt, params_of(logprobs=2))
+        assert none.token_ids == some.token_ids
+        assert none.per_token == [[token_id] for token_id in none.token_ids]
+        assert len(none.chosen) == NUM_TOKENS
+        assert none.chosen == pytest.approx(some.chosen, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_emitted", [1, 5, NUM_TOKENS - 1])
+async def test_logprobs_of_0_go_on_where_another_engine_left_them(
+    engine: VllmEngine, models: TinyModels, num_emitted: int
+) -> None:
+    prompt = models.prompts[QWEN3][0]
+    name = f"from-{num_emitted}"
+    whole = await answer_of(engine, f"{name}-whole", prompt, params_of(logprobs=0))
+    emitted = whole.token_ids[:num_emitted]
+    rest = await answer_of(engine, f"{name}-rest", prompt, params_of(logprobs=0), emitted)
+    assert emitted + rest.token_ids == whole.token_ids
+    assert rest.per_token == whole.per_token[num_emitted:]
+    assert rest.chosen == pytest.approx(whole.chosen[num_emitted:], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("usual", USUAL)
+async def test_engine_outlives_a_field_that_is_let_through(
+    engine: VllmEngine, models: TinyModels, usual: str
+) -> None:
+    prompt = models.prompts[QWEN3][1]
+    asked = request(f"usual {usual}", prompt, params_of(**USUAL[usual]))
+    assert await outputs_of(engine, asked)
+    await engine.check(ANSWER_S)
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids"])
+async def test_field_that_would_end_it_is_refused_by_the_engine_host(
+    engine: VllmEngine, models: TinyModels, name: str
+) -> None:
+    prompt = models.prompts[QWEN3][1]
+    with pytest.raises(ValueError, match="engines on TPU"):
+        await engine.submit(request(f"refused {name}", prompt, params_of(**{name: [5, 6]})))
+    assert await outputs_of(engine, request(f"after {name}", prompt, greedy(2)))
+
+
+async def test_field_that_is_refused_would_still_end_the_engine(
+    engine: VllmEngine, models: TinyModels
+) -> None:
+    """The last one here: past our own check, by the client of vLLM that the engine host uses.
+
+    Once tpu-inference takes the field, this fails, and the refusal may go.
+    """
+    prompt = models.prompts[QWEN3][1]
+    fatal = request("fatal", prompt, params_of(allowed_token_ids=[5, 6]))
+    core_request = decode_request(fatal, request_decoder())
+    await engine._client.add_request_async(core_request)
+    with pytest.raises(EngineDiedError):
+        await outputs_of(engine, request("beside", prompt, greedy(2)))
