@@ -24,6 +24,11 @@ def own_node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def own_address() -> str:
+    """The address at which Ray's other hosts reach the one that this process runs on."""
+    return str(ray.util.get_node_ip_address())
+
+
 def _look() -> list[ObservedHost]:
     return observe_hosts(
         ray.nodes(),

@@ -101,10 +101,12 @@ def test_engine_process_in_a_pid_namespace_of_its_own_outlives_what_it_cannot_se
     """As a worker on another host of the slice, which is told of the host on the first."""
     with skipped_where_refused():
         elsewhere = [*unshare("--pid", "--mount"), "--kill-child", "--mount-proc"]
-    # The id of nothing there, of the process itself, and of one before it.
-    told = [str(HostProcess.own()), str(replace(HostProcess.own(), pid=1))]
-    for host in told:
-        with running(_ENGINE, elsewhere, **{HOST_VARIABLE: host}) as engine:
+    # Not as the first process there, which no signal from there can end.
+    elsewhere += ["sh", "-c", '"$@"; exit $?', "sh"]
+    # The id of nothing there, and of a stranger.
+    for pid in (os.getpid(), 1):
+        host = replace(HostProcess.own(), pid=pid)
+        with running(_ENGINE, elsewhere, **{HOST_VARIABLE: str(host)}) as engine:
             assert engine.stdout is not None
             # No watch, and it lives: it would have ended before it wrote.
             assert engine.stdout.readline().strip() == "0"

@@ -106,8 +106,9 @@ class Host:
             raise
 
     def command(self, *command: str) -> list[str]:
-        """What has to be run here to have `command` run on the host."""
-        return [*self._network.enter(self._pid, *_HOST_KINDS), *command]
+        """What has to be run here to have `command` run on the host, in this working directory."""
+        place = ("env", f"--chdir={Path.cwd()}")
+        return [*self._network.enter(self._pid, *_HOST_KINDS), *place, *command]
 
     def run(self, *command: str, **options: Any) -> str:
         """Runs it to its end; what it prints.

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from .http_calls import Call, HttpCalls
 from .namespaces import Host, Hosts, check_permitted
 from .permission import skipped_where_refused
 
@@ -17,23 +18,6 @@ pytestmark = pytest.mark.process
 
 DEADLINE_S = 20.0
 PORT = 7000
-
-_ANSWER = f"""
-import socket
-with socket.create_server(("0.0.0.0", {PORT})) as server:
-    print("listening", flush=True)
-    while True:
-        server.accept()[0].close()
-"""
-_CALL = f"""
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], {PORT}), timeout=1).close()
-except OSError as error:
-    print(type(error).__name__)
-else:
-    print("reached")
-"""
 
 
 @pytest.fixture
@@ -50,13 +34,19 @@ def hosts(network: Hosts) -> list[Host]:
 
 
 def answer_calls(host: Host) -> None:
-    server = host.start(sys.executable, "-c", _ANSWER, stdout=subprocess.PIPE, text=True)
+    program = (sys.executable, "-u", "-m", "http.server", str(PORT), "--directory", "/dev/shm")
+    server = host.start(*program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
-    assert server.stdout.readline() == "listening\n"
+    assert server.stdout.readline().startswith("Serving HTTP")
 
 
-def call(caller: Host, callee: Host) -> str:
-    return caller.run(sys.executable, "-c", _CALL, callee.address).strip()
+def reach(caller: HttpCalls, *callees: Host, timeout_s: float = DEADLINE_S) -> list[bool]:
+    calls = [Call(f"http://{host.address}:{PORT}", timeout_s=timeout_s) for host in callees]
+    return [reply.status == 200 for reply in caller.make(calls)]
+
+
+def misses(caller: HttpCalls, callee: Host) -> bool:
+    return reach(caller, callee, timeout_s=1.0) == [False]
 
 
 def test_hosts_have_processes_names_and_folders_of_their_own(
@@ -76,12 +66,14 @@ def test_hosts_reach_each_other_until_one_is_cut_off(hosts: list[Host]) -> None:
     for host in hosts:
         answer_calls(host)
     assert len({host.address for host in hosts}) == len(hosts)
-    assert [call(hosts[0], host) for host in hosts] == ["reached"] * 3
+    first, second = HttpCalls(hosts[0]), HttpCalls(hosts[1])
+    assert reach(first, *hosts) == [True, True, True]
     hosts[1].cut()
-    assert call(hosts[0], hosts[1]) in ("TimeoutError", "OSError")
-    assert [call(hosts[0], hosts[2]), call(hosts[1], hosts[1])] == ["reached"] * 2
+    assert misses(first, hosts[1])
+    assert misses(second, hosts[0])
+    assert reach(first, hosts[0], hosts[2]) + reach(second, hosts[1]) == [True, True, True]
     hosts[1].join()
-    assert call(hosts[0], hosts[1]) == "reached"
+    assert reach(first, *hosts) + reach(second, *hosts) == [True] * 6
 
 
 def test_end_of_a_host_ends_its_processes_and_no_others(hosts: list[Host]) -> None:
@@ -94,7 +86,9 @@ def test_end_of_a_host_ends_its_processes_and_no_others(hosts: list[Host]) -> No
     assert not any(process.is_running() for process in gone)
     assert hosts[0].processes() == []
     assert all(process.is_running() for process in others)
-    assert call(hosts[1], hosts[0]) in ("TimeoutError", "OSError")
+    caller = HttpCalls(hosts[1])
+    assert misses(caller, hosts[0])
+    assert reach(caller, hosts[1], hosts[2]) == [True, True]
 
 
 def test_orphans_of_a_host_are_reaped(hosts: list[Host]) -> None:

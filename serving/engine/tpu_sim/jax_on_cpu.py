@@ -68,7 +68,10 @@ def give_slices(hosts_per_slice: int) -> None:
 
 
 def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
-    """Makes this process one host of a slice, or of joined ones. Waits for the others (300 s)."""
+    """Makes this process one host of a slice, or of joined ones. Waits for the others (300 s).
+
+    `coordinator` is an address of the first host. It listens there and nowhere else.
+    """
     real_devices = jax.devices
     real_put = jax.device_put
 
@@ -84,7 +87,7 @@ def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
 
     replace(RENDEZVOUS, jax, "devices", devices)
     replace(DEVICE_PUT, jax, "device_put", device_put)
-    jax.distributed.initialize(coordinator, num_hosts, host)
+    jax.distributed.initialize(coordinator, num_hosts, host, coordinator_bind_address=coordinator)
 
 
 def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:

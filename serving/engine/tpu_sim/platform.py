@@ -22,12 +22,17 @@ class SimulatedTpuPlatform(TpuPlatform):
         # With pipeline parallelism every host is a JAX process by itself.
         if group is None or parallel.pipeline_parallel_size > 1 or len(group.bundle_specs) == 1:
             return
-        os.environ[COORDINATOR_VARIABLE] = f"127.0.0.1:{_free_port()}"
+        # Here, because only an engine over several hosts runs on Ray.
+        from serving.slices.ray_hosts import own_address  # noqa: PLC0415
+
+        # The first JAX process, which the others dial, is the worker on this host.
+        address = own_address()
+        os.environ[COORDINATOR_VARIABLE] = f"{address}:{_free_port(address)}"
         os.environ[NUM_HOSTS_VARIABLE] = str(len(group.bundle_specs))
 
 
-def _free_port() -> int:
+def _free_port(address: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port

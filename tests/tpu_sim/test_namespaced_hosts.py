@@ -1,0 +1,195 @@
+"""An engine over two hosts that share nothing but a network: namespaces of their own.
+
+What one kernel, one PID namespace and one address hide, these hosts show. Nodes are started as pods
+start them, and the application as users deploy it; nothing of `slicewise sim` runs. The chips and
+the kernels for them are replaced as elsewhere in this folder.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from serving.launch import child_environment
+from serving.simulation.plan import (
+    SimulatedSlices,
+    host_environment,
+    host_labels,
+    host_resources,
+)
+from serving.slices.probe import SIMULATED_VARIABLE
+from tests.e2e.application import application_args, engine_ids, serve_config
+from tests.hosts.http_calls import Call, HttpCalls
+from tests.hosts.namespaces import Host, Hosts, check_permitted
+from tests.hosts.permission import skipped_where_refused
+from tests.hosts.ray_nodes import RayNodes
+
+from .engines import ENGINE_ARGS, simulation_environment
+from .evidence import Evidence
+from .tiny_models import LLAMA, NUM_NEW_TOKENS, TinyModels
+
+pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(1500)]
+
+SLICES = SimulatedSlices(
+    name="spot", compute_class="spot", generation="v6e", topology="2x4", chips_per_host=4
+)
+SLICE = SLICES.slice_name(0)
+PORT = 8000
+URL = f"http://127.0.0.1:{PORT}"
+# Limits of a machine with much other work; alone a start takes three minutes.
+START_S = 900.0
+# How long a process may outlive the one that it was for.
+END_S = 60.0
+# What processes are called.
+ENGINE_HOST, ENGINE_CORE, WORKER = "ray::EngineHostActor", "VLLM::EngineCore", "ray::RayWorkerProc"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The application on a head and the two hosts of a slice; deployed at `began_s` (monotonic)."""
+
+    slice_hosts: list[Host]
+    nodes: RayNodes
+    calls: HttpCalls
+    began_s: float
+
+    def fleet(self) -> dict[str, Any] | None:
+        """`/fleet` at this moment; `None` while nothing answers there."""
+        reply = self.calls.get(f"{URL}/fleet")
+        return reply.json() if reply.status == 200 else None
+
+    def engine_ids(self) -> list[str]:
+        """The engines that take requests."""
+        fleet = self.fleet()
+        return [] if fleet is None else sorted(engine_ids(fleet))
+
+    def answers(self, model: str, prompts: list[list[int]]) -> list[list[int]]:
+        """The tokens with which all prompts are answered that are asked at once."""
+        calls = [Call(f"{URL}/v1/completions", _completion(model, prompt)) for prompt in prompts]
+        replies = [reply.json() for reply in self.calls.make(calls)]
+        return [reply["choices"][0]["token_ids"] for reply in replies]
+
+
+def _completion(model: str, prompt: list[int]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": NUM_NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+def config(models: TinyModels) -> dict[str, Any]:
+    """The file as a user writes it."""
+    served = {
+        "name": LLAMA,
+        "source": models.path(LLAMA),
+        "engine": "vllm-tpu",
+        "engine_args": ENGINE_ARGS,
+        "deployments": [
+            {
+                "compute_class": SLICES.compute_class,
+                "slice": {
+                    "generation": SLICES.generation,
+                    "topology": SLICES.topology,
+                    "chips_per_host": SLICES.chips_per_host,
+                },
+            }
+        ],
+    }
+    # Steps that compile take seconds here.
+    args = application_args(served, link={}, health={"hang_timeout_s": 60.0})
+    return serve_config(args, port=PORT)
+
+
+@pytest.fixture(scope="module")
+def served(
+    models: TinyModels, caches: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    with skipped_where_refused():
+        check_permitted()
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "serve_config.yaml").write_text(yaml.safe_dump(config(models)))
+    with Hosts() as network:
+        head, *slice_hosts = [network.add(name) for name in ("head", "first", "second")]
+        nodes = RayNodes(head, _environment(network.folder, caches), folder)
+        nodes.start_head(START_S)
+        for worker_id, host in enumerate(slice_hosts):
+            nodes.join(
+                host,
+                host_environment(SLICES, SLICE, worker_id) | {SIMULATED_VARIABLE: "1"},
+                host_resources(SLICES, SLICE, worker_id),
+                host_labels(SLICES, SLICE, worker_id),
+            )
+        nodes.wait_joined(START_S)
+        nodes.run_on_head("serve", "run", str(folder / "serve_config.yaml"))
+        served = Served(slice_hosts, nodes, HttpCalls(head), time.monotonic())
+        nodes.wait_until(lambda: len(served.engine_ids()) == 1, START_S)
+        yield served
+
+
+def _environment(folder: Path, caches: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))}
+    # A pod's address is its own; here only the folder has to be said.
+    simulated = simulation_environment(caches, SLICES.shape.chips_per_host)
+    environment = child_environment(inherited | simulated, str(folder)) | {"TMPDIR": str(folder)}
+    # A host knows its own.
+    for name in ("RAY_ADDRESS", "TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
+        environment.pop(name)
+    return environment
+
+
+def test_engine_over_hosts_in_namespaces_answers_as_transformers(
+    served: Served, models: TinyModels, evidence: Evidence
+) -> None:
+    workers = [host.processes(WORKER) for host in served.slice_hosts]
+    assert [len(found) for found in workers] == [1, 1]
+    prompts, expected = models.prompts[LLAMA], models.expected[LLAMA]
+    alone = served.answers(LLAMA, prompts[:1])
+    first_s = time.monotonic() - served.began_s
+    alone += [served.answers(LLAMA, [prompt])[0] for prompt in prompts[1:]]
+    at_once = served.answers(LLAMA, prompts * 2)
+    assert alone + at_once == expected * 3
+    evidence.parity(
+        f"{LLAMA}, TP 8, through the gateway",
+        "a slice v6e 2x4 of two hosts in namespaces of their own, 4 devices each",
+        "transformers",
+        len(expected) * 3,
+    )
+    evidence.placed(
+        "hosts in PID, network, mount, UTS and IPC namespaces of their own: one worker each on "
+        f"both hosts of the slice; first answer {first_s:.0f} s after `serve run`"
+    )
+
+
+def test_worker_on_the_other_host_ends_with_the_engine_host(
+    served: Served, models: TinyModels, evidence: Evidence
+) -> None:
+    """Nothing on its own host watches it: its Ray actor ends with the engine core that owns it."""
+    first, second = served.slice_hosts
+    (engine_host,) = first.processes(ENGINE_HOST)
+    cores, workers = first.processes(ENGINE_CORE), second.processes(WORKER)
+    assert (len(cores), len(workers)) == (1, 1)
+    before = served.engine_ids()
+    killed_s = time.monotonic()
+    engine_host.kill()
+    assert psutil.wait_procs(cores, timeout=END_S)[1] == []
+    core_s = time.monotonic() - killed_s
+    assert psutil.wait_procs(workers, timeout=END_S)[1] == []
+    worker_s = time.monotonic() - killed_s
+    evidence.placed(
+        f"engine host killed: its engine core ended within {core_s:.1f} s, the worker on the other "
+        f"host within {worker_s:.1f} s"
+    )
+    # And so the chips are free for the next.
+    served.nodes.wait_until(lambda: served.engine_ids() not in ([], before), START_S)
+    prompts, expected = models.prompts[LLAMA], models.expected[LLAMA]
+    assert served.answers(LLAMA, prompts) == expected
