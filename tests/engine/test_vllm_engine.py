@@ -11,6 +11,7 @@ import pytest_asyncio
 from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serving.engine.host_watch import HOST_VARIABLE, HostProcess
 from serving.engine.load_stage import hear_stages
 from serving.engine.protocol import EngineDiedError
 from serving.engine.vllm_engine import VllmEngine, engine_config
@@ -77,6 +78,11 @@ async def subject(shelf: EngineShelf, requests: RequestMaker) -> Subject:
 
 class TestVllmEngine(EngineContract):
     pass
+
+
+async def test_engine_start_names_this_process_to_those_that_watch_it(shelf: EngineShelf) -> None:
+    await shelf.take()
+    assert HostProcess.parse(os.environ[HOST_VARIABLE]) == HostProcess.own()
 
 
 @pytest.mark.long
