@@ -37,23 +37,35 @@ class SliceKind:
         return f"{self.compute_class} {self.generation} {self.topology}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class TakenSlice:
+    """A slice that a replica has.
+
+    `address` is that of its host where it has one only, for then its name may be another living
+    slice's as well. `None`: it has several hosts, or the replica does not know them.
+    """
+
+    name: str
+    address: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The slices of one kind that replicas want or have. The three sets of names are disjoint.
+    """The slices of one kind that replicas want or have. The three sets are disjoint.
 
     `joined` has, for each waiting replica that takes several slices or none, how many; they are
     among `num_waiting`.
 
     `addresses` are those of all hosts that replicas have: they tell a held slice where its name
-    does not, because Ray names a single host without a slice name after its node.
+    does not.
     """
 
     kind: SliceKind
     num_waiting: int = 0
     joined: tuple[int, ...] = ()
-    held: frozenset[str] = field(default_factory=frozenset)
-    leaving: frozenset[str] = field(default_factory=frozenset)
-    released: frozenset[str] = field(default_factory=frozenset)
+    held: frozenset[TakenSlice] = field(default_factory=frozenset)
+    leaving: frozenset[TakenSlice] = field(default_factory=frozenset)
+    released: frozenset[TakenSlice] = field(default_factory=frozenset)
     addresses: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -85,8 +97,8 @@ class Demand:
         return fixed + max(0, wanted - handed_over)
 
     @property
-    def occupied(self) -> frozenset[str]:
-        """The slices that replicas have, by name. None of them may be dropped."""
+    def occupied(self) -> frozenset[TakenSlice]:
+        """The slices that replicas have. None of them may be dropped."""
         return self.held | self.leaving | self.released
 
     @property
@@ -101,9 +113,11 @@ class Demand:
 def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, Demand]:
     """What the replicas behind `records` want, per kind of slice; in the order of the kinds.
 
-    Ended lives want nothing, and neither do compute classes without slices. A slice that two
-    records name (one of them has not noticed that its slice is gone, and that another one has come
-    under its name) counts once, and as the firmer of the two: held, then leaving, then released.
+    Ended lives want nothing, and neither do compute classes without slices. A slice of several
+    hosts that two records name (one of them has not noticed that its slice is gone, and that
+    another one has come under its name) counts once, and as the firmer of the two: held, then
+    leaving, then released. Slices of one host are told apart by its address: two of them may be
+    there under one name, and who has not noticed a loss will want another one anyway.
     """
     by_kind: dict[SliceKind, list[SliceRecord]] = {}
     for record in records:
@@ -126,9 +140,9 @@ def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
     holding = [record for record in records if record.state in HOLDING]
     draining = [record for record in holding if record.state == SliceState.DRAINING]
     taken_away = [record for record in draining if record.drain_deadline_s is not None]
-    held = {_slice_name(record) for record in holding if record.state != SliceState.DRAINING}
-    leaving = {_slice_name(record) for record in taken_away} - held
-    released = {_slice_name(record) for record in draining} - leaving - held
+    held = {_taken_slice(record) for record in holding if record.state != SliceState.DRAINING}
+    leaving = {_taken_slice(record) for record in taken_away} - held
+    released = {_taken_slice(record) for record in draining} - leaving - held
     return Demand(
         kind,
         num_waiting=sum(record.state in WAITING for record in records) - _num_served_soon(records),
@@ -148,6 +162,7 @@ def _num_served_soon(records: Iterable[SliceRecord]) -> int:
     return sum(map(num_successors, deployments.values()))
 
 
-def _slice_name(record: SliceRecord) -> str:
+def _taken_slice(record: SliceRecord) -> TakenSlice:
+    address = record.hosts[0].address if len(record.hosts) == 1 else None
     # A holder always knows the name. Were one not to, its slice would still have to be counted.
-    return record.life.slice_name or record.replica_id
+    return TakenSlice(record.life.slice_name or record.replica_id, address)

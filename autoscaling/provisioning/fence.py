@@ -57,18 +57,22 @@ class RayFence:
     def _nodes_of(self, each: ObservedSlice) -> list[NodeState]:
         """The slice's live Ray nodes by worker id.
 
-        KubeRay tells a Ray node its pod's name. Where it does not, the slice's name has to do; it
-        may catch a host of the slice before, which is as unwanted.
+        KubeRay tells a Ray node its pod's name. Where it does not, a single host is found by its
+        address, for its slice's name may be another living one's as well; of several, the name has
+        to do, and may catch a host of the slice before, which is as unwanted.
         """
         pods = {pod.name for pod in each.pods}
+
+        def is_meant(node: NodeState) -> bool:
+            if len(each.pods) == 1 and each.addresses:
+                return node.node_ip_address in each.addresses
+            return bool(node.labels.get(_SLICE_NAME_LABEL) == each.name)
+
         found = [
             node
             for node in get_cluster_resource_state(self._gcs).node_states
             if node.status != NodeStatus.DEAD
-            and (
-                node.instance_id in pods
-                or (not node.instance_id and node.labels.get(_SLICE_NAME_LABEL) == each.name)
-            )
+            and (node.instance_id in pods or (not node.instance_id and is_meant(node)))
         ]
         return sorted(found, key=_worker_id)
 

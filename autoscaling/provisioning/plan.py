@@ -23,7 +23,7 @@ The rules:
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoscaling.provisioning.demand import Demand, SliceKind
+from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from serving.directory import LEASE_S
 
@@ -230,7 +230,37 @@ def _condemned(demand: Demand, group: WorkerGroup, surplus: int, memory: Memory)
     if not surplus:
         known = frozenset()
     present = frozenset(each.name for each in group.slices)
-    return (known & present - demand.held) | demand.leaving
+    held = frozenset[str]().union(*_told_by_address(demand.held, group))
+    return (known & present - held) | _names_of_leaving(demand, group)
+
+
+def _told_by_address(
+    taken: frozenset[TakenSlice], group: WorkerGroup
+) -> tuple[frozenset[str], frozenset[str]]:
+    """What the group calls those of these slices that it knows by address; the other ones' names.
+
+    Slices of several hosts go by their name. Of one host, what the group calls a slice may be the
+    name of another one in Ray.
+    """
+    if group.num_hosts > 1:
+        return frozenset(), frozenset(each.name for each in taken)
+    names = {address: each.name for each in group.slices for address in each.addresses}
+    known = {each: names[each.address] for each in taken if each.address in names}
+    return frozenset(known.values()), frozenset(each.name for each in taken - known.keys())
+
+
+def _names_of_leaving(demand: Demand, group: WorkerGroup) -> frozenset[str]:
+    """What the group calls the slices that are taken away, or what comes in their place.
+
+    One whose address it does not know is gone. Then a slice that has its name, and another address,
+    is meant by nobody.
+    """
+    known, names = _told_by_address(demand.leaving, group)
+    if group.num_hosts == 1:
+        others = frozenset(each.name for each in group.slices if each.addresses)
+        told_by_name = frozenset(each.name for each in demand.leaving if each.address is None)
+        names = (names - others) | told_by_name
+    return known | names
 
 
 def _unwanted(
@@ -245,10 +275,11 @@ def _unwanted(
     Those that will be taken away come first, then those that have been unwanted longest (who was
     chosen once stays chosen), then those that are still to come, then the youngest.
     """
+    occupied = frozenset[str]().union(*_told_by_address(demand.occupied, group))
     free = [
         each
         for each in group.lasting
-        if each.name not in demand.occupied and not each.addresses & demand.addresses
+        if each.name not in occupied and not each.addresses & demand.addresses
     ]
     since_s = memory.unwanted_since_s
 

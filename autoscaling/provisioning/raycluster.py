@@ -4,7 +4,8 @@ Owns the names of fields and labels. Pure: objects as the API returns them in, r
 out. KubeRay's rules that matter here (v1.7.0, numOfHosts above 1): one replica is one slice;
 `workersToDelete` naming any pod of it deletes all; nothing else is deleted while Ray's autoscaler
 is on, however far the count falls; a new replica gets the lowest free index, which is part of its
-slice's name.
+slice's name. Of slices of one host it sets neither replica name nor host index, and the TPU webhook
+may then call two living ones alike; what is said of a slice here goes by KubeRay's index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -188,18 +189,24 @@ def _read_slices(pods: Iterable[Json]) -> tuple[ObservedSlice, ...]:
         replicas.setdefault(_labels(pod).get(REPLICA_NAME_LABEL, name), []).append(pod)
     slices = [
         ObservedSlice(
-            _slice_name(members[0]), tuple(_read_pod(pod) for pod in sorted(members, key=_in_order))
+            _slice_name(members), tuple(_read_pod(pod) for pod in sorted(members, key=_in_order))
         )
         for members in replicas.values()
     ]
     return tuple(sorted(slices, key=lambda each: (each.name, each.incarnation)))
 
 
-def _slice_name(pod: Json) -> str:
-    """What the webhook puts into `TPU_NAME`, and Ray into its label for the slice."""
-    labels = _labels(pod)
+def _slice_name(members: Sequence[Json]) -> str:
+    """One name for each slice of a group that is there.
+
+    It is what the webhook puts into `TPU_NAME`, and Ray into its label for the slice, wherever the
+    webhook goes by KubeRay's index too.
+    """
+    pod, labels = members[0], _labels(members[0])
     if index := labels.get(REPLICA_INDEX_LABEL):
         return f"{labels[GROUP_LABEL]}-{index}"
+    if len(members) == 1:
+        return str(pod["metadata"]["name"])
     return str(labels.get(WEBHOOK_SLICE_LABEL, pod["metadata"]["name"]))
 
 

@@ -76,7 +76,7 @@ class SliceClerk:
 
     def _barred_until_s(self, whole: WholeSlice) -> float | None:
         now_s = asyncio.get_running_loop().time()
-        return self._quarantine.barred_until_s(whole.name, whole.node_ids, now_s)
+        return self._quarantine.barred_until_s(whole.node_ids, now_s)
 
     async def _hosts(self) -> tuple[ObservedHost, ...]:
         loop = asyncio.get_running_loop()

@@ -3,12 +3,14 @@
 Owns the reading of Ray's nodes as hosts of slices. Does not own the reservation: of what is free
 here, only the placement group says who has it. Pure.
 
-A slice's name is no identity: KubeRay gives the replacement of a lost slice the lost one's name.
-The set of its hosts' node ids is.
+A slice's name is no identity: KubeRay gives the replacement of a lost slice the lost one's name,
+and the TPU webhook has given one host's slice the name of a living one, as its worker 1 (recorded
+from v1.3.5 on 2026-11-22). The set of its hosts' node ids is.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # Labels that Ray puts on every node of a slice (ray/_private/accelerators/tpu.py, 2.60).
@@ -20,6 +22,8 @@ ZONE_LABEL = "ray.io/availability-zone"
 NODE_ID_LABEL = "ray.io/node-id"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _CHIPS = "TPU"
+# Of a node id's 56 digits: enough to tell the nodes of any fleet apart.
+_SHOWN_ID = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def observe_hosts(
                 node_id=node_id,
                 address=str(node.get("NodeManagerAddress", "")),
                 # A single-host slice needs no name of its own; Ray tells such by their node.
-                slice_name=labels.get(SLICE_NAME_LABEL) or f"node-{node_id[:12]}",
+                slice_name=labels.get(SLICE_NAME_LABEL) or f"node-{node_id[:_SHOWN_ID]}",
                 worker_id=_worker_id(labels.get(WORKER_ID_LABEL)),
                 num_chips=num_chips,
                 num_free_chips=int(available.get(node_id, {}).get(_CHIPS, 0)),
@@ -114,11 +118,9 @@ def observe_hosts(
 
 def survey(hosts: Iterable[ObservedHost], want: SliceWant) -> Survey:
     """Sorts the slices of the wanted kind into free ones and others, both by name."""
-    slices: dict[str, list[ObservedHost]] = {}
     wanted = {**want.labels, POD_TYPE_LABEL: want.pod_type, TOPOLOGY_LABEL: want.topology}
-    for host in hosts:
-        if _has_labels(host, wanted):
-            slices.setdefault(host.slice_name, []).append(host)
+    fitting = [host for host in hosts if _has_labels(host, wanted)]
+    slices = _each_alone(fitting) if want.num_hosts == 1 else _by_name(fitting)
     free, refused = [], {}
     for name in sorted(slices):
         members = tuple(sorted(slices[name], key=lambda host: host.worker_id))
@@ -132,6 +134,29 @@ def survey(hosts: Iterable[ObservedHost], want: SliceWant) -> Survey:
 
 def _has_labels(host: ObservedHost, wanted: Mapping[str, str]) -> bool:
     return all(host.labels.get(name) == value for name, value in wanted.items())
+
+
+def _by_name(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
+    slices: dict[str, list[ObservedHost]] = {}
+    for host in hosts:
+        slices.setdefault(host.slice_name, []).append(host)
+    return slices
+
+
+def _each_alone(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
+    """Every host as a slice of its own, whatever name and worker id it was told.
+
+    The first to bear a name keeps it; another one is called after its node as well.
+    """
+    hosts = list(hosts)
+    num_firsts = Counter(host.slice_name for host in hosts if host.worker_id == 0)
+    slices = {}
+    for host in hosts:
+        name = host.slice_name
+        if host.worker_id != 0 or num_firsts[name] > 1:
+            name = f"{name}-{host.node_id[:_SHOWN_ID]}"
+        slices[name] = [replace(host, slice_name=name, worker_id=0)]
+    return slices
 
 
 def _refusal(members: tuple[ObservedHost, ...], want: SliceWant) -> str | None:

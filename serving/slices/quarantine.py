@@ -3,8 +3,8 @@
 Owns the growing time. Does not own what counts as a failure. Pure: callers pass `now_s`, on one
 monotonic clock.
 
-A slice is known by its name, because that is what a reader sees, but it is its hosts that failed: a
-slice of the same name on other nodes is another slice.
+A slice is called by its name, because that is what a reader sees, but it is its hosts that failed:
+a slice of the same name on other nodes is another slice, also while both are there.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ FORGET_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The last failure of a name. `suspects` is empty where nobody knows which host it was."""
+    """The last failure of a slice. `suspects` is empty where nobody knows which host it was."""
 
+    name: str
     node_ids: frozenset[str]
     suspects: frozenset[str]
     count: int
@@ -38,7 +39,7 @@ class Quarantine:
     """Which slices are kept off, and until when."""
 
     def __init__(self) -> None:
-        self._failures: dict[str, _Failure] = {}
+        self._failures: list[_Failure] = []
 
     def note_failure(
         self,
@@ -54,26 +55,29 @@ class Quarantine:
         them stays in quarantine even when its other hosts were replaced.
         """
         self._forget(now_s)
-        last = self._failures.get(name)
-        count = last.count + 1 if last is not None and last.concerns(node_ids) else 1
-        failure = _Failure(node_ids, suspects & node_ids, count, now_s)
-        self._failures[name] = failure
+        before = [failure for failure in self._failures if failure.concerns(node_ids)]
+        count = 1 + max((failure.count for failure in before), default=0)
+        failure = _Failure(name, node_ids, suspects & node_ids, count, now_s)
+        self._failures = [each for each in self._failures if each not in before]
+        self._failures.append(failure)
         return failure.until_s
 
     def note_success(self, name: str) -> None:
-        """The slice serves: its failures are forgotten."""
-        self._failures.pop(name, None)
+        """The slice serves: its failures are forgotten, and those of all that had its name."""
+        self._failures = [failure for failure in self._failures if failure.name != name]
 
-    def barred_until_s(self, name: str, node_ids: frozenset[str], now_s: float) -> float | None:
-        """Until when nobody may have the slice; `None`: it may be had."""
-        failure = self._failures.get(name)
-        if failure is None or now_s >= failure.until_s or not failure.concerns(node_ids):
-            return None
-        return failure.until_s
+    def barred_until_s(self, node_ids: frozenset[str], now_s: float) -> float | None:
+        """Until when nobody may have the slice of these nodes; `None`: it may be had."""
+        return max(
+            (
+                failure.until_s
+                for failure in self._failures
+                if now_s < failure.until_s and failure.concerns(node_ids)
+            ),
+            default=None,
+        )
 
     def _forget(self, now_s: float) -> None:
-        self._failures = {
-            name: failure
-            for name, failure in self._failures.items()
-            if now_s - failure.failed_at_s < FORGET_S
-        }
+        self._failures = [
+            failure for failure in self._failures if now_s - failure.failed_at_s < FORGET_S
+        ]

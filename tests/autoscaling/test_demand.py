@@ -14,7 +14,7 @@ from provisioning_builders import (
     waiting,
 )
 
-from autoscaling.provisioning.demand import Demand, demand_by_kind
+from autoscaling.provisioning.demand import Demand, TakenSlice, demand_by_kind
 from serving.directory import SliceRecord
 
 
@@ -76,18 +76,29 @@ def test_demand_of_joined_slices_is_for_whole_replicas(
 
 def test_demand_tells_held_leaving_and_released_apart() -> None:
     found = demand(holding("s-0"), leaving("s-1"), released("s-2"), waiting(), waiting())
-    assert found.held == {"s-0"}
-    assert found.leaving == {"s-1"}
-    assert found.released == {"s-2"}
-    assert found.occupied == {"s-0", "s-1", "s-2"}
+    assert found.held == {TakenSlice("s-0")}
+    assert found.leaving == {TakenSlice("s-1")}
+    assert found.released == {TakenSlice("s-2")}
+    assert found.occupied == found.held | found.leaving | found.released
     assert found.arithmetic == "1 held + 1 waiting + 1 leaving + 1 released = 4"
 
 
 def test_demand_slice_named_twice_counts_once_and_as_held() -> None:
     """A replica that has not noticed the loss, and one on the replacement of the same name."""
     found = demand(leaving("s-0"), holding("s-0"), released("s-0"))
-    assert (found.held, found.leaving, found.released) == ({"s-0"}, frozenset(), frozenset())
+    assert (found.held, found.leaving, found.released) == (
+        {TakenSlice("s-0")},
+        frozenset(),
+        frozenset(),
+    )
     assert found.num_to_exist == 1
+
+
+def test_demand_of_two_single_hosts_with_one_name_is_two_slices() -> None:
+    held = [holding("s-2", address="10.0.0.7"), holding("s-2", address="10.0.0.8")]
+    assert demand(*held).num_to_exist == 2
+    # Two records of one host are of one slice.
+    assert demand(held[0], replace(held[0], replica_id="other")).num_to_exist == 1
 
 
 def test_demand_is_counted_per_kind() -> None:

@@ -11,6 +11,7 @@ from kuberay.api_server import HEAD_POD_GRANTS, MIRROR_GRANTS, Fault
 from kuberay.by_hand import USER, ClusterByHand
 from kuberay.objects import RAYCLUSTER, RAYSERVICE, raycluster, rayservice, worker_group
 from kuberay.schema import CRD_FOLDER, crd_schema
+from kuberay.webhook import NAME, told_to
 
 from autoscaling.provisioning.errors import (
     MissingError,
@@ -204,8 +205,9 @@ async def test_count_and_names_travel_in_one_guarded_patch(
     provisioner = KubeRayProvisioner(api, RAYCLUSTER)
     await scale(provisioner, 3)
     cluster.settle()
-    doomed = cluster.pods(GROUP)[2]["metadata"]
-    await scale(provisioner, 2, doomed["labels"]["replicaIndex"])
+    pod = cluster.pods(GROUP)[2]
+    doomed = pod["metadata"]
+    await scale(provisioner, 2, told_to(pod)[NAME])
     (first, second) = cluster.api.requests(verb="patch")
     path = "/spec/workerGroupSpecs/0"
     assert second.body == [

@@ -77,6 +77,6 @@ class ClusterByHand:
         """The slices of a group by name, with how many of their pods run."""
         running: dict[str, int] = {}
         for pod in self.pods(group):
-            name = pod["metadata"]["labels"]["replicaIndex"]
+            name = f"{group}-{pod['metadata']['labels']['ray.io/worker-group-replica-index']}"
             running[name] = running.get(name, 0) + (pod["status"]["phase"] == "Running")
         return dict(sorted(running.items()))

@@ -13,19 +13,19 @@ from typing import Protocol
 from autoscaling.provisioning.raycluster import (
     CLUSTER_LABEL,
     GROUP_LABEL,
-    HOST_INDEX_LABEL,
     NODE_TYPE_LABEL,
     REPLICA_INDEX_LABEL,
-    REPLICA_NAME_LABEL,
 )
+from serving.gke_names import HOST_INDEX_LABEL
 
-from .objects import RAYCLUSTER, ended_container, running_container
+from .objects import RAYCLUSTER, ended_container, replica_of, running_container
 from .store import Json, Store
 
 logger = logging.getLogger(__name__)
 
 _LOOK_PERIOD_S = 0.1
-_addresses = (f"10.0.{number // 250}.{number % 250 + 2}" for number in itertools.count())
+# Of this machine, each for one pod: what runs in a pod has an address of its own there.
+_addresses = (f"127.1.{number // 250}.{number % 250 + 2}" for number in itertools.count())
 
 
 class Hosts(Protocol):
@@ -95,7 +95,7 @@ class Cloud:
         group, _, index = slice_name.rpartition("-")
         for pod in self._pods():
             place = (_label(pod, GROUP_LABEL), _label(pod, REPLICA_INDEX_LABEL))
-            if place == (group, index) and _label(pod, HOST_INDEX_LABEL) == str(host):
+            if place == (group, index) and _host_of(pod) == host:
                 logger.info("host_preempted slice=%s host=%d", slice_name, host)
                 self._hosts.kill(pod["metadata"]["name"])
 
@@ -112,7 +112,7 @@ class Cloud:
         for pod in self._pods():
             is_new = pod["status"]["phase"] == "Pending"
             if is_new and "deletionTimestamp" not in pod["metadata"]:
-                replicas.setdefault(_label(pod, REPLICA_NAME_LABEL), []).append(pod)
+                replicas.setdefault(replica_of(pod), []).append(pod)
         return replicas
 
     def _deliver(self, pods: list[Json]) -> None:
@@ -120,12 +120,13 @@ class Cloud:
         cluster = self._store.get("rayclusters", RAYCLUSTER)
         groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
         for pod in pods:
+            pod["status"]["podIP"] = next(_addresses)
             self._hosts.start(groups[_label(pod, GROUP_LABEL)], pod)
         for pod in pods:
             with self._store.edit("pods", pod["metadata"]["name"]) as stored:
                 stored["status"] = {
                     "phase": "Running",
-                    "podIP": next(_addresses),
+                    "podIP": pod["status"]["podIP"],
                     "containerStatuses": [running_container()],
                 }
         logger.info("slice_delivered slice=%s hosts=%d", _slice_of(pods[0]), len(pods))
@@ -164,6 +165,10 @@ class CloudThread:
 
 def _slice_of(pod: Json) -> str:
     return f"{_label(pod, GROUP_LABEL)}-{_label(pod, REPLICA_INDEX_LABEL)}"
+
+
+def _host_of(pod: Json) -> int:
+    return int(pod["metadata"]["labels"].get(HOST_INDEX_LABEL, 0))
 
 
 def _label(pod: Json, name: str) -> str:

@@ -1,16 +1,15 @@
 """RayClusters, RayServices and pods as KubeRay and GKE know them."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from autoscaling.provisioning.raycluster import (
     CLUSTER_LABEL,
     GROUP_LABEL,
-    HOST_INDEX_LABEL,
     NODE_TYPE_LABEL,
     REPLICA_INDEX_LABEL,
     REPLICA_NAME_LABEL,
-    WEBHOOK_SLICE_LABEL,
 )
 from serving.gke_names import (
     COMPUTE_CLASS_LABEL,
@@ -18,9 +17,12 @@ from serving.gke_names import (
     GKE_CHIPS,
     GKE_COMPUTE_CLASS,
     GKE_TOPOLOGY,
+    HOST_INDEX_LABEL,
     NEVER_IDLE_S,
 )
 from serving.topology import SliceShape
+
+from .webhook import admit
 
 RAYCLUSTER = "llm-tpu-raycluster"
 RAYSERVICE = "llm-tpu"
@@ -37,8 +39,13 @@ def worker_group(
     max_replicas: int,
     min_replicas: int = 0,
     idle_timeout_s: int = NEVER_IDLE_S,
+    has_host_index: bool = True,
 ) -> dict[str, Any]:
-    """A group of `spec.workerGroupSpecs`, as our manifests write it and Go serialises it."""
+    """A group of `spec.workerGroupSpecs`, as our manifests write it and Go serialises it.
+
+    `has_host_index` of false leaves out what they say to the TPU webhook of slices of one host.
+    """
+    is_single = shape.num_hosts == 1
     limits = {GKE_CHIPS: str(shape.chips_per_host), "cpu": "1", "memory": "1Gi"}
     return {
         "groupName": name,
@@ -58,6 +65,7 @@ def worker_group(
             "ray.io/accelerator-type": shape.ray_accelerator_type,
         },
         "template": {
+            "metadata": {"labels": {HOST_INDEX_LABEL: "0"} if is_single and has_host_index else {}},
             "spec": {
                 "nodeSelector": {
                     GKE_COMPUTE_CLASS: name,
@@ -65,7 +73,7 @@ def worker_group(
                     GKE_TOPOLOGY: shape.topology,
                 },
                 "containers": [{"name": "ray-worker", "resources": {"limits": limits}}],
-            }
+            },
         },
     }
 
@@ -122,28 +130,41 @@ def head_pod() -> dict[str, Any]:
     return {"metadata": {"name": HEAD_POD, "labels": labels}, "status": status}
 
 
-def replica_pods(group: dict[str, Any], index: int) -> list[dict[str, Any]]:
-    """The pods of a new replica, without nodes yet; named, numbered and labelled as on GKE."""
-    name = group["groupName"]
-    replica = f"{name}-{next(_numbers):05x}"
-    labels = {
+def replica_pods(
+    group: dict[str, Any], index: int, others: Iterable[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The pods of a new replica, without nodes yet; named, numbered and labelled as on GKE.
+
+    `others` are the group's pods that stay, which the TPU webhook looks at.
+    """
+    name, num_hosts = group["groupName"], group["numOfHosts"]
+    labels = group["template"].get("metadata", {}).get("labels", {}) | {
         CLUSTER_LABEL: RAYCLUSTER,
         NODE_TYPE_LABEL: "worker",
         GROUP_LABEL: name,
-        REPLICA_NAME_LABEL: replica,
         REPLICA_INDEX_LABEL: str(index),
-        WEBHOOK_SLICE_LABEL: f"{name}-{index}",
     }
-    return [
-        {
+    replica = f"{name}-{next(_numbers):05x}"
+    pods = []
+    for host in range(num_hosts):
+        # Of a slice of one host KubeRay says neither.
+        several = {REPLICA_NAME_LABEL: replica, HOST_INDEX_LABEL: str(host)}
+        pod = {
             "metadata": {
                 "name": f"{RAYCLUSTER}-{name}-worker-{next(_numbers):05x}",
-                "labels": labels | {HOST_INDEX_LABEL: str(host)},
+                "labels": labels | (several if num_hosts > 1 else {}),
             },
+            "spec": {"containers": [{"name": "ray-worker"}]},
             "status": {"phase": "Pending"},
         }
-        for host in range(group["numOfHosts"])
-    ]
+        admit(pod, others)
+        pods.append(pod)
+    return pods
+
+
+def replica_of(pod: dict[str, Any]) -> str:
+    """The replica, which is a slice, that a pod is of: its own name where it is the only one."""
+    return str(pod["metadata"]["labels"].get(REPLICA_NAME_LABEL, pod["metadata"]["name"]))
 
 
 def running_container() -> dict[str, Any]:

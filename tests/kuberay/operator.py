@@ -15,10 +15,9 @@ from autoscaling.provisioning.raycluster import (
     GROUP_LABEL,
     NODE_TYPE_LABEL,
     REPLICA_INDEX_LABEL,
-    REPLICA_NAME_LABEL,
 )
 
-from .objects import RAYCLUSTER, replica_pods
+from .objects import RAYCLUSTER, replica_of, replica_pods
 from .store import Json, Store
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,8 @@ class Operator:
         for _ in range(missing):
             index = min(set(range(len(used) + 1)) - used)
             used.add(index)
-            for pod in replica_pods(group, index):
+            others = [pod for pods in self._replicas(group).values() for pod in pods]
+            for pod in replica_pods(group, index, others):
                 self._store.create("pods", pod)
             logger.info("replica_created slice=%s-%d", group["groupName"], index)
         return missing > 0
@@ -103,7 +103,7 @@ class Operator:
         replicas: dict[str, list[Json]] = {}
         for pod in self._store.list("pods", labels):
             if "deletionTimestamp" not in pod["metadata"]:
-                replicas.setdefault(_label(pod, REPLICA_NAME_LABEL), []).append(pod)
+                replicas.setdefault(replica_of(pod), []).append(pod)
         return replicas
 
     def _delete(self, replica: str, pods: list[Json], reason: str) -> None:

@@ -5,15 +5,12 @@ from typing import Any
 import psutil
 from ray.cluster_utils import Cluster
 
-from autoscaling.provisioning.raycluster import (
-    GROUP_LABEL,
-    HOST_INDEX_LABEL,
-    WEBHOOK_SLICE_LABEL,
-)
+from autoscaling.provisioning.raycluster import GROUP_LABEL
 from serving.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
 from serving.topology import Generation, SliceShape, shapes, slice_shape
 
 from .store import Json
+from .webhook import NAME, WORKER_ID, told_to
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 
@@ -29,7 +26,8 @@ class RayletHosts:
         """Starts a raylet; it registers by itself within seconds."""
         labels = pod["metadata"]["labels"]
         shape = _shape_of(group)
-        slice_name, worker_id = labels[WEBHOOK_SLICE_LABEL], labels[HOST_INDEX_LABEL]
+        told = told_to(pod)
+        slice_name, worker_id = told[NAME], told[WORKER_ID]
         # What Ray would find on a TPU host by itself; the group's own labels win, as in Ray.
         found = {
             "ray.io/accelerator-type": shape.ray_accelerator_type,
@@ -48,6 +46,7 @@ class RayletHosts:
             resources[f"TPU-{shape.ray_pod_type}-head"] = 1
         self._nodes[pod["metadata"]["name"]] = self._cluster.add_node(
             wait=False,
+            node_ip_address=pod["status"]["podIP"],
             num_cpus=1,
             resources=resources,
             labels=found | group["labels"],
@@ -55,8 +54,7 @@ class RayletHosts:
             env_vars={
                 "RAY_CLOUD_INSTANCE_ID": pod["metadata"]["name"],
                 "RAY_NODE_TYPE_NAME": labels[GROUP_LABEL],
-                "TPU_NAME": slice_name,
-                "TPU_WORKER_ID": worker_id,
+                **told,
                 "TPU_TOPOLOGY": shape.topology,
                 "TPU_ACCELERATOR_TYPE": shape.ray_pod_type,
             },

@@ -16,6 +16,7 @@ from .objects import RAYCLUSTER, raycluster, rayservice, worker_group
 from .operator import Operator
 from .schema import CRD_FOLDER, crd_schema
 from .store import InvalidError, Store
+from .webhook import NAME, told_to
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 CLUSTERS = f"apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters"
@@ -153,20 +154,20 @@ def test_client_without_our_authority_does_not_trust_the_server(cluster: Cluster
 
 def test_operator_new_replicas_take_the_lowest_free_index(cluster: ClusterByHand) -> None:
     set_replicas(cluster, 3)
-    first = cluster.pods("v6e-spot")[0]["metadata"]
-    set_replicas(cluster, 2, first["name"])
-    assert first["labels"]["replicaIndex"] not in cluster.slices("v6e-spot")
+    first = cluster.pods("v6e-spot")[0]
+    set_replicas(cluster, 2, first["metadata"]["name"])
+    assert told_to(first)[NAME] not in cluster.slices("v6e-spot")
     set_replicas(cluster, 3)
     assert cluster.slices("v6e-spot") == {f"v6e-spot-{index}": 2 for index in range(3)}
 
 
 def test_operator_naming_one_pod_deletes_its_whole_slice(cluster: ClusterByHand) -> None:
     set_replicas(cluster, 2)
-    doomed = cluster.pods("v6e-spot")[1]["metadata"]
-    set_replicas(cluster, 1, doomed["name"])
-    left = {pod["metadata"]["labels"]["replicaIndex"] for pod in cluster.pods("v6e-spot")}
+    doomed = cluster.pods("v6e-spot")[1]
+    set_replicas(cluster, 1, doomed["metadata"]["name"])
+    left = {told_to(pod)[NAME] for pod in cluster.pods("v6e-spot")}
     assert len(left) == 1
-    assert doomed["labels"]["replicaIndex"] not in left
+    assert told_to(doomed)[NAME] not in left
 
 
 def test_operator_lower_count_without_a_name_deletes_nothing(cluster: ClusterByHand) -> None:
@@ -187,7 +188,7 @@ def test_operator_without_autoscaler_deletes_surplus_at_random(tmp_path: Path) -
                 stored["spec"]["workerGroupSpecs"][0]["replicas"] = count
             operator.step()
         deleted |= {
-            pod["metadata"]["labels"]["replicaIndex"]
+            told_to(pod)[NAME]
             for pod in store.list("pods")
             if "deletionTimestamp" in pod["metadata"]
         }

@@ -107,6 +107,23 @@ def test_single_host_slice_needs_no_name() -> None:
     assert [each.name for each in found.free] == ["node-aaaaaaaaaaaa", "node-bbbbbbbbbbbb"]
 
 
+@pytest.mark.parametrize("worker_ids", [(0, 1), (0, 0), (1, 1), (1, 2)])
+def test_single_hosts_that_were_told_one_name_are_a_slice_each(worker_ids: tuple[int, int]) -> None:
+    want = SliceWant("spot", "v6e-8", "2x4", 1, 8, {})
+    nodes = [
+        node("g-2", worker_id, node_id=letter * 56, chips=8.0)
+        for worker_id, letter in zip(worker_ids, "ab", strict=True)
+    ]
+    available = {each["NodeID"]: {"TPU": 8.0} for each in nodes}
+    found = survey(observe_hosts(nodes, available, ()), want)
+    assert dict(found.refused) == {}
+    assert len({each.name for each in found.free}) == 2
+    assert [[host.worker_id for host in each.hosts] for each in found.free] == [[0], [0]]
+    # Whoever is told apart by its node keeps its name when the other one goes.
+    if worker_ids == (0, 1):
+        assert [each.name for each in found.free] == ["g-2", "g-2-bbbbbbbbbbbb"]
+
+
 def test_replacement_under_the_same_name_is_another_slice() -> None:
     before = look(whole("s")).free[0]
     after = look([node("s", 0, node_id="new-0"), node("s", 1, node_id="new-1")]).free[0]
