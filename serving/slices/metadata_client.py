@@ -155,15 +155,18 @@ async def watch_notices(
     A server that cannot be reached announces and withdraws nothing. `preemption_notice_s` is what
     the host has from the announcement of a preemption.
     """
+    failing: dict[str, str] = {}
     async with client, asyncio.TaskGroup() as tasks:
         for path in _WATCHED:
-            watch = _Watch(client, path, worker_id, sink, preemption_notice_s, absent_retry_s)
+            watch = _Watch(
+                client, path, worker_id, sink, preemption_notice_s, absent_retry_s, failing
+            )
             tasks.create_task(watch.run(), name=f"watch {path}")
 
 
 @dataclass(slots=True)
 class _Watch:
-    """The watch over one path."""
+    """The watch over one path. `failing`: each path of this host that is unknown now, and why."""
 
     client: MetadataClient
     path: str
@@ -171,6 +174,7 @@ class _Watch:
     sink: NoticeSink
     preemption_notice_s: float
     absent_retry_s: float
+    failing: dict[str, str]
     known: Value = Value(None, None)
 
     async def run(self) -> None:
@@ -182,15 +186,23 @@ class _Watch:
                 has_changed = await self._look()
             except MetadataError as error:
                 if not num_failures:
-                    logger.warning("metadata_unknown path=%s reason=%r", self.path, str(error))
+                    self._tell_unknown(str(error))
                 await asyncio.sleep(min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0**num_failures))
                 num_failures = min(num_failures + 1, 16)
                 continue
             num_failures = 0
+            self.failing.pop(self.path, None)
             if self.known.text is None:
                 await asyncio.sleep(self.absent_retry_s)
             elif not has_changed:
                 await asyncio.sleep(max(0.0, asked_at_s + _SHORTEST_POLL_S - loop.time()))
+
+    def _tell_unknown(self, reason: str) -> None:
+        """Warns, if no other path of this host is unknown for the same reason."""
+        is_known = reason in self.failing.values()
+        self.failing[self.path] = reason
+        level = logging.DEBUG if is_known else logging.WARNING
+        logger.log(level, "metadata_unknown path=%s reason=%r", self.path, reason)
 
     async def _look(self) -> bool:
         """Takes in the next value; whether it is another one."""

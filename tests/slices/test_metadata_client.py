@@ -1,6 +1,7 @@
 """The client against the simulated server, over real sockets; and the server by itself."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -133,6 +134,33 @@ async def test_watch_survives_a_server_that_restarts(sink: RecordingSink) -> Non
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     await second.close()
+
+
+async def test_server_that_is_not_there_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not once per path; and again when it was there and is gone."""
+    caplog.set_level(logging.DEBUG, "serving.slices.metadata_client")
+    server = SimulatedMetadata()
+    await server.start()
+    host, port = server.host.split(":")
+    await server.close()
+    sink = RecordingSink()
+    watch = asyncio.create_task(watch_notices(MetadataClient(f"{host}:{port}"), 0, sink))
+
+    async def levels(count: int) -> list[str]:
+        async with asyncio.timeout(10):
+            while len(caplog.records) < count:  # noqa: ASYNC110 - a log tells nobody
+                await asyncio.sleep(0.01)
+        return [record.levelname for record in caplog.records]
+
+    assert await levels(3) == ["WARNING", "DEBUG", "DEBUG"]
+    await server.start(host, int(port))
+    await sink.wait_for(lambda sink: len(sink.withdrawn) == 3)
+    await server.close()
+    assert (await levels(4))[3] == "WARNING"
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
 
 
 async def test_watch_asks_once_per_path_and_change(
