@@ -1,6 +1,7 @@
 """A Ray cluster on hosts in namespaces, started by `ray start` as pods do."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from serving.launch import child_environment
 from tests.hosts.namespaces import Host
 
 _GCS_PORT = 6379
@@ -23,6 +25,14 @@ client = GcsClient(address=sys.argv[1])
 while sum(node.state == 0 for node in client.get_all_node_info().values()) < int(sys.argv[2]):
     time.sleep(0.2)
 """
+
+
+def node_environment(folder: Path) -> dict[str, str]:
+    """What a node has in its environment, with Ray's settings, when `folder` is the hosts' own."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))}
+    environment = child_environment(inherited, str(folder)) | {"TMPDIR": str(folder)}
+    environment.pop("RAY_ADDRESS")
+    return environment
 
 
 class RayNodes:

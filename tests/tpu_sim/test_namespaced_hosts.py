@@ -5,7 +5,6 @@ start them, and the application as users deploy it; nothing of `slicewise sim` r
 the kernels for them are replaced as elsewhere in this folder.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ import psutil
 import pytest
 import yaml
 
-from serving.launch import child_environment
 from serving.simulation.plan import (
     SimulatedSlices,
     host_environment,
@@ -28,7 +26,7 @@ from tests.e2e.application import application_args, engine_ids, serve_config
 from tests.hosts.http_calls import Call, HttpCalls
 from tests.hosts.namespaces import Host, Hosts, check_permitted
 from tests.hosts.permission import skipped_where_refused
-from tests.hosts.ray_nodes import RayNodes
+from tests.hosts.ray_nodes import RayNodes, node_environment
 
 from .engines import ENGINE_ARGS, simulation_environment
 from .evidence import Evidence
@@ -137,14 +135,11 @@ def served(
 
 
 def _environment(folder: Path, caches: Path) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))}
-    # A pod's address is its own; here only the folder has to be said.
     simulated = simulation_environment(caches, SLICES.shape.chips_per_host)
-    environment = child_environment(inherited | simulated, str(folder)) | {"TMPDIR": str(folder)}
     # A host knows its own.
-    for name in ("RAY_ADDRESS", "TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
-        environment.pop(name)
-    return environment
+    for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
+        simulated.pop(name)
+    return node_environment(folder) | simulated
 
 
 def test_engine_over_hosts_in_namespaces_answers_as_transformers(
