@@ -106,7 +106,8 @@ unit: setup-dev
 # Two streams, because what starts Ray waits more than it computes: the applications, the load tests
 # and the simulator in one; the fast tests, and then all else that starts something, in the other.
 test: setup-dev
-	@other=$$(mktemp); \
+	@KUBEBUILDER_ASSETS=$$(.ci/kube-assets) || exit 1; export KUBEBUILDER_ASSETS; \
+	other=$$(mktemp); \
 	{ $(BIN)/python -m pytest -q -m "$(FAST)"; fast=$$?; \
 	  $(BIN)/python -m pytest -q -m "$(STARTS)" --ignore tests/e2e --ignore tests/loadtest \
 	    --ignore tests/autoscaling || fast=1; exit $$fast; } > $$other 2>&1 & stream=$$!; \

@@ -1,0 +1,36 @@
+"""One control plane for all tests of this folder, with the CRDs in it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.manifests.documents import LOADER
+
+from .api import Api
+from .assets import CRD_FILES, VARIABLE, do_without, missing_binaries, missing_crds
+from .server import ControlPlane
+
+CRDS = Path(__file__).parents[3] / "shared" / "data" / "crds"
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """Runs; about 0.5 GiB."""
+    reason = missing_binaries(os.environ) or missing_crds(CRDS)
+    if reason is not None:
+        do_without(reason, os.environ)
+    with ControlPlane(Path(os.environ[VARIABLE])) as running:
+        for name in CRD_FILES:
+            for crd in yaml.load_all((CRDS / name).read_text(), Loader=LOADER):
+                if crd is not None:
+                    running.api.define(crd)
+        yield running
+
+
+@pytest.fixture
+def api(control_plane: ControlPlane) -> Api:
+    """A cluster administrator's."""
+    return control_plane.api
