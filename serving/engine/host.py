@@ -75,6 +75,7 @@ class EngineHost:
             told={"version": spec.version, "described": dict(spec.described)},
         )
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._told_to_end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str) -> tuple[str, int]:
@@ -102,6 +103,11 @@ class EngineHost:
         if self._death.done():
             raise EngineDiedError(self._death.result())
 
+    def end(self, reason: str) -> None:
+        """Has the engine end as one that is lost: its requests go on elsewhere. Returns at once."""
+        if not self._told_to_end.done():
+            self._told_to_end.set_result(reason)
+
     def drain(self, reason: str, grace_s: float) -> None:
         """Tells every gateway to take its requests elsewhere."""
         self._server.drain(reason, grace_s)
@@ -124,11 +130,12 @@ class EngineHost:
             self._death.set_result("closed")
 
     async def _watch_engine(self) -> None:
-        """Ends everything with the engine: when it dies, and when it has stopped turning."""
+        """Ends everything with the engine: when it dies, no longer turns, or is told to end."""
         died = asyncio.create_task(self._server.wait_died())
         turning = asyncio.create_task(self._check_turning())
+        ends = {died, turning, self._told_to_end}
         try:
-            done, _ = await asyncio.wait({died, turning}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             reason = done.pop().result()
         finally:
             died.cancel()

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from serving.engine.end_signals import EndSignals
 from serving.engine.host import EngineHost, start_engine
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
@@ -39,6 +42,7 @@ class EngineHostActor:
         self._secret = secret
         self._host: EngineHost | None = None
         self._stages: asyncio.Queue[LoadStage] = asyncio.Queue()  # a few, once each
+        self._end_signals: EndSignals | None = None
 
     async def start(self) -> HostReport:
         """Starts engine and link; returns when requests can come.
@@ -47,6 +51,7 @@ class EngineHostActor:
             ValueError: the engine refuses its arguments.
             EngineDiedError: it failed while starting.
         """
+        self._end_signals = EndSignals(self._on_end_signal)
         engine = await start_engine(self._spec, self._stages.put_nowait)
         self._host = EngineHost(self._spec, engine, self._secret)
         loopback = self._spec.listens_on_loopback
@@ -54,6 +59,16 @@ class EngineHostActor:
             "127.0.0.1" if loopback else ray.util.get_node_ip_address()
         )
         return HostReport(self._host.engine_id, address, dict(engine.info))
+
+    def _on_end_signal(self, number: signal.Signals) -> None:
+        """The engine is lost; its replica hears of it, and ends this process."""
+        reason = f"engine host got {number.name}"
+        logger.warning("engine_host_told_to_end signal=%s", number.name)
+        if self._host is None:
+            # Nothing is in flight, and a start of minutes is not waited for.
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            self._host.end(reason)
 
     async def next_stage(self) -> LoadStage:
         """Waits for the next stage of loading that the engine tells, for ever if none comes."""
@@ -101,5 +116,7 @@ class EngineHostActor:
 
     async def close(self) -> None:
         """Ends link and engine."""
+        if self._end_signals is not None:
+            self._end_signals.close()
         if self._host is not None:
             await self._host.close()
