@@ -104,6 +104,19 @@ async def test_death_of_the_engine_ends_the_links_and_is_told_with_its_reason() 
             host.ensure_alive()
 
 
+async def test_host_that_is_told_to_end_tells_its_gateways_that_the_engine_is_lost() -> None:
+    engine = PacedEngine(PacedConfig())
+    async with hosted(engine) as (host, peer):
+        host.end("engine host got SIGTERM")
+        host.end("a second word changes nothing")
+        assert "engine host got SIGTERM" in await peer.until_lost()
+        assert await host.wait_died() == "engine host got SIGTERM"
+        with pytest.raises(EngineDiedError, match="SIGTERM"):
+            host.ensure_alive()
+        assert peer.client is not None
+        assert peer.client.has_told_end
+
+
 async def test_engine_that_stops_turning_is_noticed_and_ended() -> None:
     engine = PacedEngine(PacedConfig())
     async with hosted(engine) as (host, peer):
