@@ -11,7 +11,9 @@ VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
 FAST := not vllm and not e2e and not browser and not process and not slow and not long and not tpu_sim
 # Those of `make test` that do. Not said by `not`: files are left out by what an expression excludes.
-STARTS := (vllm or e2e or browser or process or slow) and not long and not tpu_sim
+STARTS := (vllm or e2e or browser or process or slow) and not waits and not long and not tpu_sim
+# Those that take minutes and compute little: real time has to pass.
+WAITS := waits and not long
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -103,17 +105,20 @@ format: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
-# Two streams, because what starts Ray waits more than it computes: the applications, the load tests
-# and the simulator in one; the fast tests, and then all else that starts something, in the other.
+# Three streams, because what starts Ray waits more than it computes: the applications, the load tests
+# and the simulator in one; the fast tests, and then all else that starts something, in another; what
+# waits for minutes in the third.
 test: setup-dev
 	@KUBEBUILDER_ASSETS=$$(.ci/kube-assets) || exit 1; export KUBEBUILDER_ASSETS; \
-	other=$$(mktemp); \
+	others=$$(mktemp -d); \
 	{ $(BIN)/python -m pytest -q -m "$(FAST)"; fast=$$?; \
 	  $(BIN)/python -m pytest -q -m "$(STARTS)" --ignore tests/e2e --ignore tests/loadtest \
-	    --ignore tests/autoscaling || fast=1; exit $$fast; } > $$other 2>&1 & stream=$$!; \
-	trap 'kill $$stream 2>/dev/null; rm -f $$other' EXIT; \
-	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest tests/autoscaling; first=$$?; \
-	wait $$stream; second=$$?; cat $$other; exit $$((first | second))
+	    --ignore tests/autoscaling || fast=1; exit $$fast; } > $$others/second 2>&1 & second=$$!; \
+	$(BIN)/python -m pytest -q -m "$(WAITS)" tests/e2e > $$others/third 2>&1 & third=$$!; \
+	trap 'kill $$second $$third 2>/dev/null; rm -rf $$others' EXIT; \
+	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest tests/autoscaling; failed=$$?; \
+	wait $$second || failed=1; wait $$third || failed=1; \
+	cat $$others/second $$others/third; exit $$failed
 
 test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"

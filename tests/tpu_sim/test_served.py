@@ -115,7 +115,7 @@ def one_host(models: TinyModels, caches: Path) -> Iterator[RunningApplication]:
         yield running
 
 
-def completion(model: str, prompt: list[int], num_tokens: int) -> Request:
+def completion(model: str, prompt: list[int], num_tokens: int, **options: Any) -> Request:
     body = {
         "model": model,
         "prompt": prompt,
@@ -124,7 +124,7 @@ def completion(model: str, prompt: list[int], num_tokens: int) -> Request:
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    return Request("/v1/completions", body)
+    return Request("/v1/completions", body | options)
 
 
 def outputs(answers: list[Answer]) -> list[list[int]]:
@@ -195,11 +195,19 @@ def check_placement(running: RunningApplication, evidence: Evidence, what: str) 
 def kill_under_streams(
     running: RunningApplication, models: TinyModels, model: str, kill: Callable[[], None]
 ) -> int:
-    """Long streams, a kill once all are under way; equal to the undisturbed ones. How many."""
+    """Long streams, a kill once all are under way; equal to the undisturbed ones. How many.
+
+    Every second one asks for the log-probability of each chosen token.
+    """
     prompts = models.prompts[model]
-    requests = [completion(model, prompt, NUM_KILLED_TOKENS) for prompt in prompts]
-    undisturbed = ask(running, requests)
-    assert [each[:NUM_NEW_TOKENS] for each in undisturbed] == models.expected[model]
+    requests = [
+        completion(model, prompt, NUM_KILLED_TOKENS, logprobs=0 if number % 2 else None)
+        for number, prompt in enumerate(prompts)
+    ]
+    undisturbed = asyncio.run(stream_all(running.base_url, requests))
+    assert [each[:NUM_NEW_TOKENS] for each in outputs(undisturbed)] == models.expected[model]
+    given = [len(answer.choices[0].logprobs) for answer in undisturbed]
+    assert given == [NUM_KILLED_TOKENS if number % 2 else 0 for number in range(len(prompts))]
     before = running.fleet()["models"][0]["resumes"]
     begun: set[int] = set()
     kills: list[Future[None]] = []
@@ -215,7 +223,9 @@ def kill_under_streams(
         answers = asyncio.run(stream_all(running.base_url, requests, on_chunk))
     assert kills
     kills[0].result()
-    assert outputs(answers) == undisturbed
+    assert outputs(answers) == outputs(undisturbed)
+    pairs = zip(answers, undisturbed, strict=True)
+    assert [one.same_as(other) for one, other in pairs] == [True] * len(requests)
     assert running.fleet()["models"][0]["resumes"] > before, "the kill hit no stream"
     return len(requests)
 
@@ -263,6 +273,41 @@ def test_json_schema_gives_a_whole_valid_document(one_host: RunningApplication) 
     assert 0 <= document["chips"] <= 999
     assert document["state"] in ("ready", "draining")
     assert all(isinstance(host, bool) for host in document["hosts"])
+
+
+def test_chosen_tokens_have_their_logprobs(one_host: RunningApplication) -> None:
+    """Chat with `logprobs: true` and completions with `logprobs: 0`, which vLLM takes for that."""
+    body = {"model": QWEN3, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with httpx.Client(base_url=one_host.base_url, timeout=120) as http:
+        messages = [{"role": "user", "content": "which host is it"}]
+        chat = body | {"messages": messages, "logprobs": True}
+        answer = http.post("/v1/chat/completions", json=chat)
+        assert answer.status_code == 200, answer.text
+        content = answer.json()["choices"][0]["logprobs"]["content"]
+        assert [(entry["top_logprobs"], entry["logprob"] < 0) for entry in content] == (
+            [([], True)] * 8
+        )
+        likeliest = http.post("/v1/chat/completions", json=chat | {"top_logprobs": 2}).json()
+        for none, some in zip(content, likeliest["choices"][0]["logprobs"]["content"], strict=True):
+            assert none["token"] == some["token"]
+            assert abs(none["logprob"] - some["logprob"]) < 1e-3
+            assert len(some["top_logprobs"]) == 2
+        answer = http.post("/v1/completions", json=body | {"prompt": "a host", "logprobs": 0})
+        assert answer.status_code == 200, answer.text
+        logprobs = answer.json()["choices"][0]["logprobs"]
+        assert len(logprobs["token_logprobs"]) == 8
+        assert [len(each) for each in logprobs["top_logprobs"]] == [1] * 8
+
+
+def test_field_that_ends_such_an_engine_is_400(one_host: RunningApplication) -> None:
+    before = engine_ids(one_host.fleet())
+    body = {"model": QWEN3, "max_tokens": 4, "prompt": "a host"}
+    with httpx.Client(base_url=one_host.base_url, timeout=120) as http:
+        for field in ("allowed_token_ids", "logprob_token_ids", "seed"):
+            answer = http.post("/v1/completions", json=body | {field: [5] if "ids" in field else 1})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+        assert http.post("/v1/completions", json=body).status_code == 200
+    assert engine_ids(one_host.fleet()) == before
 
 
 def test_streams_survive_the_end_of_an_engine(
