@@ -55,26 +55,27 @@ class RayFence:
         return None
 
     def _nodes_of(self, each: ObservedSlice) -> list[NodeState]:
-        """The slice's live Ray nodes by worker id.
-
-        KubeRay tells a Ray node its pod's name. Where it does not, a single host is found by its
-        address, for its slice's name may be another living one's as well; of several, the name has
-        to do, and may catch a host of the slice before, which is as unwanted.
-        """
-        pods = {pod.name for pod in each.pods}
-
-        def is_meant(node: NodeState) -> bool:
-            if len(each.pods) == 1 and each.addresses:
-                return node.node_ip_address in each.addresses
-            return bool(node.labels.get(_SLICE_NAME_LABEL) == each.name)
-
-        found = [
-            node
-            for node in get_cluster_resource_state(self._gcs).node_states
-            if node.status != NodeStatus.DEAD
-            and (node.instance_id in pods or (not node.instance_id and is_meant(node)))
-        ]
+        """The slice's live Ray nodes by worker id."""
+        nodes = get_cluster_resource_state(self._gcs).node_states
+        found = [node for node in nodes if is_host_of(node, each)]
         return sorted(found, key=_worker_id)
+
+
+def is_host_of(node: NodeState, each: ObservedSlice) -> bool:
+    """Whether a Ray node is alive and one of the slice's hosts.
+
+    KubeRay tells a Ray node its pod's name. Where it does not, a single host is known by its
+    address, for its slice's name may be another living one's as well; without one it is still to
+    come. Of several hosts the name has to do, and may catch one of the slice before, which is as
+    unwanted.
+    """
+    if node.status == NodeStatus.DEAD:
+        return False
+    if node.instance_id:
+        return node.instance_id in {pod.name for pod in each.pods}
+    if len(each.pods) == 1:
+        return node.node_ip_address in each.addresses
+    return bool(node.labels.get(_SLICE_NAME_LABEL) == each.name)
 
 
 def _worker_id(node: Any) -> int:
