@@ -57,32 +57,36 @@ def _services(route: Manifest) -> list[str]:
 def _service_problems(
     folder: Folder, pods: list[FoundPod], source: Manifest, field: str, service: str
 ) -> Iterator[Problem]:
-    """Whether `source` points at a Service that leads to gateways, from the first moment."""
-    ours = [each for each in folder.of_kind("Service") if _leads_astray(each, pods) == []]
-    allowed = f"allowed: {texts(sorted({each.name for each in ours}))}"
-    named = [each for each in folder.of_kind("Service") if each.name == service]
+    """Whether `source` points at a Service that leads to gateways, from the first moment.
+
+    A route of somebody else's, by another name than the cluster's, may lead to what is not Ray's.
+    """
     clusters = folder.names("RayService") | folder.names("RayCluster")
+    leads = {each.name: _leads_to(each, pods) for each in folder.of_kind("Service")}
+    ours = sorted(name for name, groups in leads.items() if groups and all(groups.values()))
+    allowed = f"allowed: {texts(ours)}"
     if any(service in kuberay_services(cluster) for cluster in clusters):
         complaint = (
             "KubeRay's own: it is there only once every first replica has had a slice, and leads "
             "to hosts of slices, where nothing listens"
         )
         yield source.problem(field, complaint, allowed, service)
-    elif not named:
+    elif service not in leads:
         yield source.problem(field, "no such Service", allowed, service)
-    for each in named:
-        astray = _leads_astray(each, pods)
+    else:
+        astray = sorted(group for group, is_gateway in leads[service].items() if not is_gateway)
+        if not leads[service] and source.name in clusters:
+            astray = ["nothing of Ray's"]
         if astray:
             complaint = f"this Service leads to pods that are no gateways: {texts(astray)}"
             yield source.problem(field, complaint, allowed, service)
 
 
-def _leads_astray(service: Manifest, pods: list[FoundPod]) -> list[str]:
-    """What a Service leads to that is no gateway, by group; nothing where it leads to gateways."""
+def _leads_to(service: Manifest, pods: list[FoundPod]) -> dict[str, bool]:
+    """The groups of Ray pods that a Service leads to, and whether gateways run in each."""
     selector: Json = {"matchLabels": mapping(service.body, "spec", "selector")}
     selected = [pod for pod in pods if selects(selector, pod.labels)]
-    others = sorted({pod.labels["ray.io/group"] for pod in selected if not pod.is_gateway})
-    return others or ([] if selected else ["nothing of Ray's"])
+    return {pod.labels["ray.io/group"]: pod.is_gateway for pod in selected}
 
 
 def _policies(folder: Folder, kind: str, service: str) -> list[Manifest]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from serving.manifests.documents import Folder, Manifest
 from serving.manifests.schemas import Schemas, read_schemas
 from serving.topology import slice_shape
 
-from .examples import ROOT, found, in_memory, one, raw_values
+from .examples import ROOT, as_folder, found, in_memory, one, raw_values, rendered, shipped
 
 RULES = ROOT / "deployments" / "prometheus" / "rules"
 KINDS = ("Gateway", "HTTPRoute", "HealthCheckPolicy", "GCPBackendPolicy", "PodMonitor")
@@ -110,3 +111,35 @@ def test_gateways_are_asked_through_one_proxy_alone(folder: Folder) -> None:
         for port in asked["template"]["spec"]["containers"][0]["ports"]
     }
     assert ports[monitor["podMetricsEndpoints"][0]["port"]] == 8000
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [("grafana", False), ("llm", True)])
+def test_overlay_may_have_routes_of_its_own_to_what_is_not_rays(
+    name: str, *, is_refused: bool
+) -> None:
+    files = rendered(shipped("example.yaml"))
+    labels = {"app": "grafana"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": []}}
+    added: list[dict[str, object]] = [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "grafana"},
+            "spec": {"selector": {"matchLabels": labels}, "template": pod},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "grafana"},
+            "spec": {"selector": labels},
+        },
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": {"name": name, "namespace": "elsewhere"},
+            "spec": {"rules": [{"backendRefs": [{"name": "grafana", "port": 80}]}]},
+        },
+    ]
+    files["overlay.yaml"] = yaml.safe_dump_all(added)
+    problems = [each for each in found(as_folder(files)) if "no gateways" in each]
+    assert bool(problems) == is_refused, problems
