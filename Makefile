@@ -105,20 +105,20 @@ format: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -q -m "$(FAST)"
 
-# Three streams, because what starts Ray waits more than it computes: the applications, the load tests
-# and the simulator in one; the fast tests, and then all else that starts something, in another; what
-# waits for minutes in the third.
+# Streams beside each other, because what starts Ray waits more than it computes: the applications, the
+# load tests and the simulator in one; the fast tests, and then all else that starts something, in the
+# other. What waits for minutes begins once the fast tests leave it a core.
 test: setup-dev
 	@KUBEBUILDER_ASSETS=$$(.ci/kube-assets) || exit 1; export KUBEBUILDER_ASSETS; \
 	others=$$(mktemp -d); \
-	{ $(BIN)/python -m pytest -q -m "$(FAST)"; fast=$$?; \
+	{ failed=0; $(BIN)/python -m pytest -q -m "$(FAST)" || failed=1; \
+	  $(BIN)/python -m pytest -q -m "$(WAITS)" tests/e2e > $$others/third 2>&1 & third=$$!; \
 	  $(BIN)/python -m pytest -q -m "$(STARTS)" --ignore tests/e2e --ignore tests/loadtest \
-	    --ignore tests/autoscaling || fast=1; exit $$fast; } > $$others/second 2>&1 & second=$$!; \
-	$(BIN)/python -m pytest -q -m "$(WAITS)" tests/e2e > $$others/third 2>&1 & third=$$!; \
-	trap 'kill $$second $$third 2>/dev/null; rm -rf $$others' EXIT; \
+	    --ignore tests/autoscaling || failed=1; \
+	  wait $$third || failed=1; exit $$failed; } > $$others/second 2>&1 & second=$$!; \
+	trap 'kill $$second 2>/dev/null; rm -rf $$others' EXIT; \
 	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest tests/autoscaling; failed=$$?; \
-	wait $$second || failed=1; wait $$third || failed=1; \
-	cat $$others/second $$others/third; exit $$failed
+	wait $$second || failed=1; cat $$others/second $$others/third; exit $$failed
 
 test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"

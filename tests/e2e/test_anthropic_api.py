@@ -61,7 +61,7 @@ def test_message_stream_is_the_whole_answer_in_parts(client: Anthropic) -> None:
     with client.messages.stream(**options, extra_body={"temperature": 0}) as stream:
         parts = list(stream.text_stream)
         final = stream.get_final_message()
-    assert len(parts) > 5
+    assert len(parts) > 1  # how many is the machine's: vLLM joins what its client has not taken
     assert "".join(parts) == whole.content[0].text == final.content[0].text
     assert final.stop_reason == "max_tokens"
     assert final.usage.output_tokens == 24

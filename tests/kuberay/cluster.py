@@ -5,6 +5,7 @@ the API server's address, its CA and a client certificate through its environmen
 """
 
 import contextlib
+import gc
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ from ray.autoscaler._private.kuberay.run_autoscaler import run_kuberay_autoscale
 run_kuberay_autoscaler(*sys.argv[1:])
 """
 _POLL_S = 0.1
+_HEAD_STARTS = 3
 
 
 class EmulatedCluster:
@@ -92,9 +95,7 @@ class EmulatedCluster:
         for name, value in self._ray_environment().items():
             environment.setenv(name, value)
         self._stack.callback(self._kill_leftovers)
-        self.ray_cluster = Cluster(
-            initialize_head=True, shutdown_at_exit=False, head_node_args=_head_node_args()
-        )
+        self.ray_cluster = self._start_head()
         self._stack.callback(self._stop_head)
         # The port is taken once the server is made; it answers once it is entered.
         self.api = enter(ApiServer(self.store, self.folder))
@@ -108,6 +109,18 @@ class EmulatedCluster:
         ray.init(address=self.address, namespace="serve", log_to_driver=False, logging_level=40)
         self._stack.callback(ray.shutdown)
         enter(self._autoscaler())
+
+    def _start_head(self) -> Cluster:
+        """Ray's head. Ray waits 30 s for it and no longer; a busy machine may need another try."""
+        for _ in range(_HEAD_STARTS - 1):
+            with contextlib.suppress(_SlowStartError):
+                return _head_cluster()
+            self._kill_leftovers()
+            with warnings.catch_warnings():
+                # What Ray had opened for it is nobody's, and would be held against a later test.
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
+        return _head_cluster()
 
     @property
     def address(self) -> str:
@@ -210,6 +223,21 @@ class EmulatedCluster:
                 if is_ours and process.pid != os.getpid():
                     found.append(process)
         _kill(found)
+
+
+class _SlowStartError(Exception):
+    """Ray did not see its own head in time."""
+
+
+def _head_cluster() -> Cluster:
+    try:
+        return Cluster(
+            initialize_head=True, shutdown_at_exit=False, head_node_args=_head_node_args()
+        )
+    except Exception as error:
+        if "timed out during startup" in str(error):  # Ray's only word for it
+            raise _SlowStartError(str(error)) from None
+        raise
 
 
 def _head_node_args() -> dict[str, object]:
