@@ -26,7 +26,7 @@ from serving.compile_cache.report import Damage, Outcome, PullReport
 from serving.object_store.store import MissingObjectError, ObjectStore, StoredObject, StoreError
 
 # A bucket answers one request in tens of milliseconds and many at once as fast.
-_NUM_FETCHERS = 8
+NUM_FETCHERS = 8
 
 Clock = Callable[[], float]
 Known = Mapping[str, tuple[Entry, ...]]
@@ -61,7 +61,7 @@ def pull(
     def report(outcome: Outcome, reason: str) -> PullReport:
         return PullReport(outcome, reason, clock() - started_s, num_dropped=num_dropped)
 
-    pool = ThreadPoolExecutor(_NUM_FETCHERS, thread_name_prefix="pull-programs")
+    pool = ThreadPoolExecutor(NUM_FETCHERS, thread_name_prefix="pull-programs")
     try:
         finding = pool.submit(_find, store, place)
         known, seed = finding.result(budget_s)

@@ -24,7 +24,7 @@ from serving.compile_cache.layout import (
     union,
 )
 from serving.compile_cache.local_folder import LocalFolder, is_whole
-from serving.compile_cache.pull import pull
+from serving.compile_cache.pull import NUM_FETCHERS, pull
 from serving.compile_cache.report import Outcome
 from serving.object_store.address import open_store
 from serving.object_store.store import ObjectStore
@@ -244,9 +244,9 @@ def test_pull_without_time_fetches_the_largest_first(store: ObjectStore, tmp_pat
     assert report.outcome == Outcome.OUT_OF_TIME
     assert 0 < report.num_fetched < len(made)
     assert f"{len(made) - report.num_fetched} of {len(made)} programs left" in report.reason
-    sizes = folder.sizes()
-    left = [len(data) for name, data in made.items() if name not in sizes]
-    assert min(sizes.values()) >= max(left)
+    largest_first = sorted(made, key=lambda name: len(made[name]), reverse=True)
+    # Whoever is late to read the clock may leave one that is larger than another's.
+    assert set(folder.sizes()) <= set(largest_first[: report.num_fetched + NUM_FETCHERS - 1])
 
 
 def test_store_that_hangs_holds_a_pull_for_its_budget_only(
