@@ -95,7 +95,7 @@ reads:
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m serving.config_reference --check README.md
+	$(BIN)/python -m serving.config.reference --check README.md
 	$(BIN)/python -m serving.manifests.reference --check docs/deploy-gke.md
 
 format: setup-dev

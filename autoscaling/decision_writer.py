@@ -11,12 +11,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import DecisionLog
-from serving.plan_board import PlanBoard
+from serving.domain.capacity import CapacityProfile
+from serving.domain.plan_report import PlanBoard
 
 logger = logging.getLogger("ray.serve.slicewise")
 

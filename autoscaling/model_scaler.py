@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Rules
@@ -24,7 +23,8 @@ from autoscaling.signals import (
     losses_of,
     slices_of,
 )
-from serving.plan_board import BoardChange, ModelPlan
+from serving.domain.capacity import CapacityProfile
+from serving.domain.plan_report import BoardChange, ModelPlan
 
 # Below Serve's own, whose lines the controller keeps in its log file.
 logger = logging.getLogger("ray.serve.slicewise")

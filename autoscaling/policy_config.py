@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autoscaling.capacity import CapacityProfile, ProfileError, read_profile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.prices.table import Market, PriceError, PriceTable, price_table
 from autoscaling.signals import Tokens
-from serving.topology import TopologyError, slice_shape
+from serving.domain.capacity import CapacityProfile, ProfileError, read_profile
+from serving.domain.topology import TopologyError, slice_shape
 
 # Serve's controller starts anywhere: what the file names is looked for beside our packages.
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]

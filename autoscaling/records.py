@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from serving.slices.lifecycle import SliceState
+from serving.domain.slice_lifecycle import SliceState
 
 
 @dataclass(frozen=True, slots=True)

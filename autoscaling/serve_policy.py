@@ -18,11 +18,11 @@ from typing import Any
 
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.model_scaler import Bounds, ModelScaler, Situation
+from autoscaling.plan_store import write_board
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
 from autoscaling.signals import Report, latest_reports
-from serving.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
-from serving.plan_board import PlanBoard
-from serving.plan_store import write_board
+from serving.domain.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
+from serving.domain.plan_report import PlanBoard
 
 logger = logging.getLogger("ray.serve.slicewise")
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from autoscaling.classes import ClassTerms
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
-from serving.directory import LEASE_S, RENEWAL_S
-from serving.scaling_stats import Listing, StatsError, listing_of_stats, load_of_stats
+from serving.domain.load_report import Listing, StatsError, listing_of_stats, load_of_stats
+from serving.domain.slice_records import LEASE_S, RENEWAL_S
 
 # A directory that has just started has not heard of everybody yet.
 SETTLING_S = LEASE_S + RENEWAL_S

@@ -40,8 +40,8 @@ from benchmarks.calibration_live import (
     watched_neighbours,
 )
 from benchmarks.servers import MODEL, Server, slicewise
-from serving.slices.lifecycle import HOLDING, SliceState
-from serving.slices.terms import DRAIN_GRACE_S
+from serving.config.slice_settings import DRAIN_GRACE_S
+from serving.domain.slice_lifecycle import HOLDING, SliceState
 from tests.e2e.application import paced_model
 
 # Azure's conversations, a tenth as long.

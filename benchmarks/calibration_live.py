@@ -19,7 +19,6 @@ import numpy.typing as npt
 import psutil
 import yaml
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.policy_config import read_policy_settings
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import observation_of_json, plan_of_json
@@ -33,6 +32,7 @@ from loadtest.run_plan import PLAN_FILE, PROMPTS_FILE, RunPlan
 from loadtest.scorecard.stored_run import StoredRun, read_run
 from loadtest.workload.arrival_laws import ReplayArrivals
 from loadtest.workload.spec import WorkloadSpec
+from serving.domain.capacity import CapacityProfile
 from tests.e2e.application import PROJECT_ROOT, RunningApplication
 
 SEED = 20

@@ -37,7 +37,7 @@ from loadtest.scorecard.plot_style import (
     time_axis,
     to_svg,
 )
-from serving.slices.lifecycle import HOLDING, SliceState
+from serving.domain.slice_lifecycle import HOLDING, SliceState
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REPORT, PLOT = DOCS / "calibration.md", DOCS / "calibration.svg"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.load import Load, Result, run_load
 from benchmarks.servers import MODEL, Server, slicewise, vllm_model, vllm_server
-from serving.model_source import resolve_source
+from serving.artifacts.model_source import resolve_source
 
 SOURCE = "models/slicewise-demo"
 ENGINE_ARGS = {

@@ -26,8 +26,9 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from serving.config import DeploymentConfig, GatewayConfig, ModelConfig
-from serving.directory import SliceRecord, Snapshot
+from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.gateway.http_edge import EdgeRules, HttpEdge
@@ -50,7 +51,6 @@ from serving.ledger.states import to_ms
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import EngineVitals, TokenOutput
 from serving.link.server import LinkServer
-from serving.slices.lifecycle import SliceLife, SliceState
 
 NUM_STREAMS = 32
 NUM_TOKENS = 128

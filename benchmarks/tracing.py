@@ -22,8 +22,8 @@ from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.request_meter import ARRIVAL, Arrival
 from serving.gateway.request_trace import RequestTrace, request_attributes
 from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
-from serving.tracing.otlp import OtlpTracer
-from serving.tracing.spans import NO_TRACER, SpanKind, Tracer, TraceSettings, open_tracer
+from serving.telemetry.otlp import OtlpTracer
+from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer, TraceSettings, open_tracer
 
 _REQUESTS = 500
 _TOKENS = 64

@@ -16,7 +16,7 @@ import msgspec
 from loadtest.answer_damage import damages
 from loadtest.errors import LoadTestError
 from loadtest.planned import PlannedRequest
-from serving.paced_tokens import LETTERS, paced_tokens
+from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 
 @dataclass(frozen=True, slots=True)

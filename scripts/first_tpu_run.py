@@ -24,11 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving.config_check import load_yaml
+from serving.config.check import load_yaml
+from serving.config.vllm_args import installed_vllm_args
+from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.load_stage import hear_stages
-from serving.engine_arg_names import installed_vllm_args
 from serving.engine_plan import plan_json, plan_serve_config
-from serving.slices.lifecycle import LoadStage
 from serving.tpu.plan import EnginePlan
 
 PACKAGES = ("vllm-tpu", "tpu_inference", "jax", "jaxlib", "libtpu", "torch", "ray", "slicewise")

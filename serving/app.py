@@ -8,7 +8,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from serving.config import (
+from serving.config.application import (
     AppConfig,
     ControlPlacement,
     DeploymentConfig,
@@ -17,16 +17,16 @@ from serving.config import (
     ModelConfig,
     parse_app_config,
 )
-from serving.deployment_names import DIRECTORY, GATEWAY
+from serving.config.slice_settings import replica_end_s, slice_spec
 from serving.directory_deployment import FleetDirectory
+from serving.domain.deployment_names import DIRECTORY, GATEWAY
+from serving.domain.errors import ConfigError
+from serving.domain.inventory import ACCELERATOR_LABEL
+from serving.domain.topology import TPU_ACCELERATOR_TYPES
 from serving.engine.slice_replica import SliceReplica
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
-from serving.errors import ConfigError
 from serving.gateway.deployment import Gateway
 from serving.pinned_version import pin_version
-from serving.slices.inventory import ACCELERATOR_LABEL
-from serving.slices.terms import replica_end_s, slice_spec
-from serving.topology import TPU_ACCELERATOR_TYPES
 
 # Wrapped here and not where they are written: Serve sends a decorated class by value, with all its
 # module holds, and an undecorated one by name.

@@ -11,8 +11,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from serving.compile_cache.command import programs
-from serving.config_check import check_command
+from serving.artifacts.compile_cache.command import programs
+from serving.config.check import check_command
 from serving.doctor.command import doctor_command
 from serving.engine_plan import engine_plan_command
 from serving.fleet_status import status_command

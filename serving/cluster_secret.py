@@ -5,8 +5,8 @@ import secrets
 
 from ray.experimental import internal_kv
 
-from serving.config import LinkConfig
-from serving.model_source import resolve_file
+from serving.artifacts.model_source import resolve_file
+from serving.config.application import LinkConfig
 
 _KEY = b"slicewise:link-secret-hex"
 _NUM_BYTES = 32

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from serving.directory import RENEWAL_S, Directory, SliceRecord, Snapshot
-from serving.rollout.succession import reason_to_wait
-from serving.scaling_stats import directory_stats
+from serving.domain.inventory import SliceWant, WholeSlice
+from serving.domain.load_report import directory_stats
+from serving.domain.slice_records import RENEWAL_S, Directory, SliceRecord, Snapshot
+from serving.domain.succession import reason_to_wait
 from serving.slices.claims import Offer
 from serving.slices.clerk import SliceClerk
-from serving.slices.inventory import SliceWant, WholeSlice
 from serving.slices.ray_hosts import look
 
 logger = logging.getLogger(__name__)

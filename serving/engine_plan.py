@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from serving.config import AppConfig, DeploymentConfig, ModelConfig
-from serving.config_check import check_serve_config, load_yaml
-from serving.engine_arg_names import VllmArgs, installed_vllm_args
-from serving.errors import ConfigError, UnsupportedVllmError
-from serving.model_config_file import ModelConfigUnreadableError, find_model_config
+from serving.artifacts.model_config_file import ModelConfigUnreadableError, find_model_config
+from serving.config.application import AppConfig, DeploymentConfig, ModelConfig
+from serving.config.check import check_serve_config, load_yaml
+from serving.config.vllm_args import VllmArgs, installed_vllm_args
+from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, plan_engine, slice_words

@@ -25,12 +25,12 @@ import psutil
 import typer
 import yaml
 
-from serving.config_check import check_serve_config, load_yaml
-from serving.engine_arg_names import installed_vllm_args
-from serving.errors import UnsupportedVllmError
+from serving.config.check import check_serve_config, load_yaml
+from serving.config.ray_settings import RAY_SETTINGS
+from serving.config.vllm_args import installed_vllm_args
+from serving.domain.errors import UnsupportedVllmError
+from serving.domain.slice_lifecycle import SliceState
 from serving.gateway.keys import read_keys
-from serving.ray_settings import RAY_SETTINGS
-from serving.slices.lifecycle import SliceState
 from serving.start_failure import start_failure
 
 # `serve run` stops its replicas one after the other, each with a drain; after that it is killed.

@@ -1,25 +1,17 @@
-"""Where the plan board is kept: one key in Ray's own key-value store, as Serve keeps its state.
-
-Both calls block for a round trip to Ray's head: call them in a thread.
-"""
+"""Where gateways find the plan board: one key in Ray's own key-value store."""
 
 from ray.experimental import internal_kv
 
-from serving.plan_board import PlanBoard, decode_board, encode_board
-
-_KEY = b"slicewise:plan-board"
-
-
-def write_board(board: PlanBoard) -> None:
-    """Replaces the board."""
-    internal_kv._internal_kv_put(_KEY, encode_board(board), overwrite=True)
+from serving.domain.plan_report import BOARD_KEY, PlanBoard, decode_board
 
 
 def read_board() -> PlanBoard | None:
-    """The board; `None` when none was ever written in this cluster.
+    """Returns the board; `None` when none was ever written in this cluster.
+
+    Blocks for a round trip to Ray's head: call it in a thread.
 
     Raises:
         PlanBoardError: another version wrote it.
     """
-    text: bytes | None = internal_kv._internal_kv_get(_KEY)
+    text: bytes | None = internal_kv._internal_kv_get(BOARD_KEY)
     return None if text is None else decode_board(text)

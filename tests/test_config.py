@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.config import (
+from serving.config.application import (
     AppConfig,
     AuthConfig,
     EngineKind,
@@ -21,9 +21,9 @@ from serving.config import (
     exposure_problem,
     parse_app_config,
 )
-from serving.config_schema import shown
-from serving.engine_arg_names import ArgSpec, VllmArgs
-from serving.errors import ConfigError, Problem
+from serving.config.schema import shown
+from serving.config.vllm_args import ArgSpec, VllmArgs
+from serving.domain.errors import ConfigError, Problem
 
 AN_INTEGER = ArgSpec(frozenset({"an integer"}))
 A_STRING = ArgSpec(frozenset({"a string"}))
@@ -598,7 +598,7 @@ def test_any_yaml_is_parsed_or_refused_in_words(
 
 def test_config_loads_neither_ray_nor_vllm_nor_torch() -> None:
     program = (
-        "import sys, serving.config as c; c.installed_vllm_args();"
+        "import sys, serving.config.application as c; c.installed_vllm_args();"
         "print([m for m in ('ray', 'vllm', 'torch', 'jax') if m in sys.modules])"
     )
     result = subprocess.run(

@@ -8,8 +8,8 @@ import yaml
 from typer.testing import CliRunner
 
 from serving.cli import build_cli
-from serving.config_check import check_serve_config
-from serving.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
+from serving.config.check import check_serve_config
+from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 ROLLOUT = "applications[0].args.rollout"

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from serving import config
-from serving.config_reference import END, START, config_reference, main, with_reference
+from serving.config import application
+from serving.config.reference import END, START, config_reference, main, with_reference
 
 PAGE = f"# Title\n\n{START}\nstale words\n{END}\n\nrest\n"
 
 
 def sections() -> Iterator[type[BaseModel]]:
-    for value in vars(config).values():
+    for value in vars(application).values():
         if isinstance(value, type) and issubclass(value, BaseModel) and value.model_fields:
             yield value
 

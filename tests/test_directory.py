@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from serving.directory import LEASE_S, MAX_ENDED, Directory, HostRecord, SliceRecord
-from serving.slices.lifecycle import EndCause, Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, Phase, SliceLife, SliceState
+from serving.domain.slice_records import LEASE_S, MAX_ENDED, Directory, HostRecord, SliceRecord
 
 DEADLINE_S = 10.0
 HOST = HostRecord(0, "node", "10.0.0.1", 4)

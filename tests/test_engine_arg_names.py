@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine_arg_names import ArgSpec, VllmArgs, installed_vllm_args, read_vllm_args
-from serving.errors import UnsupportedVllmError
+from serving.config.vllm_args import ArgSpec, VllmArgs, installed_vllm_args, read_vllm_args
+from serving.domain.errors import UnsupportedVllmError
 
 SOURCES = {
     "engine/arg_utils.py": """

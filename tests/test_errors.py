@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from serving.errors import (
+from serving.domain.errors import (
     CannotResumeError,
     ConfigError,
     GatewayBehindError,

@@ -7,8 +7,8 @@ from logging.handlers import MemoryHandler
 
 import pytest
 
-from serving.log_lines import JsonLines, facts_of, note
-from serving.process_log import LogStyle, log_as_actor, log_as_replica
+from serving.telemetry.log_lines import JsonLines, facts_of, note
+from serving.telemetry.process_log import LogStyle, log_as_actor, log_as_replica
 
 NAMES = ("serving", "vllm", "ray.serve")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from serving.config import ModelConfig, check_app_config
-from serving.model_version import LIMIT_ARGS, digest_of, model_version
+from serving.config.application import ModelConfig, check_app_config
+from serving.domain.model_version import LIMIT_ARGS, digest_of, model_version
 
 MODEL: dict[str, Any] = {
     "source": "models/demo",
@@ -63,8 +63,8 @@ def test_limits_are_arguments_of_the_installed_vllm() -> None:
 
 
 def check_problems(**changes: Any) -> list[str]:
-    from serving.config import parse_app_config
-    from serving.errors import ConfigError
+    from serving.config.application import parse_app_config
+    from serving.domain.errors import ConfigError
 
     model = {"name": "m", "source": "s", "deployments": [{"compute_class": "local"}]}
     try:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from serving.config import AppConfig, check_app_config
-from serving.errors import ConfigError
-from serving.process_log import LogStyle
-from serving.tracing.spans import TraceSettings
+from serving.config.application import AppConfig, check_app_config
+from serving.domain.errors import ConfigError
+from serving.telemetry.process_log import LogStyle
+from serving.telemetry.spans import TraceSettings
 
 MODEL = {"name": "m", "source": "s", "engine": "paced", "deployments": [{"compute_class": "local"}]}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.plan_board import (
+from serving.domain.plan_report import (
     STALE_AFTER_S,
     BoardChange,
     ModelPlan,

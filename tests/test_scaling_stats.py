@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.directory import SliceRecord, Snapshot
-from serving.scaling_stats import (
+from serving.domain.load_report import (
     ListedLoss,
     ListedSlice,
     LoadSample,
@@ -15,7 +14,8 @@ from serving.scaling_stats import (
     load_of_stats,
     load_stats,
 )
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 
 # As a model may be called and a life of a second slice is.
 MODEL, LIFE = "google/gemma-3:27b-it@v1+x", "engine-a#b7~2"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.config import AppConfig, check_app_config
-from serving.errors import ConfigError
-from serving.slice_config import MARKET_LABEL, Market
-from serving.topology import Generation, parallelism_choices, shapes, slice_shape
+from serving.config.application import AppConfig, check_app_config
+from serving.config.slices import MARKET_LABEL, Market
+from serving.domain.errors import ConfigError
+from serving.domain.topology import Generation, parallelism_choices, shapes, slice_shape
 
 V6E_4X4 = {"generation": "v6e", "topology": "4x4"}
 

@@ -12,7 +12,7 @@ from ray._private.accelerators import tpu as ray_tpu
 from ray.util.accelerators import accelerators as ray_accelerators
 from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 
-from serving.topology import (
+from serving.domain.topology import (
     GIB,
     Generation,
     SliceShape,
@@ -372,7 +372,7 @@ def test_sizes_pass_exactly_when_they_are_a_choice(
 
 def test_importing_topology_loads_only_the_standard_library() -> None:
     program = (
-        "import sys; before = set(sys.modules); import serving.topology;"
+        "import sys; before = set(sys.modules); import serving.domain.topology;"
         "print({m.partition('.')[0] for m in set(sys.modules) - before}"
         " - set(sys.stdlib_module_names) - {'serving'})"
     )

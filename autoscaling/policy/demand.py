@@ -1,13 +1,13 @@
 """From load to slices: how many are needed to meet the objectives, before asking what exists.
 
-Pure: no clock, no I/O, no chance. The law of one slice is `autoscaling.capacity`.
+Pure: no clock, no I/O, no chance. The law of one slice is `serving.domain.capacity`.
 """
 
 import math
 from dataclasses import dataclass
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.policy.rules import Rules
+from serving.domain.capacity import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)

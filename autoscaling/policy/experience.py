@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
-from serving.slices.lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_lifecycle import HOLDING, WAITING, SliceState
 
 _SAMPLES_KEPT = 40
 # Fewer samples than this, and what the operator says counts.

@@ -2,12 +2,12 @@
 
 The order of thought, each step a pure function or a small memory of its own:
 
-1. `forecast`    the rate now and by the time a slice asked for today would be ready
-2. `demand`      the slices which that takes at the objectives, by the law of `autoscaling.capacity`
-3. hold          the highest need of the last `drain_delay_s`: growth is at once, decline waits
-4. `experience`  which classes can be relied on, and what a useful hour of each costs
-5. `mix`         the cheapest mix that meets the need and keeps a floor when a group is lost
-6. `targets`     additions at once; a slice goes only when what replaces it is ready
+1. `forecast`    the rate now and by the time a slice asked for today would be ready 2. `demand`
+the slices which that takes at the objectives, by the law of `serving.domain.capacity` 3. hold
+the highest need of the last `drain_delay_s`: growth is at once, decline waits 4. `experience`
+which classes can be relied on, and what a useful hour of each costs 5. `mix`         the cheapest
+mix that meets the need and keeps a floor when a group is lost 6. `targets`     additions at once; a
+slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
 observation. A missing or stale load holds the last plan.
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.demand import Demand, Traffic, backlog_demand, demand_of, num_at_once
 from autoscaling.policy.experience import ClassExperience
@@ -27,7 +26,8 @@ from autoscaling.policy.mix import Mix, Offer, safest_worth_buying
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import Situation, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
-from serving.slices.lifecycle import WAITING, SliceState
+from serving.domain.capacity import CapacityProfile
+from serving.domain.slice_lifecycle import WAITING, SliceState
 
 # Token means move slowly; what one window happens to hold is smoothed over about ten minutes.
 _TOKEN_MEMORY_S = 600.0

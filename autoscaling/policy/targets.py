@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autoscaling.policy.experience import ClassExperience
 from autoscaling.policy.mix import Mix
 from autoscaling.records import Decision, Fleet, Plan, SliceView
-from serving.slices.lifecycle import WAITING, SliceState
+from serving.domain.slice_lifecycle import WAITING, SliceState
 
 
 @dataclass(frozen=True, slots=True)

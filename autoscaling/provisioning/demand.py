@@ -12,16 +12,16 @@ notice on and not from its death on. A leaving slice never counts as what a wait
 for every replica that is given up while its slice drains, as in a run on spot slices.)
 
 `released` are slices that their replica drains because it is no longer wanted. A replica that
-replaces it waits for that very slice (`serving.rollout.succession`) and is not counted as waiting:
+replaces it waits for that very slice (`serving.domain.succession`) and is not counted as waiting:
 to count both would buy one slice more for every one that an upgrade replaces.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving.directory import SliceRecord
-from serving.rollout.succession import num_successors
-from serving.slices.lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_records import SliceRecord
+from serving.domain.succession import num_successors
 
 
 @dataclass(frozen=True, slots=True, order=True)

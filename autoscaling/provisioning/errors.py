@@ -11,7 +11,7 @@ SlicewiseError
     └── UnusableError            an answer that is not what it should be: give up on it, alert
 """
 
-from serving.errors import SlicewiseError
+from serving.domain.errors import SlicewiseError
 
 
 class ProvisioningError(SlicewiseError):

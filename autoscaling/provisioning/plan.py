@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
-from serving.directory import LEASE_S
+from serving.domain.slice_records import LEASE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import UnusableError
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
 from autoscaling.provisioning.plan import Change
-from serving.gke_names import (
+from serving.domain.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,
@@ -23,7 +23,7 @@ from serving.gke_names import (
     GKE_TOPOLOGY,
     HOST_INDEX_LABEL,
 )
-from serving.topology import Generation, TopologyError, shapes, slice_shape
+from serving.domain.topology import Generation, TopologyError, shapes, slice_shape
 
 # KubeRay's labels on pods. Source: KubeRay 1.7.0 `utils/constant.go`; `replicaIndex` is the TPU
 # webhook's, with the group's name before the index; read 2026-11-20.

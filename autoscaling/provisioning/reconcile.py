@@ -16,7 +16,7 @@ from autoscaling.provisioning.errors import ProvisioningError
 from autoscaling.provisioning.groups import ObservedSlice
 from autoscaling.provisioning.plan import Memory, Plan, Rules, plan_slices
 from autoscaling.provisioning.protocol import Provisioner
-from serving.directory import SliceRecord
+from serving.domain.slice_records import SliceRecord
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.plan import Rules
 from autoscaling.provisioning.reconcile import Reconciler
-from serving.directory import SliceRecord
+from serving.domain.slice_records import SliceRecord
 
 logger = logging.getLogger(__name__)
 

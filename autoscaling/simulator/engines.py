@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.simulator import kernel
 from autoscaling.simulator.arrivals import Requests
+from serving.domain.capacity import CapacityProfile
 
 _FEWEST_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What the gateway bears; the defaults are those of `serving.config.GatewayConfig`.
+    """What the gateway bears; the defaults are those of `serving.config.application.GatewayConfig`.
 
     A request that waited `request_deadline_s` for an engine fails; one that arrives while
     `max_waiting_requests` wait, and no engine is ready, is refused.

@@ -4,10 +4,10 @@ Owns what happens between two changes of the fleet: arrivals, waiting at the gat
 engine with the fewest requests in flight, continuous batching, and the move of requests off an
 engine. Does not own when engines come and go (`slices`). Pure: no clock, no I/O, no chance.
 
-Every step of the law of `autoscaling.capacity` is honoured, but not every step is an event. While
-an engine only decodes, its steps are equally long, so the kernel leaps to the step after which a
-sequence ends or at which an arrival is taken in. Steps that compute prompts are events of their
-own. Nothing is averaged: a simulation step by step gives the same instants up to rounding.
+Every step of the law of `serving.domain.capacity` is honoured, but not every step is an event.
+While an engine only decodes, its steps are equally long, so the kernel leaps to the step after
+which a sequence ends or at which an arrival is taken in. Steps that compute prompts are events of
+their own. Nothing is averaged: a simulation step by step gives the same instants up to rounding.
 
 A step takes in, as vLLM's scheduler does, one token for each running sequence and then prompts in
 order of arrival, up to `max_num_batched_tokens` in all and `max_num_seqs` sequences. The step that

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autoscaling.capacity import CapacityProfile, read_profile
 from autoscaling.policy.rules import Objectives
 from autoscaling.simulator.comparison import play
 from autoscaling.simulator.outcome import Outcome
@@ -19,7 +18,8 @@ from autoscaling.simulator.scenario import Scenario, ScenarioError
 from autoscaling.simulator.slices import ClassSetup
 from autoscaling.simulator.spot_capacity import CapacitySeries
 from autoscaling.simulator.staging import Staged, UsedPrice
-from serving.slices.lifecycle import HOLDING
+from serving.domain.capacity import CapacityProfile, read_profile
+from serving.domain.slice_lifecycle import HOLDING
 
 HOURS_PER_MONTH = 730.0
 _TOKENS = 1_000_000

@@ -17,7 +17,7 @@ from autoscaling.simulator import kernel
 from autoscaling.simulator.arrivals import Requests
 from autoscaling.simulator.engines import Answers, Traffic
 from autoscaling.simulator.slices import ClassSetup, LifeRecord
-from serving.slices.lifecycle import HOLDING, EndCause, SliceState
+from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceState
 
 _PERCENTILES = (50, 95, 99)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Policy
 from autoscaling.signals import Tokens
@@ -18,6 +17,7 @@ from autoscaling.simulator.arrivals import Requests
 from autoscaling.simulator.engines import Engines, GatewayLimits, Traffic
 from autoscaling.simulator.outcome import Outcome, TimelineRecorder, sum_up
 from autoscaling.simulator.slices import ClassSetup, SliceFleet
+from serving.domain.capacity import CapacityProfile
 
 # The defaults of `autoscaling.policy_config.AssumedTokens`.
 _ASSUMED_TOKENS = Tokens(input=512, output=256)

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.prices.table import Market
+from serving.domain.capacity import CapacityProfile
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

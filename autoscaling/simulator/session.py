@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from autoscaling.capacity import ProfileError
 from autoscaling.prices.table import PriceError, PriceTable, price_table
 from autoscaling.simulator.comparison import Comparison, Provenance, as_json, compare
 from autoscaling.simulator.operator_plan import (
@@ -31,6 +30,7 @@ from autoscaling.simulator.spot_capacity import SpotTraceError
 from autoscaling.simulator.staging import Replacements, Staged, stage
 from autoscaling.simulator.tables import comparison_table, plan_tables, price_lines
 from loadtest.workload.traces import TraceError
+from serving.domain.capacity import ProfileError
 
 _OPERATORS_ERRORS = (
     ScenarioError,

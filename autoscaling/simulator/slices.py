@@ -1,9 +1,9 @@
 """The simulated slices: wishes, stock, provisioning, loading, loss, expiry, release; and the books.
 
 Owns what the cloud does to slices and what a replica does about it, with the states of
-`serving.slices.lifecycle`. Does not own how many are wanted (a `records.Policy`), what the engines
-do (`engines`), or how much capacity there is over time (`spot_capacity`). Chance comes in as a
-generator, time as instants.
+`serving.domain.slice_lifecycle`. Does not own how many are wanted (a `records.Policy`), what the
+engines do (`engines`), or how much capacity there is over time (`spot_capacity`). Chance comes in
+as a generator, time as instants.
 
 A class is asked for a number of slices. Each is a life: a wish waits until the class has capacity,
 is then provisioned, probed, loaded, and ready. A life that is announced to end drains at once, and
@@ -24,7 +24,7 @@ from autoscaling.classes import ClassTerms
 from autoscaling.records import SliceLoss, SliceView
 from autoscaling.simulator.engines import Engines
 from autoscaling.simulator.spot_capacity import CapacitySeries
-from serving.slices.lifecycle import HOLDING, EndCause, SliceState
+from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceState
 
 # As `serving.gateway.draining`: of its time, an engine keeps this to move what has not finished.
 _MOVE_SHARE = 0.25

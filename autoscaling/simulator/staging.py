@@ -42,7 +42,7 @@ from autoscaling.simulator.spot_capacity import (
 )
 from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
 from loadtest.workload.traces import read_trace
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 
 _DAY_S = 86_400.0
 

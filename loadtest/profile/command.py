@@ -40,12 +40,12 @@ def profile_command(
     objective still holds. Load nothing else meanwhile.
     """
     # Every `slicewise` command loads this module; these take a second.
-    from autoscaling.capacity import write_profile  # noqa: PLC0415
     from loadtest.fleet_watch import read_fleet  # noqa: PLC0415
     from loadtest.launch import read_api_key  # noqa: PLC0415
     from loadtest.profile import measure  # noqa: PLC0415
     from loadtest.profile.bench import LoadTestBench  # noqa: PLC0415
     from loadtest.profile.law_fit import UnfitError  # noqa: PLC0415
+    from serving.domain.capacity import write_profile  # noqa: PLC0415
 
     try:
         key = read_api_key(api_key_env, os.environ)

@@ -1,6 +1,6 @@
 """The coefficients of the capacity law from measured steps, by non-negative least squares. Pure.
 
-The law of `autoscaling.capacity`, with the prompt tokens of a step written as a rate:
+The law of `serving.domain.capacity`, with the prompt tokens of a step written as a rate:
 
     step_s = base_s + per_sequence_s * running + per_prompt_token_s * (prompt_tokens_per_s * step_s)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from autoscaling.capacity import CapacityProfile
 from loadtest.profile.law_fit import Law, SteadyState, fit_law
 from loadtest.profile.search import Search, Trial, highest_passed, next_rate
 from loadtest.scorecard.measure import Scorecard
+from serving.domain.capacity import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)

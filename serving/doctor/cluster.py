@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from serving.doctor.findings import Finding, error, note, ok, warning
-from serving.exporters.chips import named_generation
-from serving.slices.inventory import (
+from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
@@ -17,7 +16,8 @@ from serving.slices.inventory import (
     observe_hosts,
     survey,
 )
-from serving.topology import SliceShape, TopologyError, slice_shape
+from serving.domain.topology import SliceShape, TopologyError, slice_shape
+from serving.exporters.chips import named_generation
 
 _CHIPS = "TPU"
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from serving.config_check import CheckReport
+from serving.config.check import CheckReport
 from serving.doctor import gather
 from serving.doctor.cluster import Reach, check_nodes, check_ray, check_wanted
 from serving.doctor.findings import Finding, Level, Unknown, error, exit_code, ok

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import yaml
 
-from serving.config_check import CheckReport, check_serve_config, load_yaml
+from serving.config.check import CheckReport, check_serve_config, load_yaml
+from serving.config.vllm_args import installed_vllm_args
 from serving.doctor.cluster import RayAnswer, Reach, Token
 from serving.doctor.findings import Unknown
 from serving.doctor.host import Chips, Holder, Metadata
 from serving.doctor.versions import Packages, lock_name, parse_lock
-from serving.engine_arg_names import installed_vllm_args
-from serving.errors import UnsupportedVllmError
+from serving.domain.errors import UnsupportedVllmError
 from serving.exporters.chips import chips_on_bus
 from serving.exporters.host_sources import PciCollector
 from serving.exporters.readings import CollectError

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from serving.doctor.findings import Finding, Unknown, error, note, ok, warning
 from serving.doctor.tpu_environment import host_shape
+from serving.domain.topology import shapes
 from serving.exporters.chips import HostChip
-from serving.topology import shapes
 
 
 @dataclass(frozen=True, slots=True)

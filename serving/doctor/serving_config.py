@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from serving.config_check import CheckReport
+from serving.config.check import CheckReport
+from serving.config.slice_settings import slice_spec
+from serving.config.slice_spec import wanted_slice
 from serving.doctor.cluster import WantedSlices
 from serving.doctor.findings import Finding, Unknown, error, note, ok, warning
 from serving.fleet_status import FleetView
-from serving.slices.spec import wanted_slice
-from serving.slices.terms import slice_spec
 
 _NICENESS = "RAY_worker_niceness"
 

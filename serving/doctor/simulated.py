@@ -7,7 +7,7 @@ from typing import Any
 from serving.doctor.findings import Finding, Unknown, note
 from serving.doctor.host import Chips, Metadata
 from serving.doctor.tpu_environment import is_tpu_host
-from serving.slices.inventory import POD_TYPE_LABEL
+from serving.domain.inventory import POD_TYPE_LABEL
 from serving.slices.metadata_client import HOST_VARIABLE
 
 

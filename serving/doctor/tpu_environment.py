@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from serving.doctor.findings import Finding, error, note, ok, warning
+from serving.domain.topology import Generation, SliceShape, TopologyError, shapes, slice_shape
 from serving.exporters.chips import HostChip, named_generation
 from serving.exporters.identity import runtime_targets
-from serving.topology import Generation, SliceShape, TopologyError, shapes, slice_shape
 
 _TYPE, _TOPOLOGY, _NAME, _ID = (
     "TPU_ACCELERATOR_TYPE",

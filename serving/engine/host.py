@@ -10,6 +10,8 @@ import logging
 import uuid
 from typing import Any
 
+from serving.artifacts.model_source import resolve_source
+from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.load_stage import OnStage, hear_stages
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.engine.protocol import Engine, EngineDiedError
@@ -17,9 +19,7 @@ from serving.engine.spec import EngineSpec
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import ProgramsMoved
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
-from serving.model_source import resolve_source
-from serving.slices.lifecycle import LoadStage
-from serving.tracing.spans import open_tracer
+from serving.telemetry.spans import open_tracer
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import ray
 
+from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.end_signals import EndSignals
 from serving.engine.host import EngineHost, start_engine
 from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
 from serving.link.messages import ProgramsMoved
-from serving.process_log import log_as_actor
-from serving.slices.lifecycle import LoadStage
+from serving.telemetry.process_log import log_as_actor
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from serving.directory import RENEWAL_S, HostRecord, SliceRecord, part_suffix
-from serving.slices.joined import End
-from serving.slices.lifecycle import EndCause, LoadStage, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLife, SliceState
+from serving.domain.slice_records import RENEWAL_S, HostRecord, SliceRecord, part_suffix
+from serving.tpu.multislice import End
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from serving.slices.lifecycle import LoadStage
+from serving.domain.slice_lifecycle import LoadStage
 
 logger = logging.getLogger(__name__)
 

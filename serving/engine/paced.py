@@ -1,7 +1,7 @@
 """A deterministic engine that emits tokens on a timetable: for tests, and to measure all the rest.
 
-Every token is a pure function of the prompt and its position (`serving.paced_tokens`), so what a
-request must answer is known beforehand, whole or resumed. Owns the life of an engine and its
+Every token is a pure function of the prompt and its position (`serving.domain.paced_tokens`), so
+what a request must answer is known beforehand, whole or resumed. Owns the life of an engine and its
 failures on command. Does not own slots and timetable (`paced_batch`). It turns only while
 `next_step` is awaited, and reads the event loop's clock, nothing else.
 """
@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from serving.domain.paced_tokens import prompt_seed
 from serving.engine.paced_batch import PacedBatch, PacedConfig, PacedSequence
 from serving.engine.protocol import EngineDiedError
 from serving.engine.vitals import StepCount, VitalsMeter
 from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
-from serving.paced_tokens import prompt_seed
 
 __all__ = ["PacedConfig", "PacedEngine"]
 

@@ -26,8 +26,8 @@ do not fit into `max_num_seqs`, or s * r * (o + i) tokens into `max_num_batched_
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from serving.domain.paced_tokens import LETTERS, seeded_token
 from serving.link.messages import Finish, TokenOutput
-from serving.paced_tokens import LETTERS, seeded_token
 
 # How far behind its timetable the engine catches up in a burst; beyond it, the timetable moves.
 MAX_LAG_S = 0.1

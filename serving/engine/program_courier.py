@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from serving.compile_cache.report import Damage, Outcome, PullReport, PushReport
+from serving.artifacts.compile_cache.report import Damage, Outcome, PullReport, PushReport
 from serving.engine.programs import pull_here, push_here
 from serving.engine.spec import Programs
 from serving.link.messages import ProgramsMoved

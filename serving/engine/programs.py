@@ -1,7 +1,8 @@
 """The compiled programs of one engine on TPU: their key, and how a host gets and gives them.
 
-Owns the joint of an engine's settings and the cache of programs (`serving.compile_cache`), and what
-runs on a host of the slice. Does not own when it runs, nor on which hosts (`program_courier`).
+Owns the joint of an engine's settings and the cache of programs
+(`serving.artifacts.compile_cache`), and what runs on a host of the slice. Does not own when it
+runs, nor on which hosts (`program_courier`).
 """
 
 import logging
@@ -14,15 +15,15 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
-from serving.compile_cache.key import CacheKey, ProgramFacts, cache_key, changes_programs
-from serving.compile_cache.layout import KeyPlace
-from serving.compile_cache.local_folder import LocalFolder
-from serving.compile_cache.pull import pull
-from serving.compile_cache.push import Writer, push
-from serving.compile_cache.report import Damage, Outcome, PullReport, PushReport
+from serving.artifacts.compile_cache.key import CacheKey, ProgramFacts, cache_key, changes_programs
+from serving.artifacts.compile_cache.layout import KeyPlace
+from serving.artifacts.compile_cache.local_folder import LocalFolder
+from serving.artifacts.compile_cache.pull import pull
+from serving.artifacts.compile_cache.push import Writer, push
+from serving.artifacts.compile_cache.report import Damage, Outcome, PullReport, PushReport
+from serving.artifacts.object_store.address import open_store
+from serving.artifacts.object_store.store import ObjectStore, StoreError
 from serving.engine.spec import EngineSpec, Programs
-from serving.object_store.address import open_store
-from serving.object_store.store import ObjectStore, StoreError
 from serving.tpu.rules import JAX_PROGRAM_FOLDER, PROGRAM_FOLDER
 
 logger = logging.getLogger(__name__)

@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from serving.deployment_names import engine_deployment_name
-from serving.directory import HostRecord, SliceRecord
+from serving.config.slice_spec import SliceSpec, Work
+from serving.domain.deployment_names import engine_deployment_name
+from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLife, SliceState
+from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.life_records import LifeRecords, quietly
 from serving.engine.program_courier import ProgramCourier
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu_engine import settle_here
-from serving.slices.joined import joined_environment
-from serving.slices.lifecycle import EndCause, LoadStage, SliceLife, SliceState
 from serving.slices.slice_watch import SliceLostError, SliceWatch
-from serving.slices.spec import SliceSpec, Work
 from serving.slices.tenure import ProbeFailedError, Tenure, take_slices
+from serving.tpu.multislice import joined_environment
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 from serving.engine.compile_watch import CompileWatch
 from serving.engine.load_stage import TellsStages
 from serving.engine.tpu_step_inputs import compile_step_inputs
-from serving.slices.joined import own_environment
 from serving.slices.ray_hosts import own_node_id
+from serving.tpu.multislice import own_environment
 from serving.tpu.rules import SLICE_IDS_VARIABLE
 from serving.vllm_codec import emitted_token_ids
 

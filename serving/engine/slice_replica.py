@@ -13,13 +13,13 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from serving.cluster_secret import cluster_secret
-from serving.config import LinkConfig
+from serving.config.application import LinkConfig
+from serving.config.slice_settings import DRAIN_GRACE_S
+from serving.domain.slice_lifecycle import EndCause
 from serving.engine.protocol import EngineDiedError
 from serving.engine.residency import Parting, Residency
 from serving.engine.spec import EngineSpec
-from serving.process_log import log_as_replica
-from serving.slices.lifecycle import EndCause
-from serving.slices.terms import DRAIN_GRACE_S
+from serving.telemetry.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from serving.process_log import DEFAULT_STYLE, LogStyle
-from serving.slices.spec import SliceSpec
-from serving.tracing.spans import NO_TRACES, TraceSettings
+from serving.config.slice_spec import SliceSpec
+from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
+from serving.telemetry.spans import NO_TRACES, TraceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,9 @@ class EngineSpec:
     `slice`. Times are seconds.
 
     `version` is that of the model's tokens, empty where nobody asks. `described` is the model as a
-    gateway has to know it to ask this engine, in the words of `serving.config`. When nobody takes
-    its slice away, the engine waits `stay_s` for requests that no other engine can go on with.
+    gateway has to know it to ask this engine, in the words of `serving.config.application`. When
+    nobody takes its slice away, the engine waits `stay_s` for requests that no other engine can go
+    on with.
 
     `programs` follow from all the rest on the first host of its slice; `None` before, and without a
     compile cache.

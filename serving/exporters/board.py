@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from serving.exporters.points import Histogram, Point, thinned
 from serving.exporters.readings import Code
-from serving.metric_names import ALL, MAX_BUCKETS, labels_of
+from serving.telemetry.metric_names import ALL, MAX_BUCKETS, labels_of
 
 Labels = tuple[tuple[str, str], ...]
 

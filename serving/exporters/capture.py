@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from serving.config_schema import problems_of
-from serving.errors import ConfigError
+from serving.config.schema import problems_of
+from serving.domain.errors import ConfigError
 from serving.exporters.host_sources import PodCollector, WorkloadCollector
 from serving.exporters.identity import Identity
 from serving.exporters.page import HostFacts
@@ -22,7 +22,7 @@ from serving.exporters.readings import (
     Raw,
     Reading,
 )
-from serving.metric_names import HOST_LABELS
+from serving.telemetry.metric_names import HOST_LABELS
 
 _KEPT_LABELS = ("worker", "accelerator", "topology")
 # Collectors whose answers are names of pods and models.

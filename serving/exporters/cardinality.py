@@ -7,7 +7,8 @@ Owns the arithmetic. The bound holds because nothing gets on a page beyond the r
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from serving.metric_names import (
+from serving.domain.topology import SliceShape
+from serving.telemetry.metric_names import (
     ENGINE_STEPS,
     ENGINES,
     LEDGER,
@@ -27,7 +28,6 @@ from serving.metric_names import (
     Metric,
     Scope,
 )
-from serving.topology import SliceShape
 
 # Finite buckets, the infinite one, `_count` and `_sum`.
 _SERIES_OF_A_HISTOGRAM = MAX_BUCKETS + 3

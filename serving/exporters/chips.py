@@ -9,8 +9,8 @@ what is left afresh would give a chip another's name as soon as one vanishes. Pu
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from serving.domain.topology import Generation, TopologyError, shapes, slice_shape
 from serving.exporters.readings import PciBus
-from serving.topology import Generation, TopologyError, shapes, slice_shape
 
 # PCI devices of Google's vendor id that are chips. Source: tpu-info 0.14.2 `device.py`, read
 # 2026-11-21.

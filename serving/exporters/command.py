@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from serving.errors import ConfigError
+from serving.domain.errors import ConfigError
 
 
 def tpu_exporter_command(

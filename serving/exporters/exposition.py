@@ -14,7 +14,7 @@ from serving.exporters.board import Series
 from serving.exporters.identity import Identity
 from serving.exporters.libtpu_metrics import RULES
 from serving.exporters.points import Histogram
-from serving.metric_names import ALL, Kind, Unit
+from serving.telemetry.metric_names import ALL, Kind, Unit
 
 _SOURCES = {rule.metric: name for name, rule in RULES.items()}
 

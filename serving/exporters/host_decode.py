@@ -18,7 +18,7 @@ from serving.exporters.chips import HostChip, index_of
 from serving.exporters.points import BadValueError, Decoded, Point, checked_number
 from serving.exporters.readings import Code, PluginPage, PodList, SdkValues
 from serving.exporters.wire import POD_RESOURCES, MessageClass
-from serving.metric_names import ALL, Unit
+from serving.telemetry.metric_names import ALL, Unit
 
 _PERCENT = 100.0
 # Kept by the plugin for a minute after a workload has gone, and numbered within the slice.

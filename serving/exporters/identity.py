@@ -7,7 +7,7 @@ metadata server is asked. Pure.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.metric_names import HOST_LABELS
+from serving.telemetry.metric_names import HOST_LABELS
 
 # First found, first taken. TPU_* are set on TPU VMs and by GKE's device plugin; the others are
 # given to a pod by its manifest, from its own labels and its node's.

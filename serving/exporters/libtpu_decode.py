@@ -21,7 +21,7 @@ from serving.exporters.points import (
 )
 from serving.exporters.readings import Code, LibtpuAnswers
 from serving.exporters.wire import LIBTPU, MessageClass
-from serving.metric_names import ALL, Unit
+from serving.telemetry.metric_names import ALL, Unit
 
 # A bound on what one message can make us compute; libtpu has been seen with fewer than 100.
 _MAX_SOURCE_BUCKETS = 1000

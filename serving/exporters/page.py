@@ -39,7 +39,7 @@ from serving.exporters.readings import (
     SdkValues,
     WorkloadFiles,
 )
-from serving.metric_names import ALL, Scope
+from serving.telemetry.metric_names import ALL, Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serving.config import GatewayConfig
-from serving.errors import GatewayBehindError, OverloadedError
+from serving.config.application import GatewayConfig
+from serving.domain.errors import GatewayBehindError, OverloadedError
 from serving.gateway.door import Door
 from serving.gateway.request_meter import ARRIVAL
 

@@ -5,7 +5,7 @@ Both mappings are changed in place, because those who show them keep them.
 
 from collections.abc import Iterable
 
-from serving.config import AppConfig, ModelConfig
+from serving.config.application import AppConfig, ModelConfig
 
 
 class ClassTerms:

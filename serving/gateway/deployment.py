@@ -16,10 +16,13 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from serving.artifacts.model_source import resolve_file
 from serving.cluster_secret import cluster_secret
-from serving.config import AppConfig, AuthConfig, ModelConfig, exposure_problem
-from serving.directory import SliceRecord, Snapshot
-from serving.errors import ConfigError
+from serving.config.application import AppConfig, AuthConfig, ModelConfig, exposure_problem
+from serving.domain.errors import ConfigError
+from serving.domain.load_report import load_stats
+from serving.domain.plan_report import PlanBoard, PlanBoardError
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.class_terms import ClassTerms
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
@@ -48,12 +51,9 @@ from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
-from serving.model_source import resolve_file
-from serving.plan_board import PlanBoard, PlanBoardError
 from serving.plan_store import read_board
-from serving.process_log import log_as_replica
-from serving.scaling_stats import load_stats
-from serving.tracing.spans import open_tracer
+from serving.telemetry.process_log import log_as_replica
+from serving.telemetry.spans import open_tracer
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serving.errors import NoEngineInTimeError
+from serving.domain.errors import NoEngineInTimeError
 from serving.gateway.load_meter import LoadMeter
 
 

@@ -16,7 +16,7 @@ from serving.gateway.request_meter import Histogram
 from serving.gateway.serving_metrics import Families
 from serving.link.connection import Traffic
 from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineVitals
-from serving.metric_names import MAX_DRAFT_POSITIONS
+from serving.telemetry.metric_names import MAX_DRAFT_POSITIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.errors import (
+from serving.domain.errors import (
     CannotResumeError,
     EngineRefusedError,
     MalformedRequestError,
@@ -31,6 +31,7 @@ from serving.errors import (
     RequestError,
     VersionRetiredError,
 )
+from serving.domain.load_report import LoadSample
 from serving.gateway.door import Door, FleetLimits
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
@@ -38,8 +39,7 @@ from serving.gateway.request_meter import RequestMeter, Stopwatch, asked_by
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
-from serving.log_lines import note
-from serving.scaling_stats import LoadSample
+from serving.telemetry.log_lines import note
 from serving.vllm_codec import decode_output, encode_request, output_decoder
 
 logger = logging.getLogger(__name__)

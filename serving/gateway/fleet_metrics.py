@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serving.directory import SliceRecord
+from serving.domain.plan_report import ModelPlan, PlanBoard
+from serving.domain.slice_lifecycle import SliceState
+from serving.domain.slice_records import SliceRecord
 from serving.gateway.serving_metrics import Families
 from serving.ledger.endings import Endings
-from serving.plan_board import ModelPlan, PlanBoard
-from serving.slices.lifecycle import SliceState
 
 
 class SliceCollector(Collector):

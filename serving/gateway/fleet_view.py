@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanBoard
+from serving.domain.slice_lifecycle import WAITING, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
-from serving.plan_board import STALE_AFTER_S, ModelPlan, PlanBoard
-from serving.slices.lifecycle import WAITING, SliceLife, SliceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-from serving.errors import RequestError, error_body, error_headers
+from serving.domain.errors import RequestError, error_body, error_headers
 from serving.gateway.fleet_core import FleetCore
 
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.responses import Response
 
-from serving.errors import MalformedRequestError, UnknownModelError
+from serving.domain.errors import MalformedRequestError, UnknownModelError
 from serving.gateway.history import STEPS_S, History, Wanted
 from serving.gateway.history_reading import ALL_MODELS
 

@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import (
+from serving.domain.errors import (
     MalformedRequestError,
     RequestError,
     RequestTooLargeError,
@@ -37,9 +37,9 @@ from serving.gateway.refused_fields import (
 )
 from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 from serving.gateway.request_trace import RequestTrace, request_attributes
-from serving.log_lines import note
 from serving.rollout.choice import CanaryView, choose_canary
-from serving.tracing.spans import NO_TRACER, SpanKind, Tracer
+from serving.telemetry.log_lines import note
+from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
 

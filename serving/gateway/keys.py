@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.errors import UnauthorizedError
+from serving.domain.errors import UnauthorizedError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ in flight (`fleet_core`), nor who is told (`deployment`). Pure: callers pass the
 from collections import deque
 from dataclasses import dataclass
 
-from serving.scaling_stats import LoadSample
+from serving.domain.load_report import LoadSample
 
 # Long enough that a rate of one request in some seconds is seen, short enough to follow a step.
 WINDOW_S = 30.0

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.slice_lifecycle import SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import Draining, Step
-from serving.slices.lifecycle import SliceState
 
 logger = logging.getLogger(__name__)
 

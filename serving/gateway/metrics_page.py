@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from serving.metric_names import GATEWAY_LABEL
+from serving.telemetry.metric_names import GATEWAY_LABEL
 
 # Families that vLLM's frontend derives from one engine's steps. Here there are many engines: most
 # would stay at their initial zero, the others count this gateway's requests only. Of engines that

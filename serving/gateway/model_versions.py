@@ -19,14 +19,14 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
-from serving.config import GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig, ModelConfig
+from serving.domain.load_report import LoadSample
 from serving.gateway.admission import Admission, Inside
 from serving.gateway.asked import Asked
 from serving.gateway.fleet_core import EngineSeat, FleetCore, load_of
 from serving.gateway.request_meter import RequestMeter
 from serving.gateway.served_model import ServedModel, Shared
 from serving.rollout.choice import CanaryView, VersionView, choose_version
-from serving.scaling_stats import LoadSample
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from serving.errors import MalformedRequestError
+from serving.domain.errors import MalformedRequestError
 from serving.link.messages import RESERVED_ARG_PREFIX
 
 # What a request may be called: its id is logged, echoed and sent with every token, so it may

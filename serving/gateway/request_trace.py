@@ -7,7 +7,7 @@ and the fleet client do, and only where there is a trace. Prompts and answers ar
 
 from collections.abc import Mapping
 
-from serving.tracing.spans import Span, SpanKind
+from serving.telemetry.spans import Span, SpanKind
 
 PROVIDER = "slicewise"
 # The conventions' names of what a client may ask for; the rest have none. Source: GenAI attributes

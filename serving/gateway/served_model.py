@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 
-from serving.config import GatewayConfig, ModelConfig
+from serving.artifacts.model_source import resolve_source
+from serving.config.application import GatewayConfig, ModelConfig
 from serving.gateway.admission import Admission, Inside
 from serving.gateway.door import Door, FleetLimits
 from serving.gateway.fleet_core import FleetCore
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
 from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.request_meter import RequestMeter
-from serving.model_source import resolve_source
 
 logger = logging.getLogger(__name__)
 

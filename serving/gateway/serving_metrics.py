@@ -1,7 +1,7 @@
 """A gateway's requests and links as Prometheus families, read from their meters at scrape time.
 
-Owns which number has which name; what the names mean stands in `serving.metric_names`. Keeps no
-state and does not own the numbers (`request_meter`).
+Owns which number has which name; what the names mean stands in `serving.telemetry.metric_names`.
+Keeps no state and does not own the numbers (`request_meter`).
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from serving.gateway.request_meter import (
     TokenCount,
 )
 from serving.link.messages import EngineLoad
-from serving.metric_names import ALL, Kind
+from serving.telemetry.metric_names import ALL, Kind
 
 _HISTOGRAMS = {
     "slicewise_time_to_first_token_seconds": attrgetter("to_first_token"),

@@ -6,7 +6,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from serving.gateway.serving_metrics import Families
-from serving.tracing.spans import Tracer
+from serving.telemetry.spans import Tracer
 
 
 class SpanCollector(Collector):

@@ -5,8 +5,8 @@ Owns the counts of one gateway since it began. Does not own the lives (the direc
 
 from collections import Counter
 
-from serving.directory import SliceRecord, Snapshot
-from serving.slices.lifecycle import EndCause
+from serving.domain.slice_lifecycle import EndCause
+from serving.domain.slice_records import SliceRecord, Snapshot
 
 # Ends that are remembered so that none is counted twice: a replica that was presumed gone may come
 # back, and end again. Many times what a snapshot holds.

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.slice_lifecycle import SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.topology import slice_shape
 from serving.ledger.states import LedgerState, spans, state_of, to_ms
-from serving.slices.lifecycle import SliceState
-from serving.topology import slice_shape
 
 # Lives no longer listed that are remembered, so that one which comes back is not counted twice:
 # many times what the directory keeps of them, in a few megabytes.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from serving.slices.lifecycle import LoadStage, Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import LoadStage, Phase, SliceLife, SliceState
 
 _S_MS = 1000
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from serving.ledger.states import LedgerState
-from serving.metric_names import GATEWAY_LABEL
+from serving.telemetry.metric_names import GATEWAY_LABEL
 
 _CHIP_SECONDS = "slicewise_ledger_chip_seconds_total"
 _COST = "slicewise_ledger_cost_usd_total"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serving.link.messages import Finish, TokenOutput, TokenRequest
-from serving.tracing.spans import Span, SpanKind, Tracer
+from serving.telemetry.spans import Span, SpanKind, Tracer
 
 _FINISHES = {int(finish): finish.name.lower() for finish in Finish}
 

@@ -39,8 +39,8 @@ from serving.link.messages import (
     TokenRequest,
 )
 from serving.link.request_spans import RequestSpans
-from serving.log_lines import note
-from serving.tracing.spans import NO_TRACER, Tracer
+from serving.telemetry.log_lines import note
+from serving.telemetry.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 

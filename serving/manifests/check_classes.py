@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
-from serving.gke_names import GKE_COMPUTE_CLASS
+from serving.config.slices import MARKET_LABEL, Market
+from serving.domain.errors import Problem
+from serving.domain.gke_names import GKE_COMPUTE_CLASS
+from serving.domain.topology import Generation, TopologyError, slice_shape
 from serving.manifests.check_groups import (
     FoundGroup,
     generations_by_accelerator,
@@ -19,8 +21,6 @@ from serving.manifests.documents import (
     sequence,
     texts,
 )
-from serving.slice_config import MARKET_LABEL, Market
-from serving.topology import Generation, TopologyError, slice_shape
 
 
 def class_problems(folder: Folder) -> Iterator[Problem]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
-from serving.gke_names import NEVER_IDLE_S
+from serving.config.ray_settings import RAY_SETTINGS
+from serving.domain.errors import Problem
+from serving.domain.gke_names import NEVER_IDLE_S
 from serving.manifests.documents import (
     Folder,
     Json,
@@ -16,7 +17,6 @@ from serving.manifests.documents import (
     texts,
 )
 from serving.manifests.platform import PROVISIONER_RULES
-from serving.ray_settings import RAY_SETTINGS
 
 _PROVISIONER = "slice-provisioner"
 _ZERO = "0"

@@ -5,7 +5,7 @@ Pure.
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
+from serving.domain.errors import Problem
 from serving.manifests.documents import Folder, Json, Manifest, look, mapping, sequence, texts
 from serving.manifests.edges import FIXED_PORT, is_googles
 from serving.manifests.found_pods import FoundPod, ray_pods, selects

@@ -1,14 +1,15 @@
 """Worker groups of slices: do hosts, chips, topology, labels and class belong together?
 
-What a slice is comes from `serving.topology`. Pure.
+What a slice is comes from `serving.domain.topology`. Pure.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from serving.errors import Problem
-from serving.gke_names import (
+from serving.config.slices import MARKET_LABEL, Market
+from serving.domain.errors import Problem
+from serving.domain.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,
@@ -16,6 +17,8 @@ from serving.gke_names import (
     GKE_TOPOLOGY,
     NEVER_IDLE_S,
 )
+from serving.domain.inventory import ACCELERATOR_LABEL, POD_TYPE_LABEL, TOPOLOGY_LABEL
+from serving.domain.topology import Generation, SliceShape, TopologyError, shapes, slice_shape
 from serving.manifests.documents import (
     Folder,
     Json,
@@ -27,9 +30,6 @@ from serving.manifests.documents import (
     texts,
 )
 from serving.manifests.slice_groups import MAX_GROUP_NAME
-from serving.slice_config import MARKET_LABEL, Market
-from serving.slices.inventory import ACCELERATOR_LABEL, POD_TYPE_LABEL, TOPOLOGY_LABEL
-from serving.topology import Generation, SliceShape, TopologyError, shapes, slice_shape
 
 # GKE refuses every other rule of a class whose pods tolerate it; a pod of a class needs neither.
 # Source: GKE cluster autoscaler at 7d250507, read 2026-11-20.

@@ -6,8 +6,8 @@ TPU_WORKER_ID; without a host index on single hosts, it gives names of living sl
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
-from serving.gke_names import HOST_INDEX_LABEL
+from serving.domain.errors import Problem
+from serving.domain.gke_names import HOST_INDEX_LABEL
 from serving.manifests.check_groups import FoundGroup, slice_groups_in
 from serving.manifests.documents import Folder, Json, Manifest, mapping, ray_clusters, sequence
 from serving.manifests.kuberay_labels import why_not_in_group, why_not_in_template

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
+from serving.domain.errors import Problem
 from serving.manifests.documents import (
     Folder,
     Json,

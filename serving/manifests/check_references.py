@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
-from serving.gke_names import GKE_CHIPS
+from serving.domain.errors import Problem
+from serving.domain.gke_names import GKE_CHIPS
 from serving.manifests.check_groups import slice_groups_in
 from serving.manifests.documents import (
     Folder,

@@ -9,10 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from serving.config import AppConfig, DeploymentConfig, check_app_config
-from serving.config_check import IMPORT_PATH
-from serving.errors import ConfigError, Problem
-from serving.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
+from serving.config.application import AppConfig, DeploymentConfig, check_app_config
+from serving.config.check import IMPORT_PATH
+from serving.config.slice_settings import replica_end_s, slice_spec
+from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.config.slices import Market
+from serving.domain.errors import ConfigError, Problem
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
+from serving.domain.inventory import (
+    POD_TYPE_LABEL,
+    SLICE_NAME_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_ID_LABEL,
+    ObservedHost,
+    SliceWant,
+    survey,
+)
 from serving.manifests.check_groups import FoundGroup, slice_groups_in
 from serving.manifests.compute_classes import SPOT_SHUTDOWN_S
 from serving.manifests.documents import (
@@ -25,18 +37,6 @@ from serving.manifests.documents import (
     ray_clusters,
     sequence,
 )
-from serving.slice_config import Market
-from serving.slices.inventory import (
-    POD_TYPE_LABEL,
-    SLICE_NAME_LABEL,
-    TOPOLOGY_LABEL,
-    WORKER_ID_LABEL,
-    ObservedHost,
-    SliceWant,
-    survey,
-)
-from serving.slices.spec import SliceSpec, wanted_slice
-from serving.slices.terms import replica_end_s, slice_spec
 
 
 def serving_problems(folder: Folder) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from serving.slice_config import STRICT_SECTION, ComputeClassName
+from serving.config.slices import STRICT_SECTION, ComputeClassName
 
 # KubeRay appends to the name of a RayService, and what comes of it has to fit a label of 63.
 MAX_NAME = 30

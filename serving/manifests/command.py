@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 import yaml
 
-from serving.config_check import load_yaml
-from serving.engine_arg_names import installed_vllm_args
-from serving.errors import ConfigError, UnsupportedVllmError
+from serving.config.check import load_yaml
+from serving.config.vllm_args import installed_vllm_args
+from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.manifests.documents import RENDERED_FOLDERS, read_folder
 from serving.manifests.render import MARK, render
 from serving.manifests.validate import folder_problems

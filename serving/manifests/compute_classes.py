@@ -8,10 +8,10 @@ Ray would have to guess what its slices cost. Field names and limits: GKE's Comp
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from serving.config.slices import MAX_FLEX_START_RUN_S, Market
+from serving.domain.topology import Generation
 from serving.manifests.cluster_config import ClusterConfig, Provisioning
 from serving.manifests.slice_groups import SliceGroup, shape_name
-from serving.slice_config import MAX_FLEX_START_RUN_S, Market
-from serving.topology import Generation
 
 Json = dict[str, Any]
 

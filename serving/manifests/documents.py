@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from serving.config_schema import shown
-from serving.errors import Problem
+from serving.config.schema import shown
+from serving.domain.errors import Problem
 
 Json = dict[str, Any]
 SERVE_CONFIG_NAME = "serve_config.yaml"

@@ -5,7 +5,7 @@ Gateway API v1 and the Prometheus operator's v1; on GKE the first is built in, t
 
 from typing import Any
 
-from serving.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
+from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
 from serving.manifests.cluster_config import ClusterConfig
 from serving.manifests.names import (
     EXPORTER_PORT,

@@ -6,7 +6,7 @@ Labels of Ray pods are those of their template together with KubeRay's. Pure.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serving.gke_names import GKE_CHIPS
+from serving.domain.gke_names import GKE_CHIPS
 from serving.manifests.documents import Folder, Json, Manifest, mapping, ray_clusters, sequence
 from serving.manifests.kuberay_labels import kuberay_labels, merged_labels
 

@@ -6,10 +6,10 @@ Its commands follow Google's reference of gcloud; none of them has been run.
 import shlex
 from collections.abc import Sequence
 
-from serving.gke_names import GKE_COMPUTE_CLASS
+from serving.config.slices import MAX_FLEX_START_RUN_S, Market
+from serving.domain.gke_names import GKE_COMPUTE_CLASS
 from serving.manifests.compute_classes import NETWORK_PROFILE, node_pool_names, workload_policy
 from serving.manifests.slice_groups import SliceGroup, shape_name
-from serving.slice_config import MAX_FLEX_START_RUN_S, Market
 
 _HEAD = """\
 # CLUSTER and LOCATION are the GKE cluster's. A slice of several hosts is one whole node pool; it is

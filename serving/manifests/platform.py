@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from serving.gke_names import GKE_CHIPS
+from serving.domain.gke_names import GKE_CHIPS
 from serving.manifests.cluster_config import ClusterConfig, UpgradeKind
 from serving.manifests.names import (
     DASHBOARD_PORT,

@@ -5,8 +5,8 @@ No value of a Secret is here, only its name and key. Pure.
 
 from typing import Any
 
+from serving.config.ray_settings import RAY_SETTINGS
 from serving.manifests.values import Values
-from serving.ray_settings import RAY_SETTINGS
 
 Json = dict[str, Any]
 

@@ -7,7 +7,8 @@ import math
 import shlex
 from typing import Any
 
-from serving.gke_names import (
+from serving.config.slice_settings import replica_end_s
+from serving.domain.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,
@@ -38,7 +39,6 @@ from serving.manifests.pod_environment import (
 )
 from serving.manifests.slice_groups import SliceGroup
 from serving.manifests.values import Values
-from serving.slices.terms import replica_end_s
 
 Json = dict[str, Any]
 

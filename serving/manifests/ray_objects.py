@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from serving.gke_names import NEVER_IDLE_S
+from serving.config.slices import DAY_S, Market
+from serving.domain.gke_names import NEVER_IDLE_S
 from serving.manifests.cluster_config import UpgradeKind
 from serving.manifests.names import GATEWAY_GROUP, instance_labels
 from serving.manifests.pods import gateway_template, head_template, host_template
 from serving.manifests.redis import PASSWORD_KEY, redis_address
 from serving.manifests.slice_groups import SliceGroup
 from serving.manifests.values import Values
-from serving.slice_config import DAY_S, Market
 
 Json = dict[str, Any]
 

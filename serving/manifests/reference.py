@@ -6,19 +6,20 @@ that of the README's reference.
 
 import sys
 
-from serving import config_reference
+from serving.config.reference import main as reference_main
+from serving.config.reference import schema_lines
 from serving.manifests.cluster_config import ClusterConfig
 
 
 def cluster_reference() -> str:
     """The whole reference in markdown: one table per section."""
-    lines = config_reference.schema_lines(ClusterConfig.model_json_schema(), "cluster")
+    lines = schema_lines(ClusterConfig.model_json_schema(), "cluster")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
-    return config_reference.main(arguments, cluster_reference, "serving.manifests.reference")
+    return reference_main(arguments, cluster_reference, "serving.manifests.reference")
 
 
 if __name__ == "__main__":

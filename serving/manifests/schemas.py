@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from serving.errors import Problem
+from serving.domain.errors import Problem
 from serving.manifests.documents import LOADER, Folder, Json, Manifest
 
 _MAX_SHOWN = 5

@@ -1,25 +1,25 @@
 """The kinds of slices that a values file asks for: one KubeRay worker group and ComputeClass each.
 
-Owns their names, bounds, labels and times. What a slice is comes from `serving.topology`, what
-reservations select and how long a drain takes from `serving.slices.terms`. Pure.
+Owns their names, bounds, labels and times. What a slice is comes from `serving.domain.topology`,
+what reservations select and how long a drain takes from `serving.config.slice_settings`. Pure.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serving.config import AppConfig, DeploymentConfig
-from serving.gke_names import COMPUTE_CLASS_LABEL
-from serving.manifests.cluster_config import ClassConfig, ClusterConfig
-from serving.slice_config import MARKET_LABEL, Market
-from serving.slices.inventory import (
+from serving.config.application import AppConfig, DeploymentConfig
+from serving.config.slice_settings import drain_s, node_labels, replica_end_s
+from serving.config.slices import MARKET_LABEL, Market
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL
+from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
     TOPOLOGY_LABEL,
     ZONE_LABEL,
 )
-from serving.slices.terms import drain_s, node_labels, replica_end_s
-from serving.topology import SliceShape, slice_shape
+from serving.domain.topology import SliceShape, slice_shape
+from serving.manifests.cluster_config import ClassConfig, ClusterConfig
 
 # A slice is named after its group, `-` and a number, and that name is a label's value.
 MAX_GROUP_NAME = 58

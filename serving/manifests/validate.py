@@ -1,6 +1,6 @@
 """Everything that is wrong with a folder of manifests. Pure, but for the reading of files."""
 
-from serving.errors import Problem
+from serving.domain.errors import Problem
 from serving.manifests.check_classes import class_problems
 from serving.manifests.check_cluster import cluster_problems
 from serving.manifests.check_edges import edge_problems

@@ -10,18 +10,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.config import AppConfig, ControlPlacement, DeploymentConfig, EngineKind, ListenOn
-from serving.config_check import IMPORT_PATH, check_serve_config
-from serving.config_rules import is_loopback, repeats
-from serving.config_schema import name_hint, problems_of, shown
-from serving.engine_arg_names import VllmArgs
-from serving.errors import ConfigError, Problem
+from serving.config.application import (
+    AppConfig,
+    ControlPlacement,
+    DeploymentConfig,
+    EngineKind,
+    ListenOn,
+)
+from serving.config.check import IMPORT_PATH, check_serve_config
+from serving.config.rules import is_loopback, repeats
+from serving.config.schema import name_hint, problems_of, shown
+from serving.config.slices import Market
+from serving.config.vllm_args import VllmArgs
+from serving.domain.errors import ConfigError, Problem
+from serving.domain.topology import Generation
 from serving.manifests.cluster_config import ClusterConfig, Provisioning, RedisConfig
 from serving.manifests.kuberay_labels import why_not_in_group
 from serving.manifests.names import DATA_FOLDER
 from serving.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
-from serving.slice_config import Market
-from serving.topology import Generation
 
 CLUSTER = "cluster"
 _ARGS = "applications[0].args"

@@ -20,6 +20,7 @@ from typing import Any
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+from serving.config.slice_spec import RUN_DIR_VARIABLE
 from serving.simulation.control_plane import OBJECT_STORE_BYTES, ControlPlane, HeadGoneError
 from serving.simulation.metadata import HostMetadata, MetadataServers
 from serving.simulation.node_processes import (
@@ -39,7 +40,6 @@ from serving.simulation.plan import (
 from serving.simulation.redis import RedisServer
 from serving.simulation.throttle import Throttle
 from serving.slices.expiry import STARTED_AT_VARIABLE
-from serving.slices.spec import RUN_DIR_VARIABLE
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from serving.errors import ConfigError
+from serving.domain.errors import ConfigError
 from serving.launch import child_environment, dashboard_port, free_ports, run_serve, site_of
 from serving.simulation.control import ControlError, ControlServer, call, default_socket
 from serving.simulation.deployed import (

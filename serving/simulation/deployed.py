@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from serving.errors import ConfigError, Problem
+from serving.domain.errors import ConfigError, Problem
 from serving.simulation.plan import SimulationPlan
 
 _POLL_S = 0.5

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from serving.errors import ConfigError, Problem
-from serving.gke_names import COMPUTE_CLASS_LABEL
-from serving.slice_config import MARKET_LABEL
-from serving.slices.inventory import (
+from serving.config.slices import MARKET_LABEL
+from serving.domain.errors import ConfigError, Problem
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL
+from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
@@ -18,8 +18,8 @@ from serving.slices.inventory import (
     WORKER_ID_LABEL,
     ZONE_LABEL,
 )
+from serving.domain.topology import SliceShape, TopologyError, slice_shape
 from serving.slices.probe import FAULT_VARIABLE
-from serving.topology import SliceShape, TopologyError, slice_shape
 
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$"
 

@@ -9,7 +9,7 @@ callers pass `now_s`, on one monotonic clock.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from serving.slices.inventory import Survey, WholeSlice
+from serving.domain.inventory import Survey, WholeSlice
 
 # How long an offer keeps others away. The placement group stands in less (0.2 to 1.4 s, Ray 2.60),
 # and from then on the slice is not free.

@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from serving.domain.inventory import ObservedHost, SliceWant, WholeSlice, survey
 from serving.slices.claims import Claims, Offer
-from serving.slices.inventory import ObservedHost, SliceWant, WholeSlice, survey
 from serving.slices.quarantine import Quarantine
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import ray
 
-from serving.process_log import log_as_actor
+from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, Work
 from serving.slices.expiry import BootTimeError, expiry_notice, started_at_s
 from serving.slices.host_stream import HostStreamServer
 from serving.slices.metadata_client import (
@@ -31,8 +31,8 @@ from serving.slices.probe import (
     ProbeSpec,
     run_probe_on_host,
 )
-from serving.slices.spec import RUN_DIR_VARIABLE, SliceSpec, Work
 from serving.slices.tpu_logs import tpu_log_dir
+from serving.telemetry.process_log import log_as_actor
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from serving.slices.lifecycle import EndCause
+from serving.domain.slice_lifecycle import EndCause
 
 
 class NoticeKind(StrEnum):

@@ -5,7 +5,7 @@ import asyncio
 import ray
 from ray._private import state as ray_state
 
-from serving.slices.inventory import ObservedHost, observe_hosts
+from serving.domain.inventory import ObservedHost, observe_hosts
 
 
 async def look() -> list[ObservedHost]:

@@ -22,7 +22,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import SlicePlacementGroup
 
-from serving.slices.inventory import (
+from serving.domain.inventory import (
     NODE_ID_LABEL,
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
@@ -30,7 +30,7 @@ from serving.slices.inventory import (
     ObservedHost,
     WholeSlice,
 )
-from serving.topology import SliceShape
+from serving.domain.topology import SliceShape
 
 logger = logging.getLogger(__name__)
 

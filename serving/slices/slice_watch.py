@@ -12,11 +12,11 @@ from typing import Any
 
 import ray
 
+from serving.config.slice_spec import SliceSpec
+from serving.domain.inventory import WholeSlice
+from serving.domain.slice_lifecycle import EndCause
 from serving.slices.host_agent import AgentReport, HostAgent
 from serving.slices.host_stream import HostWatcher
-from serving.slices.inventory import WholeSlice
-from serving.slices.joined import End
-from serving.slices.lifecycle import EndCause
 from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
 from serving.slices.probe import (
     HostOutcome,
@@ -28,7 +28,7 @@ from serving.slices.probe import (
     probe_slice,
 )
 from serving.slices.reservation import Reservation
-from serving.slices.spec import SliceSpec
+from serving.tpu.multislice import End
 
 logger = logging.getLogger(__name__)
 

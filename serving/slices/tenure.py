@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from ray.serve.handle import DeploymentHandle
 
+from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.domain.inventory import SliceWant, WholeSlice
+from serving.domain.slice_lifecycle import EndCause
 from serving.slices.claims import Offer
-from serving.slices.inventory import SliceWant, WholeSlice
-from serving.slices.joined import End, joined_ends
-from serving.slices.lifecycle import EndCause
 from serving.slices.notices import DrainOrder
 from serving.slices.ray_hosts import draining_nodes
 from serving.slices.reservation import Reservation, ReservationError, names_of, reserve
 from serving.slices.slice_watch import AGENT_CPUS, SliceLostError, SliceWatch
-from serving.slices.spec import SliceSpec, wanted_slice
+from serving.tpu.multislice import End, joined_ends
 
 logger = logging.getLogger(__name__)
 

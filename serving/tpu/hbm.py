@@ -11,13 +11,13 @@ and measures no step before, so that all activations have to live in the rest. S
 
 from dataclasses import dataclass
 
-from serving.topology import GIB, Generation, SliceShape
+from serving.domain.topology import GIB, Generation, SliceShape
 from serving.tpu.model_facts import ModelFacts
 
 MIB = 1024**2
 # What XLA does not hand out of the memory of a device: its out-of-memory messages name 15.75G for
 # v5e and 31.25G for v6e (public logs of many projects, read 2026-11-21). For the others the table
-# in `serving.topology` is already at or below what those messages name.
+# in `serving.domain.topology` is already at or below what those messages name.
 _HELD_BACK_BYTES = {Generation.V5E: 256 * MIB, Generation.V6E: 768 * MIB}
 # Lanes of a vector register: the kernel pads a head to a multiple of it; 64 has a kernel of its own
 # in which key and value share the lanes of one. Source: as above.

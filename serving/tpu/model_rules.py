@@ -6,8 +6,8 @@ failed (`Failed to convert torch weight`, JAX on CPU), read and run 2026-11-21.
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
-from serving.topology import SliceShape, parallelism_choices
+from serving.domain.errors import Problem
+from serving.domain.topology import SliceShape, parallelism_choices
 from serving.tpu.hbm import Sharding
 from serving.tpu.model_facts import ModelFacts
 from serving.tpu.rules import MODEL_IMPL

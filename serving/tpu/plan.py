@@ -7,8 +7,8 @@ counted by the same code before it is named. Pure.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from serving.errors import ConfigError
-from serving.topology import SliceShape, parallelism_choices, shapes
+from serving.domain.errors import ConfigError
+from serving.domain.topology import SliceShape, parallelism_choices, shapes
 from serving.tpu.hbm import HbmBudget, hbm_budget
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, with_quantization
 from serving.tpu.settings import EngineSettings, engine_settings

@@ -10,12 +10,12 @@ Source of every rule, unless it says otherwise: the wheels of tpu-inference and 
 
 from collections.abc import Iterator
 
-from serving.errors import Problem
+from serving.domain.errors import Problem
 from serving.tpu.wish import Args, EngineWish, count, is_on, section
 
 MODEL_IMPL = "MODEL_IMPL_TYPE"
 NEW_DESIGN = "NEW_MODEL_DESIGN"
-# Ours: which joined slice each host is of, by Ray's node id, as JSON (`serving.slices.joined`).
+# Ours: which joined slice each host is of, by Ray's node id, as JSON (`serving.tpu.multislice`).
 SLICE_IDS_VARIABLE = "SLICEWISE_SLICE_IDS"
 
 # Where compiled programs are kept: as vLLM and tpu-inference name it, and as JAX does.

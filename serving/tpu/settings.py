@@ -9,8 +9,9 @@ What the configuration sets by hand is kept, with "set by hand" as its reason.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from serving.errors import ConfigError
-from serving.topology import SliceShape, parallelism_choices
+from serving.artifacts.weights.sources import load_plan
+from serving.domain.errors import ConfigError
+from serving.domain.topology import SliceShape, parallelism_choices
 from serving.tpu.hbm import MemoryWish, Sharding
 from serving.tpu.model_facts import ModelFacts
 from serving.tpu.model_rules import (
@@ -27,7 +28,6 @@ from serving.tpu.rules import (
     argument_problems,
 )
 from serving.tpu.wish import EngineWish, count, is_on, section
-from serving.weights.sources import load_plan
 
 BY_HAND = "set by hand"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serving.topology import SliceShape
+from serving.domain.topology import SliceShape
 
 Args = Mapping[str, object]
 

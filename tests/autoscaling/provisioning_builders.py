@@ -6,8 +6,8 @@ from dataclasses import replace
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
 from autoscaling.provisioning.plan import Change, Plan
-from serving.directory import HostRecord, SliceRecord, part_suffix
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import HostRecord, SliceRecord, part_suffix
 
 SPOT = SliceKind("spot", "v6e", "2x4")
 RESERVED = SliceKind("reserved", "v6e", "2x4")

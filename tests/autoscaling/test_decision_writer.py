@@ -3,14 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import replay_log
-from serving.plan_board import PlanBoard
+from serving.domain.capacity import CapacityProfile
+from serving.domain.plan_report import PlanBoard
 
 PROFILE = CapacityProfile(
     model="m",

@@ -15,7 +15,7 @@ from provisioning_builders import (
 )
 
 from autoscaling.provisioning.demand import Demand, TakenSlice, demand_by_kind
-from serving.directory import SliceRecord
+from serving.domain.slice_records import SliceRecord
 
 
 def demand(*records: SliceRecord) -> Demand:

@@ -25,7 +25,7 @@ from autoscaling.provisioning.errors import (
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.plan import Change, Drop, Plan
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 
 pytestmark = pytest.mark.slow
 

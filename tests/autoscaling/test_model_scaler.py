@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.model_scaler import Bounds, ModelScaler, Situation
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
 from autoscaling.signals import Report, Tokens
-from serving.directory import SliceRecord, Snapshot
-from serving.plan_board import ModelPlan
-from serving.scaling_stats import LoadSample, directory_stats, load_stats
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.capacity import CapacityProfile
+from serving.domain.load_report import LoadSample, directory_stats, load_stats
+from serving.domain.plan_report import ModelPlan
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 
 # One slice carries 10 requests per second of 100 prompt and 100 output tokens.
 PROFILE = CapacityProfile(

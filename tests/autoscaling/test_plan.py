@@ -17,7 +17,7 @@ from provisioning_builders import (
 from autoscaling.provisioning.demand import demand_by_kind
 from autoscaling.provisioning.groups import PodPhase, WorkerGroup
 from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
-from serving.directory import LEASE_S, SliceRecord
+from serving.domain.slice_records import LEASE_S, SliceRecord
 
 RULES = Rules(idle_s=60.0, min_change_interval_s=5.0)
 

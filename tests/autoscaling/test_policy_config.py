@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autoscaling.capacity import CapacityProfile, write_profile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
 from autoscaling.prices.table import Market, price_table
+from serving.domain.capacity import CapacityProfile, write_profile
 
 ROOT = Path(__file__).parents[2]
 PROFILE: dict[str, Any] = {

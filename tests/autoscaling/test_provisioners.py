@@ -22,8 +22,8 @@ from autoscaling.provisioning.protocol import Provisioner
 from autoscaling.provisioning.reconcile import Reconciler, no_fence
 from autoscaling.provisioning.simulated import SimulatedGroup, SimulatedProvisioner
 from autoscaling.provisioning.static import StaticProvisioner
-from serving.directory import SliceRecord
-from serving.topology import slice_shape
+from serving.domain.slice_records import SliceRecord
+from serving.domain.topology import slice_shape
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 GROUPS = {SPOT: "spot-group", RESERVED: "reserved-group"}

@@ -11,7 +11,7 @@ from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import UnusableError
 from autoscaling.provisioning.groups import PodPhase, WorkerGroup
 from autoscaling.provisioning.raycluster import mirrored_groups, owning_service, read_groups
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 

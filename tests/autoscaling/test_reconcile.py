@@ -17,7 +17,7 @@ from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from autoscaling.provisioning.plan import Plan, Rules
 from autoscaling.provisioning.protocol import Observation
 from autoscaling.provisioning.reconcile import MAX_BACKOFF_S, Reconciler, no_fence
-from serving.directory import SliceRecord
+from serving.domain.slice_records import SliceRecord
 
 RULES = Rules(idle_s=60.0, min_change_interval_s=0.0)
 DEADLINE_S = 10.0

@@ -12,13 +12,13 @@ from provisioning_builders import waiting
 from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice, demand_by_kind
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
-from serving.directory import HostRecord, SliceRecord
+from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.domain.inventory import SliceWant, WholeSlice, survey
+from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_records import HostRecord, SliceRecord
+from serving.domain.topology import slice_shape
 from serving.slices.claims import Claims
-from serving.slices.inventory import SliceWant, WholeSlice, survey
-from serving.slices.lifecycle import SliceLife, SliceState
 from serving.slices.quarantine import Quarantine
-from serving.slices.spec import SliceSpec, wanted_slice
-from serving.topology import slice_shape
 
 GROUP = "v6e-2x2-spot"
 KIND = SliceKind("spot", "v6e", "2x2")

@@ -8,13 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
 from autoscaling.replay_command import replay_command
+from serving.domain.capacity import CapacityProfile
 
 PROFILE = CapacityProfile(
     model="m",

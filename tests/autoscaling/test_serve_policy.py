@@ -12,9 +12,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from autoscaling import serve_policy
 from autoscaling.serve_policy import SlicePolicy
-from serving.directory import SliceRecord, Snapshot
-from serving.scaling_stats import LoadSample, directory_stats, load_stats
-from serving.slices.lifecycle import SliceLife, SliceState
+from serving.domain.load_report import LoadSample, directory_stats, load_stats
+from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 
 MODEL = "org/m"
 SETTINGS: dict[str, Any] = {

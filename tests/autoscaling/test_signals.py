@@ -17,9 +17,9 @@ from autoscaling.signals import (
     losses_of,
     slices_of,
 )
-from serving.directory import SliceRecord, Snapshot
-from serving.scaling_stats import LoadSample, directory_stats, load_stats
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.load_report import LoadSample, directory_stats, load_stats
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 
 NOW_S = 10_000.0
 ASSUMED = Tokens(512.0, 256.0)

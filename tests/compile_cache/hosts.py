@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.compile_cache.key import CacheKey, ProgramFacts, cache_key
-from serving.compile_cache.layout import KeyPlace
-from serving.compile_cache.local_folder import LocalFolder
-from serving.compile_cache.pull import pull
-from serving.compile_cache.push import Writer, push
-from serving.compile_cache.report import Damage, PullReport, PushReport
-from serving.object_store.store import ObjectStore, StoredObject, StoreError
-from serving.topology import slice_shape
+from serving.artifacts.compile_cache.key import CacheKey, ProgramFacts, cache_key
+from serving.artifacts.compile_cache.layout import KeyPlace
+from serving.artifacts.compile_cache.local_folder import LocalFolder
+from serving.artifacts.compile_cache.pull import pull
+from serving.artifacts.compile_cache.push import Writer, push
+from serving.artifacts.compile_cache.report import Damage, PullReport, PushReport
+from serving.artifacts.object_store.store import ObjectStore, StoredObject, StoreError
+from serving.domain.topology import slice_shape
 from serving.tpu.settings import engine_settings
 from serving.tpu.wish import EngineWish
 

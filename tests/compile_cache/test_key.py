@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.compile_cache.key import cache_key
+from serving.artifacts.compile_cache.key import cache_key
 
 from .hosts import facts
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from serving.compile_cache.command import programs
-from serving.compile_cache.key import CacheKey, cache_key
-from serving.compile_cache.layout import BLOBS, KEYS, KeyPlace
-from serving.compile_cache.prune import GRACE_S, carry_out, plan_pruning, read_holding
-from serving.object_store.address import open_store
-from serving.object_store.store import ObjectStore
+from serving.artifacts.compile_cache.command import programs
+from serving.artifacts.compile_cache.key import CacheKey, cache_key
+from serving.artifacts.compile_cache.layout import BLOBS, KEYS, KeyPlace
+from serving.artifacts.compile_cache.prune import GRACE_S, carry_out, plan_pruning, read_holding
+from serving.artifacts.object_store.address import open_store
+from serving.artifacts.object_store.store import ObjectStore
 
 from .hosts import Host, facts
 

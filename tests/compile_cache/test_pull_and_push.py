@@ -11,8 +11,8 @@ from threading import Event
 
 import pytest
 
-from serving.compile_cache.key import cache_key
-from serving.compile_cache.layout import (
+from serving.artifacts.compile_cache.key import cache_key
+from serving.artifacts.compile_cache.layout import (
     BLOBS,
     DamagedManifestError,
     Entry,
@@ -23,11 +23,11 @@ from serving.compile_cache.layout import (
     read_manifest,
     union,
 )
-from serving.compile_cache.local_folder import LocalFolder, is_whole
-from serving.compile_cache.pull import NUM_FETCHERS, pull
-from serving.compile_cache.report import Outcome
-from serving.object_store.address import open_store
-from serving.object_store.store import ObjectStore
+from serving.artifacts.compile_cache.local_folder import LocalFolder, is_whole
+from serving.artifacts.compile_cache.pull import NUM_FETCHERS, pull
+from serving.artifacts.compile_cache.report import Outcome
+from serving.artifacts.object_store.address import open_store
+from serving.artifacts.object_store.store import ObjectStore
 
 from .hosts import KEY, FailingStore, Host, facts
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.compile_cache.layout import BLOBS
-from serving.compile_cache.report import Outcome
-from serving.object_store.address import open_store
-from serving.object_store.store import ObjectStore
+from serving.artifacts.compile_cache.layout import BLOBS
+from serving.artifacts.compile_cache.report import Outcome
+from serving.artifacts.object_store.address import open_store
+from serving.artifacts.object_store.store import ObjectStore
 
 from .hosts import Host
 

@@ -16,7 +16,7 @@ import yaml
 from kuberay.recordings import FOLDER
 from manifests.examples import VALUES, shipped_folder
 
-from serving.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 from serving.manifests.documents import Folder, mapping
 from serving.manifests.found_pods import FoundPod, ray_pods
 

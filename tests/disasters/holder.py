@@ -13,10 +13,10 @@ from pathlib import Path
 import ray
 from ray.util.placement_group import placement_group_table
 
-from serving.slices.inventory import SliceWant, WholeSlice, survey
+from serving.domain.inventory import SliceWant, WholeSlice, survey
+from serving.domain.topology import slice_shape
 from serving.slices.ray_hosts import look
 from serving.slices.reservation import ReservationError, reserve
-from serving.topology import slice_shape
 
 SHAPE = slice_shape("v6e", "1x1", None)
 WANT = SliceWant("spot", SHAPE.ray_pod_type, SHAPE.topology, 1, 1, {"ray.io/market-type": "spot"})

@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 
 from loadtest.known_answer import RIGHT, compare
-from serving.paced_tokens import LETTERS, paced_tokens
+from serving.domain.paced_tokens import LETTERS, paced_tokens
 from tests.e2e.streams import Answer
 
 # Longer than any deadline of a gateway here: who is silent for longer has lost the request.

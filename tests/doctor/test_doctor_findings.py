@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.config_check import CheckReport, check_serve_config
+from serving.config.check import CheckReport, check_serve_config
 from serving.doctor.cluster import (
     RayAnswer,
     Reach,
@@ -36,11 +36,11 @@ from serving.doctor.serving_config import (
 from serving.doctor.simulated import what_is_simulated
 from serving.doctor.tpu_environment import check_tpu_environment
 from serving.doctor.versions import Packages, check_versions, lock_name, parse_lock
-from serving.errors import Problem
+from serving.domain.errors import Problem
+from serving.domain.topology import Generation, shapes, slice_shape
 from serving.exporters.chips import HostChip
 from serving.fleet_status import FleetView
 from serving.simulation.plan import SimulatedSlices, host_environment, host_labels, host_resources
-from serving.topology import Generation, shapes, slice_shape
 
 ROOT = Path(__file__).parents[2]
 OF_V6E = {

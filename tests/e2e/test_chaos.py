@@ -14,7 +14,7 @@ from loadtest.chaos.runner import ChaosRunner, slices_in_fleet
 from loadtest.chaos.schedule import parse_schedule
 from loadtest.known_answer import RIGHT, compare
 from loadtest.records import EventRecord
-from serving.paced_tokens import LETTERS, paced_tokens
+from serving.domain.paced_tokens import LETTERS, paced_tokens
 from serving.simulation.throttle import STOP_S
 
 from .application import RunningApplication, application_args, linked_engines, paced_model

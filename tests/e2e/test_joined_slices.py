@@ -18,7 +18,7 @@ from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from serving.slices.joined import own_environment
+from serving.tpu.multislice import own_environment
 
 from .application import (
     Role,

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from autoscaling.capacity import CapacityProfile
 from loadtest.scorecard.compare import Comparison
 from loadtest.scorecard.stored_run import read_run
+from serving.domain.capacity import CapacityProfile
 
 from .application import PROJECT_ROOT, Role, RunningApplication, application_args, paced_model
 from .soak_analysis import KIB, MIB, Growth, Sample, compare_thirds, drifts, growth

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from serving.domain.slice_lifecycle import LoadStage, SliceLife, SliceState, TransitionError
 from serving.engine.host import start_engine
 from serving.engine.load_stage import PIPE_VARIABLE, TellsStages, hear_stages, tell_stage
 from serving.engine.spec import EngineSpec
-from serving.slices.lifecycle import LoadStage, SliceLife, SliceState, TransitionError
 
 DEADLINE_S = 30.0
 _WORKER = """

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.domain.paced_tokens import paced_token
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.engine.protocol import EngineDiedError
 from serving.link.messages import Finish, TokenRequest
-from serving.paced_tokens import paced_token
 
 from .contract import DEADLINE_S, EngineContract, Subject, collect
 from .simulated_time import run_simulated

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from serving.domain.paced_tokens import paced_tokens
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.link.messages import TokenRequest
-from serving.paced_tokens import paced_tokens
 
 from .simulated_time import run_simulated
 

@@ -9,15 +9,15 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group
 
-from serving.compile_cache.layout import BLOBS
-from serving.compile_cache.local_folder import LocalFolder
+from serving.artifacts.compile_cache.layout import BLOBS
+from serving.artifacts.compile_cache.local_folder import LocalFolder
+from serving.artifacts.object_store.address import open_store
+from serving.config.slice_spec import SliceSpec
+from serving.domain.topology import slice_shape
 from serving.engine.program_courier import ProgramCourier
 from serving.engine.programs import HostFacts, with_programs
 from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
-from serving.object_store.address import open_store
 from serving.slices.reservation import Reservation
-from serving.slices.spec import SliceSpec
-from serving.topology import slice_shape
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 

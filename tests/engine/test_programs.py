@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.compile_cache.local_folder import LocalFolder
-from serving.compile_cache.report import Outcome
+from serving.artifacts.compile_cache.local_folder import LocalFolder
+from serving.artifacts.compile_cache.report import Outcome
+from serving.config.slice_spec import SliceSpec
+from serving.domain.topology import slice_shape
 from serving.engine.programs import (
     HostFacts,
     program_variables,
@@ -18,8 +20,6 @@ from serving.engine.programs import (
     with_programs,
 )
 from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
-from serving.slices.spec import SliceSpec
-from serving.topology import slice_shape
 from serving.tpu.rules import PROGRAM_FOLDER
 
 FACTS = HostFacts("r1", "c1", {"jax": "0.10.2"}, {"XLA_FLAGS": "--pod"})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from serving.config.slice_spec import SliceSpec
+from serving.domain.topology import slice_shape
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.engine.tpu_engine import settle, settle_here
-from serving.slices.spec import SliceSpec
-from serving.topology import slice_shape
 
 MODELS = Path(__file__).parents[2] / "deployments" / "tpu" / "models"
 

@@ -11,12 +11,12 @@ import pytest_asyncio
 from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.host_watch import HOST_VARIABLE, HostProcess
 from serving.engine.load_stage import hear_stages
 from serving.engine.protocol import EngineDiedError
 from serving.engine.vllm_engine import VllmEngine, engine_config
 from serving.link.messages import TokenRequest
-from serving.slices.lifecycle import LoadStage
 from serving.vllm_codec import EMITTED_KEY
 
 from .contract import DEADLINE_S, EngineContract, Subject, collect

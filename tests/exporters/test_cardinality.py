@@ -6,6 +6,7 @@ import pytest
 from libtpu_fake import EXECUTION, TRANSFER, FakeLibtpu, distribution, metric, of_program, several
 from scrapes import FixedCollector, bus, exporter
 
+from serving.domain.topology import slice_shape
 from serving.exporters.cardinality import (
     MANY_SLICES,
     ONE_SLICE,
@@ -17,8 +18,7 @@ from serving.exporters.cardinality import (
 )
 from serving.exporters.exposition import encode, families
 from serving.exporters.libtpu import LibtpuCollector
-from serving.metric_names import Metric
-from serving.topology import slice_shape
+from serving.telemetry.metric_names import Metric
 
 NUM_SLICES = 1000
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scrapes import bus
 
+from serving.domain.topology import Generation
 from serving.exporters.chips import (
     DeviceMap,
     Place,
@@ -18,7 +19,6 @@ from serving.exporters.chips import (
     sized,
 )
 from serving.exporters.readings import PciBus, PciFunction
-from serving.topology import Generation
 
 FULL = (404, 405, 412, 413)
 

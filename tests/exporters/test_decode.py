@@ -23,6 +23,7 @@ from libtpu_fake import (
 )
 from scrapes import write_files
 
+from serving.config.slice_spec import Work
 from serving.exporters.host_decode import decode_plugin_page
 from serving.exporters.host_sources import WorkloadCollector, announce_workload, start_ticks
 from serving.exporters.libtpu_decode import decode_libtpu
@@ -31,7 +32,6 @@ from serving.exporters.readings import LibtpuAnswers, PluginPage, Workload
 from serving.exporters.sdk import SdkChild, sdk_command
 from serving.exporters.wire import LIBTPU, MessageClass
 from serving.slices.host_agent import announce_work
-from serving.slices.spec import Work
 
 
 def decoded(name: str, *metrics: MessageClass) -> Decoded:

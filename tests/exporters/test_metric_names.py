@@ -6,7 +6,7 @@ import pytest
 
 from serving.exporters.identity import read_identity, runtime_targets
 from serving.exporters.libtpu_metrics import RULES, Form
-from serving.metric_names import (
+from serving.telemetry.metric_names import (
     ALL,
     ENGINE_STEPS,
     ENGINES,

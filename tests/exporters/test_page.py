@@ -15,7 +15,7 @@ from serving.exporters.libtpu import LibtpuCollector
 from serving.exporters.points import Histogram, histogram, thinned
 from serving.exporters.readings import PluginPage, SdkValues, Workload, WorkloadFiles
 from serving.exporters.wire import POD_RESOURCES
-from serving.metric_names import HOST_LABELS
+from serving.telemetry.metric_names import HOST_LABELS
 
 PLUGIN_LABELS = 'make="cloud-tpu",model="tpu-v6e-slice",tpu_topology="4x4"'
 

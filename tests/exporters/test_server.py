@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from scrapes import V6E_HOST, FixedCollector, bus, exporter
 
-from serving.errors import ConfigError
+from serving.domain.errors import ConfigError
 from serving.exporters.capture import read_capture, write_capture
 from serving.exporters.libtpu import LibtpuCollector
 from serving.exporters.readings import WorkloadFiles
@@ -29,7 +29,7 @@ from serving.exporters.server import (
     ExporterServer,
     budget_s,
 )
-from serving.metric_names import ALL
+from serving.telemetry.metric_names import ALL
 
 
 @pytest.fixture

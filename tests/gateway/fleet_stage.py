@@ -12,7 +12,9 @@ from typing import Any
 import uvicorn
 from starlette.responses import Response
 
-from serving.directory import Directory, HostRecord, SliceRecord
+from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import Directory, HostRecord, SliceRecord
 from serving.gateway.fleet_view import (
     GatewayView,
     ModelView,
@@ -25,8 +27,6 @@ from serving.gateway.history_page import history_answer
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
 from serving.link.messages import EngineLoad
-from serving.plan_board import BoardChange, ModelPlan, PlanBoard
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 
 MINUTE_S = 60.0
 HOUR_S = 60 * MINUTE_S

@@ -14,7 +14,7 @@ from serving.link.messages import (
     ProgramCounts,
     ProgramsMoved,
 )
-from serving.metric_names import (
+from serving.telemetry.metric_names import (
     ALL,
     ENGINE_STEPS,
     LINKS,

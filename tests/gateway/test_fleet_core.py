@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from serving.errors import (
+from serving.domain.errors import (
     CannotResumeError,
     MalformedRequestError,
     NoEngineInTimeError,

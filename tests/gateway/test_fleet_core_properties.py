@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import PoisonRequestError, RequestError
+from serving.domain.errors import PoisonRequestError, RequestError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.link.messages import Step
 

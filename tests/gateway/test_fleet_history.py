@@ -24,7 +24,7 @@ from serving.gateway.request_meter import EdgeMeter, Histogram, RequestMeter
 from serving.gateway.serving_metrics import Families, ServingCollector
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import LedgerState
-from serving.metric_names import ALL
+from serving.telemetry.metric_names import ALL
 
 from .test_request_meter import StagedFleet, StagedSeat
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.errors import MalformedRequestError, UnknownModelError
+from serving.domain.errors import MalformedRequestError, UnknownModelError
 from serving.gateway.history import History, Wanted
 from serving.gateway.history_page import MAX_SINCE, history_answer, parse_query
 from serving.gateway.http_edge import EdgeRules, HttpEdge

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from serving.directory import HostRecord
-from serving.slices.lifecycle import EndCause, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceState
+from serving.domain.slice_records import HostRecord
 
 from .browser import Browser, browser, missing_program
 from .fleet_stage import (

@@ -2,11 +2,11 @@
 
 from prometheus_client.registry import Collector
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
 from serving.ledger.endings import Endings
-from serving.plan_board import BoardChange, ModelPlan, PlanBoard
-from serving.slices.lifecycle import Phase, SliceLife, SliceState
 
 NOW_S = 1000.0
 

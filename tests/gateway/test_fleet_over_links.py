@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.errors import PoisonRequestError, RequestError
+from serving.domain.slice_lifecycle import SliceLife
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced import PacedConfig, PacedEngine
-from serving.errors import PoisonRequestError, RequestError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
-from serving.slices.lifecycle import SliceLife
 
 from .engines import answer_to, core_request
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from serving.directory import HostRecord, SliceRecord, Snapshot
+from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
 from serving.gateway.fleet_view import (
     GatewayView,
     ModelView,
@@ -14,8 +16,6 @@ from serving.gateway.fleet_view import (
     describe_plans,
 )
 from serving.link.messages import EngineLoad
-from serving.plan_board import BoardChange, ModelPlan, PlanBoard
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
 
 NOW_S = 1000.0
 HOSTS = tuple(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.config import GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig, ModelConfig
 from serving.gateway.served_model import ServedModel
 from serving.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
 

@@ -12,10 +12,10 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from serving.errors import NoEngineInTimeError, PoisonRequestError
+from serving.artifacts.model_source import resolve_source
+from serving.domain.errors import NoEngineInTimeError, PoisonRequestError
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config
-from serving.model_source import resolve_source
 
 from .engines import ScriptedLink
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import NoEngineInTimeError, RequestError
+from serving.domain.errors import NoEngineInTimeError, RequestError
 from serving.gateway.asked import Asked
 from serving.gateway.http_edge import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.keys import ApiKeys

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import UnauthorizedError
+from serving.domain.errors import UnauthorizedError
 from serving.gateway.keys import LOOK_S, ApiKeys, KeysOfFile, presented_key, read_keys
 
 

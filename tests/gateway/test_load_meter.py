@@ -2,8 +2,8 @@
 
 import pytest
 
+from serving.domain.load_report import LoadSample
 from serving.gateway.load_meter import WINDOW_S, LoadMeter
-from serving.scaling_stats import LoadSample
 
 START_S = 1000.0
 

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.client import LinkClient
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import Step
 from serving.link.server import LinkServer
-from serving.slices.lifecycle import Phase, SliceLife, SliceState
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 15.0

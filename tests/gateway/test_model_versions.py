@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.config import GatewayConfig, ModelConfig
-from serving.errors import NoEngineInTimeError, VersionRetiredError
+from serving.config.application import GatewayConfig, ModelConfig
+from serving.domain.errors import NoEngineInTimeError, VersionRetiredError
 from serving.gateway.asked import Asked
 from serving.gateway.model_versions import ModelVersions, VersionUnknownError
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serving.errors import MalformedRequestError
+from serving.domain.errors import MalformedRequestError
 from serving.gateway.refused_fields import (
     ON_TPU,
     ON_TPU_WITHOUT_PROMPT_LOGPROBS,

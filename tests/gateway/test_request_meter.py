@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.errors import OverloadedError
+from serving.domain.errors import OverloadedError
 from serving.gateway.http_edge import HttpEdge
 from serving.gateway.keys import ApiKeys
 from serving.gateway.request_meter import (
@@ -27,7 +27,7 @@ from serving.gateway.serving_metrics import (
     ServingCollector,
 )
 from serving.link.messages import EngineLoad
-from serving.metric_names import (
+from serving.telemetry.metric_names import (
     ALL,
     MAX_BUCKETS,
     SERVING_COUNTS,

@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tracing.collector import Collector, collecting, tracer_to
 
-from serving.config import DeploymentConfig, GatewayConfig, ModelConfig
-from serving.directory import SliceRecord, Snapshot
+from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
@@ -24,9 +25,8 @@ from serving.gateway.model_versions import ModelVersions
 from serving.gateway.serving_metrics import ServingCollector
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
-from serving.slices.lifecycle import SliceLife, SliceState
-from serving.tracing.otlp import OtlpTracer
-from serving.tracing.spans import NO_TRACER, Tracer
+from serving.telemetry.otlp import OtlpTracer
+from serving.telemetry.spans import NO_TRACER, Tracer
 
 from .test_http_edge import client_of, post_scope
 

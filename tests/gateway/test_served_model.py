@@ -2,8 +2,8 @@
 
 import pytest
 
-from serving.config import GatewayConfig, ModelConfig
-from serving.errors import GatewayBehindError
+from serving.config.application import GatewayConfig, ModelConfig
+from serving.domain.errors import GatewayBehindError
 from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.served_model import ServedModel
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from serving.config import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys

@@ -16,7 +16,7 @@ from autoscaling.provisioning.raycluster import (
     NODE_TYPE_LABEL,
     REPLICA_INDEX_LABEL,
 )
-from serving.gke_names import HOST_INDEX_LABEL
+from serving.domain.gke_names import HOST_INDEX_LABEL
 
 from .objects import RAYCLUSTER, ended_container, replica_of, running_container
 from .store import Json, Store

@@ -11,7 +11,7 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_INDEX_LABEL,
     REPLICA_NAME_LABEL,
 )
-from serving.gke_names import (
+from serving.domain.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,
@@ -20,7 +20,7 @@ from serving.gke_names import (
     HOST_INDEX_LABEL,
     NEVER_IDLE_S,
 )
-from serving.topology import SliceShape
+from serving.domain.topology import SliceShape
 
 from .webhook import admit
 

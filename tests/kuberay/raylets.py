@@ -6,8 +6,8 @@ import psutil
 from ray.cluster_utils import Cluster
 
 from autoscaling.provisioning.raycluster import GROUP_LABEL
-from serving.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
-from serving.topology import Generation, SliceShape, shapes, slice_shape
+from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
+from serving.domain.topology import Generation, SliceShape, shapes, slice_shape
 
 from .store import Json
 from .webhook import NAME, WORKER_ID, told_to

@@ -13,8 +13,8 @@ from autoscaling.provisioning.raycluster import (
     NODE_TYPE_LABEL,
     read_groups,
 )
-from serving.gke_names import GKE_CHIPS
-from serving.slices.inventory import ObservedHost, observe_hosts
+from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.inventory import ObservedHost, observe_hosts
 
 FOLDER = Path(__file__).parents[1] / "data" / "kuberay"
 

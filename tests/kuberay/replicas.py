@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from serving.directory import HostRecord, SliceRecord
-from serving.slices.inventory import SliceWant, WholeSlice, survey
-from serving.slices.lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.inventory import SliceWant, WholeSlice, survey
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import HostRecord, SliceRecord
+from serving.domain.topology import SliceShape
 from serving.slices.ray_hosts import look
 from serving.slices.reservation import Reservation, ReservationError, reserve
-from serving.topology import SliceShape
 
 _POLL_S = 0.2
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 
 from .api_server import HEAD_POD_GRANTS, NAMESPACE, Fault
 from .by_hand import TOKEN, ClusterByHand

@@ -14,7 +14,7 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 
 from .cluster import EmulatedCluster
 from .objects import NEVER_IDLE_S, raycluster, worker_group

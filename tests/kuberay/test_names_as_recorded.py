@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from autoscaling.provisioning.raycluster import REPLICA_INDEX_LABEL
-from serving.gke_names import HOST_INDEX_LABEL
-from serving.topology import slice_shape
+from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.topology import slice_shape
 
 from .by_hand import ClusterByHand
 from .objects import raycluster, worker_group

@@ -19,9 +19,9 @@ from ray import serve
 
 from autoscaling.provisioning.errors import RecordsUnavailableError
 from autoscaling.provisioning.sidecar import DirectoryRecords
-from serving.directory import LEASE_S, RENEWAL_S
 from serving.directory_deployment import FleetDirectory
-from serving.topology import slice_shape
+from serving.domain.slice_records import LEASE_S, RENEWAL_S
+from serving.domain.topology import slice_shape
 
 from .api_server import NAMESPACE, Request
 from .cluster import PROVISIONER, EmulatedCluster

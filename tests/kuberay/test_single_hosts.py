@@ -11,8 +11,8 @@ import pytest
 import ray
 
 from autoscaling.provisioning.raycluster import REPLICA_INDEX_LABEL
-from serving.slices.inventory import SLICE_NAME_LABEL
-from serving.topology import slice_shape
+from serving.domain.inventory import SLICE_NAME_LABEL
+from serving.domain.topology import slice_shape
 
 from .cluster import EmulatedCluster
 from .objects import raycluster, rayservice, worker_group

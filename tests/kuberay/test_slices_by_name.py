@@ -19,8 +19,8 @@ from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import Rules
 from autoscaling.provisioning.reconcile import Reconciler
-from serving.directory import LEASE_S, SliceRecord
-from serving.topology import slice_shape
+from serving.domain.slice_records import LEASE_S, SliceRecord
+from serving.domain.topology import slice_shape
 
 from .cluster import AUTOSCALER, PROVISIONER, EmulatedCluster
 from .objects import RAYCLUSTER, RAYSERVICE, raycluster, rayservice, worker_group

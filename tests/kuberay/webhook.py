@@ -13,7 +13,7 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_INDEX_LABEL,
     WEBHOOK_SLICE_LABEL,
 )
-from serving.gke_names import HOST_INDEX_LABEL
+from serving.domain.gke_names import HOST_INDEX_LABEL
 
 from .store import Json
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.slice_lifecycle import EndCause, Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.endings import MAX_REMEMBERED, Endings
-from serving.slices.lifecycle import EndCause, Phase, SliceLife, SliceState
 
 BEGAN_S = 100.0
 

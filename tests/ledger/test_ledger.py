@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.slice_lifecycle import EndCause, LoadStage, Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.ledger import MAX_UNLISTED, UNATTRIBUTED, EngineUse, Ledger, shares
 from serving.ledger.states import LedgerState, Span, spans
-from serving.slices.lifecycle import EndCause, LoadStage, Phase, SliceLife, SliceState
 
 # A v6e 2x4 has 8 chips.
 CHIPS = 8

@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from test_ledger_table import CHIPS, HOUR_S, PRICES, hour_long_ledger, invoke, page, serving
 
-from serving.directory import SliceRecord, Snapshot
+from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.daily import (
     Amounts,
     LedgerReading,
@@ -20,7 +21,6 @@ from serving.ledger.daily import (
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.parquet import SCHEMA, DayTable, read_table, write_table
 from serving.ledger.record import STATE_FILE, Recorder, wait_s
-from serving.slices.lifecycle import Phase, SliceLife, SliceState
 
 IDLE = RowKey("class", "idle", "spot", "chat")
 ACME = RowKey("class", "serving", "spot", "chat", "acme")

@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 
+from serving.domain.paced_tokens import paced_token
 from serving.engine.paced import PacedConfig, PacedEngine
 from serving.link.client import DEFAULT_HEARTBEAT, ClientLimits, LinkCallbacks, LinkClient
 from serving.link.client import DEFAULT_LIMITS as DEFAULT_CLIENT_LIMITS
@@ -31,7 +32,6 @@ from serving.link.messages import (
 from serving.link.server import DEFAULT_HEARTBEAT as DEFAULT_SERVER_HEARTBEAT
 from serving.link.server import DEFAULT_LIMITS as DEFAULT_SERVER_LIMITS
 from serving.link.server import LinkServer, ServerLimits
-from serving.paced_tokens import paced_token
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 15.0

@@ -10,7 +10,7 @@ from loadtest.answer_damage import ANCHOR, Damage, damages
 from loadtest.errors import LoadTestError
 from loadtest.known_answer import AnswerCheck, PacedAnswers, RecordedAnswers, compare
 from loadtest.planned import Api, PlannedRequest
-from serving.paced_tokens import LETTERS, paced_token, paced_tokens
+from serving.domain.paced_tokens import LETTERS, paced_token, paced_tokens
 
 LENGTH = 120
 # A length and how many of these tokens there are of a known answer, somewhere.

@@ -7,14 +7,14 @@ from typing import Any
 
 import yaml
 
+from serving.config.slices import Market
+from serving.domain.topology import Generation, SliceShape
 from serving.manifests.documents import Folder, Manifest, parse_files
 from serving.manifests.ray_objects import serve_config
 from serving.manifests.render import SERVE_CONFIG, manifests, render
 from serving.manifests.slice_groups import SliceGroup, slice_groups
 from serving.manifests.validate import folder_problems
 from serving.manifests.values import Values, parse_values
-from serving.slice_config import Market
-from serving.topology import Generation, SliceShape
 
 ROOT = Path(__file__).parents[2]
 VALUES = sorted((ROOT / "deployments" / "values").glob("*.yaml"))

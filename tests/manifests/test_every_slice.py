@@ -10,9 +10,9 @@ import math
 
 import pytest
 
+from serving.domain.topology import Generation, SliceShape, shapes
 from serving.manifests.documents import Folder, mapping
 from serving.manifests.schemas import Schemas
-from serving.topology import Generation, SliceShape, shapes
 
 from .examples import found, in_memory, markets_of, one, raw_values
 

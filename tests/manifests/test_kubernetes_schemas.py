@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from serving.domain.topology import Generation, shapes
 from serving.manifests.documents import LOADER
-from serving.topology import Generation, shapes
 
 from .examples import CRDS, in_memory, markets_of, raw_values
 

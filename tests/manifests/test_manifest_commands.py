@@ -7,8 +7,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from serving.cli import build_cli
+from serving.domain.topology import slice_shape
 from serving.manifests.schemas import Schemas
-from serving.topology import slice_shape
 
 from .examples import CRDS, ROOT, raw_values
 

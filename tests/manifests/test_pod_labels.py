@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kuberay.recordings import recording
 
-from serving.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 from serving.manifests.documents import Folder, mapping
 from serving.manifests.found_pods import FoundPod, all_pods, ray_pods, selects
 from serving.manifests.kuberay_labels import kuberay_labels, merged_labels

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 
 from .examples import found, in_memory, one, raw_values
 

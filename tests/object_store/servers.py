@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.object_store.address import open_store
-from serving.object_store.store import ObjectStore
+from serving.artifacts.object_store.address import open_store
+from serving.artifacts.object_store.store import ObjectStore
 
 BUCKET = "programs"
 CLOUDS = ("s3", "gs")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.object_store.address import address_problem, open_store
-from serving.object_store.directory import DirectoryStore
-from serving.object_store.store import MissingObjectError, ObjectStore, StoreError
+from serving.artifacts.object_store.address import address_problem, open_store
+from serving.artifacts.object_store.directory import DirectoryStore
+from serving.artifacts.object_store.store import MissingObjectError, ObjectStore, StoreError
 
 
 def test_object_that_was_put_is_read_listed_and_replaced(any_store: ObjectStore) -> None:

@@ -16,7 +16,7 @@ from vocabulary import CLOSED
 from serving.gateway.metrics_page import render_metrics
 from serving.gateway.request_meter import Histogram
 from serving.gateway.serving_metrics import Families
-from serving.metric_names import ALL, Kind, Metric, labels_of
+from serving.telemetry.metric_names import ALL, Kind, Metric, labels_of
 
 _VALUES = {"slice": "slice-0", "model": "chat", "compute_class": "spot", "worker": "0"}
 _BOUNDS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0)

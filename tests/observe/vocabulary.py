@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from serving.errors import RequestError
+from serving.domain.errors import RequestError
+from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.exporters.readings import Code
 from serving.ledger.states import LedgerState
-from serving.slices.lifecycle import EndCause, SliceState
 
 # What Prometheus and its client libraries give of every target.
 PROMETHEUS_OWN = frozenset(

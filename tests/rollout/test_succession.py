@@ -1,8 +1,8 @@
 """A replacement takes the slice of the replica that it replaces, and no other one."""
 
-from serving.directory import SliceRecord
-from serving.rollout.succession import WORD_S, num_successors, reason_to_wait
-from serving.slices.lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord
+from serving.domain.succession import WORD_S, num_successors, reason_to_wait
 
 
 def record(replica_id: str, state: SliceState, at_s: float = 0.0, **changes: object) -> SliceRecord:

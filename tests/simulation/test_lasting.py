@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.config_check import check_serve_config
-from serving.engine_arg_names import installed_vllm_args
-from serving.errors import ConfigError
+from serving.config.check import check_serve_config
+from serving.config.vllm_args import installed_vllm_args
+from serving.domain.errors import ConfigError
 from serving.simulation.deployed import ensure_lasting, lasting_environment, proxy_url
 from serving.simulation.plan import parse_plan
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.domain.slice_lifecycle import EndCause
 from serving.slices.expiry import (
     CREATION_TO_BOOT_S,
     STARTED_AT_VARIABLE,
@@ -11,7 +12,6 @@ from serving.slices.expiry import (
     expiry_notice,
     started_at_s,
 )
-from serving.slices.lifecycle import EndCause
 from serving.slices.notices import plan_drain
 
 DAY_S = 86_400.0

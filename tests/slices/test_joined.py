@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from serving.slices.inventory import ObservedHost, WholeSlice
-from serving.slices.joined import joined_ends, joined_environment, own_environment
-from serving.slices.lifecycle import EndCause
+from serving.domain.inventory import ObservedHost, WholeSlice
+from serving.domain.slice_lifecycle import EndCause
+from serving.tpu.multislice import joined_ends, joined_environment, own_environment
 
 
 def slice_of(name: str, *addresses: str) -> WholeSlice:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.slices.lifecycle import (
+from serving.domain.slice_lifecycle import (
     HOLDING,
     WAITING,
     EndCause,

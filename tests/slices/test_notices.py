@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.slices.lifecycle import EndCause
+from serving.domain.slice_lifecycle import EndCause
 from serving.slices.notices import DrainOrder, Notice, NoticeKind, combine, plan_drain
 
 NOW_S = 1_000_000.0

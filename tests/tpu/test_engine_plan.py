@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from serving.cli import build_cli
-from serving.config_check import load_yaml
-from serving.engine_arg_names import installed_vllm_args
+from serving.config.check import load_yaml
+from serving.config.vllm_args import installed_vllm_args
 from serving.engine_plan import PlanReport, plan_json, plan_lines, plan_serve_config
 from serving.tpu.plan import EnginePlan
 

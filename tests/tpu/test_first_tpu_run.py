@@ -14,7 +14,7 @@ from scripts.first_tpu_run import (
     run_engine,
     versions,
 )
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 from serving.tpu.plan import EnginePlan, plan_engine
 from serving.tpu.wish import EngineWish
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.topology import GIB, slice_shape
+from serving.domain.topology import GIB, slice_shape
 from serving.tpu.hbm import (
     MemoryWish,
     Sharding,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serving.topology import slice_shape
+from serving.domain.topology import slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
 from serving.tpu.wish import EngineWish

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from serving.errors import ConfigError
-from serving.topology import parallelism_choices, shapes, slice_shape
+from serving.domain.errors import ConfigError
+from serving.domain.topology import parallelism_choices, shapes, slice_shape
 from serving.tpu.hbm import Sharding
 from serving.tpu.model_facts import ModelFacts, model_facts
 from serving.tpu.settings import (

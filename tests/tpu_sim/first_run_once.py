@@ -10,8 +10,8 @@ import json
 import sys
 
 from scripts.first_tpu_run import run_engine
-from serving.model_config_file import find_model_config
-from serving.topology import slice_shape
+from serving.artifacts.model_config_file import find_model_config
+from serving.domain.topology import slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import plan_engine
 from serving.tpu.wish import EngineWish

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from tpu_inference import envs
 
-from serving.compile_cache.key import changes_programs
+from serving.artifacts.compile_cache.key import changes_programs
+from serving.artifacts.model_config_file import find_model_config
+from serving.artifacts.weights.revision import config_digest, model_revision
+from serving.config.slice_spec import SliceSpec
+from serving.domain.topology import slice_shape
 from serving.engine.programs import HostFacts, pull_here, push_here, versions_here, with_programs
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.engine.tpu_engine import settle
-from serving.model_config_file import find_model_config
-from serving.slices.spec import SliceSpec
-from serving.topology import slice_shape
-from serving.weights.revision import config_digest, model_revision
 
 from .engines import ANSWER_S, ENGINE_ARGS, START_S, simulation_environment
 from .evidence import Evidence

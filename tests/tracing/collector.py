@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from serving.tracing.otlp import OtlpTracer
+from serving.telemetry.otlp import OtlpTracer
 
 DEADLINE_S = 30.0
 

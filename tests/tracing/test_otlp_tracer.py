@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from serving.tracing import otlp
-from serving.tracing.otlp import OtlpTracer
-from serving.tracing.spans import NO_TRACER, SpanCounts, SpanKind, TraceSettings, open_tracer
+from serving.telemetry import otlp
+from serving.telemetry.otlp import OtlpTracer
+from serving.telemetry.spans import NO_TRACER, SpanCounts, SpanKind, TraceSettings, open_tracer
 
 from .collector import DEADLINE_S, collecting, tracer_to
 
@@ -106,7 +106,7 @@ def test_collector_that_is_away_costs_counted_drops_and_one_warning(
 def test_collector_that_refuses_drops_and_one_that_is_back_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "serving.tracing")
+    caplog.set_level(logging.INFO, "serving.telemetry")
     with collecting() as (collector, endpoint):
         collector.status = 400
         tracer = tracer_to(endpoint)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.object_store.address import open_store
-from serving.weights.revision import config_digest, model_revision
+from serving.artifacts.object_store.address import open_store
+from serving.artifacts.weights.revision import config_digest, model_revision
 from tests.object_store.servers import BUCKET, client_variables, store_server
 
 __all__ = ["store_server"]

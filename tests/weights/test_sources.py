@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serving.weights.sources import SourceKind, load_plan, source_problems
+from serving.artifacts.weights.sources import SourceKind, load_plan, source_problems
 
 
 @pytest.mark.parametrize(

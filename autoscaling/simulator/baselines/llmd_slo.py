@@ -24,12 +24,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import ModelLoad, Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
-from serving.slices.lifecycle import SliceState
+from serving.domain.capacity import CapacityProfile
+from serving.domain.slice_lifecycle import SliceState
 
 UP_THRESHOLD = 0.55
 DOWN_THRESHOLD = 0.40

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autoscaling.classes import ClassTerms
 from autoscaling.records import Decision, Fleet, Observation, Plan
-from serving.slices.lifecycle import SliceState
+from serving.domain.slice_lifecycle import SliceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from autoscaling.classes import ClassTerms
 from autoscaling.records import Decision, Fleet, Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from autoscaling.simulator.baselines.sizing import Sizing
-from serving.slices.lifecycle import WAITING, SliceState
+from serving.domain.slice_lifecycle import WAITING, SliceState
 
 QPS_WINDOW_S = 60.0
 DECISION_INTERVAL_S = 20.0

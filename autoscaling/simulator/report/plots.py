@@ -17,7 +17,7 @@ from loadtest.scorecard.plot_style import (
     styled,
     to_svg,
 )
-from serving.slices.lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_lifecycle import HOLDING, WAITING, SliceState
 
 _HOUR_S = 3600.0
 # A screen has no more columns than that; a drawing of every tick would only be larger.

@@ -13,7 +13,7 @@ from serving.engine.tpu_sim.replacements import (
     ENABLED_VARIABLE,
     replace,
 )
-from serving.slices.joined import SLICE_ID, own_environment
+from serving.tpu.multislice import SLICE_ID, own_environment
 from serving.tpu.rules import SLICE_IDS_VARIABLE
 
 logger = logging.getLogger(__name__)

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
-from serving.slices.lifecycle import SliceState
+from serving.domain.capacity import CapacityProfile
+from serving.domain.slice_lifecycle import SliceState
 
 # One slice of it carries exactly 10 requests per second of 100 prompt and 100 output tokens at a
 # TPOT of 50 ms, half of which is the base time of a step.

@@ -7,7 +7,7 @@ from policy_world import RULES, SPOT
 
 from autoscaling.policy.experience import ClassExperience
 from autoscaling.records import SliceLoss, SliceView
-from serving.slices.lifecycle import SliceState
+from serving.domain.slice_lifecycle import SliceState
 
 BACKING_OFF = replace(RULES, backoff_s=100.0, max_backoff_s=300.0)
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Observation, Plan
@@ -13,6 +12,7 @@ from autoscaling.simulator.outcome import Outcome
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.slices import ClassSetup, Conditions
 from autoscaling.simulator.spot_capacity import CapacitySeries
+from serving.domain.capacity import CapacityProfile
 
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.03)
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, Policy, SliceLoss, SliceView
@@ -17,7 +16,8 @@ from autoscaling.simulator.baselines.sizing import Sizing, size
 from autoscaling.simulator.baselines.spothedge import SpotHedge
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
 from autoscaling.simulator.offered import Offered
-from serving.slices.lifecycle import SliceState
+from serving.domain.capacity import CapacityProfile
+from serving.domain.slice_lifecycle import SliceState
 
 PROFILE = CapacityProfile(
     model="m",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from simulated_days import profile, steady
 
-from autoscaling.capacity import CapacityProfile
 from autoscaling.simulator import kernel
 from autoscaling.simulator.arrivals import Requests
 from autoscaling.simulator.engines import Answers, Engines, GatewayLimits
+from serving.domain.capacity import CapacityProfile
 
 FOREVER = GatewayLimits(request_deadline_s=1e6, max_waiting_requests=1_000_000)
 

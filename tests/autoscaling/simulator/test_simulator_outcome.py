@@ -7,7 +7,7 @@ from simulated_days import Scripted, always, class_setup, run_day, steady
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, Observation, Plan
 from autoscaling.simulator.arrivals import Requests
-from serving.slices.lifecycle import HOLDING, SliceState
+from serving.domain.slice_lifecycle import HOLDING, SliceState
 
 DAY = steady(rate=10.0, duration_s=1000.0)
 

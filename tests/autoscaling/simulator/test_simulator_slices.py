@@ -6,7 +6,7 @@ from simulated_days import Scripted, always, class_setup, run_day, steady
 from autoscaling.simulator.outcome import Outcome
 from autoscaling.simulator.slices import LifeRecord
 from autoscaling.simulator.spot_capacity import CapacitySeries
-from serving.slices.lifecycle import HOLDING, EndCause, SliceState
+from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceState
 
 FEW = steady(rate=1.0, duration_s=1000.0)
 

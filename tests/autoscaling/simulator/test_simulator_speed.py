@@ -12,7 +12,7 @@ from autoscaling.records import Observation, Plan
 from autoscaling.simulator.arrivals import Requests, build_day
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.spot_capacity import REGIMES, generate
-from serving.slices.lifecycle import SliceState
+from serving.domain.slice_lifecycle import SliceState
 
 NUM_REQUESTS = 10_000_000
 MOST_SLICES = 1000

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from autoscaling.capacity import CapacityProfile
 from loadtest.histogram import bucket_of
 from loadtest.profile.measure import (
     ClosedLoad,
@@ -25,6 +24,7 @@ from loadtest.records import ClientSample, RequestRecord, RunEnd, RunStart, enco
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.outputs import make_scorecard
 from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
+from serving.domain.capacity import CapacityProfile
 
 TRUE = CapacityProfile(
     model="m",

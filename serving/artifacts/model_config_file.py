@@ -1,0 +1,68 @@
+"""Where a model's `config.json` is read from, without an engine and without a network.
+
+Owns the search: the model's own folder, what a Hugging Face cache of this machine has, and files of
+facts that lie beside a serve config. Does not own what is in it (`serving.tpu.model_facts`).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from serving.artifacts.model_source import resolve_source
+
+
+class ModelConfigUnreadableError(ValueError):
+    """A file that should hold a model's configuration does not. Correct or remove it."""
+
+
+def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[str, Any] | None:
+    """The parsed `config.json` of a model folder or Hugging Face id; `None` if it is not at hand.
+
+    A file of facts is JSON with the fields `repository`, the id it is for, and `config`.
+
+    Raises:
+        ModelConfigUnreadableError: a file that was found is not JSON, or has not those fields.
+    """
+    own = Path(resolve_source(source)) / "config.json"
+    if own.is_file():
+        return _mapping(own, _read(own))
+    cached = _in_huggingface_cache(source)
+    if cached is not None:
+        return _mapping(cached, _read(cached))
+    for folder in facts_folders:
+        for path in sorted(folder.glob("*.json")):
+            entry = _mapping(path, _read(path))
+            if entry.get("repository") == source:
+                return _mapping(path, entry.get("config"))
+    return None
+
+
+def _in_huggingface_cache(source: str) -> Path | None:
+    """The file in the local cache; an address such as `gs://` is in none."""
+    # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
+    try:
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+        from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(source, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelConfigUnreadableError(f"{path}: not readable as JSON: {error}") from error
+
+
+def _mapping(path: Path, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ModelConfigUnreadableError(
+            f"{path}: no mapping where a model's configuration should be"
+        )
+    return dict(value)

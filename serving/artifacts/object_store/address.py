@@ -1,0 +1,39 @@
+"""Which store an address means."""
+
+from pathlib import Path
+
+from serving.artifacts.object_store.directory import DirectoryStore
+from serving.artifacts.object_store.store import ObjectStore
+
+BUCKETS = ("gs://", "s3://")
+
+
+def is_bucket(address: str) -> bool:
+    """Whether it names a bucket that is read over the network."""
+    return address.startswith(BUCKETS)
+
+
+def address_problem(address: str) -> str | None:
+    """What is wrong with the address of a store; `None` if nothing is. Pure."""
+    if is_bucket(address):
+        return None if address.split("://", 1)[1].strip("/") else "names no bucket"
+    if "://" in address:
+        return f"no store is reached by {address.split('://', 1)[0]}://"
+    return None if address.startswith("/") else "a relative folder is another one on each host"
+
+
+def open_store(address: str) -> ObjectStore:
+    """The store at an absolute folder, `gs://BUCKET/...` or `s3://BUCKET/...`.
+
+    Raises:
+        ValueError: it is none of these, or the cloud's client refuses its variables.
+    """
+    problem = address_problem(address)
+    if problem is not None:
+        raise ValueError(f"{address!r}: {problem}")
+    if is_bucket(address):
+        # Imported here because it costs 15 MB of memory that a folder does without.
+        from serving.artifacts.object_store.cloud import CloudStore  # noqa: PLC0415
+
+        return CloudStore(address)
+    return DirectoryStore(Path(address))

@@ -1,0 +1,89 @@
+"""Which revision of its weights a model is at, told from a few kilobytes.
+
+Owns what is looked at. For a folder and a bucket these are the names and sizes of all files and the
+bytes of the small ones that say what the weights are; for a Hugging Face id, the commit that its
+files here are of. Does not own what the fingerprint is for (`serving.artifacts.compile_cache.key`).
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from serving.artifacts.model_source import resolve_source
+from serving.artifacts.object_store.address import is_bucket, open_store
+from serving.artifacts.object_store.store import StoreError
+
+logger = logging.getLogger(__name__)
+
+# What says which tensors there are and how they are shaped.
+_READ_WHOLE = ("config.json", "model.safetensors.index.json")
+_DIGEST_CHARS = 32
+
+
+def model_revision(source: str, args: Mapping[str, JsonValue]) -> str | None:
+    """The revision that an engine with `args` would load here; `None` where that cannot be told.
+
+    Reads no weights. Of weights that change in place without a change of size it learns in a bucket
+    only.
+    """
+    folder = Path(resolve_source(source))
+    try:
+        if folder.is_dir():
+            return f"files:{_of_folder(folder)}"
+        if is_bucket(source):
+            return f"objects:{_of_bucket(source)}"
+    except (OSError, StoreError, ValueError) as error:
+        logger.warning("model_revision_unknown source=%s error=%r", source, str(error))
+        return None
+    return _of_huggingface_id(source, args.get("revision"))
+
+
+def config_digest(config: Mapping[str, object] | None) -> str | None:
+    """A fingerprint of a parsed `config.json`, however laid out; `None` of none. Pure."""
+    if config is None:
+        return None
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
+    return _digest([text])
+
+
+def _of_folder(folder: Path) -> str:
+    facts = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+            facts.append(f"{name} {path.stat().st_size}")
+            if name in _READ_WHOLE:
+                facts.append(hashlib.sha256(path.read_bytes()).hexdigest())
+    return _digest(facts)
+
+
+def _of_bucket(source: str) -> str:
+    """Buckets say what changes with the bytes of each object."""
+    parent, _, last = source.rstrip("/").rpartition("/")
+    stored = open_store(parent).list(last) if "://" in parent else []
+    return _digest(f"{each.name} {each.num_bytes} {each.version}" for each in stored)
+
+
+def _of_huggingface_id(source: str, revision: JsonValue) -> str | None:
+    """The commit that the local cache has of `revision`, or of what is newest there."""
+    # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
+    try:
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+        from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+    except ImportError:
+        return None
+    wanted = revision if isinstance(revision, str) else None
+    try:
+        found = try_to_load_from_cache(source, "config.json", revision=wanted)
+    except HFValidationError:
+        return None
+    # .../models--org--name/snapshots/COMMIT/config.json
+    return f"commit:{Path(found).parent.name}" if isinstance(found, str) else None
+
+
+def _digest(facts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:_DIGEST_CHARS]

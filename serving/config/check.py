@@ -1,0 +1,266 @@
+"""`slicewise config check`: says what is wrong with a serve_config.yaml before anything starts.
+
+Owns the reading of the file and the report. What Serve takes is Ray's schema's business, what the
+application takes is `serving.config.application`'s.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from serving.config.application import (
+    AppConfig,
+    DeploymentConfig,
+    RolloutConfig,
+    check_app_config,
+    exposure_problem,
+)
+from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
+from serving.config.rules import mappings_in
+from serving.config.schema import name_hint, path_text, shown
+from serving.config.slices import SliceConfig
+from serving.config.vllm_args import VllmArgs, installed_vllm_args
+from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
+
+IMPORT_PATH = "serving.app:build"
+
+_PROBLEMS, _UNUSABLE = 1, 2
+# HAProxy's time runs from the first new gateway, a drain from the last one. What may lie between;
+# 23 s did for two gateways on 2 busy cores.
+_SURGE_S = 120
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check found: `problems` to correct; with none, the applications by name."""
+
+    problems: tuple[Problem, ...] = ()
+    applications: Mapping[str, AppConfig] = field(default_factory=dict)
+    http_host: str = ""
+    http_port: int = 8000
+
+
+def check_command(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, metavar="FILE")
+    ],
+) -> None:
+    """Check FILE, a serve_config.yaml: every problem, or a short summary."""
+    try:
+        vllm_args = installed_vllm_args()
+        settings = load_yaml(file.read_text(encoding="utf-8"))
+        report = check_serve_config(settings, vllm_args, os.environ)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        typer.echo(f"{file}: not readable as YAML: {error}", err=True)
+        raise typer.Exit(_PROBLEMS) from error
+    except UnsupportedVllmError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_UNUSABLE) from error
+    if vllm_args is None:
+        typer.echo(
+            "note: vLLM is not installed here, so the names and values in engine_args and "
+            "frontend_args were not checked",
+            err=True,
+        )
+    if report.problems:
+        for problem in report.problems:
+            typer.echo(f"{file}: {problem}")
+        raise typer.Exit(_PROBLEMS)
+    typer.echo(f"{file}: ok")
+    for line in summary_lines(report):
+        typer.echo(line)
+
+
+def load_yaml(text: str) -> object:
+    """The one document in `text`.
+
+    Raises:
+        yaml.YAMLError: it is not one YAML document, or a key is given twice; says where.
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        _refuse_repeated_keys(root, set())
+    return yaml.safe_load(text)
+
+
+def check_serve_config(
+    raw: object, vllm_args: VllmArgs | None, inherited: Mapping[str, str] = _NOTHING
+) -> CheckReport:
+    """What is wrong with `raw`: for Serve, for our application, for both together.
+
+    `inherited` are variables of the user's own, which win over `RAY_SETTINGS` when Ray is started.
+    """
+    # Importing Ray Serve takes a second, which no other command should pay.
+    from ray.serve.schema import (  # noqa: PLC0415
+        HTTPOptionsSchema,
+        ServeApplicationSchema,
+        ServeDeploySchema,
+    )
+
+    problems: list[Problem] = []
+    applications: dict[str, AppConfig] = {}
+    host: str | None = None
+    port = 8000
+    try:
+        options = ServeDeploySchema.model_validate(raw).http_options
+        host, port = options.host, options.port
+    except ValidationError as error:
+        problems += _serve_problems(error)
+    if isinstance(raw, dict):
+        problems += _unknown_keys("", raw, ServeDeploySchema)
+        problems += _unknown_keys("http_options", raw.get("http_options"), HTTPOptionsSchema)
+        for index, application in mappings_in(raw.get("applications")):
+            problems += _unknown_keys(f"applications[{index}]", application, ServeApplicationSchema)
+    ours = _our_applications(raw)
+    for index, application in ours:
+        path = f"applications[{index}].args"
+        try:
+            config = check_app_config(application.get("args", {}), vllm_args)
+        except ConfigError as error:
+            problems += [_under(path, problem) for problem in error.problems]
+            continue
+        applications[str(application.get("name", "default"))] = config
+        problems += _policy_problems(f"applications[{index}]", application, config)
+        problems += _drain_problems(
+            f"{path}.rollout", config.rollout, {**RAY_SETTINGS, **inherited}
+        )
+        exposure = exposure_problem(config.auth, host) if host is not None else None
+        problems += [_under(path, exposure)] if exposure else []
+    if not ours:
+        problems.append(
+            Problem("applications", "none is Slicewise's", f"needed: import_path {IMPORT_PATH}")
+        )
+    return CheckReport(tuple(problems), applications, host or "", port)
+
+
+def summary_lines(report: CheckReport) -> Iterator[str]:
+    """Models, deployments, what they ask for, and who may use them."""
+    for name, config in report.applications.items():
+        yield f"application {name}"
+        for model in config.models:
+            adapters = ", ".join(adapter.name for adapter in model.lora_adapters) or "none"
+            yield f"  model        {model.name} (engine {model.engine}, adapters: {adapters})"
+            for deployment in model.deployments:
+                wanted = ""
+                if deployment.slice is not None:
+                    wanted = f", each on {_slice_words(deployment.slice)}"
+                yield (
+                    f"  deployment   {model.deployment_name(deployment)} "
+                    f"({_replicas_words(deployment)}{wanted})"
+                )
+        yield f"  gateway      replicas: {config.gateway.replicas}"
+        chips = f"{config.num_chips} chips" if config.num_chips else "no chips"
+        yield f"  asked of Ray {config.num_cpus:g} CPUs, {chips}"
+        yield f"  API keys     {_keys_words(config, report.http_host)}"
+
+
+def _slice_words(wanted: SliceConfig) -> str:
+    shape = wanted.shape
+    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
+    kind = f"{shape.generation} {shape.topology} of {hosts}"
+    return f"a slice {kind}" if wanted.num_slices == 1 else f"{wanted.num_slices} slices {kind}"
+
+
+def _replicas_words(deployment: DeploymentConfig) -> str:
+    if not deployment.is_autoscaled:
+        return f"replicas: {deployment.replicas}"
+    return f"replicas: {deployment.min_replicas} to {deployment.max_replicas}"
+
+
+def _keys_words(config: AppConfig, http_host: str) -> str:
+    if config.auth.keys_file is not None:
+        return f"on, from the file {config.auth.keys_file}"
+    if config.auth.keys_env is not None:
+        return f"on, from the environment variable {config.auth.keys_env}"
+    return f"off: everybody who reaches {http_host} may ask"
+
+
+def _our_applications(raw: object) -> list[tuple[int, Mapping[str, object]]]:
+    """The raw applications that are ours, with their positions."""
+    applications = mappings_in(raw.get("applications")) if isinstance(raw, dict) else []
+    return [(at, entry) for at, entry in applications if entry.get("import_path") == IMPORT_PATH]
+
+
+def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
+    """Refuses what YAML settles in silence, the last key winning; `seen` are the nodes visited."""
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            _refuse_repeated_keys(entry, seen)
+        return
+    names: set[tuple[str, str]] = set()
+    for key, value in node.value:
+        name = (key.tag, str(key.value))
+        if name in names:
+            problem = f"the key {key.value!r} is given twice"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        names.add(name)
+        _refuse_repeated_keys(value, seen)
+
+
+def _policy_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Without a policy of the application Serve's own would take every model to its minimum.
+
+    It counts requests that Serve hands to engines, and Serve hands them none.
+    """
+    is_autoscaled = any(
+        deployment.is_autoscaled for model in config.models for deployment in model.deployments
+    )
+    if is_autoscaled and not application.get("autoscaling_policy"):
+        yield Problem(
+            f"{path}.autoscaling_policy",
+            "missing, and deployments have min_replicas and max_replicas",
+            "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
+        )
+
+
+def _drain_problems(
+    path: str, rollout: RolloutConfig, variables: Mapping[str, str]
+) -> Iterator[Problem]:
+    """A drain that HAProxy would not wait for; `variables` are those that Ray is started with."""
+    if variables[HAPROXY] != "1":
+        return
+    text = variables[HARD_STOP]
+    if not text.isdecimal():
+        yield Problem(HARD_STOP, "Ray would not start", "allowed: whole seconds", repr(text))
+        return
+    longest_s = int(text) - _SURGE_S
+    drains_s = {"gateway_drain_s": rollout.gateway_drain_s, "drain_s": rollout.drain_s}
+    for name, drain_s in drains_s.items():
+        if drain_s > longest_s:
+            complaint = f"HAProxy cuts streams {text} s after the first change of gateways"
+            allowed = f"allowed: at most {max(0, longest_s)}, which is {HARD_STOP} less {_SURGE_S}"
+            yield Problem(f"{path}.{name}", complaint, allowed, f"{drain_s:g}")
+
+
+def _under(path: str, problem: Problem) -> Problem:
+    below = "" if problem.path == "args" else f".{problem.path}"
+    return Problem(f"{path}{below}", problem.complaint, problem.allowed, problem.value)
+
+
+def _unknown_keys(path: str, raw: object, model: type[BaseModel]) -> Iterator[Problem]:
+    """Serve drops keys it does not know; a misspelt `host` would then mean every address."""
+    for name, value in raw.items() if isinstance(raw, dict) else ():
+        if name not in model.model_fields:
+            at = f"{path}.{name}".removeprefix(".")
+            hint = name_hint(str(name), model.model_fields)
+            yield Problem(at, "unknown key", hint, shown(str(name), value))
+
+
+def _serve_problems(error: ValidationError) -> Iterator[Problem]:
+    for detail in error.errors(include_url=False, include_context=False):
+        name = str(detail["loc"][-1]) if detail["loc"] else ""
+        value = None if detail["type"] == "missing" else shown(name, detail["input"])
+        yield Problem(path_text(detail["loc"]), detail["msg"], "see Ray Serve's config", value)

@@ -1,0 +1,138 @@
+"""A configuration reference in a page, written from the schema itself: the README's, and others'.
+
+`python -m serving.config.reference --write README.md` replaces what stands between the markers;
+`--check` fails when it differs. Owns the page's look, no fact on it. Part `cluster` of a values
+file has its own, by the same code: `python -m serving.manifests.reference`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from serving.config.application import AppConfig
+from serving.config.rules import CLOSED_ARGS
+from serving.config.schema import Schema, limit_words, resolve, type_words
+
+START = "<!-- config-reference:start -->"
+END = "<!-- config-reference:end -->"
+
+_HEADER = ["| Field | Type | Default | Allowed | What it does |", "|---|---|---|---|---|"]
+_UP_TO_DATE, _OUT_OF_DATE, _UNUSABLE = 0, 1, 2
+
+
+class MarkersMissingError(Exception):
+    """The page has not both markers, in order, once each. Put them where the reference belongs."""
+
+
+def config_reference() -> str:
+    """The whole reference in markdown: one table per section, then what is closed of vLLM's."""
+    lines = schema_lines(AppConfig.model_json_schema(), "args")
+    for section, complaints in CLOSED_ARGS.items():
+        lines += [f"#### Not open in `models[].{section}`", ""]
+        for complaint, reasons in complaints.items():
+            by_reason: dict[str, list[str]] = {}
+            for name, reason in reasons.items():
+                by_reason.setdefault(reason, []).append(f"`{name}`")
+            lines += [
+                f"- {complaint}: {', '.join(names)} ({_cell(reason)})"
+                for reason, names in by_reason.items()
+            ]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def schema_lines(root: Schema, name: str) -> list[str]:
+    """A table for a model and one for each section in it. The outermost is called `name`."""
+    lines = list(_section_lines("", root, root))
+    return [f"#### `{name}`", *lines[1:]]
+
+
+def with_reference(page: str, make: Callable[[], str] = config_reference) -> str:
+    """`page` with the reference of today, which `make` gives, between its markers. Idempotent.
+
+    Raises:
+        MarkersMissingError: there is no one place to put it.
+    """
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end) or START in rest or END in after:
+        raise MarkersMissingError(f"expected one {START} and then one {END}")
+    return f"{before}{START}\n\n{make()}\n{END}{after}"
+
+
+def main(
+    arguments: list[str] | None = None,
+    make: Callable[[], str] = config_reference,
+    module: str = "serving.config.reference",
+) -> int:
+    """Exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
+    parser = argparse.ArgumentParser(description="The configuration reference in a page.")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--check", type=Path, metavar="PAGE", help="fail when PAGE is out of date")
+    action.add_argument("--write", type=Path, metavar="PAGE", help="bring PAGE up to date")
+    options = parser.parse_args(arguments)
+    path: Path = options.check or options.write
+    try:
+        page = path.read_text(encoding="utf-8")
+        wanted = with_reference(page, make)
+    except (OSError, MarkersMissingError) as error:
+        sys.stderr.write(f"{path}: {error}\n")
+        return _UNUSABLE
+    if options.write:
+        path.write_text(wanted, encoding="utf-8")
+    elif page != wanted:
+        sys.stderr.write(
+            f"{path}: the configuration reference is out of date; run "
+            f"`python -m {module} --write {path}`\n"
+        )
+        return _OUT_OF_DATE
+    return _UP_TO_DATE
+
+
+def _section_lines(path: str, node: Schema, root: Schema) -> Iterator[str]:
+    """The table of one section, then those of the sections in it."""
+    yield f"#### `{path}`"
+    yield ""
+    yield _cell(node["description"])
+    yield ""
+    yield from _HEADER
+    sections: list[tuple[str, Schema]] = []
+    for name, field in node["properties"].items():
+        yield _row(name, field, name in node.get("required", []), root)
+        below, is_list = _section_below(field, root)
+        if below is not None:
+            sections.append((f"{path}.{name}".lstrip(".") + ("[]" if is_list else ""), below))
+    yield ""
+    for section_path, section in sections:
+        yield from _section_lines(section_path, section, root)
+
+
+def _row(name: str, field: Schema, is_required: bool, root: Schema) -> str:  # noqa: FBT001 a fact
+    default = "required"
+    if not is_required:
+        section, is_list = _section_below(field, root)
+        is_nested = section is not None and not is_list and field.get("default") is not None
+        default = "its own" if is_nested else f"`{json.dumps(field['default'])}`"
+    cells = [f"`{name}`", type_words(field, root), default, limit_words(field, root)]
+    return "| " + " | ".join(map(_cell, [*cells, field["description"]])) + " |"
+
+
+def _section_below(field: Schema, root: Schema) -> tuple[Schema | None, bool]:
+    """The section that a field holds, if it holds one, and whether it holds a list of them."""
+    for option in field.get("anyOf", [field]):
+        node = resolve(option, root)
+        is_list = node.get("type") == "array"
+        section = resolve(node["items"], root) if is_list else node
+        if "properties" in section:
+            return section, is_list
+    return None, False
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

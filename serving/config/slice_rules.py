@@ -1,0 +1,186 @@
+"""Rules between the fields of slices, compute classes and the engines that use them.
+
+Works on the raw YAML values, as `serving.config.rules` does and for its reason. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from serving.config.rules import (
+    VLLM_ENGINES,
+    Raw,
+    mapping_in,
+    mappings_in,
+    numbers_in,
+    repeats,
+)
+from serving.config.schema import name_hint, shown
+from serving.config.slices import MAX_DRAIN_NOTICE_S, MAX_FLEX_START_RUN_S, Market
+from serving.domain.errors import Problem
+from serving.domain.topology import (
+    Generation,
+    SliceShape,
+    TopologyError,
+    check_parallelism,
+    slice_shape,
+)
+from serving.tpu.rules import argument_problems
+from serving.tpu.wish import EngineWish
+
+_TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
+
+
+def model_slice_problems(path: str, model: Raw) -> Iterator[Problem]:
+    """Slices that do not exist, and sizes with which an engine does not fill its slice."""
+    for number, deployment in mappings_in(model.get("deployments")):
+        wanted = mapping_in(deployment, "slice")
+        at = f"{path}.deployments[{number}].slice"
+        generation, topology = wanted.get("generation"), wanted.get("topology")
+        if generation not in tuple(Generation) or not isinstance(topology, str):
+            continue
+        field = "topology"
+        try:
+            shape = slice_shape(str(generation), topology)
+            field = "chips_per_host"
+            shape = slice_shape(str(generation), topology, _integer(wanted, field))
+        except TopologyError as error:
+            value = shown(field, wanted[field])
+            yield Problem(f"{at}.{field}", error.complaint, _nearest(error), value)
+        else:
+            yield from _parallelism_problems(path, model, at, shape)
+
+
+def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
+    """What vLLM on TPU would reject or load wrongly, as far as it follows from the arguments.
+
+    What follows from the model's own configuration is found when the engine is planned.
+    """
+    if model.get("engine") != "vllm-tpu":
+        return
+    told: set[Problem] = set()
+    for number, deployment in mappings_in(model.get("deployments")):
+        if deployment.get("slice") is None:
+            at = f"{path}.deployments[{number}].slice"
+            yield Problem(at, "missing", "required by engine vllm-tpu, which owns whole slices")
+            continue
+        shape = _shape(mapping_in(deployment, "slice"))
+        if shape is None:
+            continue
+        env = mapping_in(model, "engine_env")
+        wish = EngineWish(
+            model=str(model.get("name")),
+            shape=shape,
+            args=mapping_in(model, "engine_args"),
+            env={name: value for name, value in env.items() if isinstance(value, str)},
+            num_slices=_integer(mapping_in(deployment, "slice"), "num_slices") or 1,
+        )
+        for problem in argument_problems(path, wish):
+            if problem not in told:
+                told.add(problem)
+                yield problem
+
+
+def compute_class_problems(config: Raw, models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
+    """Names that mean two classes or none, and values that a market does not have."""
+    declared = mappings_in(config.get("compute_classes"))
+    named = [(f"compute_classes[{at}].name", entry.get("name")) for at, entry in declared]
+    for path, name, first in repeats(named):
+        allowed = "allowed: a name that no other compute class has"
+        yield Problem(path, f"already the name at {first}", allowed, shown("name", name))
+    for at, entry in declared:
+        market = entry.get("market")
+        if market in tuple(Market):
+            yield from _market_problems(f"compute_classes[{at}]", entry, Market(str(market)))
+    if isinstance(config.get("compute_classes", []), list):
+        names = {name for _, name in named if isinstance(name, str)}
+        yield from _undeclared_problems(models, names)
+
+
+def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> Iterator[Problem]:
+    """Given sizes that do not fit the slice; what is left out follows from it when it starts.
+
+    A sharding strategy gives the sizes another meaning, which tpu-inference judges.
+    """
+    args = mapping_in(model, "engine_args")
+    sharding = mapping_in(mapping_in(args, "additional_config"), "sharding")
+    tensor, pipeline = _integer(args, _TENSOR), _integer(args, _PIPELINE)
+    is_vllm = model.get("engine", "vllm") in VLLM_ENGINES
+    is_judged_here = is_vllm and not sharding.get("sharding_strategy")
+    if not is_judged_here or (tensor is None and pipeline is None):
+        return
+    # Without a pipeline size vLLM makes one stage.
+    stages = 1 if pipeline is None else pipeline
+    each = shape.num_devices // max(1, stages) if tensor is None else tensor
+    try:
+        check_parallelism(shape, each, stages)
+    except TopologyError as error:
+        name = _PIPELINE if tensor is None else _TENSOR
+        complaint = f"does not suit {at}: {error.complaint}"
+        yield Problem(f"{path}.engine_args.{name}", complaint, _nearest(error), error.value)
+
+
+def _undeclared_problems(
+    models: Sequence[tuple[int, Raw]], declared: set[str]
+) -> Iterator[Problem]:
+    """Deployments with a slice, but no compute class that it could come from."""
+    known = declared | {market.value for market in Market}
+    for index, model in models:
+        for number, deployment in mappings_in(model.get("deployments")):
+            name = deployment.get("compute_class")
+            if deployment.get("slice") is None or not isinstance(name, str) or name in known:
+                continue
+            yield Problem(
+                f"models[{index}].deployments[{number}].compute_class",
+                "has a slice, but is not declared in compute_classes",
+                name_hint(name, known),
+                shown("compute_class", name),
+            )
+
+
+def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]:
+    """Values of a compute class that its market does not have."""
+    name = entry.get("name")
+    if name in tuple(Market) and name != market:
+        yield Problem(
+            f"{path}.market",
+            f"the class {name} is built in, with a market of its own",
+            f"allowed: {name}, or another name for the class",
+            shown("market", market.value),
+        )
+    run_s, notice_s = numbers_in(entry, "max_run_duration_s", "drain_notice_s")
+    if market is Market.FLEX_START:
+        is_endless = entry.get("max_run_duration_s", MAX_FLEX_START_RUN_S) is None
+        if is_endless or (run_s is not None and run_s > MAX_FLEX_START_RUN_S):
+            yield Problem(
+                f"{path}.max_run_duration_s",
+                "a flex-start slice ends sooner",
+                f"allowed: at most {MAX_FLEX_START_RUN_S}",
+                shown("max_run_duration_s", entry["max_run_duration_s"]),
+            )
+    longest_s = min(filter(None, (run_s, MAX_DRAIN_NOTICE_S.get(market))), default=None)
+    if notice_s is not None and longest_s is not None and notice_s > longest_s:
+        yield Problem(
+            f"{path}.drain_notice_s",
+            f"longer than a {market} slice of this class can be told",
+            f"allowed: at most {longest_s:g}",
+            f"{notice_s:g}",
+        )
+
+
+def _shape(wanted: Raw) -> SliceShape | None:
+    """The slice that a deployment wants; `None` if there is none such, which is said elsewhere."""
+    generation, topology = wanted.get("generation"), wanted.get("topology")
+    if generation not in tuple(Generation) or not isinstance(topology, str):
+        return None
+    try:
+        return slice_shape(str(generation), topology, _integer(wanted, "chips_per_host"))
+    except TopologyError:
+        return None
+
+
+def _nearest(error: TopologyError) -> str:
+    return f"nearest allowed: {', '.join(error.choices)}"
+
+
+def _integer(raw: Raw, name: str) -> int | None:
+    value = raw.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

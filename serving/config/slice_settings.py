@@ -1,0 +1,60 @@
+"""On what terms a deployment has its slices: its hosts' labels, and how long their end may take.
+
+The application reserves and drains by these; manifests give hosts the labels and the time. Pure.
+"""
+
+from serving.config.application import AppConfig, DeploymentConfig, ListenOn, ModelConfig
+from serving.config.slice_spec import SliceSpec
+from serving.config.slices import ComputeClassConfig
+from serving.domain.inventory import ZONE_LABEL
+
+# How long before an end that was announced long ago a slice stops taking requests: time for them
+# to finish or move. The notices themselves may come an hour or a week before.
+MAX_DRAIN_S = 120.0
+# How long a leaving replica waits until the gateways have taken its requests elsewhere.
+DRAIN_GRACE_S = 5.0
+
+
+def node_labels(config: AppConfig, deployment: DeploymentConfig) -> dict[str, str]:
+    """The labels that hosts must have for this deployment to take their slice.
+
+    Raises:
+        KeyError: its compute class is neither declared nor built in.
+    """
+    labels = dict(config.compute_class(deployment.compute_class).node_labels)
+    if deployment.slice is not None and deployment.slice.zone is not None:
+        labels[ZONE_LABEL] = deployment.slice.zone
+    return labels
+
+
+def slice_spec(
+    config: AppConfig, model: ModelConfig, deployment: DeploymentConfig
+) -> SliceSpec | None:
+    """What each replica is told of its slice; `None` where it reserves none."""
+    if deployment.slice is None:
+        return None
+    compute_class = config.compute_class(deployment.compute_class)
+    return SliceSpec(
+        compute_class=deployment.compute_class,
+        shape=deployment.slice.shape,
+        node_labels=node_labels(config, deployment),
+        drain_notice_s=drain_s(compute_class),
+        max_run_duration_s=compute_class.max_run_duration_s,
+        patience_s=compute_class.patience_s,
+        num_slices=deployment.slice.num_slices,
+        probe_timeout_s=config.health.probe_timeout_s,
+        cpus_per_host=deployment.num_cpus,
+        listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+        log_style=config.logging.style,
+        engine_env=dict(model.engine_env),
+    )
+
+
+def drain_s(compute_class: ComputeClassConfig) -> float:
+    """How long before its end a slice of this class is left, in seconds."""
+    return min(compute_class.drain_notice_s, MAX_DRAIN_S)
+
+
+def replica_end_s(drain_notice_s: float) -> float:
+    """How long a replica may take to end: a drain that a notice has begun is not cut short."""
+    return 2 * DRAIN_GRACE_S + drain_notice_s

@@ -1,0 +1,62 @@
+"""What a slice replica has to be told of the slice it wants. Values only; travels through Ray."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serving.domain.inventory import SliceWant
+from serving.domain.topology import SliceShape
+from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
+
+# The folder in which a host's TPU exporter looks for what runs on the chips (`--run-dir`).
+RUN_DIR_VARIABLE = "SLICEWISE_RUN_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Whose a slice is while it is held, by the names that metrics have."""
+
+    model: str
+    deployment: str
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """A kind of slice, and how one of it is treated.
+
+    `node_labels` are the labels that its hosts have by compute class and zone. `drain_notice_s` is
+    how long before a scheduled end it is left, and how long it has where no end was named.
+    `max_run_duration_s` is how long its hosts run at most, from their start; `None`: for ever.
+    After `patience_s` of waiting the wait is called too long; `None`: never.
+    `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
+    for the engine, whose processes get `engine_env`. `work` is what it is held for, `None` before
+    a replica says so. `num_slices` of the kind are held together, or none. Times are seconds.
+    """
+
+    compute_class: str
+    shape: SliceShape
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    drain_notice_s: float = 15.0
+    max_run_duration_s: float | None = None
+    patience_s: float | None = None
+    num_slices: int = 1
+    probe_timeout_s: float = 120.0
+    cpus_per_host: float = 0.1
+    listens_on_loopback: bool = False
+    log_style: LogStyle = DEFAULT_STYLE
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    work: Work | None = None
+
+
+def wanted_slice(spec: SliceSpec) -> SliceWant:
+    """What kind of slice a replica may take, and how many of it."""
+    shape = spec.shape
+    return SliceWant(
+        compute_class=spec.compute_class,
+        pod_type=shape.ray_pod_type,
+        topology=shape.topology,
+        num_hosts=shape.num_hosts,
+        chips_per_host=shape.chips_per_host,
+        labels=dict(spec.node_labels),
+        num_slices=spec.num_slices,
+    )

@@ -1,0 +1,170 @@
+"""What `serve_config.yaml` may say of slices: what a deployment wants, where slices come from.
+
+Owns the fields of slices and compute classes, what a market sets in a class, and how strict every
+section is. Rules between fields are in `serving.config.slice_rules`. Prices are configuration: none
+stands here. Pure.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serving.domain.topology import Generation, SliceShape, slice_shape
+
+DAY_S = 24 * 60 * 60
+# The label by which Ray's nodes tell their market. Source: Ray 2.60 `_raylet`, read 2026-11-21.
+MARKET_LABEL = "ray.io/market-type"
+
+
+# The most slices that one engine may own: beyond, their common fate costs more than they give.
+MAX_JOINED_SLICES = 16
+
+# What every section is.
+STRICT_SECTION = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    strict=True,
+    allow_inf_nan=False,
+    use_attribute_docstrings=True,
+)
+ComputeClassName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        json_schema_extra={
+            "allowed": "a DNS-1123 label: lower-case letters, digits and inner `-`, "
+            "up to 63 characters"
+        },
+    ),
+]
+# Ray's syntax of a label, exact values only. Source: Ray 2.60 `label_utils.py`, read 2026-11-21.
+_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+LabelName = Annotated[str, Field(pattern=rf"^([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL}$")]
+_LABEL_WORDS = "letters, digits and inner `-`, `_` and `.`, up to 63 characters"
+LabelValue = Annotated[
+    str, Field(pattern=rf"^{_LABEL}$", json_schema_extra={"allowed": _LABEL_WORDS})
+]
+# What the reference shows for a default that depends on the market.
+_BY_MARKET = {"default": "by market"}
+
+
+class Market(StrEnum):
+    """How the slices of a compute class are bought."""
+
+    RESERVED = "reserved"  # paid for ahead; nobody else may have them
+    FLEX_START = "flex-start"  # queued for, then kept for a time known at its start
+    SPOT = "spot"  # cheap, and taken away at any time
+    ON_DEMAND = "on-demand"  # at list price, for as long as they are kept
+
+
+# The longest notice that a slice gets of its end. Source for spot: GKE's spot VM page, as far as a
+# node setting extends it, unproven for TPU hosts; for the others: GKE's page on TPU disruption, as
+# far as a pod's grace period lasts in maintenance; read 2026-11-20.
+MAX_DRAIN_NOTICE_S = {Market.RESERVED: 3600, Market.SPOT: 120, Market.ON_DEMAND: 3600}
+# What ordinary pods get of it unless set. Sources as above, read 2026-11-20.
+_DRAIN_NOTICE_S = {Market.RESERVED: 3600, Market.SPOT: 15, Market.ON_DEMAND: 3600}
+# The longest run of a flex-start slice. Source: GKE's page on flex-start, read 2026-11-20.
+MAX_FLEX_START_RUN_S = 7 * DAY_S
+
+
+class _Section(BaseModel):
+    model_config = STRICT_SECTION
+
+
+class SliceConfig(_Section):
+    """The slice, or the joined slices, that each engine of a deployment owns."""
+
+    generation: Annotated[Generation, Field(strict=False)]
+    """Generation of TPU."""
+    topology: Annotated[
+        str,
+        Field(json_schema_extra={"allowed": "chips along each axis, such as `4x4` or `2x2x2`"}),
+    ]
+    """Chips along each axis, of those that exist in the generation."""
+    chips_per_host: Annotated[
+        int | None, Field(json_schema_extra={"allowed": "1, 4 or 8, as the topology has it"})
+    ] = None
+    """Chips of each host where there is a choice: 8 or 4 for v5e and v6e `2x4`. Left out: 8 there,
+    one host that cannot be lost in part."""
+    zone: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)+$",
+            json_schema_extra={"allowed": "a zone of Google Cloud, such as `us-east5-b`"},
+        ),
+    ] = None
+    """Zone its hosts are in; any, when left out."""
+    num_slices: Annotated[int, Field(ge=1, le=MAX_JOINED_SLICES)] = 1
+    """Slices of this kind that each engine owns, all of them in one zone and joined over the
+    data-centre network. Each holds the whole model; requests are spread over them."""
+
+    @property
+    def shape(self) -> SliceShape:
+        """One such slice in chips, hosts and devices."""
+        return slice_shape(self.generation, self.topology, self.chips_per_host)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all slices of one engine."""
+        return self.num_slices * self.shape.num_hosts
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all slices of one engine."""
+        return self.num_slices * self.shape.num_chips
+
+
+class ComputeClassConfig(_Section):
+    """A source of slices. `reserved`, `flex-start`, `spot` and `on-demand` need no declaration."""
+
+    name: ComputeClassName
+    """As the deployments give it in `compute_class`; once."""
+    market: Annotated[Market, Field(strict=False)]
+    """How its slices are bought."""
+    node_labels: Annotated[
+        dict[LabelName, LabelValue],
+        Field(json_schema_extra=_BY_MARKET | {"allowed": _LABEL_WORDS}),
+    ] = {}
+    """Labels of its hosts in Ray, all of them needed; by default `ray.io/market-type` with the
+    market as its value."""
+    patience_s: Annotated[float | None, Field(gt=0, le=7 * DAY_S)] = None
+    """How long a replica waits for a slice of it before the next compute class is asked; for ever,
+    when left out."""
+    drain_notice_s: Annotated[float, Field(ge=0, le=7 * DAY_S, json_schema_extra=_BY_MARKET)] = 0.0
+    """How long before its end a slice is told: by default 15 for spot, the whole run for
+    flex-start, 3600 for others. A host that fails tells nothing."""
+    max_run_duration_s: Annotated[
+        float | None, Field(ge=1, le=365 * DAY_S, json_schema_extra=_BY_MARKET)
+    ] = None
+    """How long a slice is kept at most: by default 604800 for flex-start, no end for others."""
+    usd_per_chip_hour: Annotated[float | None, Field(ge=0, le=1000)] = None
+    """Price of a chip for an hour, in USD; unpriced, when left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_by_market(cls, given: object) -> object:
+        if not isinstance(given, dict) or given.get("market") not in tuple(Market):
+            return given
+        return _set_by_market(Market(given["market"]), given) | given
+
+
+def built_in_classes() -> dict[str, ComputeClassConfig]:
+    """The compute classes that exist without being declared, by name: one for each market."""
+    return {market.value: ComputeClassConfig(name=market.value, market=market) for market in Market}
+
+
+def _set_by_market(market: Market, given: Mapping[str, object]) -> dict[str, object]:
+    """What a compute class of this market has unless `given` says otherwise."""
+    # A flex-start slice is told of its end when it starts.
+    notice_s: float = _DRAIN_NOTICE_S.get(market, MAX_FLEX_START_RUN_S)
+    longest_s = MAX_FLEX_START_RUN_S if market is Market.FLEX_START else None
+    run_s = given.get("max_run_duration_s", longest_s)
+    if isinstance(run_s, (int, float)) and 0 < run_s < notice_s:
+        notice_s = run_s
+    return {
+        "node_labels": {MARKET_LABEL: market.value},
+        "drain_notice_s": notice_s,
+        "max_run_duration_s": longest_s,
+    }

@@ -1,0 +1,192 @@
+"""What gateways and the directory tell Serve's controller: numbers under names, and back.
+
+Serve carries `{name: number}` from a replica to an autoscaling policy and nothing else. So what is
+not a number stands in the name, between bars, which no model, compute class or replica id contains:
+
+    load|<model>|<what>                                                         value
+    directory|started                                                           when it started
+    slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>    since when so
+    lost|<model>|<compute class>|<replica>|<cause>                              when
+
+Times are wall-clock seconds. A name that a newer report does not repeat is over. Owns the encoding
+and both of its ends. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
+
+_BAR = "|"
+_STARTED = f"directory{_BAR}started"
+# Ends that a scaling policy did not wish for. An expiry was known beforehand, a release wished.
+_LOSSES = frozenset({EndCause.PREEMPTED, EndCause.BOOT_FAILED, EndCause.UNHEALTHY})
+# Long enough that no policy misses one, short enough to keep a report small after a bad night.
+_LOSS_TOLD_FOR_S = 300.0
+
+
+class StatsError(ValueError):
+    """Stats that are not in this form: another version reports. Hold the last plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """The load of one model at one gateway. Rates and means are those of the last half minute.
+
+    `input_tokens_mean` is without what engines found in their prefix caches. A mean is the last
+    known one where the window holds no sample, and `None` until there has been one.
+    """
+
+    requests_per_s: float
+    num_waiting: int
+    oldest_wait_s: float
+    num_in_flight: int
+    input_tokens_mean: float | None
+    output_tokens_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSlice:
+    """One slice replica as the directory lists it. `held_since_s` is `None` while it waits."""
+
+    model: str
+    compute_class: str
+    replica_id: str
+    state: SliceState
+    since_s: float
+    requested_at_s: float
+    held_since_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLoss:
+    """One life that was cut short, as the directory lists it."""
+
+    model: str
+    compute_class: str
+    replica_id: str
+    cause: EndCause
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the directory reports: since when it listens, and what it has heard."""
+
+    started_at_s: float
+    slices: tuple[ListedSlice, ...]
+    losses: tuple[ListedLoss, ...]
+
+
+def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
+    """One model's load at a gateway. What is not known is left out."""
+    values = {
+        "requests_per_s": sample.requests_per_s,
+        "num_waiting": sample.num_waiting,
+        "oldest_wait_s": sample.oldest_wait_s,
+        "num_in_flight": sample.num_in_flight,
+        "input_tokens_mean": sample.input_tokens_mean,
+        "output_tokens_mean": sample.output_tokens_mean,
+    }
+    return {
+        _BAR.join(("load", model, what)): float(value)
+        for what, value in values.items()
+        if value is not None
+    }
+
+
+def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
+    """The model's load again; `None` where the report does not tell of it."""
+
+    def value(what: str) -> float | None:
+        return stats.get(_BAR.join(("load", model, what)))
+
+    rate, waiting, oldest_s, in_flight = (
+        value(what) for what in ("requests_per_s", "num_waiting", "oldest_wait_s", "num_in_flight")
+    )
+    if rate is None or waiting is None or oldest_s is None or in_flight is None:
+        return None
+    return LoadSample(
+        requests_per_s=rate,
+        num_waiting=round(waiting),
+        oldest_wait_s=oldest_s,
+        num_in_flight=round(in_flight),
+        input_tokens_mean=value("input_tokens_mean"),
+        output_tokens_mean=value("output_tokens_mean"),
+    )
+
+
+def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> dict[str, float]:
+    """All slices and the latest losses."""
+    stats = {_STARTED: started_at_s}
+    # A policy counts what engines own: joined slices are one.
+    stats |= {
+        _slice_name(record): record.life.entered_at_s
+        for record in snapshot.records
+        if record.has_engine
+    }
+    stats |= {
+        _BAR.join(
+            ("lost", record.model, record.compute_class, record.life_id, str(record.life.cause))
+        ): record.life.entered_at_s
+        for record in snapshot.ended
+        if record.life.cause in _LOSSES and now_s - record.life.entered_at_s <= _LOSS_TOLD_FOR_S
+    }
+    return stats
+
+
+def listing_of_stats(stats: Mapping[str, float]) -> Listing | None:
+    """What the directory reported; `None` where this is no report of a directory.
+
+    Raises:
+        StatsError: a name is not in the form of this version.
+    """
+    if _STARTED not in stats:
+        return None
+    slices: list[ListedSlice] = []
+    losses: list[ListedLoss] = []
+    for name, value in stats.items():
+        kind, *fields = name.split(_BAR)
+        try:
+            if kind == "slice":
+                slices.append(_slice_of(fields, value))
+            elif kind == "lost":
+                model, compute_class, replica_id, cause = fields
+                loss = ListedLoss(model, compute_class, replica_id, EndCause(cause), value)
+                losses.append(loss)
+        except ValueError as error:
+            raise StatsError(f"the stat {name!r} is not in this version's form: {error}") from error
+    return Listing(stats[_STARTED], tuple(slices), tuple(losses))
+
+
+def _slice_name(record: SliceRecord) -> str:
+    held_since_s = _held_since_s(record.life)
+    return _BAR.join(
+        (
+            "slice",
+            record.model,
+            record.compute_class,
+            record.replica_id,
+            str(record.state),
+            f"{record.life.phases[0].at_s:.3f}",
+            "" if held_since_s is None else f"{held_since_s:.3f}",
+        )
+    )
+
+
+def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
+    model, compute_class, replica_id, state, requested_at_s, held_since_s = fields
+    return ListedSlice(
+        model,
+        compute_class,
+        replica_id,
+        SliceState(state),
+        since_s,
+        float(requested_at_s),
+        float(held_since_s) if held_since_s else None,
+    )
+
+
+def _held_since_s(life: SliceLife) -> float | None:
+    return next((phase.at_s for phase in life.phases if phase.state in HOLDING), None)

@@ -1,0 +1,97 @@
+"""The last scaling plan as it is shown: what the policy writes down and every gateway reads.
+
+Owns the form of that one small document, and the key of Ray's key-value store at which it lies, as
+Serve keeps its own state. Pure. Times are wall-clock seconds.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+# Where the policy keeps it and gateways find it.
+BOARD_KEY = b"slicewise:plan-board"
+# The policy writes every few seconds; a plan this old is no plan any more.
+STALE_AFTER_S = 60.0
+# What a refused client may be told at most: a plan may be wrong, and clients forget.
+_MAX_RETRY_AFTER_S = 3600.0
+
+Tuple = Field(strict=False)
+
+
+class PlanBoardError(ValueError):
+    """What was read is no plan board of this version. Keep the one before."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+
+class BoardChange(_Record):
+    """A change of a class's slices, planned or refused, and why. `compute_class` "": of all."""
+
+    compute_class: str
+    delta: int
+    reason: str
+
+
+class ModelPlan(_Record):
+    """The plan of one model."""
+
+    model: str
+    decided_at_s: float
+    changed_at_s: float | None
+    """When the targets last changed; `null`: not since the policy started."""
+    targets: dict[str, int]
+    """Slices by compute class."""
+    demand_slices: float | None
+    """Slices needed before asking what exists; `null` while the load is not known."""
+    next_slice_at_s: float | None
+    """When one more slice is expected to be ready; `null`: none is on its way."""
+    arithmetic: str
+    changes: Annotated[tuple[BoardChange, ...], Tuple]
+    """What the last change consisted of."""
+    refusals: Annotated[tuple[BoardChange, ...], Tuple]
+    """What is wanted and not planned now."""
+    alerts: Annotated[tuple[str, ...], Tuple]
+    num_failures: int
+    """Decisions that failed since the policy started; the plan before stood."""
+
+
+class PlanBoard(_Record):
+    """The plans of all models. `alerts` are of the policy as a whole."""
+
+    written_at_s: float
+    models: Annotated[tuple[ModelPlan, ...], Tuple]
+    alerts: Annotated[tuple[str, ...], Tuple] = ()
+
+    def retry_after_s(self, model: str, now_s: float) -> float | None:
+        """When a refused client of this model may find an engine, in seconds, 1 to 3600.
+
+        `None` when nothing is known of it: no slice on its way, none in time, or an old plan.
+        """
+        if now_s - self.written_at_s > STALE_AFTER_S:
+            return None
+        at_s = next((each.next_slice_at_s for each in self.models if each.model == model), None)
+        if at_s is None or at_s <= now_s:
+            return None
+        return min(max(1.0, at_s - now_s), _MAX_RETRY_AFTER_S)
+
+
+def encode_board(board: PlanBoard) -> bytes:
+    """JSON."""
+    return board.model_dump_json().encode()
+
+
+def decode_board(text: bytes) -> PlanBoard:
+    """The board again.
+
+    Raises:
+        PlanBoardError: it is none.
+    """
+    try:
+        return PlanBoard.model_validate_json(text)
+    except ValidationError as error:
+        where = ", ".join(".".join(map(str, each["loc"])) or "all" for each in error.errors())
+        raise PlanBoardError(f"not a plan board of this version (wrong at: {where})") from error

@@ -1,0 +1,233 @@
+"""The fleet directory: which engines there are, where they listen, in which state.
+
+Soft state. Nothing is stored: every slice replica says again and again that it is there, and is
+forgotten when it stops. After a restart of the directory, of a replica or of a gateway, in any
+order, the picture is whole again within one lease. A gateway never drops an engine because the
+directory forgot it; only its link says that an engine is gone.
+
+What has ended is kept for a reader, not for a decision: the last lives, with why each ended. A
+restart of the directory loses them.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import JsonValue
+
+from serving.domain.slice_lifecycle import WAITING, EndCause, SliceLife, SliceState
+
+# A replica that has not said for this long that it is there is taken for gone.
+LEASE_S = 5.0
+RENEWAL_S = 1.0
+# Of the lives that have ended, this many of the latest are kept: a bad night of a large fleet, and
+# well below a megabyte in every snapshot.
+MAX_ENDED = 200
+
+
+def part_suffix(part: int) -> str:
+    """What the replica id of joined slice number `part` ends with; nothing for the first."""
+    return f"+{part}" if part else ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """One host of a held slice: a Ray node, by its place in the slice and its id.
+
+    `tpu_log_dir` is the folder there in which libtpu's logs are; `None` where it writes none.
+    """
+
+    worker_id: int
+    node_id: str
+    address: str
+    num_chips: int
+    tpu_log_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """One slice replica and the slice that it waits for or holds.
+
+    A replica whose engine owns several joined slices has one record for each, which differ in
+    `replica_id` and `part`, the place of the slice among them. The first, `part` 0, stands for the
+    engine: only it has an `address`.
+
+    `generation` and `topology` are `None` on a compute class without slices (`local`); `hosts` is
+    empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
+    until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
+    slice ends, `None` when it is not draining or nobody takes it away. `version` is that of the
+    model's tokens (`serving.domain.model_version`), empty where nobody said.
+    """
+
+    replica_id: str
+    model: str
+    compute_class: str
+    life: SliceLife
+    generation: str | None = None
+    topology: str | None = None
+    hosts: tuple[HostRecord, ...] = ()
+    engine_id: str | None = None
+    address: tuple[str, int] | None = None
+    drain_deadline_s: float | None = None
+    part: int = 0
+    version: str = ""
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether it stands for the engine, of which there is one over all joined slices."""
+        return self.part == 0
+
+    @property
+    def life_id(self) -> str:
+        """What the records of slices joined under one engine have in common."""
+        return self.replica_id.removesuffix(part_suffix(self.part))
+
+    @property
+    def state(self) -> SliceState:
+        """The slice's state."""
+        return self.life.state
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All records at one moment. `version` changes whenever a record does.
+
+    `ended` are the lives that have ended lately, in the order in which the directory learned it.
+    `models` are the application's models as the configuration has them now, in its own words;
+    `None` until Serve has told.
+    """
+
+    version: str
+    records: tuple[SliceRecord, ...] = ()
+    ended: tuple[SliceRecord, ...] = ()
+    models: tuple[Mapping[str, JsonValue], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    record: SliceRecord
+    until_s: float  # monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A life that is over. `is_presumed`: nobody said so, its replica has only fallen silent."""
+
+    record: SliceRecord
+    is_presumed: bool
+
+
+class Directory:
+    """Records under lease, and a way to wait for a change.
+
+    Clockless: callers pass `now_s`, monotonic, for leases, and `wall_s`, seconds since the epoch,
+    for what is written into a life.
+    """
+
+    def __init__(self, instance_id: str) -> None:
+        # Versions of different directories must differ, or a gateway would wait for a change that
+        # happened before the restart.
+        self._instance_id = instance_id
+        self._counter = 0
+        self._leases: dict[str, _Lease] = {}  # by replica id
+        # By replica and the start of its life: one replica may lose a slice and take another one.
+        self._ended: dict[tuple[str, float], _Ended] = {}
+        self._models: tuple[Mapping[str, JsonValue], ...] | None = None
+        self._changed = asyncio.Event()
+
+    def snapshot(self) -> Snapshot:
+        """What is known now."""
+        return Snapshot(
+            f"{self._instance_id}:{self._counter}",
+            tuple(lease.record for lease in self._leases.values()),
+            tuple(ended.record for ended in self._ended.values()),
+            self._models,
+        )
+
+    def set_models(self, models: Iterable[Mapping[str, JsonValue]]) -> None:
+        """Takes in what the configuration says of the models."""
+        if (told := tuple(models)) != self._models:
+            self._models = told
+            self._note_change()
+
+    def renew(self, record: SliceRecord, now_s: float) -> None:
+        """Takes in a record, or keeps it for another lease.
+
+        A replica that was only presumed gone is back with its life. One whose life has ended by its
+        own word is not: that renewal was overtaken on its way here.
+        """
+        ended = self._ended.get(_life_of(record))
+        if ended is not None:
+            if not ended.is_presumed:
+                return
+            del self._ended[_life_of(record)]
+        known = self._leases.get(record.replica_id)
+        self._leases[record.replica_id] = _Lease(record, now_s + LEASE_S)
+        if known is None or known.record != record:
+            self._note_change()
+
+    def forget(self, replica_id: str) -> None:
+        """Drops a replica that has said it is leaving, without a word on how its life ended."""
+        if self._leases.pop(replica_id, None) is not None:
+            self._note_change()
+
+    def end(self, record: SliceRecord) -> None:
+        """Takes in a replica's last word on a life, which is GONE, and keeps it among the ended.
+
+        Raises:
+            ValueError: the life has not ended. The caller has to end it first.
+        """
+        if record.state != SliceState.GONE:
+            raise ValueError(f"the life of {record.replica_id} is {record.state}, not gone")
+        known = self._leases.get(record.replica_id)
+        # A replica that already lives its next life keeps it.
+        if known is not None and _life_of(known.record) == _life_of(record):
+            del self._leases[record.replica_id]
+        self._keep_ended(_Ended(record, is_presumed=False))
+        self._note_change()
+
+    def expire(self, now_s: float, wall_s: float) -> None:
+        """Ends the lives of the replicas whose lease has run out."""
+        late = [lease.record for lease in self._leases.values() if lease.until_s <= now_s]
+        for record in late:
+            del self._leases[record.replica_id]
+            reason = f"its replica was not heard of for {LEASE_S:g} s"
+            life = record.life.end(_presumed_cause(record), wall_s, reason)
+            self._keep_ended(_Ended(replace(record, life=life), is_presumed=True))
+        if late:
+            self._note_change()
+
+    async def wait_change(self, version: str, timeout_s: float) -> Snapshot:
+        """The next snapshot that is not `version`; the present one when nothing changes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.snapshot().version == version:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return self.snapshot()
+
+    def _keep_ended(self, ended: _Ended) -> None:
+        key = _life_of(ended.record)
+        self._ended.pop(key, None)
+        self._ended[key] = ended
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def _note_change(self) -> None:
+        self._counter += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _life_of(record: SliceRecord) -> tuple[str, float]:
+    return record.replica_id, record.life.phases[0].at_s
+
+
+def _presumed_cause(record: SliceRecord) -> EndCause:
+    """The likeliest end of a replica that fell silent, from what it had."""
+    if record.state in WAITING:
+        return EndCause.RELEASED  # it held nothing that could have been taken
+    if record.hosts:
+        return EndCause.PREEMPTED  # a replica whose host dies says nothing any more
+    return EndCause.UNHEALTHY  # on this very machine (`local`), its process died or hung

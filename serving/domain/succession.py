@@ -1,0 +1,70 @@
+"""Whose slice a new replica takes: that of the replica which it replaces, and no other one.
+
+Serve starts a replacement at the moment at which it tells the old replica to stop, and does not
+wait for its end. A replacement that took a slice which happens to be free, or had one bought, would
+be a surge of slices. So it waits until the old one has given its slice back. Pure.
+
+The replacement may even be there before the old replica has said that it leaves. A replica of a new
+version waits a moment for that word while others of an old version hold slices.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from serving.domain.slice_lifecycle import WAITING, SliceState
+from serving.domain.slice_records import SliceRecord
+
+# For how long a replica of a new version waits for somebody to say that it leaves. One that comes
+# on top of the others, because the deployment grows too, loses this much.
+WORD_S = 10.0
+
+
+def is_handing_over(record: SliceRecord) -> bool:
+    """Whether its replica leaves a slice that stays: nobody takes it away, and it will be free."""
+    return record.state == SliceState.DRAINING and record.drain_deadline_s is None
+
+
+def _holds_another(record: SliceRecord, own: SliceRecord) -> bool:
+    """Whether it has a slice of a version that is not `own`'s, and has not said that it leaves."""
+    has_slice = record.state not in WAITING and record.state != SliceState.DRAINING
+    return has_slice and bool(record.version) and record.version != own.version
+
+
+def num_successors(records: Iterable[SliceRecord]) -> int:
+    """Of replicas of one deployment that wait, how many wait for a slice that is handed over."""
+    records = list(records)
+    num_waiting = sum(record.state in WAITING for record in records)
+    return min(num_waiting, sum(map(is_handing_over, records)))
+
+
+def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float) -> str | None:
+    """Why this replica may not take a slice yet; `None` when it may. `now_s` is wall-clock time.
+
+    Of the replicas of a deployment that wait, as many as there are slices being handed over have to
+    wait for those: the ones that came last. A replica that is not among `records` may.
+    """
+    own = next((record for record in records if record.replica_id == replica_id), None)
+    if own is None:
+        return None
+    deployment = [
+        record
+        for record in records
+        if (record.model, record.compute_class) == (own.model, own.compute_class)
+        and record.has_engine  # of joined slices the first stands for all
+    ]
+    waiting = sorted(
+        (record for record in deployment if record.state in WAITING),
+        key=lambda record: (record.life.phases[0].at_s, record.replica_id),
+    )
+    free_to_take = len(waiting) - num_successors(deployment)
+    if own in waiting[:free_to_take]:
+        is_new = now_s < own.life.phases[0].at_s + WORD_S
+        old = sorted({each.version for each in deployment if _holds_another(each, own)})
+        if is_new and old:
+            return f"it may be the replacement of a replica of version {', '.join(old)}"
+        return None
+    leaving = sorted(
+        record.life.slice_name or record.replica_id
+        for record in deployment
+        if is_handing_over(record)
+    )
+    return f"it waits for the slice of a replica that leaves ({', '.join(leaving)})"

@@ -1,0 +1,1 @@
+"""How processes tell what they do: metric names, log lines and traces."""

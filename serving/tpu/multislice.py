@@ -1,0 +1,66 @@
+"""Slices joined under one engine over the data-centre network: what their processes are told.
+
+Owns the environment by which libtpu finds the other slices, and how the end of one is told of each.
+Does not own which slices are joined (`claims`), nor what the engine does with them
+(`serving.tpu.settings`). Pure.
+
+Names of the variables and the port: Ray 2.60 `util/tpu.py` (`get_tpu_coordinator_env_vars`), read
+2026-11-22. Which of them libtpu demands was not tried: nothing here has run on a TPU.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from serving.domain.inventory import WholeSlice
+from serving.domain.slice_lifecycle import EndCause
+from serving.tpu.rules import SLICE_IDS_VARIABLE
+
+# Ray's own choice: KubeRay has metrics on 8080. A host belongs to one engine, which has it alone.
+MEGASCALE_PORT = 8081
+SLICE_ID = "MEGASCALE_SLICE_ID"
+
+End = tuple[EndCause, str]
+
+
+def joined_environment(slices: Sequence[WholeSlice]) -> dict[str, str]:
+    """What every process of an engine over `slices` is told; nothing for a single slice.
+
+    The slices are numbered in their order; the first host of the first is where they meet. One
+    environment goes to all workers, so it says of every host which slice it is of.
+    """
+    if len(slices) == 1:
+        return {}
+    ids = {host.node_id: part for part, whole in enumerate(slices) for host in whole.hosts}
+    return {
+        "MEGASCALE_COORDINATOR_ADDRESS": slices[0].hosts[0].address,
+        "MEGASCALE_PORT": str(MEGASCALE_PORT),
+        "MEGASCALE_NUM_SLICES": str(len(slices)),
+        SLICE_IDS_VARIABLE: json.dumps(ids, sort_keys=True),
+    }
+
+
+def own_environment(environment: Mapping[str, str], node_id: str) -> dict[str, str]:
+    """What one worker adds to it: which slice its host is of. Nothing for a single slice.
+
+    Raises:
+        KeyError: its host is of none of the slices: it was not placed by their reservation.
+    """
+    told = environment.get(SLICE_IDS_VARIABLE)
+    if told is None:
+        return {}
+    return {SLICE_ID: str(json.loads(told)[node_id])}
+
+
+def joined_ends(
+    names: Sequence[str], own: Mapping[int, End], cause: EndCause, reason: str
+) -> tuple[End, ...]:
+    """How each slice's life ends when the engine leaves all of them for `cause` and `reason`.
+
+    `own` are the slices that have an end of their own, by their place. The others are whole: they
+    are given back. A slice alone, and slices of which none is to blame, end as the engine does.
+    """
+    if len(names) == 1 or not own:
+        return tuple((cause, reason) for _ in names)
+    blamed = min(own)
+    others = (EndCause.RELEASED, f"it was joined with {names[blamed]}: {own[blamed][1]}")
+    return tuple(own.get(part, others) for part in range(len(names)))

@@ -1,1 +1,0 @@
-"""What a request did where and when, as OpenTelemetry spans; nothing at all when it is off."""
