@@ -96,7 +96,7 @@ reads:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m serving.config.reference --check README.md
-	$(BIN)/python -m serving.manifests.reference --check docs/deploy-gke.md
+	$(BIN)/python -m deployments.manifests.reference --check docs/deploy-gke.md
 
 format: setup-dev
 	$(BIN)/ruff format .

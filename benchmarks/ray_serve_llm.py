@@ -25,8 +25,8 @@ import psutil
 import yaml
 
 from benchmarks.servers import MODEL, REST, Server
+from deployments.serve import child_environment, free_ports
 from serving.artifacts.model_source import resolve_source
-from serving.launch import child_environment, free_ports
 from tests.e2e.application import PROJECT_ROOT, title
 
 REQUIREMENTS = ("pyarrow", "jsonref")

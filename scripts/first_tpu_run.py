@@ -24,11 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deployments.engine_plan import plan_json, plan_serve_config
 from serving.config.check import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.load_stage import hear_stages
-from serving.engine_plan import plan_json, plan_serve_config
 from serving.tpu.plan import EnginePlan
 
 PACKAGES = ("vllm-tpu", "tpu_inference", "jax", "jaxlib", "libtpu", "torch", "ray", "slicewise")
@@ -100,7 +100,7 @@ def host_facts() -> dict[str, Any]:
 
 def chips(path: Path) -> str:
     """The exporter's raw answers, from what runs on this host now."""
-    command = [sys.executable, "-m", "serving.cli", "tpu-exporter", "--dump-raw", str(path)]
+    command = [sys.executable, "-m", "deployments.cli", "tpu-exporter", "--dump-raw", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).strip()
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from serving.cli import COMMAND_GROUP, build_cli, needed
-from serving.fleet_status import duration_words
+from deployments.cli import COMMAND_GROUP, build_cli, needed
+from deployments.status import duration_words
 
 pytestmark = pytest.mark.slow
 
@@ -268,7 +268,7 @@ def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
 
 def test_other_packages_add_commands() -> None:
     # Any function and any typer.Typer will do; these are at hand.
-    function = EntryPoint("age", "serving.fleet_status:duration_words", "slicewise.commands")
+    function = EntryPoint("age", "deployments.status:duration_words", "slicewise.commands")
     result = run("age", "61", commands=(function,))
     assert result.exit_code == 0, result.output
     assert run("--help", commands=(function,)).output.count("age") >= 1

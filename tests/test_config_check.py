@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from serving.cli import build_cli
+from deployments.cli import build_cli
 from serving.config.check import check_serve_config
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from gateway.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, ready, serving
 
-from serving.fleet_status import fetch_fleet, fleet_lines, parse_fleet
+from deployments.status import fetch_fleet, fleet_lines, parse_fleet
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
@@ -29,7 +29,7 @@ async def lines_of(stage: Stage) -> list[str]:
 async def watching(url: str, output: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """`slicewise status --watch` in a process of its own, writing to `output`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "serving.cli", "status", "--watch", "--url", url),
+        *(sys.executable, "-m", "deployments.cli", "status", "--watch", "--url", url),
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "60", "LINES": "12"},
         stdout=output,

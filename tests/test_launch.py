@@ -1,7 +1,7 @@
 """The environment of a cluster on this machine."""
 
+from deployments.serve import child_environment
 from serving.config.ray_settings import HARD_STOP
-from serving.launch import child_environment
 
 
 def test_ports_last_for_a_gateway_killed_every_minute_until_haproxys_hard_stop() -> None:

@@ -18,6 +18,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
 # After the packages: a change of ours does not fetch them again.
 COPY pyproject.toml README.md LICENSE /build/source/
 COPY serving /build/source/serving
+COPY deployments /build/source/deployments
 COPY autoscaling /build/source/autoscaling
 COPY loadtest /build/source/loadtest
 RUN --mount=type=cache,target=/var/cache/pip \

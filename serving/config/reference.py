@@ -2,7 +2,7 @@
 
 `python -m serving.config.reference --write README.md` replaces what stands between the markers;
 `--check` fails when it differs. Owns the page's look, no fact on it. Part `cluster` of a values
-file has its own, by the same code: `python -m serving.manifests.reference`.
+file has its own, by the same code: `python -m deployments.manifests.reference`.
 """
 
 import argparse

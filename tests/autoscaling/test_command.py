@@ -5,7 +5,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from autoscaling.provisioning.kubernetes import HOST_VARIABLE
-from serving.cli import COMMAND_GROUP, build_cli, entry_points
+from deployments.cli import COMMAND_GROUP, build_cli, entry_points
 
 
 def provision(*arguments: str, environment: dict[str, str | None] | None = None) -> Result:

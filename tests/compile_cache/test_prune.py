@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from serving.artifacts.compile_cache.command import programs
+from deployments.compile_cache import programs
 from serving.artifacts.compile_cache.key import CacheKey, cache_key
 from serving.artifacts.compile_cache.layout import BLOBS, KEYS, KeyPlace
 from serving.artifacts.compile_cache.prune import GRACE_S, carry_out, plan_pruning, read_holding

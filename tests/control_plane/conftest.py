@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.manifests.documents import LOADER
+from deployments.validation.documents import LOADER
 
 from .api import Api
 from .assets import CRD_FILES, VARIABLE, do_without, missing_binaries, missing_crds

@@ -18,7 +18,7 @@ from types import TracebackType
 import pytest
 from kuberay.certificates import Authority
 
-from serving.launch import free_ports
+from deployments.serve import free_ports
 
 from .api import Api
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from manifests.examples import VALUES, shipped_folder
 
-from serving.manifests.documents import Folder, Manifest
+from deployments.validation.documents import Folder, Manifest
 
 from .api import Api, RefusedByServerError
 

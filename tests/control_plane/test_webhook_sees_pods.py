@@ -16,9 +16,9 @@ import yaml
 from kuberay.recordings import FOLDER
 from manifests.examples import VALUES, shipped_folder
 
+from deployments.validation.documents import Folder, mapping
+from deployments.validation.found_pods import FoundPod, ray_pods
 from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
-from serving.manifests.documents import Folder, mapping
-from serving.manifests.found_pods import FoundPod, ray_pods
 
 from .api import Api
 from .recorder import Recorder

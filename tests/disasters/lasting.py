@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.launch import free_ports
-from serving.simulation.control import ControlError, call
+from deployments.serve import free_ports
+from deployments.simulation.control import ControlError, call
 from tests.e2e.application import (
     PROJECT_ROOT,
     Role,

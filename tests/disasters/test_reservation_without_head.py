@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.launch import child_environment, dashboard_port, free_ports
-from serving.simulation.control import call
-from serving.simulation.deployed import lasting_environment
+from deployments.serve import child_environment, dashboard_port, free_ports
+from deployments.simulation.control import call
+from deployments.simulation.deployed import lasting_environment
 from tests.disasters.lasting import needs_redis, start_head_on
 from tests.e2e.application import PROJECT_ROOT
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.launch import child_environment, dashboard_port
-from serving.simulation.plan import parse_plan
+from deployments.serve import child_environment, dashboard_port
+from deployments.simulation.plan import parse_plan
 
 from .test_doctor_command import doctor
 
@@ -58,7 +58,7 @@ def test_whole_slices_are_fine_and_a_killed_host_is_named(
     config = Path(folder) / "config.yaml"
     config.write_text(yaml.safe_dump(CONFIG))
     # As `slicewise sim` does: Ray reads its environment when it is imported.
-    from serving.simulation.cluster import SimulatedCluster
+    from deployments.simulation.cluster import SimulatedCluster
 
     with SimulatedCluster(parse_plan(PLAN), dashboard_port(environment)) as cluster:
         ours = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from serving.doctor import gather
-from serving.doctor.cluster import Reach
-from serving.doctor.findings import Unknown
-from serving.doctor.host import Holder
+from deployments.doctor import gather
+from deployments.doctor.cluster import Reach
+from deployments.doctor.findings import Unknown
+from deployments.doctor.host import Holder
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,7 +138,7 @@ def doctor(
     *arguments: str, limit_s: float = 120.0, **environment: str
 ) -> tuple[int, dict[str, dict[str, str]]]:
     """The exit status and the findings by what they are about."""
-    command = [sys.executable, "-m", "serving.cli", "doctor", "--json", *arguments]
+    command = [sys.executable, "-m", "deployments.cli", "doctor", "--json", *arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         command,

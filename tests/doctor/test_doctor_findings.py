@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.config.check import CheckReport, check_serve_config
-from serving.doctor.cluster import (
+from deployments.doctor.cluster import (
     RayAnswer,
     Reach,
     Token,
@@ -17,8 +16,8 @@ from serving.doctor.cluster import (
     check_ray,
     check_wanted,
 )
-from serving.doctor.findings import Finding, Level, Unknown, exit_code
-from serving.doctor.host import (
+from deployments.doctor.findings import Finding, Level, Unknown, exit_code
+from deployments.doctor.host import (
     Chips,
     Holder,
     Metadata,
@@ -27,20 +26,26 @@ from serving.doctor.host import (
     check_metadata,
     check_port,
 )
-from serving.doctor.serving_config import (
+from deployments.doctor.serving_config import (
     check_gateway,
     check_niceness,
     check_settings,
     wanted_slices,
 )
-from serving.doctor.simulated import what_is_simulated
-from serving.doctor.tpu_environment import check_tpu_environment
-from serving.doctor.versions import Packages, check_versions, lock_name, parse_lock
+from deployments.doctor.simulated import what_is_simulated
+from deployments.doctor.tpu_environment import check_tpu_environment
+from deployments.doctor.versions import Packages, check_versions, lock_name, parse_lock
+from deployments.simulation.plan import (
+    SimulatedSlices,
+    host_environment,
+    host_labels,
+    host_resources,
+)
+from deployments.status import FleetView
+from serving.config.check import CheckReport, check_serve_config
 from serving.domain.errors import Problem
 from serving.domain.topology import Generation, shapes, slice_shape
 from serving.exporters.chips import HostChip
-from serving.fleet_status import FleetView
-from serving.simulation.plan import SimulatedSlices, host_environment, host_labels, host_resources
 
 ROOT = Path(__file__).parents[2]
 OF_V6E = {

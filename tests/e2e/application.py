@@ -22,8 +22,8 @@ import httpx
 import psutil
 import yaml
 
-from serving.launch import child_environment, free_ports
-from serving.simulation.control import call
+from deployments.serve import child_environment, free_ports
+from deployments.simulation.control import call
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0

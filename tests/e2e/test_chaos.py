@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deployments.simulation.throttle import STOP_S
 from loadtest.chaos.actors import SimulationActor
 from loadtest.chaos.resolution import RunLoad
 from loadtest.chaos.runner import ChaosRunner, slices_in_fleet
@@ -15,7 +16,6 @@ from loadtest.chaos.schedule import parse_schedule
 from loadtest.known_answer import RIGHT, compare
 from loadtest.records import EventRecord
 from serving.domain.paced_tokens import LETTERS, paced_tokens
-from serving.simulation.throttle import STOP_S
 
 from .application import RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, stream_all

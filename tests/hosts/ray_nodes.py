@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from serving.launch import child_environment
+from deployments.serve import child_environment
 from tests.hosts.namespaces import Host
 
 _GCS_PORT = 6379

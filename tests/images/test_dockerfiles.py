@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.doctor.versions import lock_name, parse_lock
-from serving.manifests.render import render
-from serving.manifests.values import parse_values
+from deployments.doctor.versions import lock_name, parse_lock
+from deployments.manifests.render import render
+from deployments.manifests.values import parse_values
 
 from .dockerfile import commands, environment, parse, problems, stages
 

@@ -25,7 +25,7 @@ from ray.cluster_utils import Cluster
 
 from autoscaling.provisioning.kubernetes import KubernetesAccess
 from autoscaling.provisioning.raycluster import GROUP_LABEL
-from serving.launch import free_ports
+from deployments.serve import free_ports
 
 from .api_server import HEAD_POD_GRANTS, MIRROR_GRANTS, NAMESPACE, ApiServer
 from .cloud import Cloud, CloudThread

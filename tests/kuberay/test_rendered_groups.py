@@ -18,11 +18,11 @@ from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import Rules
 from autoscaling.provisioning.reconcile import Reconciler
+from deployments.manifests.render import render
+from deployments.manifests.values import Values, parse_values
 from serving.config.slice_settings import slice_spec
 from serving.config.slice_spec import wanted_slice
 from serving.domain.slice_records import LEASE_S, SliceRecord
-from serving.manifests.render import render
-from serving.manifests.values import Values, parse_values
 
 from .cluster import EmulatedCluster
 from .objects import RAYCLUSTER

@@ -7,9 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_ledger_table import CHIPS, HOUR_S, PRICES, hour_long_ledger, invoke, page, serving
 
-from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
-from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.ledger.daily import (
+from deployments.ledger.daily import (
     Amounts,
     LedgerReading,
     RowKey,
@@ -18,9 +16,11 @@ from serving.ledger.daily import (
     latest_increase,
     parse_reading,
 )
+from deployments.ledger.parquet import SCHEMA, DayTable, read_table, write_table
+from deployments.ledger.record import STATE_FILE, Recorder, wait_s
+from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.ledger import EngineUse, Ledger
-from serving.ledger.parquet import SCHEMA, DayTable, read_table, write_table
-from serving.ledger.record import STATE_FILE, Recorder, wait_s
 
 IDLE = RowKey("class", "idle", "spot", "chat")
 ACME = RowKey("class", "serving", "spot", "chat", "acme")

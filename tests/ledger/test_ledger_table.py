@@ -12,12 +12,12 @@ import typer
 from prometheus_client import CollectorRegistry, Counter
 from typer.testing import CliRunner
 
+from deployments.ledger.command import ledger_command
+from deployments.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
 from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.ledger_metrics import LedgerCollector, is_busy
-from serving.ledger.command import ledger_command
 from serving.ledger.ledger import Ledger
-from serving.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
 from serving.link.messages import EngineLoad
 from tests.gateway.rendered import rendered
 

@@ -71,7 +71,7 @@ def test_server_that_does_not_answer_is_refused(tmp_path: Path) -> None:
 
 
 def test_simulation_is_found_where_its_command_puts_it() -> None:
-    from serving.simulation.control import default_socket
+    from deployments.simulation.control import default_socket
 
     assert default_sim_socket() == default_socket()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.manifests.schemas import Schemas, read_schemas
+from deployments.validation.schemas import Schemas, read_schemas
 
 from .examples import CRDS
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import yaml
 
+from deployments.manifests.ray_objects import serve_config
+from deployments.manifests.render import SERVE_CONFIG, manifests, render
+from deployments.manifests.slice_groups import SliceGroup, slice_groups
+from deployments.manifests.values import Values, parse_values
+from deployments.validation.documents import Folder, Manifest, parse_files
+from deployments.validation.validate import folder_problems
 from serving.config.slices import Market
 from serving.domain.topology import Generation, SliceShape
-from serving.manifests.documents import Folder, Manifest, parse_files
-from serving.manifests.ray_objects import serve_config
-from serving.manifests.render import SERVE_CONFIG, manifests, render
-from serving.manifests.slice_groups import SliceGroup, slice_groups
-from serving.manifests.validate import folder_problems
-from serving.manifests.values import Values, parse_values
 
 ROOT = Path(__file__).parents[2]
 VALUES = sorted((ROOT / "deployments" / "values").glob("*.yaml"))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.validation.documents import Folder, Manifest
+from deployments.validation.schemas import Schemas, read_schemas
 from serving.domain.topology import slice_shape
-from serving.manifests.documents import Folder, Manifest
-from serving.manifests.schemas import Schemas, read_schemas
 
 from .examples import ROOT, as_folder, found, in_memory, one, raw_values, rendered, shipped
 

@@ -10,9 +10,9 @@ import math
 
 import pytest
 
+from deployments.validation.documents import Folder, mapping
+from deployments.validation.schemas import Schemas
 from serving.domain.topology import Generation, SliceShape, shapes
-from serving.manifests.documents import Folder, mapping
-from serving.manifests.schemas import Schemas
 
 from .examples import found, in_memory, markets_of, one, raw_values
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.validation.documents import LOADER
 from serving.domain.topology import Generation, shapes
-from serving.manifests.documents import LOADER
 
 from .examples import CRDS, in_memory, markets_of, raw_values
 

@@ -6,9 +6,9 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from serving.cli import build_cli
+from deployments.cli import build_cli
+from deployments.validation.schemas import Schemas
 from serving.domain.topology import slice_shape
-from serving.manifests.schemas import Schemas
 
 from .examples import CRDS, ROOT, raw_values
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from deployments.validation.documents import Folder, Manifest
 from serving.domain.topology import slice_shape
-from serving.manifests.documents import Folder, Manifest
 
 from .examples import found, in_memory, raw_values
 

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel
 
-from serving.manifests import cluster_config
-from serving.manifests.reference import cluster_reference, main
+from deployments.manifests import cluster_config
+from deployments.manifests.reference import cluster_reference, main
 
 from .examples import ROOT
 

@@ -8,16 +8,16 @@ import yaml
 
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.raycluster import read_groups
+from deployments.manifests.cluster_config import UpgradeKind
+from deployments.manifests.command import source_words, write_files
+from deployments.manifests.ray_objects import RAY_VERSION
+from deployments.manifests.render import MARK, render
+from deployments.serve import child_environment
+from deployments.validation.schemas import Schemas
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.config.slice_settings import drain_s
 from serving.config.slices import built_in_classes
 from serving.domain.topology import slice_shape
-from serving.launch import child_environment
-from serving.manifests.cluster_config import UpgradeKind
-from serving.manifests.command import source_words, write_files
-from serving.manifests.ray_objects import RAY_VERSION
-from serving.manifests.render import MARK, render
-from serving.manifests.schemas import Schemas
 
 from .examples import (
     ROOT,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from deployments.manifests.values import parse_values
 from serving.domain.errors import ConfigError
 from serving.domain.topology import slice_shape
-from serving.manifests.values import parse_values
 
 from .examples import parsed, raw_values
 

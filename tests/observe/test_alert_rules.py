@@ -12,7 +12,7 @@ import pytest
 import yaml
 from shipped import PROMETHEUS, RULE_FILES, RULE_TESTS, RUNBOOKS, loaded, rule_tests, rules
 
-from serving.cli import COMMAND_GROUP, build_cli
+from deployments.cli import COMMAND_GROUP, build_cli
 
 promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,

@@ -17,8 +17,8 @@ import yaml
 from shipped import PROMETHEUS, ROOT
 from typer.testing import CliRunner
 
-from serving.cli import build_cli
-from serving.observe.prometheus import (
+from deployments.cli import build_cli
+from deployments.observe.prometheus import (
     Settings,
     TargetError,
     configure,

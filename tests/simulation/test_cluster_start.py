@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from serving.simulation.node_processes import processes_below
+from deployments.simulation.node_processes import processes_below
 
 pytestmark = pytest.mark.process
 

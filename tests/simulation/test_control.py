@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from serving.simulation.control import ControlError, ControlServer, call
-from serving.simulation.control_plane import ControlPlane
-from serving.simulation.plan import UnknownSliceError
+from deployments.simulation.control import ControlError, ControlServer, call
+from deployments.simulation.control_plane import ControlPlane
+from deployments.simulation.plan import UnknownSliceError
 
 
 class Slices:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.simulation.deployed import ensure_lasting, lasting_environment, proxy_url
+from deployments.simulation.plan import parse_plan
 from serving.config.check import check_serve_config
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import ConfigError
-from serving.simulation.deployed import ensure_lasting, lasting_environment, proxy_url
-from serving.simulation.plan import parse_plan
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deployments" / "sim"
 SPOT = {"name": "spot", "compute_class": "spot", "generation": "v6e", "topology": "1x1"}

@@ -7,15 +7,15 @@ import pytest
 import yaml
 from ray.util.tpu import get_tpu_worker_resources
 
-from serving.domain.errors import ConfigError
-from serving.domain.inventory import SliceWant, observe_hosts, survey
-from serving.simulation.plan import (
+from deployments.simulation.plan import (
     SimulationPlan,
     host_environment,
     host_labels,
     host_resources,
     parse_plan,
 )
+from serving.domain.errors import ConfigError
+from serving.domain.inventory import SliceWant, observe_hosts, survey
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deployments" / "sim" / "cluster.yaml"
 SPOT = {"name": "spot", "compute_class": "spot", "generation": "v6e", "topology": "4x4"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.launch import free_ports
-from serving.simulation.redis import RedisServer, RedisUnavailableError
+from deployments.serve import free_ports
+from deployments.simulation.redis import RedisServer, RedisUnavailableError
 
 pytestmark = [
     pytest.mark.process,

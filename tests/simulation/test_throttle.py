@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from serving.simulation.node_processes import engines_below, processes_below
-from serving.simulation.throttle import Throttle
+from deployments.simulation.node_processes import engines_below, processes_below
+from deployments.simulation.throttle import Throttle
 
 DEADLINE_S = 30.0
 POLL_S = 0.005

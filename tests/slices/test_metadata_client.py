@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from deployments.simulation.metadata_server import SimulatedMetadata
 from serving.slices.metadata_client import (
     MAINTENANCE_EVENT,
     PREEMPTED,
@@ -18,7 +19,6 @@ from serving.slices.metadata_client import (
     watch_notices,
 )
 from serving.slices.notices import NoticeKind
-from serving.slices.simulated_metadata import SimulatedMetadata
 from tests.slices.sinks import RecordingSink
 
 GOOGLE = {"Metadata-Flavor": "Google"}

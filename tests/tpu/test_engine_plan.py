@@ -9,10 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from serving.cli import build_cli
+from deployments.cli import build_cli
+from deployments.engine_plan import PlanReport, plan_json, plan_lines, plan_serve_config
 from serving.config.check import load_yaml
 from serving.config.vllm_args import installed_vllm_args
-from serving.engine_plan import PlanReport, plan_json, plan_lines, plan_serve_config
 from serving.tpu.plan import EnginePlan
 
 from .models import DEPLOYMENTS, MODELS

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from serving.simulation.plan import (
+from deployments.simulation.plan import (
     SimulatedSlices,
     host_environment,
     host_labels,

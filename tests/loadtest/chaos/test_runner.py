@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from deployments.simulation.control import ControlServer
+from deployments.simulation.plan import UnknownSliceError
 from loadtest.chaos.actors import Actor, HookActor, SimulationActor
 from loadtest.chaos.resolution import RunLoad, SeenHost, SeenSlice
 from loadtest.chaos.runner import ChaosRunner, slices_in_fleet
 from loadtest.chaos.schedule import parse_schedule
 from loadtest.records import EventRecord
-from serving.simulation.control import ControlServer
-from serving.simulation.plan import UnknownSliceError
 
 IDLE = RunLoad(0, 0.0)
 SLICES = [SeenSlice("spot-0", "spot", "ready", (SeenHost("node-a", "10.0.0.1"),))]

@@ -1,0 +1,159 @@
+"""`slicewise doctor`: gathers, checks, and prints what to do."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deployments.doctor import gather
+from deployments.doctor.cluster import Reach, check_nodes, check_ray, check_wanted
+from deployments.doctor.findings import Finding, Level, Unknown, error, exit_code, ok
+from deployments.doctor.host import Chips, Holder, Port, check_chips, check_metadata, check_port
+from deployments.doctor.serving_config import (
+    check_gateway,
+    check_niceness,
+    check_settings,
+    wanted_slices,
+)
+from deployments.doctor.simulated import what_is_simulated
+from deployments.doctor.tpu_environment import check_tpu_environment, is_tpu_host
+from deployments.doctor.versions import check_versions
+from serving.config.check import CheckReport
+
+_GATEWAY_PORT, _EXPORTER_PORT, _GCS_PORT = 8000, 9450, 6379
+_STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARNING: "yellow", Level.ERROR: "red"}
+_ORDER = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
+
+
+def doctor_command(
+    *,
+    url: Annotated[
+        str | None, typer.Option(help="Address of a running gateway, to be asked as well.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="SLICEWISE_API_KEY", help="API key, where the gateway wants one."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A serve_config.yaml that is to be served here.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="host:port of Ray's head. [default: RAY_ADDRESS, or what runs here]"),
+    ] = None,
+    lock: Annotated[
+        Path | None,
+        typer.Option(envvar="SLICEWISE_LOCK", help="Versions to compare with, as name==version."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this environment and say what to fix. Exits with 1 if something will not work."""
+    findings = list(_examine(url, api_key, config, ray_address, lock, os.environ))
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(each) for each in findings]}, indent=2))
+    else:
+        _print(findings)
+    raise typer.Exit(exit_code(findings))
+
+
+def _examine(
+    url: str | None,
+    api_key: str | None,
+    config: Path | None,
+    ray_address: str | None,
+    lock: Path | None,
+    environment: Mapping[str, str],
+) -> Iterator[Finding]:
+    address = gather.ray_address(ray_address, environment)
+    # Both wait for somebody else, most of their time.
+    with ThreadPoolExecutor(2) as others:
+        asked_ray = others.submit(gather.ask_ray, address)
+        asked_metadata = others.submit(gather.ask_metadata)
+        packages = gather.packages(lock)
+        chips = gather.chips()
+        report = None if config is None else gather.config(config)
+        ray, metadata = asked_ray.result(), asked_metadata.result()
+    here = chips.chips if isinstance(chips, Chips) else ()
+    yield from check_versions(packages)
+    yield from check_tpu_environment(environment, here)
+    yield from check_chips(chips, environment)
+    yield from check_metadata(metadata, environment, here)
+    yield from check_ray(ray, gather.token(environment))
+    is_cluster = bool(address) or is_tpu_host(environment, here)
+    yield check_niceness(environment, is_cluster=is_cluster)
+    if ray.reach == Reach.ANSWERED:
+        yield from check_nodes(ray.nodes)
+    if config is not None and report is not None:
+        yield from check_settings(f"{config}", report, environment)
+        if ray.reach == Reach.ANSWERED and isinstance(report, CheckReport):
+            yield from check_wanted(wanted_slices(report), ray.nodes)
+    yield from _ports(report, is_gcs_ours=ray.reach == Reach.ANSWERED)
+    if url is not None:
+        yield check_gateway(url, gather.gateway(url, api_key))
+    yield from what_is_simulated(environment, packages.installed, chips, metadata, ray.nodes)
+
+
+def _ports(report: CheckReport | Unknown | None, *, is_gcs_ours: bool) -> Iterator[Finding]:
+    gateway, exporter = _GATEWAY_PORT, _EXPORTER_PORT
+    if isinstance(report, CheckReport) and not report.problems:
+        gateway = report.http_port
+        configured = (each.gateway.tpu_exporter_port for each in report.applications.values())
+        exporter = next(filter(None, configured), exporter)
+    yield check_port(
+        Port(
+            "gateways",
+            gateway,
+            gather.holder(gateway, "/health", ""),
+            "http_options.port in serve_config.yaml chooses another",
+        )
+    )
+    yield check_port(
+        Port(
+            "TPU exporter",
+            exporter,
+            gather.holder(exporter, "/metrics", "tpu_exporter"),
+            "`slicewise tpu-exporter --port`, and gateway.tpu_exporter_port",
+            is_needed=False,
+        )
+    )
+    gcs = gather.plain_holder(_GCS_PORT)
+    if gcs == Holder.OTHER and is_gcs_ours:
+        gcs = Holder.EXPECTED
+    setting = "Redis has the same default: `ray start --head --port` chooses another"
+    yield check_port(Port("Ray's GCS", _GCS_PORT, gcs, setting, is_needed=False))
+    # Each engine host listens on a port that the system gives it.
+    if gather.plain_holder(0) == Holder.NOBODY:
+        yield ok("port (token link)", "each engine host takes a free one")
+    else:
+        allowed = "a free port of net.ipv4.ip_local_port_range"
+        yield error("port (token link)", "the system gives none", allowed, "end what holds them")
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "WHAT", "FOUND"):
+        table.add_column(name, overflow="fold")
+    for each in sorted(findings, key=lambda finding: _ORDER.index(finding.level)):
+        level = Text(each.level.value, style=_STYLES[each.level])
+        # Text, because a found value may hold what rich would take for markup.
+        found = Text(_printable(each.found))
+        for word, text in (("allowed", each.allowed), ("fix", each.fix)):
+            if text:
+                found.append(f"\n{word}: ", style="bold").append(_printable(text))
+        table.add_row(level, Text(_printable(each.what)), found)
+    Console(highlight=False).print(table)
+    counts = {level: sum(each.level == level for each in findings) for level in _ORDER}
+    typer.echo(f"\n{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings")
+
+
+def _printable(text: str) -> str:
+    """What came from elsewhere may not move the cursor or colour the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

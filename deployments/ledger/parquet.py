@@ -1,0 +1,86 @@
+"""The daily table as a Parquet file, that pandas, DuckDB and pyarrow read. Written whole or not."""
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from deployments.ledger.daily import Amounts, RowKey, Sums, TableFileError
+
+# As docs/metrics.md says.
+SCHEMA = pa.schema(
+    [
+        pa.field("day", pa.date32(), nullable=False),
+        pa.field("scope", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("compute_class", pa.string(), nullable=False),
+        pa.field("model", pa.string(), nullable=False),
+        pa.field("tenant", pa.string()),
+        pa.field("slice", pa.string()),
+        pa.field("chip_seconds", pa.float64(), nullable=False),
+        pa.field("cost_usd", pa.float64()),
+        pa.field("tokens", pa.int64()),
+        pa.field("from_utc", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("until_utc", pa.timestamp("ms", tz="UTC"), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DayTable:
+    """What was read of one UTC day, from and until when, since the epoch."""
+
+    day: datetime.date
+    from_s: float
+    until_s: float
+    sums: Sums
+
+
+def write_table(path: Path, table: DayTable) -> None:
+    """The rows in a stable order; a reader sees the file before or the file after, never half."""
+    times = [_time(table.from_s), _time(table.until_s)]
+    order = sorted(table.sums, key=lambda key: tuple(part or "" for part in key))
+    rows = [
+        dict(zip(SCHEMA.names, [table.day, *key, *table.sums[key], *times], strict=True))
+        for key in order
+    ]
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_table(path: Path) -> DayTable | None:
+    """What `write_table` wrote; `None` without a file, or with one that has no row.
+
+    Raises:
+        TableFileError: it is something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        rows = pq.ParquetFile(path).read().cast(SCHEMA).to_pylist()
+    except (pa.ArrowException, ValueError) as error:
+        raise TableFileError(f"{path} is no daily table: {error}") from error
+    if not rows:
+        return None
+    names = ("scope", "state", "compute_class", "model", "tenant", "slice")
+    sums = {
+        RowKey(*(row[name] for name in names)): Amounts(
+            row["chip_seconds"], row["cost_usd"], row["tokens"]
+        )
+        for row in rows
+    }
+    first = rows[0]
+    return DayTable(
+        first["day"], first["from_utc"].timestamp(), first["until_utc"].timestamp(), sums
+    )
+
+
+def _time(at_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC)

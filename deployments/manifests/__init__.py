@@ -1,0 +1,1 @@
+"""Kubernetes manifests from one values file. Needs no cluster."""

@@ -1,0 +1,189 @@
+"""GKE ComputeClasses: one market each for serving, and one that descends over all of a shape.
+
+A serving class has one rule, because neither GKE nor KubeRay says which rule of several won, and
+Ray would have to guess what its slices cost. Field names and limits: GKE's ComputeClass CRD at
+8067eaeb (2026-08-21), read 2026-11-20. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from deployments.manifests.cluster_config import ClusterConfig, Provisioning
+from deployments.manifests.slice_groups import SliceGroup, shape_name
+from serving.config.slices import MAX_FLEX_START_RUN_S, Market
+from serving.domain.topology import Generation
+
+Json = dict[str, Any]
+
+# The longest that a spot node may be told before its end, and the part of it that GKE's own pods
+# get. Source: the CRD's enum and GKE's spot VM page, read 2026-11-20; unproven for TPU hosts.
+SPOT_SHUTDOWN_S = 120
+_SPOT_CRITICAL_S = 15
+# How long before the end of a flex-start node GKE makes its replacement.
+_RECYCLE_LEAD_S = 3600
+# How long flex-start is tried for before GKE reports a failure; below 15 minutes it is ignored.
+# Source: GKE cluster autoscaler at 7d250507, read 2026-11-20.
+_CAPACITY_WAIT_S = 1800
+_CONSOLIDATION_MINUTES = 10
+# What is paid for already comes first, then what is usually cheapest.
+_LADDER = (Market.RESERVED, Market.SPOT, Market.FLEX_START, Market.ON_DEMAND)
+_CONTROL_FAMILIES = ("n4", "n2")
+
+
+# Facts on DRANET: GKE's page on managed DRANET, and the CRD's own words; read 2026-11-22.
+NETWORK_PROFILE = "auto"  # GKE makes the networks that the machine type has interfaces for
+
+
+def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> list[Json]:
+    """One class for each group, one ladder for each shape with several markets; by name."""
+    made = [_serving_class(cluster, group) for group in groups]
+    by_shape: dict[str, list[SliceGroup]] = {}
+    for group in groups:
+        by_shape.setdefault(shape_name(group.shape), []).append(group)
+    for name, members in by_shape.items():
+        if len(members) > 1 and cluster.provisioning == Provisioning.AUTO:
+            made.append(_ladder(name, members))
+    return sorted(made, key=lambda each: str(each["metadata"]["name"]))
+
+
+def control_class(cluster: ClusterConfig) -> Json:
+    """Where head and gateways run: ordinary machines, the cheaper family first."""
+    rules = [{"machineFamily": family, "spot": False} for family in _CONTROL_FAMILIES]
+    description = f"Head and gateways of {cluster.name}"
+    return _compute_class(control_class_name(cluster), rules, description)
+
+
+def control_class_name(cluster: ClusterConfig) -> str:
+    """The name of that class."""
+    return f"{cluster.name}-control"
+
+
+def workload_policy(group: SliceGroup) -> str | None:
+    """The workload policy that its slices need, made by hand; `None` where they need none.
+
+    Source: GKE's page on TPU7x, read 2026-11-20.
+    """
+    if group.shape.generation == Generation.TPU7X and group.shape.num_hosts > 1:
+        return f"slicewise-{shape_name(group.shape)}"
+    return None
+
+
+def node_pool_names(group: SliceGroup) -> list[str]:
+    """The pools of a group where you make them: a slice of several hosts is one whole pool."""
+    if group.shape.num_hosts == 1:
+        return [group.name]
+    return [f"{group.name}-{number}" for number in range(group.max_slices)]
+
+
+def spot_critical_s(drain_s: float) -> int:
+    """What GKE's own pods get of a spot node's shutdown, so that ours have time to drain."""
+    return max(0, min(_SPOT_CRITICAL_S, int(SPOT_SHUTDOWN_S - drain_s)))
+
+
+def _serving_class(cluster: ClusterConfig, group: SliceGroup) -> Json:
+    shape = group.shape
+    hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
+    description = (
+        f"{shape.generation} {shape.topology} slices of {hosts} with {shape.chips_per_host} chips, "
+        f"{group.market}"
+    )
+    if cluster.provisioning == Provisioning.NODE_POOLS:
+        rules: list[Json] = [{"nodepools": node_pool_names(group)}]
+        return _compute_class(group.name, rules, description, is_auto=False)
+    made = _compute_class(group.name, [_rule(group)], description)
+    if cluster.dranet:
+        made["spec"]["priorities"][0]["acceleratorNetworkProfile"] = NETWORK_PROFILE
+        made["spec"]["nodePoolConfig"]["dra"] = {"networking": {"enabled": True}}
+    return made
+
+
+def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
+    """By price where prices are configured; else in the usual order of prices."""
+
+    def place(group: SliceGroup) -> tuple[bool, float, int, str]:
+        price = group.usd_per_chip_hour
+        is_paid_for = group.market == Market.RESERVED
+        order = _LADDER.index(group.market)
+        return not is_paid_for, float(order) if price is None else price, order, group.name
+
+    known = list(groups)
+    if any(each.usd_per_chip_hour is None for each in known if each.market != Market.RESERVED):
+        known.sort(key=lambda group: (_LADDER.index(group.market), group.name))
+    else:
+        known.sort(key=place)
+    description = (
+        f"{name} slices from the first market that has some; not for serving, "
+        "because it hides from Ray which one that was"
+    )
+    return _compute_class(f"{name}-cost-optimised", [_rule(group) for group in known], description)
+
+
+def _rule(group: SliceGroup) -> Json:
+    """How GKE makes hosts of this group."""
+    shape = group.shape
+    rule: Json = {
+        "machineType": shape.gke_machine_type,
+        "tpu": {
+            "type": shape.gke_accelerator,
+            "count": shape.chips_per_host,
+            "topology": shape.topology,
+        },
+    }
+    if shape.generation == Generation.TPU7X:
+        rule["storage"] = {"bootDiskType": "hyperdisk-balanced", "bootDiskSize": 100}
+    policy = workload_policy(group)
+    if policy is not None:
+        rule["placement"] = {"policyName": policy}
+    return rule | _market_rule(group)
+
+
+def _market_rule(group: SliceGroup) -> Json:
+    # The reservation names its zones itself; GKE refuses them at both places.
+    if group.market == Market.RESERVED:
+        named: Json = {"name": group.reservation, "zones": list(group.zones)}
+        if group.reservation_project is not None:
+            named["project"] = group.reservation_project
+        return {"reservations": {"affinity": "Specific", "specific": [named]}, "spot": False}
+    where: Json = {"location": {"zones": list(group.zones)}}
+    if group.market == Market.ON_DEMAND:
+        return where | {"spot": False}
+    if group.market == Market.SPOT:
+        kubelet = {
+            "shutdownGracePeriodSeconds": SPOT_SHUTDOWN_S,
+            "shutdownGracePeriodCriticalPodsSeconds": spot_critical_s(group.drain_s),
+        }
+        return where | {"spot": True, "nodeSystemConfig": {"kubeletConfig": kubelet}}
+    longest_s = int(group.max_run_s or MAX_FLEX_START_RUN_S)
+    flex: Json = {"enabled": True}
+    if longest_s > _RECYCLE_LEAD_S:
+        flex["nodeRecycling"] = {"leadTimeSeconds": _RECYCLE_LEAD_S}
+    wait = {"capacityCheckWaitTimeSeconds": _CAPACITY_WAIT_S} if group.shape.num_hosts > 1 else {}
+    return where | {"flexStart": flex, "maxRunDurationSeconds": longest_s} | wait
+
+
+def _compute_class(name: str, rules: list[Json], description: str, *, is_auto: bool = True) -> Json:
+    config = {
+        "imageType": "cos_containerd",
+        "imageStreaming": {"enabled": True},
+        "workloadMetadata": "GKE_METADATA",
+    }
+    return {
+        "apiVersion": "cloud.google.com/v1",
+        "kind": "ComputeClass",
+        "metadata": {"name": name},
+        "spec": {
+            "description": description,
+            "priorities": rules,
+            "nodePoolAutoCreation": {"enabled": is_auto},
+            # To move running engines to a better rule would restart them.
+            "activeMigration": {"optimizeRulePriority": False},
+            # Anything else would be machines without chips.
+            "whenUnsatisfiable": "DoNotScaleUp",
+            # Only hosts on which nothing runs any more are given back.
+            "autoscalingPolicy": {
+                "consolidationDelayMinutes": _CONSOLIDATION_MINUTES,
+                "consolidationThreshold": 0,
+            },
+            **({"nodePoolConfig": config} if is_auto else {}),
+        },
+    }

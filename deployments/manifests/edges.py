@@ -1,0 +1,216 @@
+"""The edges of an installation: the way in for clients, and what Prometheus reads. Pure.
+
+Gateway API v1 and the Prometheus operator's v1; on GKE the first is built in, the second is not.
+"""
+
+from typing import Any
+
+from deployments.manifests.cluster_config import ClusterConfig
+from deployments.manifests.names import (
+    EXPORTER_PORT,
+    PROXY_HEALTH,
+    SERVE_PORT,
+    Component,
+    component_labels,
+    instance_labels,
+    priority_class,
+    serve_service,
+    service_account,
+)
+from deployments.manifests.values import Values
+from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
+
+Json = dict[str, Any]
+
+# Of a health check: the port is the one that is named.
+FIXED_PORT = "USE_FIXED_PORT"
+_GATEWAY_API = "gateway.networking.k8s.io/v1"
+_GKE_API = "networking.gke.io/v1"
+# The port of GKE's TPU device plugin. Source: tpu-metrics page of GKE, read 2026-11-20.
+_DEVICE_PLUGIN_PORT = 2112
+_POD_RESOURCES = "/var/lib/kubelet/pod-resources"
+# Streams are as long as their answers.
+_ROUTE_TIMEOUT_S = 3600
+# For answers that a pod still gives when it is taken out; the longest there is.
+_DRAINING_S = 3600
+
+
+def gateway(cluster: ClusterConfig) -> Json:
+    """The load balancer. Plain HTTP, as the proxies speak: add TLS in an overlay."""
+    listener: Json = {
+        "allowedRoutes": {"namespaces": {"from": "Same"}},
+        "name": "http",
+        "port": 80,
+        "protocol": "HTTP",
+    }
+    spec = {"gatewayClassName": cluster.gateway_class, "listeners": [listener]}
+    return _object(cluster, _GATEWAY_API, "Gateway", cluster.name) | {"spec": spec}
+
+
+def http_route(cluster: ClusterConfig, service: str) -> Json:
+    """Everything that arrives there goes to the gateways."""
+    rule = {
+        "backendRefs": [{"name": service, "port": SERVE_PORT}],
+        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "timeouts": {"request": f"{_ROUTE_TIMEOUT_S}s"},
+    }
+    spec: Json = {"parentRefs": [{"name": cluster.name}], "rules": [rule]}
+    if cluster.hostname is not None:
+        spec["hostnames"] = [cluster.hostname]
+    return _object(cluster, _GATEWAY_API, "HTTPRoute", cluster.name) | {"spec": spec}
+
+
+def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
+    """What Google's load balancers need to be told; none of another GatewayClass.
+
+    Without them they ask for `/`, which wants a key, and take every gateway for ill; and they cut
+    each answer after 30 s. Source: reference of GKE's gateway API and GKE's page on policies, read
+    2026-11-22.
+    """
+    if not is_googles(cluster.gateway_class):
+        return []
+    target = {"group": "", "kind": "Service", "name": service}
+    health = {
+        "checkIntervalSec": 5,
+        "config": {
+            "httpHealthCheck": {
+                "port": SERVE_PORT,
+                # Without it the API server refuses a port.
+                "portSpecification": FIXED_PORT,
+                "requestPath": PROXY_HEALTH,
+            },
+            "type": "HTTP",
+        },
+        "healthyThreshold": 1,
+        "timeoutSec": 2,
+        "unhealthyThreshold": 2,
+    }
+    backend = {
+        "connectionDraining": {"drainingTimeoutSec": _DRAINING_S},
+        "timeoutSec": _ROUTE_TIMEOUT_S,
+    }
+    return [
+        _object(cluster, _GKE_API, kind, cluster.name)
+        | {"spec": {"default": settings, "targetRef": target}}
+        for kind, settings in (("HealthCheckPolicy", health), ("GCPBackendPolicy", backend))
+    ]
+
+
+def is_googles(gateway_class: str) -> bool:
+    """Whether GKE's own controller makes the load balancers of a GatewayClass."""
+    return gateway_class.startswith("gke-")
+
+
+def gateway_service(cluster: ClusterConfig) -> Json:
+    """The gateways, and nothing else that Ray runs: where clients and load balancers are led.
+
+    Ours also beside a RayService. KubeRay's is there only once every first replica has had a slice,
+    and most of its endpoints are hosts of slices, where nothing listens.
+    """
+    spec = {
+        "ports": [{"name": "serve", "port": SERVE_PORT, "targetPort": SERVE_PORT}],
+        "selector": component_labels(cluster, Component.GATEWAY),
+    }
+    return _object(cluster, "v1", "Service", serve_service(cluster)) | {"spec": spec}
+
+
+def exporter(cluster: ClusterConfig) -> Json:
+    """The TPU exporter, once on every TPU host. Root, because only root reads others' devices.
+
+    On GKE the runtime of a pod is reached from nowhere else; its values come through the device
+    plugin.
+    """
+    labels = component_labels(cluster, Component.EXPORTER)
+    size = {"cpu": "100m", "memory": "128Mi"}
+    container = {
+        "name": "tpu-exporter",
+        "image": cluster.images.cpu,
+        "command": ["python", "-m", "serving.exporters"],
+        "args": [
+            "--no-libtpu",
+            f"--device-plugin=$(NODE_IP):{_DEVICE_PLUGIN_PORT}",
+            f"--port={EXPORTER_PORT}",
+        ],
+        "env": [
+            {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        "ports": [{"containerPort": EXPORTER_PORT, "name": "metrics"}],
+        "resources": {"requests": dict(size), "limits": dict(size)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"add": ["SYS_PTRACE"], "drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsUser": 0,
+        },
+        "volumeMounts": [{"name": "pod-resources", "mountPath": _POD_RESOURCES, "readOnly": True}],
+    }
+    on_tpus = {"matchExpressions": [{"key": GKE_ACCELERATOR, "operator": "Exists"}]}
+    spec = {
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_tpus]}
+            }
+        },
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "hostPID": True,
+        "priorityClassName": priority_class(cluster, Component.EXPORTER),
+        "serviceAccountName": service_account(cluster, Component.EXPORTER),
+        "tolerations": [
+            {"key": GKE_CHIPS, "operator": "Exists", "effect": "NoSchedule"},
+            {"key": GKE_COMPUTE_CLASS, "operator": "Exists", "effect": "NoSchedule"},
+        ],
+        "volumes": [{"name": "pod-resources", "hostPath": {"path": _POD_RESOURCES}}],
+    }
+    return _object(cluster, "apps/v1", "DaemonSet", f"{cluster.name}-tpu-exporter") | {
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}},
+        }
+    }
+
+
+def pod_monitors(values: Values) -> list[Json]:
+    """What Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
+
+    The gateways' through one proxy, the head's: each proxy hands `/metrics` to any of them, and
+    asked through several one gateway's counters would stand there several times.
+    """
+    cluster = values.cluster
+    page: Json = {"path": "/metrics", "port": "serve", "interval": "10s"}
+    if cluster.secrets.api_keys is not None:
+        key = {"name": cluster.secrets.api_keys, "key": "metrics-key"}
+        page["authorization"] = {"type": "Bearer", "credentials": key}
+    # A host's chips are read while they are scraped, and within 0.8 of the timeout.
+    chips = {"port": "metrics", "interval": "5s", "scrapeTimeout": "4s", "honorLabels": True}
+    ray = {"port": "metrics", "interval": "15s"}
+    exporter_labels = component_labels(cluster, Component.EXPORTER)
+    head_labels = component_labels(cluster, Component.HEAD)
+    in_ray = {
+        "matchLabels": instance_labels(cluster),
+        "matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}],
+    }
+    return [
+        _pod_monitor(cluster, "tpu-exporter", {"matchLabels": exporter_labels}, chips),
+        _pod_monitor(cluster, "gateway", {"matchLabels": head_labels}, page),
+        _pod_monitor(cluster, "ray", in_ray, ray),
+    ]
+
+
+def _pod_monitor(cluster: ClusterConfig, name: str, selector: Json, endpoint: Json) -> Json:
+    monitor = _object(cluster, "monitoring.coreos.com/v1", "PodMonitor", f"{cluster.name}-{name}")
+    # As in deployments/prometheus: alerts and dashboards go by it.
+    job = [{"targetLabel": "job", "replacement": name}]
+    spec = {"podMetricsEndpoints": [endpoint | {"relabelings": job}], "selector": selector}
+    return monitor | {"spec": spec}
+
+
+def _object(cluster: ClusterConfig, api_version: str, kind: str, name: str) -> Json:
+    metadata = {
+        "labels": instance_labels(cluster),
+        "name": name,
+        "namespace": cluster.namespace,
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

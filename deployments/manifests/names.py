@@ -1,0 +1,75 @@
+"""What our objects are called, and the labels by which they find each other. Pure."""
+
+from enum import StrEnum
+
+from deployments.manifests.cluster_config import ClusterConfig
+
+# KubeRay's on every pod of Ray, always `kuberay`: by it the TPU webhook finds the pods, and
+# KubeRay's own head Service the head. A pod template that sets it hides its pods from both. Source:
+# recorded from KubeRay 1.7.0 and kuberay-tpu-webhook 1.3.5 on 2026-11-22.
+NAME_LABEL = "app.kubernetes.io/name"
+PART_OF_LABEL = "app.kubernetes.io/part-of"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+
+GATEWAY_GROUP = "gateway"
+SERVE_PORT = 8000
+# Where a proxy says whether requests may come to it; no key is asked for.
+PROXY_HEALTH = "/-/healthz"
+METRICS_PORT = 8080
+DATA_FOLDER = "/data"  # of pods: where a bucket of weights is mounted
+DASHBOARD_PORT = 8265
+EXPORTER_PORT = 9450
+REDIS_PORT = 6379
+NETWORK_CLAIMS = "all-netdev"
+
+
+class Component(StrEnum):
+    """What a pod is."""
+
+    HEAD = "head"
+    GATEWAY = "gateway"
+    ENGINE = "engine"  # a host of a slice
+    EXPORTER = "tpu-exporter"
+    REDIS = "redis"  # only where it is the cluster's own
+
+
+def component_labels(cluster: ClusterConfig, component: Component) -> dict[str, str]:
+    """The labels of such pods, which selectors of ours go by."""
+    return instance_labels(cluster) | {COMPONENT_LABEL: component.value}
+
+
+def instance_labels(cluster: ClusterConfig) -> dict[str, str]:
+    """The labels of all pods of one installation."""
+    return {PART_OF_LABEL: "slicewise", INSTANCE_LABEL: cluster.name}
+
+
+def service_account(cluster: ClusterConfig, component: Component) -> str:
+    """The Kubernetes service account of such pods."""
+    return f"{cluster.name}-{component.value}"
+
+
+def priority_class(cluster: ClusterConfig, component: Component) -> str:
+    """The PriorityClass of such pods."""
+    kind = "engine" if component == Component.ENGINE else "control"
+    return f"{cluster.name}-{kind}"
+
+
+def redis_name(cluster: ClusterConfig) -> str:
+    """The Redis that is the cluster's own, and the Service that leads to it."""
+    return f"{cluster.name}-redis"
+
+
+def serve_service(cluster: ClusterConfig) -> str:
+    """The Service that leads to the gateways, and to no other pod."""
+    return f"{cluster.name}-gateways"
+
+
+def kuberay_services(rayservice: str) -> frozenset[str]:
+    """The Services that KubeRay makes for a RayService, owns and points elsewhere as it likes.
+
+    They come once the application runs, which is once every first replica has had a slice; and
+    every worker is behind the second, hosts of slices included. Source: recorded from KubeRay 1.7.0
+    on 2026-11-22.
+    """
+    return frozenset({f"{rayservice}-head-svc", f"{rayservice}-serve-svc"})

@@ -1,0 +1,302 @@
+"""Pods of a Ray cluster: head, gateways, hosts of slices. Pure.
+
+No pod runs as root, and none has a secret in it: Secrets are referred to by name.
+"""
+
+import math
+import shlex
+from typing import Any
+
+from deployments.manifests.cluster_config import ClusterConfig, PodConfig, Provisioning
+from deployments.manifests.compute_classes import control_class_name
+from deployments.manifests.names import (
+    DASHBOARD_PORT,
+    DATA_FOLDER,
+    METRICS_PORT,
+    NETWORK_CLAIMS,
+    PROXY_HEALTH,
+    SERVE_PORT,
+    Component,
+    component_labels,
+    priority_class,
+    service_account,
+)
+from deployments.manifests.pod_environment import (
+    TOKEN_KEY,
+    environment,
+    from_secret,
+    secret_mounts,
+    secret_volumes,
+)
+from deployments.manifests.slice_groups import SliceGroup
+from deployments.manifests.values import Values
+from serving.config.slice_settings import replica_end_s
+from serving.domain.gke_names import (
+    COMPUTE_CLASS_LABEL,
+    GKE_ACCELERATOR,
+    GKE_CHIPS,
+    GKE_COMPUTE_CLASS,
+    GKE_TOPOLOGY,
+    HOST_INDEX_LABEL,
+)
+
+Json = dict[str, Any]
+
+_USER = 1000
+_RAY_FOLDER = "/tmp/ray"  # in the pod, where Ray's processes find each other
+_CACHE_FOLDER = "/var/cache/slicewise"
+_GCS_PORT = 6379
+# Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.
+_AGENT_PORT, _AGENT_HEALTH = 52365, "/api/healthz"
+# Above it GKE finds no time of its own before it ends a pod. Source: GKE's page on TPU disruption,
+# read 2026-11-20.
+_CONTROL_GRACE_S = 120
+
+
+def head_template(values: Values) -> Json:
+    """The head, with the slice provisioner beside Ray."""
+    cluster = values.cluster
+    ports = {
+        "gcs-server": _GCS_PORT,
+        "dashboard": DASHBOARD_PORT,
+        "metrics": METRICS_PORT,
+        # Its proxy serves nobody but Prometheus.
+        "serve": SERVE_PORT,
+    }
+    container = _container(values, "ray-head", cluster.images.cpu, _size(cluster.head), ports)
+    spec = _control_spec(cluster, Component.HEAD)
+    # It patches worker groups, as Ray's autoscaler does.
+    spec["automountServiceAccountToken"] = True
+    spec |= {"containers": [container], "initContainers": [_provisioner(values)]}
+    spec["volumes"] = [
+        _memory("dshm", 4),
+        {"name": "ray", "emptyDir": {}},
+        *secret_volumes(values),
+    ]
+    container["volumeMounts"] += [{"name": "ray", "mountPath": _RAY_FOLDER}]
+    return _template(cluster, Component.HEAD, spec)
+
+
+def gateway_template(values: Values) -> Json:
+    """One gateway's pod: Serve's proxy, gateways, the directory and slice replicas."""
+    cluster = values.cluster
+    ports = {"serve": SERVE_PORT, "metrics": METRICS_PORT}
+    size = _size(cluster.gateway_pod)
+    container = _container(values, "ray-worker", cluster.images.cpu, size, ports)
+    # Traffic goes where a proxy answers: not to one that has no gateway yet, or drains.
+    container["readinessProbe"] = _ready(PROXY_HEALTH, SERVE_PORT)
+    spec = _control_spec(cluster, Component.GATEWAY)
+    spec |= {"containers": [container]}
+    spec["volumes"] = [_memory("dshm", 4), *secret_volumes(values)]
+    spec["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": component_labels(cluster, Component.GATEWAY)},
+        }
+    ]
+    template = _template(cluster, Component.GATEWAY, spec)
+    if cluster.bucket is not None:
+        _mount_bucket(template, cluster.bucket)
+    return template
+
+
+def host_template(values: Values, group: SliceGroup) -> Json:
+    """One host of a slice of `group`: all of its chips, and time to drain at its end."""
+    cluster, shape = values.cluster, group.shape
+    chips = shape.chips_per_host
+    size = {
+        "cpu": str(cluster.host.cpus_per_chip * chips),
+        "memory": f"{cluster.host.memory_gib_per_chip * chips}Gi",
+        GKE_CHIPS: str(chips),
+    }
+    container = _container(
+        values, "ray-worker", cluster.images.tpu, size, {"metrics": METRICS_PORT}
+    )
+    container["env"] += [
+        {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+        # Where libtpu reaches the host's own service. Source: GKE's sample for several hosts at
+        # 2b503651, read 2026-11-20.
+        {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},
+    ]
+    # No proxy runs here, which is what KubeRay would wait for.
+    container["readinessProbe"] = _ready(_AGENT_HEALTH, _AGENT_PORT)
+    container["lifecycle"] = {"preStop": {"exec": {"command": _leave_command(group)}}}
+    container["volumeMounts"] += [{"name": "cache", "mountPath": _CACHE_FOLDER}]
+    spec: Json = {
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "nodeSelector": {
+            GKE_COMPUTE_CLASS: group.name,
+            GKE_ACCELERATOR: shape.gke_accelerator,
+            GKE_TOPOLOGY: shape.topology,
+        },
+        "priorityClassName": priority_class(cluster, Component.ENGINE),
+        "securityContext": _pod_security(),
+        "serviceAccountName": service_account(cluster, Component.ENGINE),
+        "terminationGracePeriodSeconds": group.grace_s,
+        # None for spot or flex-start: nodes of a class have no such taint, and with flex-start's
+        # GKE refuses every other rule.
+        "tolerations": [
+            {"key": GKE_CHIPS, "operator": "Exists", "effect": "NoSchedule"},
+            {
+                "key": GKE_COMPUTE_CLASS,
+                "operator": "Equal",
+                "value": group.name,
+                "effect": "NoSchedule",
+            },
+        ],
+        "volumes": [
+            _memory("dshm", max(4, cluster.host.memory_gib_per_chip * chips // 2)),
+            {"name": "cache", "emptyDir": {}},
+            *secret_volumes(values, is_gateway=False),
+        ],
+    }
+    template = _template(cluster, Component.ENGINE, spec)
+    template["metadata"]["labels"][COMPUTE_CLASS_LABEL] = group.compute_class
+    if shape.num_hosts == 1:
+        template["metadata"]["labels"][HOST_INDEX_LABEL] = "0"
+    if cluster.bucket is not None:
+        _mount_bucket(template, cluster.bucket)
+    if cluster.dranet:
+        spec["resourceClaims"] = [{"name": "netdev", "resourceClaimTemplateName": NETWORK_CLAIMS}]
+        container["resources"]["claims"] = [{"name": "netdev"}]
+    return template
+
+
+def _leave_command(group: SliceGroup) -> list[str]:
+    """What a pod does when it is to be deleted: it tells Ray, and its slice drains.
+
+    Where Ray's node has ended already, as on a slice that was dropped by name, nothing is waited
+    for.
+    """
+    drain_s = math.floor(group.drain_s)
+    wait_s = math.ceil(replica_end_s(group.drain_s))
+    tell = (
+        "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION "
+        f"--reason-message 'its pod is deleted' --deadline-remaining-seconds {drain_s}"
+    )
+    return ["/bin/sh", "-c", f"{tell} && sleep {wait_s} || true"]
+
+
+def _provisioner(values: Values) -> Json:
+    """A sidecar that Kubernetes restarts by itself; it restarts no container of a Ray pod."""
+    cluster = values.cluster
+    provision = (
+        f"slicewise provision --namespace={cluster.namespace} "
+        f'--raycluster="$RAYCLUSTER" --application={shlex.quote(values.application)}'
+    )
+    wait = (
+        f"until ray health-check --address 127.0.0.1:{_GCS_PORT} >/dev/null 2>&1; do sleep 2; done"
+    )
+    size = {"cpu": "500m", "memory": "1Gi"}
+    field = "metadata.labels['ray.io/cluster']"
+    return {
+        "name": "slice-provisioner",
+        "image": cluster.images.cpu,
+        "restartPolicy": "Always",
+        "command": ["/bin/sh", "-c", f"{wait}; exec {provision}"],
+        "env": [
+            {"name": "RAYCLUSTER", "valueFrom": {"fieldRef": {"fieldPath": field}}},
+            {"name": "RAY_AUTH_MODE", "value": "token"},
+            from_secret("RAY_AUTH_TOKEN", cluster.secrets.ray_token, TOKEN_KEY),
+        ],
+        "resources": {"requests": dict(size), "limits": dict(size)},
+        "securityContext": _container_security(),
+        "volumeMounts": [{"name": "ray", "mountPath": _RAY_FOLDER}],
+    }
+
+
+def _container(
+    values: Values, name: str, image: str, size: dict[str, str], ports: dict[str, int]
+) -> Json:
+    """Ray's container: the first of its pod, as KubeRay wants it."""
+    is_gateway = name == "ray-head" or "serve" in ports
+    return {
+        "name": name,
+        "image": image,
+        "env": environment(values, is_gateway=is_gateway),
+        "ports": [{"containerPort": number, "name": port} for port, number in ports.items()],
+        "resources": {"requests": dict(size), "limits": dict(size)},
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "dshm", "mountPath": "/dev/shm"},  # the pod's own
+            *secret_mounts(values, is_gateway=is_gateway),
+        ],
+    }
+
+
+def _mount_bucket(template: Json, bucket: str) -> None:
+    """The bucket by GKE's driver, whose sidecar may take what it needs: weights are large."""
+    limits = {f"gke-gcsfuse/{what}-limit": "0" for what in ("cpu", "memory", "ephemeral-storage")}
+    template["metadata"]["annotations"] |= {"gke-gcsfuse/volumes": "true"} | limits
+    spec = template["spec"]
+    # By it the sidecar gets the pod's identity, and with it the right to read.
+    spec["automountServiceAccountToken"] = True
+    spec["volumes"].append(
+        {
+            "name": "data",
+            "csi": {
+                "driver": "gcsfuse.csi.storage.gke.io",
+                "readOnly": True,
+                "volumeAttributes": {"bucketName": bucket, "mountOptions": "implicit-dirs"},
+            },
+        }
+    )
+    mount = {"name": "data", "mountPath": DATA_FOLDER, "readOnly": True}
+    spec["containers"][0]["volumeMounts"].append(mount)
+
+
+def _control_spec(cluster: ClusterConfig, component: Component) -> Json:
+    spec: Json = {
+        "automountServiceAccountToken": False,
+        "priorityClassName": priority_class(cluster, component),
+        "securityContext": _pod_security(),
+        "serviceAccountName": service_account(cluster, component),
+        "terminationGracePeriodSeconds": _CONTROL_GRACE_S,
+    }
+    if cluster.provisioning == Provisioning.AUTO:
+        spec["nodeSelector"] = {GKE_COMPUTE_CLASS: control_class_name(cluster)}
+    return spec
+
+
+def _template(cluster: ClusterConfig, component: Component, spec: Json) -> Json:
+    return {
+        "metadata": {
+            "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+            "labels": component_labels(cluster, component),
+        },
+        "spec": spec,
+    }
+
+
+def _ready(path: str, port: int) -> Json:
+    """Our own, because KubeRay's for the workers of a RayService runs wget, which no image has."""
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": 5,
+        "timeoutSeconds": 2,
+        "failureThreshold": 2,
+    }
+
+
+def _size(pod: PodConfig) -> dict[str, str]:
+    return {"cpu": str(pod.cpus), "memory": f"{pod.memory_gib}Gi"}
+
+
+def _memory(name: str, gib: int) -> Json:
+    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{gib}Gi"}}
+
+
+def _pod_security() -> Json:
+    return {
+        "fsGroup": _USER,
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container_security() -> Json:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -1,0 +1,151 @@
+"""Redis for the state of Ray's head, for who has none: one pod, its disk, who may reach it. Pure.
+
+One pod and no replicas: Ray wants a single shard, and asks it again for as long as it is away. What
+it holds is on a disk that outlives the pod. Memorystore outlives a zone as well: give its address
+instead.
+"""
+
+from typing import Any
+
+from deployments.manifests.cluster_config import ClusterConfig, OwnRedisConfig
+from deployments.manifests.names import (
+    INSTANCE_LABEL,
+    NAME_LABEL,
+    REDIS_PORT,
+    Component,
+    component_labels,
+    priority_class,
+    redis_name,
+    service_account,
+)
+from deployments.manifests.pod_environment import from_secret
+
+Json = dict[str, Any]
+
+PASSWORD_KEY = "password"  # the name of a key in the Secret
+_USER = 1000
+_DATA_FOLDER, _CONFIG_FOLDER = "/data", "/etc/redis"
+# The password goes by a file, because a command line is read by everybody on the host. Every write
+# is on the disk before it is answered: Ray's head writes little, and counts on all of it.
+_START = (
+    "umask 077; "
+    f'printf \'requirepass "%s"\\n\' "$REDIS_PASSWORD" > {_CONFIG_FOLDER}/redis.conf; '
+    f"exec redis-server {_CONFIG_FOLDER}/redis.conf --dir {_DATA_FOLDER} --port {REDIS_PORT} "
+    '--appendonly yes --appendfsync always --save "" --maxmemory-policy noeviction'
+)
+# redis-cli takes the password from this variable.
+_PING = f'REDISCLI_AUTH="$REDIS_PASSWORD" redis-cli -p {REDIS_PORT} ping | grep -q PONG'
+
+
+def redis_address(cluster: ClusterConfig) -> str:
+    """Host and port of the Redis that Ray's head keeps its state in."""
+    if cluster.redis.address is not None:
+        return cluster.redis.address
+    return f"{redis_name(cluster)}.{cluster.namespace}.svc:{REDIS_PORT}"
+
+
+def redis_objects(cluster: ClusterConfig, own: OwnRedisConfig) -> list[Json]:
+    """Service, pod with its disk, what keeps it, and who reaches it."""
+    labels = redis_labels(cluster)
+    return [
+        _object(cluster, "v1", "Service")
+        | {
+            "spec": {
+                "ports": [{"name": "redis", "port": REDIS_PORT, "targetPort": REDIS_PORT}],
+                "selector": labels,
+            }
+        },
+        _object(cluster, "apps/v1", "StatefulSet") | {"spec": _stateful_set(cluster, own)},
+        _object(cluster, "policy/v1", "PodDisruptionBudget")
+        | {"spec": {"minAvailable": 1, "selector": {"matchLabels": labels}}},
+        _object(cluster, "networking.k8s.io/v1", "NetworkPolicy")
+        | {
+            "spec": {
+                "ingress": [
+                    {
+                        "from": [
+                            {
+                                "podSelector": {
+                                    "matchLabels": component_labels(cluster, Component.HEAD)
+                                }
+                            }
+                        ],
+                        "ports": [{"port": REDIS_PORT, "protocol": "TCP"}],
+                    }
+                ],
+                "podSelector": {"matchLabels": labels},
+                "policyTypes": ["Ingress"],
+            }
+        },
+    ]
+
+
+def redis_labels(cluster: ClusterConfig) -> dict[str, str]:
+    """Not those of our other pods: what they are allowed among each other is not for this one."""
+    return {NAME_LABEL: "slicewise-redis", INSTANCE_LABEL: cluster.name}
+
+
+def _stateful_set(cluster: ClusterConfig, own: OwnRedisConfig) -> Json:
+    labels = redis_labels(cluster)
+    claim: Json = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{own.storage_gib}Gi"}},
+    }
+    if own.storage_class is not None:
+        claim["storageClassName"] = own.storage_class
+    return {
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "serviceName": redis_name(cluster),
+        # No node selector: not every family of machines takes the disks of the default class.
+        "template": {"metadata": {"labels": labels}, "spec": _pod(cluster, own)},
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+    }
+
+
+def _pod(cluster: ClusterConfig, own: OwnRedisConfig) -> Json:
+    size = {"cpu": "500m", "memory": f"{own.memory_gib}Gi"}
+    ping = {"exec": {"command": ["/bin/sh", "-c", _PING]}, "timeoutSeconds": 3}
+    container = {
+        "name": "redis",
+        "image": own.image,
+        "command": ["/bin/sh", "-c", _START],
+        "env": [from_secret("REDIS_PASSWORD", cluster.secrets.redis, PASSWORD_KEY)],
+        "livenessProbe": ping | {"periodSeconds": 10, "failureThreshold": 6},
+        "ports": [{"containerPort": REDIS_PORT, "name": "redis"}],
+        "readinessProbe": ping | {"periodSeconds": 5},
+        "resources": {"requests": dict(size), "limits": dict(size)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [
+            {"name": "data", "mountPath": _DATA_FOLDER},
+            {"name": "config", "mountPath": _CONFIG_FOLDER},
+        ],
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "priorityClassName": priority_class(cluster, Component.HEAD),
+        "securityContext": {
+            "fsGroup": _USER,
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "serviceAccountName": service_account(cluster, Component.REDIS),
+        "terminationGracePeriodSeconds": 30,
+        "volumes": [{"name": "config", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
+    }
+
+
+def _object(cluster: ClusterConfig, api_version: str, kind: str) -> Json:
+    metadata = {
+        "labels": redis_labels(cluster),
+        "name": redis_name(cluster),
+        "namespace": cluster.namespace,
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

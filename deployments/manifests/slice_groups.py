@@ -1,0 +1,138 @@
+"""The kinds of slices that a values file asks for: one KubeRay worker group and ComputeClass each.
+
+Owns their names, bounds, labels and times. What a slice is comes from `serving.domain.topology`,
+what reservations select and how long a drain takes from `serving.config.slice_settings`. Pure.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deployments.manifests.cluster_config import ClassConfig, ClusterConfig
+from serving.config.application import AppConfig, DeploymentConfig
+from serving.config.slice_settings import drain_s, node_labels, replica_end_s
+from serving.config.slices import MARKET_LABEL, Market
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL
+from serving.domain.inventory import (
+    ACCELERATOR_LABEL,
+    POD_TYPE_LABEL,
+    TOPOLOGY_LABEL,
+    ZONE_LABEL,
+)
+from serving.domain.topology import SliceShape, slice_shape
+
+# A slice is named after its group, `-` and a number, and that name is a label's value.
+MAX_GROUP_NAME = 58
+# Beyond the replica's own end: for Ray's node to end its processes.
+_NODE_END_S = 20
+# A slice that is taken away is replaced from the notice on: both exist for a while.
+_ROOM_FOR_REPLACEMENTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SliceGroup:
+    """Slices of one compute class, one shape and one set of zones.
+
+    `wanted_slices` is how many replicas may want at most. `drain_s` is how long before its end
+    a slice is left, `patience_s` how long a replica waits for one; `None`: for ever.
+    """
+
+    compute_class: str
+    market: Market
+    shape: SliceShape
+    zones: tuple[str, ...]
+    is_zonal: bool
+    min_slices: int
+    max_slices: int
+    wanted_slices: int
+    drain_s: float
+    patience_s: float | None
+    max_run_s: float | None
+    usd_per_chip_hour: float | None
+    reservation: str | None
+    reservation_project: str | None
+    node_labels: Mapping[str, str] = field(hash=False)
+
+    @property
+    def name(self) -> str:
+        """Of the worker group, of the ComputeClass, and the beginning of its slices' names."""
+        zone = f"-{self.zones[0]}" if self.is_zonal else ""
+        return f"{shape_name(self.shape)}-{self.compute_class}{zone}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of its hosts in Ray, beside those that only the host itself can know."""
+        zone = {ZONE_LABEL: self.zones[0]} if len(self.zones) == 1 else {}
+        return {
+            COMPUTE_CLASS_LABEL: self.compute_class,
+            MARKET_LABEL: self.market.value,
+            POD_TYPE_LABEL: self.shape.ray_pod_type,
+            TOPOLOGY_LABEL: self.shape.topology,
+            ACCELERATOR_LABEL: self.shape.ray_accelerator_type,
+            **zone,
+            **self.node_labels,
+        }
+
+    @property
+    def grace_s(self) -> int:
+        """How long Kubernetes waits between telling a pod of its end and killing it."""
+        return math.ceil(replica_end_s(self.drain_s)) + _NODE_END_S
+
+
+def shape_name(shape: SliceShape) -> str:
+    """`v6e-4x4`; `v6e-2x4-4t` where the topology also exists with larger hosts."""
+    name = f"{shape.generation}-{shape.topology}"
+    is_default = shape == slice_shape(shape.generation, shape.topology)
+    return name if is_default else f"{name}-{shape.chips_per_host}t"
+
+
+def slice_groups(cluster: ClusterConfig, app: AppConfig) -> list[SliceGroup]:
+    """Every group that the deployments of `app` need, by name."""
+    by_kind: dict[tuple[str, SliceShape, str | None], list[DeploymentConfig]] = {}
+    for model in app.models:
+        for deployment in model.deployments:
+            if deployment.slice is not None:
+                wanted = deployment.slice
+                key = (deployment.compute_class, wanted.shape, wanted.zone)
+                by_kind.setdefault(key, []).append(deployment)
+    groups = [_group(cluster, app, deployments) for deployments in by_kind.values()]
+    return sorted(groups, key=lambda group: group.name)
+
+
+def _group(
+    cluster: ClusterConfig, app: AppConfig, deployments: list[DeploymentConfig]
+) -> SliceGroup:
+    """The group of deployments that want the same."""
+    first = deployments[0]
+    assert first.slice is not None  # its caller's condition
+    compute_class = app.compute_class(first.compute_class)
+    entry = cluster.class_config(first.compute_class)
+    wanted = sum(
+        deployment.most_replicas * deployment.slice.num_slices
+        for deployment in deployments
+        if deployment.slice is not None
+    )
+    most = _ROOM_FOR_REPLACEMENTS * wanted if entry.max_slices is None else entry.max_slices
+    return SliceGroup(
+        compute_class=first.compute_class,
+        market=compute_class.market,
+        shape=first.slice.shape,
+        zones=_zones(cluster, entry, first.slice.zone),
+        is_zonal=first.slice.zone is not None,
+        min_slices=entry.min_slices,
+        max_slices=max(most, entry.min_slices, 1) if entry.max_slices is None else most,
+        wanted_slices=wanted,
+        drain_s=drain_s(compute_class),
+        patience_s=compute_class.patience_s,
+        max_run_s=compute_class.max_run_duration_s,
+        usd_per_chip_hour=compute_class.usd_per_chip_hour,
+        reservation=entry.reservation,
+        reservation_project=entry.reservation_project,
+        node_labels=node_labels(app, first),
+    )
+
+
+def _zones(cluster: ClusterConfig, entry: ClassConfig, zone: str | None) -> tuple[str, ...]:
+    if zone is not None:
+        return (zone,)
+    return entry.zones or cluster.zones

@@ -1,0 +1,377 @@
+"""`slicewise serve`: runs `serve run` on a Ray cluster of its own, tells of it, and ends it all.
+
+Owns the environment of what it starts, the messages at start-up, and the end: when this command
+ends, by whatever but SIGKILL, nothing it started goes on. Everything else is `serve run`'s.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import psutil
+import typer
+import yaml
+
+from deployments.start_failure import start_failure
+from serving.config.check import check_serve_config, load_yaml
+from serving.config.ray_settings import RAY_SETTINGS
+from serving.config.vllm_args import installed_vllm_args
+from serving.domain.errors import UnsupportedVllmError
+from serving.domain.slice_lifecycle import SliceState
+from serving.gateway.keys import read_keys
+
+# `serve run` stops its replicas one after the other, each with a drain; after that it is killed.
+STOP_TIMEOUT_S = 30.0
+_POLL_S = 0.5
+# Ray Serve's own default.
+_SERVE_PORT = 8000
+# Ports of one cluster besides: four of HAProxy and its fallback, the last for a simulated
+# cluster's dashboard, the rest for gateways: Serve gives a port out again only after HAProxy's hard
+# stop, two hours, and in that time a gateway that is killed every minute takes 120.
+_NUM_PORTS = 256
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+
+
+def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str, str]:
+    """What `serve run` is started with; the user's own variables win, save the cluster's place.
+
+    `ray_folder` keeps this cluster apart from any other on the machine. Ray's sockets lie below it,
+    and their paths may have at most 107 bytes.
+    """
+    # HAProxy takes no longer path than 97 bytes for a socket, and a node's id has 56 of them.
+    haproxy_folder = f"{ray_folder}/h"
+    ports = free_ports(_NUM_PORTS)
+    place = {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder}
+    ours = {
+        # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
+        "RAY_AUTH_MODE": "disabled",
+        **RAY_SETTINGS,
+        # By default these are the same for every cluster of a machine, and of every user of it.
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
+        # Where HAProxy turns while no gateway is up: with the default, to another cluster's proxy.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports[3]),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[4]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-2]),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{haproxy_folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": haproxy_folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{haproxy_folder}/server-state",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{haproxy_folder}/a",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{haproxy_folder}/m",
+        # How long a leaving gateway still listens. The one HAProxy, on this machine, knows at once.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {**ours, **inherited, **place}
+
+
+def dashboard_port(environment: Mapping[str, str]) -> int:
+    """The port that this `child_environment` leaves for Ray's dashboard: its last one."""
+    return int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]) + 1
+
+
+def free_ports(count: int) -> range:
+    """A run of TCP ports that nothing listens on at this moment.
+
+    They lie below the ports that Linux hands out by itself (32768 on), because Serve binds them
+    only after seconds in which Ray opens many connections.
+
+    Raises:
+        OSError: no such run was found. Stop some of what listens on this machine.
+    """
+    firsts = list(range(_FIRST_PORT, _LAST_PORT - count, count))
+    random.SystemRandom().shuffle(firsts)
+    for first in firsts:
+        ports = range(first, first + count)
+        if all(_is_free("", port) for port in ports):
+            return ports
+    raise OSError(f"no {count} free ports between {_FIRST_PORT} and {_LAST_PORT}")
+
+
+def serve_command(
+    config: Annotated[Path, typer.Argument(help="A serve_config.yaml.")],
+    verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
+) -> None:
+    """Serve CONFIG on this machine until Ctrl-C."""
+    site = site_of(config)
+    with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
+        code = run_serve(config, Path(folder), site, verbose=verbose)
+    raise typer.Exit(code)
+
+
+def site_of(config: Path) -> "Site":
+    """Where the application of this file will answer.
+
+    Ends the command, with every problem, when the file cannot be served or its port is taken.
+    """
+    settings = _checked_settings(config, os.environ)
+    options = settings.get("http_options") or {}
+    host, port = options.get("host", "127.0.0.1"), int(options.get("port", _SERVE_PORT))
+    if not _is_free(host, port):
+        _refuse(
+            f"port {port} of {host} is in use by another program; "
+            f"http_options.port in {config} chooses another one"
+        )
+    return Site(f"http://127.0.0.1:{port}", _api_key(settings, os.environ))
+
+
+def run_serve(
+    config: Path, folder: Path, site: "Site", *, verbose: bool, ray_address: str | None = None
+) -> int:
+    """Runs `serve run` until Ctrl-C or its end, and ends what it started; the exit code.
+
+    With a `ray_address` it runs on that cluster, which must have been started with
+    `child_environment(…, folder)`; with `None` it starts one of its own.
+    """
+    log = None if verbose else folder / "serve.log"
+    return _Launch(config, folder, log, site, ray_address).run()
+
+
+def _checked_settings(config: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the file says; ends the command with every problem of a file that cannot be served."""
+    if not config.is_file():
+        _refuse(f"there is no file {config}")
+    try:
+        settings = load_yaml(config.read_text(encoding="utf-8"))
+        problems = check_serve_config(settings, installed_vllm_args(), environment).problems
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        _refuse(f"{config} is not readable as YAML: {error}")
+    except UnsupportedVllmError as error:
+        _refuse(str(error))
+    if problems or not isinstance(settings, dict):
+        _refuse(f"{config} cannot be served:\n" + "\n".join(f"  {problem}" for problem in problems))
+    return settings
+
+
+def _refuse(reason: str) -> NoReturn:
+    typer.echo(f"slicewise: {reason}", err=True)
+    raise typer.Exit(1)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As HAProxy does: what only lingers of an ended server is not in the way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """A key for asking the application how it is; `None` where none is needed."""
+    if key := environment.get("SLICEWISE_API_KEY"):
+        return key
+    for application in settings["applications"]:
+        auth = (application.get("args") or {}).get("auth") or {}
+        text = environment.get(auth.get("keys_env") or "", "")
+        if file := auth.get("keys_file"):
+            with contextlib.suppress(OSError):  # the gateway says that it is missing
+                text = Path(file).read_text()
+        with contextlib.suppress(ValueError):  # likewise of what is no key
+            if keys := read_keys(text):
+                return keys[0].key
+    return None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Site:
+    """Where the application answers, and a key for it; `None` where none is needed."""
+
+    url: str
+    api_key: str | None
+
+
+class _Launch:
+    """One `serve run` from start to end. `log` is `None` when its output goes to the terminal.
+
+    With a `ray_address` it runs on that cluster, which must have been started below `folder` with
+    `child_environment`; with `None` it starts its own.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        folder: Path,
+        log: Path | None,
+        site: Site,
+        ray_address: str | None = None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._ray_address = ray_address
+        self._log = log
+        self._site = site
+        self._told = ""
+        self._stopping = False
+
+    def run(self) -> int:
+        """The exit code: 0 after Ctrl-C, 1 when the application failed."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        # A closed terminal ends the command like Ctrl-C does.
+        signal.signal(signal.SIGHUP, self._on_signal)
+        with self._child() as child:
+            try:
+                return self._watch(child)
+            finally:
+                self._stop(child)
+
+    @contextlib.contextmanager
+    def _child(self) -> Iterator[subprocess.Popen[bytes]]:
+        command = [str(Path(sys.executable).with_name("serve")), "run", str(self._config)]
+        self._say(f"starting: serve run {self._config}")
+        output = self._log.open("wb") if self._log is not None else None
+        environment = child_environment(os.environ, str(self._folder))
+        if self._ray_address is not None:
+            environment["RAY_ADDRESS"] = self._ray_address
+        try:
+            yield subprocess.Popen(
+                command,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                # Ctrl-C reaches this command alone, which then ends the rest in order.
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                output.close()
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> int:
+        started_s = time.monotonic()
+        is_ready = False
+        while not self._stopping:
+            if child.poll() is not None:
+                self._say("serve run ended:")
+                self._show_log()
+                return 1
+            if not is_ready:
+                waited_s = time.monotonic() - started_s
+                if self._has_failed(waited_s):
+                    return 1
+                is_ready = self._tell_progress(waited_s)
+            time.sleep(_POLL_S)
+        return 0
+
+    def _tell_progress(self, waited_s: float) -> bool:
+        """Says what has changed; `True` once every engine is ready."""
+        fleet = self._get("/fleet")
+        if fleet is None:
+            self._say_once(
+                "Ray, the gateway and the engines are starting (about a minute)", waited_s
+            )
+            return False
+        engines = [engine for model in fleet["models"] for engine in model["engines"]]
+        num_ready = sum(bool(engine["linked"]) for engine in engines)
+        # It may be hours until there is a slice for these.
+        num_waiting = sum(engine["state"] == SliceState.PROVISIONING for engine in engines)
+        # What scales may well have no engine before there is a request.
+        may_be_idle = fleet["autoscaling"] is not None and not engines
+        if not may_be_idle and (not num_ready or num_ready + num_waiting < len(engines)):
+            what = f"{num_ready} of {len(engines)} engines ready, the others load"
+            self._say_once(f"the gateway is up; {what}", waited_s)
+            return False
+        others = f", {num_waiting} more wait for slices" if num_waiting else ""
+        self._say_once(f"ready: {num_ready} engines{others}", waited_s)
+        self._tell_how_to_ask(fleet["models"][0]["name"])
+        return True
+
+    def _tell_how_to_ask(self, model: str) -> None:
+        body = {"model": model, "messages": [{"role": "user", "content": "What is Slicewise?"}]}
+        url = self._site.url
+        typer.echo(f"\nServing on {url}. Try it:\n")
+        typer.echo(f"  curl {url}/v1/chat/completions \\")
+        if self._site.api_key is not None:
+            typer.echo("    -H 'Authorization: Bearer '\"$SLICEWISE_API_KEY\" \\")
+        typer.echo("    -H 'Content-Type: application/json' \\")
+        typer.echo(f"    -d '{json.dumps(body)}'\n")
+        typer.echo("Engines and requests: slicewise status. Ctrl-C stops everything.")
+
+    def _has_failed(self, waited_s: float) -> bool:
+        """Whether a part could not be started; says why. Serve would try again for minutes."""
+        logs = sorted(self._folder.glob("ray/session_latest/logs/serve/controller_*.log"))
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        reason = start_failure(lines)
+        if reason is None:
+            return False
+        self._say(f"the application could not be started (after {waited_s:.0f} s)")
+        typer.echo(f"slicewise: {reason}", err=True)
+        return True
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        request = urllib.request.Request(self._site.url + path)
+        if self._site.api_key is not None:
+            request.add_header("Authorization", f"Bearer {self._site.api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=2) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except (urllib.error.URLError, OSError, ValueError):
+            return None
+
+    def _stop(self, child: subprocess.Popen[bytes]) -> None:
+        """Ends `serve run` in order, then whatever it left."""
+        below = _descendants(child.pid)
+        if child.poll() is None:
+            self._say("stopping")
+            child.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(STOP_TIMEOUT_S)
+        below += _descendants(child.pid) + _of_cluster(str(self._folder))
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+        psutil.wait_procs(below, timeout=10)
+        self._say("stopped")
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping = True
+
+    def _show_log(self) -> None:
+        if self._log is not None:
+            lines = self._log.read_text(errors="replace").splitlines()
+            typer.echo("\n".join(lines[-40:]), err=True)
+
+    def _say_once(self, text: str, waited_s: float) -> None:
+        if text != self._told:
+            self._told = text
+            self._say(f"{text} ({waited_s:.0f} s)")
+
+    def _say(self, text: str) -> None:
+        typer.echo(f"slicewise: {text}")
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _of_cluster(ray_folder: str) -> list[psutil.Process]:
+    """Processes with our environment, wherever they hang: Ray's daemons are nobody's child."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == ray_folder:
+                found.append(process)
+    return found

@@ -1,0 +1,471 @@
+"""Starts and ends the Ray nodes of a simulated cluster, and takes its slices away on command.
+
+Owns the processes of every node. Ray's scheduler, placement groups and node death are real; only
+the chips are not there, and every host runs on this machine. Does not own what the user says
+(`control`), nor the wish for more slices (the provisioner).
+"""
+
+import heapq
+import itertools
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+from deployments.simulation.control_plane import OBJECT_STORE_BYTES, ControlPlane, HeadGoneError
+from deployments.simulation.metadata import HostMetadata, MetadataServers
+from deployments.simulation.node_processes import (
+    engines_below,
+    kill_all,
+    node_pids,
+    processes_below,
+)
+from deployments.simulation.plan import (
+    SimulatedSlices,
+    SimulationPlan,
+    UnknownSliceError,
+    host_environment,
+    host_labels,
+    host_resources,
+)
+from deployments.simulation.redis import RedisServer
+from deployments.simulation.throttle import Throttle
+from serving.config.slice_spec import RUN_DIR_VARIABLE
+from serving.slices.expiry import STARTED_AT_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+# GKE recreates a slice whole when a host of it fails; how long the others outlive it here.
+_REST_GOES_AFTER_S = 3.0
+# Hosts that come while the head is away join when it is back.
+_HEAD_AWAY_RETRY_S = 1.0
+# What a command may ask for: below the least factor nothing is seen, above the greatest a process
+# never gets to answer a heartbeat.
+_FACTORS = (1.1, 50.0)
+_LONGEST_S = 86_400.0
+
+
+@dataclass(slots=True)
+class SimulatedHost:
+    """One Ray node that plays a host of a slice."""
+
+    worker_id: int
+    node: Any
+    metadata: HostMetadata
+    is_alive: bool = True
+
+
+@dataclass(slots=True)
+class SimulatedSlice:
+    """One slice that exists.
+
+    `going_at_s` is when it will be taken away (monotonic), if known. `throttle` holds its processes
+    back, or did; `None` if that never happened.
+    """
+
+    name: str
+    kind: SimulatedSlices
+    index: int
+    hosts: list[SimulatedHost] = field(default_factory=list)
+    going_at_s: float | None = None
+    throttle: Throttle | None = None
+
+
+class SimulatedCluster:
+    """A head node and the hosts of the plan's slices. Thread-safe. A context manager."""
+
+    def __init__(
+        self,
+        plan: SimulationPlan,
+        dashboard_port: int,
+        *,
+        gcs_port: int | None = None,
+        redis: RedisServer | None = None,
+    ) -> None:
+        """With `redis`, which its caller starts and ends, and a `gcs_port` the head may be lost."""
+        self._plan = plan
+        self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis)
+        self._gateway_hosts: list[Any] = []
+        self._lock = threading.RLock()
+        self._slices: dict[str, SimulatedSlice] = {}
+        self._dry: set[str] = set()
+        self._wanted_back: list[SimulatedSlices] = []
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition(self._lock)
+        self._faults = {(each.slice, each.worker_id): each.fault for each in plan.faulty_hosts}
+        self._stopping = False
+        self._is_started = False
+        self._metadata: MetadataServers
+        self._thread = threading.Thread(target=self._run, name="simulated-cluster", daemon=True)
+
+    # -- life --
+
+    def __enter__(self) -> "SimulatedCluster":
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the head and every slice that is there from the beginning; blocks until they are.
+
+        Ray takes its folder from `RAY_TMPDIR` and its settings from this process's environment.
+        """
+        self._metadata = MetadataServers()
+        try:
+            self.control_plane.start()
+        except BaseException:
+            self._metadata.close()
+            raise
+        self._is_started = True
+        for _ in range(self._plan.gateway_hosts):
+            self._gateway_hosts.append(
+                self.control_plane.cluster.add_node(
+                    wait=False,
+                    num_cpus=self._plan.cpus_per_host,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                )
+            )
+        self._thread.start()
+        for kind in self._plan.slices:
+            for _ in range(kind.count):
+                if kind.appears_after_s > 0:
+                    self._at(kind.appears_after_s, self._come, kind)
+                else:
+                    self.add(kind.name)
+        self.control_plane.cluster.wait_for_nodes(timeout=120)
+
+    def stop(self) -> None:
+        """Ends every process that was started. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(30)
+        with self._lock:
+            for each in list(self._slices.values()):
+                self._take(each)
+            if not self._is_started:
+                return
+            self._is_started = False
+            for node in self._gateway_hosts:
+                kill_all(processes_below(node_pids(node)))
+                self.control_plane.remove_node(node)
+            self.control_plane.stop()
+            self._metadata.close()
+
+    @property
+    def address(self) -> str:
+        """What `RAY_ADDRESS` has to be."""
+        return self.control_plane.address
+
+    # -- what can be done to it --
+
+    def names(self) -> list[str]:
+        """The slices that exist."""
+        with self._lock:
+            return sorted(self._slices)
+
+    def describe(self) -> dict[str, Any]:
+        """Where Ray is, the classes that are dry, and every slice that exists; for the user."""
+        now_s = time.monotonic()
+        with self._lock:
+            slices = [
+                {
+                    "name": each.name,
+                    "compute_class": each.kind.compute_class,
+                    "generation": each.kind.generation,
+                    "topology": each.kind.topology,
+                    "hosts": [host.worker_id for host in each.hosts if host.is_alive],
+                    "goes_in_s": None
+                    if each.going_at_s is None
+                    else round(each.going_at_s - now_s, 1),
+                }
+                | _described(each.throttle)
+                for _, each in sorted(self._slices.items())
+            ]
+            dry = sorted(self._dry)
+        return {
+            "ray_address": self.address,
+            "dashboard_url": self.control_plane.dashboard_url,
+            "is_head_running": self.control_plane.is_head_running,
+            "stocked_out": dry,
+            "slices": slices,
+        }
+
+    def add(self, kind_name: str) -> str:
+        """Brings one more slice of a kind into being, stock-out or not; its name.
+
+        Raises:
+            UnknownSliceError: the plan has no such kind.
+            HeadGoneError: there is no head that a host could join.
+        """
+        kind = self._kind(kind_name)
+        with self._lock, self.control_plane.lock:
+            _ = self.control_plane.cluster
+            used = {each.index for each in self._slices.values() if each.kind is kind}
+            # KubeRay gives the lowest free index, and so a lost slice's name to its replacement.
+            index = next(number for number in itertools.count() if number not in used)
+            created = SimulatedSlice(kind.slice_name(index), kind, index)
+            self._slices[created.name] = created
+            for worker_id in range(kind.shape.num_hosts):
+                created.hosts.append(self._start_host(created, worker_id))
+            if kind.max_run_duration_s is not None:
+                self._at(kind.max_run_duration_s, self._lose, created)
+        logger.info("simulated_slice_added slice=%s hosts=%d", created.name, len(created.hosts))
+        return created.name
+
+    def preempt(self, name: str, notice_s: float, worker_id: int = 0) -> None:
+        """Tells one host that it is preempted; the slice goes when the notice is over."""
+        with self._lock:
+            each = self._slice(name)
+            self._host(each, worker_id).metadata.announce_preemption()
+            self._lose_after(notice_s, each)
+        logger.info("simulated_preemption slice=%s host=%d notice_s=%g", name, worker_id, notice_s)
+
+    def maintain(self, name: str, notice_s: float, worker_id: int = 0) -> None:
+        """Announces maintenance that ends one host; the slice goes when the notice is over."""
+        with self._lock:
+            each = self._slice(name)
+            self._host(each, worker_id).metadata.announce_maintenance(time.time() + notice_s)
+            self._lose_after(notice_s, each)
+
+    def drain(self, name: str, notice_s: float, worker_id: int = 0) -> None:
+        """Has Ray drain one host's node, as its autoscaler would; the slice goes afterwards."""
+        with self._lock:
+            each = self._slice(name)
+            node_id = self._host(each, worker_id).node.node_id
+            self._lose_after(notice_s, each)
+        accepted, complaint = GcsClient(address=self.address).drain_node(
+            node_id,
+            DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+            "drained by the simulation",
+            int((time.time() + notice_s) * 1000),
+        )
+        if not accepted:
+            raise UnknownSliceError(f"Ray does not drain host {worker_id} of {name}: {complaint}")
+
+    def kill(self, name: str, worker_id: int | None = None) -> None:
+        """Ends one host, or all of them, at once and without notice."""
+        with self._lock:
+            each = self._slice(name)
+            if worker_id is None:
+                self._lose(each)
+                return
+            host = self._host(each, worker_id)
+            self._end_host(host)
+            self._lose_after(_REST_GOES_AFTER_S, each)
+        logger.info("simulated_kill slice=%s host=%s", name, worker_id)
+
+    def slow(self, name: str, factor: float, for_s: float) -> None:
+        """Gives the engine of a slice 1/`factor` of the time, whatever engine it is.
+
+        Its processes stand still and run by turns. Ray's own and our host agents are left alone, so
+        that nothing is declared dead. A later `slow` or `partition` of the slice takes its place.
+
+        Raises:
+            UnknownSliceError: no such slice.
+            ValueError: `factor` or `for_s` is out of range.
+        """
+        _check("factor", factor, *_FACTORS)
+        self._throttle(name, factor, for_s)
+
+    def partition(self, name: str, for_s: float) -> None:
+        """Has every process of a slice stand still, and come back with the state it had.
+
+        Seen from outside that is a network partition: connections stay open and nothing comes over
+        them. Different from a real one: the hosts do no work meanwhile (really, they would go on
+        computing and notice the silence themselves), their kernels still take in connections and
+        bytes, and the metadata server, which is not theirs, can be reached. A slice that Ray gave
+        up in that time ends its own node when it comes back; it is then taken away, to be replaced.
+
+        Raises:
+            UnknownSliceError: no such slice.
+            ValueError: `for_s` is out of range.
+        """
+        self._throttle(name, None, for_s)
+
+    def remove(self, name: str) -> None:
+        """Takes a slice away for good, as a provisioner does."""
+        with self._lock:
+            self._take(self._slice(name))
+
+    def stock_out(self, compute_class: str, *, is_dry: bool = True) -> None:
+        """From now on no slice of this class comes into being; or again it does."""
+        with self._lock:
+            if is_dry:
+                self._dry.add(compute_class)
+                return
+            self._dry.discard(compute_class)
+            back = [kind for kind in self._wanted_back if kind.compute_class == compute_class]
+            self._wanted_back = [kind for kind in self._wanted_back if kind not in back]
+        for kind in back:
+            self._at(0.0, self._come, kind)
+
+    # -- inside --
+
+    def _run(self) -> None:
+        """Does what is due, in the order it is due."""
+        while True:
+            with self._changed:
+                while not self._stopping and (not self._due or self._due[0][0] > time.monotonic()):
+                    wait_s = self._due[0][0] - time.monotonic() if self._due else None
+                    self._changed.wait(wait_s)
+                if self._stopping:
+                    return
+                _, _, action = heapq.heappop(self._due)
+            try:
+                action()
+            except Exception:
+                logger.exception("simulated_event_failed")
+
+    def _at(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        with self._changed:
+            due_s = time.monotonic() + delay_s
+            heapq.heappush(self._due, (due_s, next(self._numbers), lambda: action(*args)))
+            self._changed.notify_all()
+
+    def _come(self, kind: SimulatedSlices) -> None:
+        with self._lock:
+            if kind.compute_class in self._dry:
+                self._wanted_back.append(kind)
+                return
+        try:
+            self.add(kind.name)
+        except HeadGoneError:
+            self._at(_HEAD_AWAY_RETRY_S, self._come, kind)
+
+    def _lose_after(self, delay_s: float, each: SimulatedSlice) -> None:
+        each.going_at_s = time.monotonic() + delay_s
+        self._at(delay_s, self._lose, each)
+
+    def _lose(self, each: SimulatedSlice) -> None:
+        """The slice goes; another one comes under its name, if its kind has that."""
+        with self._lock:
+            if self._slices.get(each.name) is not each:
+                return
+            self._take(each)
+            if each.kind.returns_after_s is not None:
+                self._at(each.kind.returns_after_s, self._come, each.kind)
+
+    def _throttle(self, name: str, factor: float | None, for_s: float) -> None:
+        _check("for_s", for_s, 0.0, _LONGEST_S)
+        find = processes_below if factor is None else engines_below
+        with self._lock:
+            each = self._slice(name)
+            if each.throttle is not None:
+                each.throttle.stop()
+            hosts = each.hosts
+            each.throttle = Throttle(lambda: find(_root_pids(hosts)), factor, for_s)
+            each.throttle.start()
+            if factor is None:
+                self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
+        logger.info("simulated_throttle slice=%s factor=%s for_s=%g", name, factor, for_s)
+
+    def _lose_if_dead(self, each: SimulatedSlice) -> None:
+        if not all(host.node.remaining_processes_alive() for host in each.hosts):
+            self._lose(each)
+
+    def _take(self, each: SimulatedSlice) -> None:
+        try:
+            for host in each.hosts:
+                self._end_host(host)
+                host.metadata.close()
+        finally:
+            # Only now: a slice that is cut off ends without another word.
+            if each.throttle is not None:
+                each.throttle.stop()
+        self._slices.pop(each.name, None)
+        logger.info("simulated_slice_gone slice=%s", each.name)
+
+    def _start_host(self, owner: SimulatedSlice, worker_id: int) -> SimulatedHost:
+        metadata = self._metadata.start()
+        kind = owner.kind
+        node = self.control_plane.cluster.add_node(
+            wait=False,
+            num_cpus=self._plan.cpus_per_host,
+            resources=host_resources(kind, owner.name, worker_id),
+            labels=host_labels(kind, owner.name, worker_id),
+            env_vars=host_environment(
+                kind, owner.name, worker_id, self._faults.pop((owner.name, worker_id), None)
+            )
+            | metadata.environment
+            | {
+                STARTED_AT_VARIABLE: f"{time.time():.1f}",
+                RUN_DIR_VARIABLE: f"{_run_dir(owner.name, worker_id)}",
+            },
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+        )
+        return SimulatedHost(worker_id, node, metadata)
+
+    def _end_host(self, host: SimulatedHost) -> None:
+        """As if the power were cut: nothing of the node is told beforehand."""
+        if not host.is_alive:
+            return
+        host.is_alive = False
+        kill_all(processes_below(_root_pids([host])))
+        self.control_plane.remove_node(host.node)
+
+    def _kind(self, name: str) -> SimulatedSlices:
+        for kind in self._plan.slices:
+            if kind.name == name:
+                return kind
+        known = ", ".join(kind.name for kind in self._plan.slices)
+        raise UnknownSliceError(f"no slices called {name!r}; there are {known}")
+
+    def _slice(self, name: str) -> SimulatedSlice:
+        found = self._slices.get(name)
+        if found is None:
+            raise UnknownSliceError(f"no slice {name!r}; there are {', '.join(self.names())}")
+        return found
+
+    @staticmethod
+    def _host(each: SimulatedSlice, worker_id: int) -> SimulatedHost:
+        for host in each.hosts:
+            if host.worker_id == worker_id and host.is_alive:
+                return host
+        alive = ", ".join(str(host.worker_id) for host in each.hosts if host.is_alive)
+        raise UnknownSliceError(f"slice {each.name} has no host {worker_id}; it has {alive}")
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value:g}; allowed: {low:g} to {high:g}")
+
+
+def _described(throttle: Throttle | None) -> dict[str, float | None]:
+    """What holds a slice back, and for how many seconds yet; `None` where nothing does."""
+    left_s = None if throttle is None else throttle.left_s
+    left_s = None if left_s is None else round(left_s, 1)
+    factor = None if throttle is None or left_s is None else throttle.factor
+    return {
+        "slow_factor": factor,
+        "slowed_for_s": None if factor is None else left_s,
+        "partitioned_for_s": left_s if factor is None else None,
+    }
+
+
+def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
+    return set().union(*(node_pids(host.node) for host in hosts))
+
+
+def _run_dir(slice_name: str, worker_id: int) -> Path:
+    """Where a simulated host's processes say what they serve: each host has a folder of its own."""
+    below = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(below) / "slicewise-run" / f"{slice_name}-{worker_id}"

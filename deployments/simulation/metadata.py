@@ -1,0 +1,72 @@
+"""The metadata servers of all simulated hosts: one thread, one event loop, one port a host."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from deployments.simulation.metadata_server import SimulatedMetadata
+from serving.slices.metadata_client import HOST_VARIABLE
+from serving.slices.probe import SIMULATED_VARIABLE
+
+_TIMEOUT_S = 10.0
+
+
+class MetadataServers:
+    """Starts and ends the servers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="simulated-metadata", daemon=True
+        )
+        self._thread.start()
+
+    def start(self) -> "HostMetadata":
+        """A server for one more host."""
+        server = SimulatedMetadata()
+        self._wait(server.start())
+        return HostMetadata(server, self._wait, self._soon)
+
+    def close(self) -> None:
+        """Ends the thread; the servers have been closed by their owners."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_TIMEOUT_S)
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
+
+    def _soon(self, action: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(action, *args)
+
+
+class HostMetadata:
+    """The metadata server of one simulated host, from other threads."""
+
+    def __init__(
+        self,
+        server: SimulatedMetadata,
+        wait: Callable[[Coroutine[Any, Any, None]], None],
+        soon: Callable[..., None],
+    ) -> None:
+        self._server = server
+        self._wait = wait
+        self._soon = soon
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the host's processes have to find in their environment."""
+        return {HOST_VARIABLE: self._server.host, SIMULATED_VARIABLE: "1"}
+
+    def announce_preemption(self) -> None:
+        """The host is being taken back."""
+        self._soon(self._server.announce_preemption)
+
+    def announce_maintenance(self, at_s: float) -> None:
+        """Maintenance ends the host at this wall-clock time."""
+        self._soon(self._server.announce_maintenance, at_s)
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._wait(self._server.close())

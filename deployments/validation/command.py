@@ -1,0 +1,50 @@
+"""`slicewise validate`: what is wrong with a folder of manifests."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.validation.documents import read_folder
+from deployments.validation.validate import folder_problems
+
+_PROBLEMS, _UNUSABLE = 1, 2
+
+
+def validate_command(
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, readable=True, metavar="DIR")
+    ],
+    *,
+    schemas: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, help="CRDs as YAML, a file or a folder; may be given several times."
+        ),
+    ] = None,
+) -> None:
+    """Check the manifests in DIR: do they agree with each other, and with the schemas?"""
+    found, problems = read_folder(folder)
+    problems += folder_problems(found)
+    checked = "no schema given"
+    if schemas:
+        # Only those who have schemas need its library.
+        from deployments.validation.schemas import (  # noqa: PLC0415
+            SchemaFileError,
+            read_schemas,
+            schema_problems,
+        )
+
+        try:
+            known = read_schemas(schemas)
+        except SchemaFileError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(_UNUSABLE) from error
+        problems += schema_problems(found, known)
+        checked = f"{sum(map(known.has, found.manifests))} against a schema"
+    for problem in problems:
+        typer.echo(str(problem))
+    if problems:
+        typer.echo(f"{folder}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
+        raise typer.Exit(_PROBLEMS)
+    typer.echo(f"{folder}: ok, {len(found.manifests)} objects, {checked}")

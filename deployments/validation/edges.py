@@ -1,0 +1,145 @@
+"""The way in: does it lead to gateways alone, and would Google's load balancers serve it well?
+
+Pure.
+"""
+
+from collections.abc import Iterator
+
+from deployments.manifests.edges import FIXED_PORT, is_googles
+from deployments.manifests.names import PROXY_HEALTH, kuberay_services
+from deployments.validation.documents import Folder, Json, Manifest, look, mapping, sequence, texts
+from deployments.validation.found_pods import FoundPod, ray_pods, selects
+from serving.domain.errors import Problem
+
+# Answers may be as long as this at least; shorter ones are somebody's own choice.
+_LEAST_TIMEOUT_S = 300
+_CONFIG = "spec.default.config"
+_HEALTH_PATH = f"{_CONFIG}.httpHealthCheck.requestPath"
+_TIMEOUT = "spec.default.timeoutSec"
+_POLICIES = ("HealthCheckPolicy", "GCPBackendPolicy")
+# Of either, where it is left out. Source: rules of GKE's HealthCheckPolicy at fc40d60, read
+# 2026-11-22; so is what a check may say of its port.
+_DEFAULT_CHECK_S = 5
+_NAMED_PORT, _SERVING_PORT = "USE_NAMED_PORT", "USE_SERVING_PORT"
+_PORT_FIELDS = {FIXED_PORT: {"port"}, _NAMED_PORT: {"portName"}, _SERVING_PORT: set[str]()}
+
+
+def edge_problems(folder: Folder) -> Iterator[Problem]:
+    """Every route, every policy, and what Google's load balancers need of those they serve."""
+    pods = list(ray_pods(folder))
+    googles = {
+        each.name
+        for each in folder.of_kind("Gateway")
+        if is_googles(str(look(each.body, "spec", "gatewayClassName")))
+    }
+    for route in folder.of_kind("HTTPRoute"):
+        parents = {mapping(each).get("name") for each in sequence(route.body, "spec", "parentRefs")}
+        for service in _services(route):
+            yield from _service_problems(folder, pods, route, "spec.rules.backendRefs", service)
+            if parents & googles:
+                yield from _health_problems(folder, route, service)
+                yield from _timeout_problems(folder, route, service)
+    for policy in folder.of_kind(*_POLICIES):
+        service = str(look(policy.body, "spec", "targetRef", "name"))
+        yield from _service_problems(folder, pods, policy, "spec.targetRef.name", service)
+    for policy in folder.of_kind("HealthCheckPolicy"):
+        yield from _check_problems(policy)
+
+
+def _services(route: Manifest) -> list[str]:
+    return [
+        str(mapping(backend).get("name"))
+        for rule in sequence(route.body, "spec", "rules")
+        for backend in sequence(rule, "backendRefs")
+    ]
+
+
+def _service_problems(
+    folder: Folder, pods: list[FoundPod], source: Manifest, field: str, service: str
+) -> Iterator[Problem]:
+    """Whether `source` points at a Service that leads to gateways, from the first moment.
+
+    A route of somebody else's, by another name than the cluster's, may lead to what is not Ray's.
+    """
+    clusters = folder.names("RayService") | folder.names("RayCluster")
+    leads = {each.name: _leads_to(each, pods) for each in folder.of_kind("Service")}
+    ours = sorted(name for name, groups in leads.items() if groups and all(groups.values()))
+    allowed = f"allowed: {texts(ours)}"
+    if any(service in kuberay_services(cluster) for cluster in clusters):
+        complaint = (
+            "KubeRay's own: it is there only once every first replica has had a slice, and leads "
+            "to hosts of slices, where nothing listens"
+        )
+        yield source.problem(field, complaint, allowed, service)
+    elif service not in leads:
+        yield source.problem(field, "no such Service", allowed, service)
+    else:
+        astray = sorted(group for group, is_gateway in leads[service].items() if not is_gateway)
+        if not leads[service] and source.name in clusters:
+            astray = ["nothing of Ray's"]
+        if astray:
+            complaint = f"this Service leads to pods that are no gateways: {texts(astray)}"
+            yield source.problem(field, complaint, allowed, service)
+
+
+def _leads_to(service: Manifest, pods: list[FoundPod]) -> dict[str, bool]:
+    """The groups of Ray pods that a Service leads to, and whether gateways run in each."""
+    selector: Json = {"matchLabels": mapping(service.body, "spec", "selector")}
+    selected = [pod for pod in pods if selects(selector, pod.labels)]
+    return {pod.labels["ray.io/group"]: pod.is_gateway for pod in selected}
+
+
+def _policies(folder: Folder, kind: str, service: str) -> list[Manifest]:
+    return [
+        each
+        for each in folder.of_kind(kind)
+        if look(each.body, "spec", "targetRef", "name") == service
+    ]
+
+
+def _check_problems(policy: Manifest) -> Iterator[Problem]:
+    """What the API server would refuse of a health check."""
+    for name, check in sorted(mapping(policy.body, *_CONFIG.split(".")).items()):
+        if not isinstance(check, dict):
+            continue
+        given = {"port", "portName"} & set(check)
+        specification = check.get("portSpecification", _SERVING_PORT)
+        if given != _PORT_FIELDS.get(specification, given):
+            needed = next((key for key, fields in _PORT_FIELDS.items() if fields == given), None)
+            field = f"{_CONFIG}.{name}.portSpecification"
+            complaint = f"the API server refuses it together with {texts(sorted(given))}"
+            allowed = f"allowed: {needed or 'one of port and portName'}"
+            yield policy.problem(field, complaint, allowed, check.get("portSpecification"))
+    default = mapping(policy.body, "spec", "default")
+    interval_s = default.get("checkIntervalSec", _DEFAULT_CHECK_S)
+    timeout_s = default.get("timeoutSec", _DEFAULT_CHECK_S)
+    if isinstance(interval_s, int) and isinstance(timeout_s, int) and timeout_s > interval_s:
+        complaint = "longer than checkIntervalSec, which the API server refuses"
+        yield policy.problem(_TIMEOUT, complaint, f"allowed: at most {interval_s}", timeout_s)
+
+
+def _health_problems(folder: Folder, route: Manifest, service: str) -> Iterator[Problem]:
+    found = _policies(folder, "HealthCheckPolicy", service)
+    if not found:
+        complaint = f"the load balancer would ask {service} for /, and take every gateway for ill"
+        required = f"required: a HealthCheckPolicy of {service} with {PROXY_HEALTH}"
+        yield route.problem("spec.rules.backendRefs", complaint, required, service)
+    for each in found:
+        path = look(each.body, *_HEALTH_PATH.split("."))
+        if path not in (PROXY_HEALTH, "/health"):
+            complaint = "a gateway answers this path only with a key"
+            yield each.problem(_HEALTH_PATH, complaint, f"allowed: {PROXY_HEALTH}, /health", path)
+
+
+def _timeout_problems(folder: Folder, route: Manifest, service: str) -> Iterator[Problem]:
+    found = _policies(folder, "GCPBackendPolicy", service)
+    if not found:
+        complaint = f"the load balancer would cut every answer of {service} after 30 s"
+        required = f"required: a GCPBackendPolicy of {service} with timeoutSec"
+        yield route.problem("spec.rules.backendRefs", complaint, required, service)
+    for each in found:
+        timeout_s = look(each.body, *_TIMEOUT.split("."))
+        if not isinstance(timeout_s, int) or timeout_s < _LEAST_TIMEOUT_S:
+            complaint = "streams are as long as their answers"
+            allowed = f"allowed: at least {_LEAST_TIMEOUT_S}"
+            yield each.problem(_TIMEOUT, complaint, allowed, timeout_s)

@@ -1,0 +1,108 @@
+"""Redis, where Ray's head keeps its state: is it there, does it last, who may reach it? Pure."""
+
+from collections.abc import Iterator
+
+from deployments.validation.documents import (
+    Folder,
+    Json,
+    Manifest,
+    look,
+    mapping,
+    ray_clusters,
+    sequence,
+    texts,
+)
+from serving.domain.errors import Problem
+
+_OPTIONS = "gcsFaultToleranceOptions"
+_DURABLE = "--appendonly yes"
+
+
+def redis_problems(folder: Folder) -> Iterator[Problem]:
+    """Of every Ray cluster's Redis, and of every Redis in the folder."""
+    for manifest, path, cluster in ray_clusters(folder):
+        options = mapping(cluster, _OPTIONS)
+        address = options.get("redisAddress")
+        # That there is one at all is said with the cluster's other settings.
+        if address:
+            yield from _address_problems(manifest, f"{path}.{_OPTIONS}", str(address), folder)
+            yield from _password_problems(manifest, f"{path}.{_OPTIONS}", options)
+    for each in folder.of_kind("StatefulSet"):
+        if _start_of(each) is not None:
+            yield from _pod_problems(each, folder)
+
+
+def _address_problems(
+    manifest: Manifest, path: str, address: str, folder: Folder
+) -> Iterator[Problem]:
+    """Where a Redis is in the folder, an address in its namespace is its own."""
+    host, _, port = address.removeprefix("redis://").rpartition(":")
+    name, _, domain = host.partition(".")
+    is_here = domain == f"{manifest.namespace}.svc" or domain.startswith(
+        f"{manifest.namespace}.svc."
+    )
+    if domain and not is_here:
+        return
+    own = [each for each in folder.of_kind("StatefulSet") if _start_of(each) is not None]
+    known = {
+        f"{each.name}.{each.namespace}.svc:{mapping(entry).get('port')}"
+        for each in folder.of_kind("Service")
+        if any(_selects(each, redis) for redis in own)
+        for entry in sequence(each.body, "spec", "ports")
+    }
+    if own and f"{name}.{manifest.namespace}.svc:{port}" not in known:
+        complaint = "there is no Redis with a Service at this address"
+        allowed = f"allowed: {texts(sorted(known))}, or an address outside the namespace"
+        yield manifest.problem(f"{path}.redisAddress", complaint, allowed, address)
+
+
+def _password_problems(manifest: Manifest, path: str, options: Json) -> Iterator[Problem]:
+    field = f"{path}.redisPassword"
+    if look(options, "redisPassword", "value") is not None:
+        complaint = "a password stands in the manifest"
+        yield manifest.problem(field, complaint, "allowed: valueFrom.secretKeyRef", "(hidden)")
+    elif not look(options, "redisPassword", "valueFrom", "secretKeyRef", "name"):
+        complaint = "missing: whoever reaches Redis could change what Ray runs"
+        yield manifest.problem(field, complaint, "required: valueFrom.secretKeyRef")
+
+
+def _pod_problems(each: Manifest, folder: Folder) -> Iterator[Problem]:
+    start = _start_of(each) or ""
+    if not sequence(each.body, "spec", "volumeClaimTemplates"):
+        complaint = "missing: with the pod everything that Ray's head knows would be lost"
+        yield each.problem("spec.volumeClaimTemplates", complaint, "required: a disk at /data")
+    field = "spec.template.spec.containers[0].command"
+    if _DURABLE not in start:
+        complaint = "what was written last would be lost with the pod"
+        yield each.problem(field, complaint, f"required: {_DURABLE}", start)
+    if "requirepass" not in start:
+        complaint = "Redis would ask nobody for a password"
+        yield each.problem(field, complaint, "required: requirepass", start)
+    replicas = look(each.body, "spec", "replicas")
+    if replicas != 1:
+        complaint = "several would each have a state of their own"
+        yield each.problem("spec.replicas", complaint, "allowed: 1", replicas)
+    labels = mapping(each.body, "spec", "template", "metadata", "labels")
+    policies = [
+        mapping(policy.body, "spec", "podSelector", "matchLabels")
+        for policy in folder.of_kind("NetworkPolicy")
+    ]
+    if not any(policy.items() <= labels.items() for policy in policies):
+        complaint = "no NetworkPolicy selects it: every pod of the cluster could reach it"
+        value = texts([f"{k}={v}" for k, v in sorted(labels.items())])
+        field = "spec.template.metadata.labels"
+        yield each.problem(field, complaint, "required: a NetworkPolicy for the head alone", value)
+
+
+def _start_of(each: Manifest) -> str | None:
+    """How it starts Redis; `None` of what is no Redis."""
+    command = sequence(each.body, "spec", "template", "spec", "containers", 0, "command")
+    args = sequence(each.body, "spec", "template", "spec", "containers", 0, "args")
+    words = " ".join(map(str, [*command, *args]))
+    return words if "redis-server" in words else None
+
+
+def _selects(service: Manifest, redis: Manifest) -> bool:
+    labels = mapping(redis.body, "spec", "template", "metadata", "labels")
+    selector = mapping(service.body, "spec", "selector")
+    return bool(selector) and selector.items() <= labels.items()

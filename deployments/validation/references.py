@@ -1,0 +1,161 @@
+"""Names that one object gives of another: selectors with pods, accounts, classes, quota. Pure."""
+
+from collections.abc import Iterator
+
+from deployments.validation.documents import (
+    Folder,
+    Json,
+    look,
+    mapping,
+    ray_clusters,
+    sequence,
+    texts,
+)
+from deployments.validation.found_pods import FoundPod, all_pods, selects
+from deployments.validation.groups import slice_groups_in
+from serving.domain.errors import Problem
+from serving.domain.gke_names import GKE_CHIPS
+
+_SELECTORS = {
+    "NetworkPolicy": ("spec", "podSelector"),
+    "PodDisruptionBudget": ("spec", "selector"),
+    "PodMonitor": ("spec", "selector"),
+}
+
+
+def reference_problems(folder: Folder) -> Iterator[Problem]:
+    """Everything that refers to something that is not there."""
+    pods = all_pods(folder)
+    yield from _selector_problems(folder, [pod.labels for pod in pods])
+    yield from _account_problems(folder, pods)
+    yield from _budget_problems(folder)
+    yield from _quota_problems(folder)
+    yield from _route_problems(folder)
+    yield from _kustomization_problems(folder)
+    yield from _repeated(folder)
+
+
+def _selector_problems(folder: Folder, pods: list[Json]) -> Iterator[Problem]:
+    for each in folder.of_kind(*_SELECTORS):
+        path = _SELECTORS[each.kind]
+        selector = mapping(each.body, *path)
+        if not any(selects(selector, labels) for labels in pods):
+            yield each.problem(".".join(path), "selects no pod", _labels_of(pods), _words(selector))
+    for each in folder.of_kind("Service"):
+        labels = mapping(each.body, "spec", "selector")
+        if not any(selects({"matchLabels": labels}, found) for found in pods):
+            value = _words({"matchLabels": labels})
+            yield each.problem("spec.selector", "selects no pod", _labels_of(pods), value)
+    for each in folder.of_kind("DaemonSet"):
+        labels = mapping(each.body, "spec", "template", "metadata", "labels")
+        selector = mapping(each.body, "spec", "selector")
+        if not selects(selector, labels):
+            allowed = f"allowed: {_words({'matchLabels': labels})}"
+            complaint = "does not select its own pods"
+            yield each.problem("spec.selector", complaint, allowed, _words(selector))
+
+
+def _words(selector: Json) -> str:
+    return texts([f"{k}={v}" for k, v in sorted(mapping(selector, "matchLabels").items())])
+
+
+def _labels_of(pods: list[Json]) -> str:
+    name = "app.kubernetes.io/component"
+    found = sorted({str(labels[name]) for labels in pods if name in labels})
+    return f"allowed: labels that pods have; their {name} is one of {texts(found)}"
+
+
+def _account_problems(folder: Folder, pods: list[FoundPod]) -> Iterator[Problem]:
+    fields = {"serviceAccountName": "ServiceAccount", "priorityClassName": "PriorityClass"}
+    for pod in pods:
+        path = f"{pod.path}.spec"
+        for field, kind in fields.items():
+            value = pod.spec.get(field)
+            if value is not None and value not in folder.names(kind):
+                allowed = f"allowed: {texts(sorted(folder.names(kind)))}"
+                complaint = f"there is no {kind} of this name"
+                yield pod.manifest.problem(f"{path}.{field}", complaint, allowed, value)
+        for claim in sequence(pod.spec, "resourceClaims"):
+            value = mapping(claim).get("resourceClaimTemplateName")
+            if value not in folder.names("ResourceClaimTemplate"):
+                allowed = f"allowed: {texts(sorted(folder.names('ResourceClaimTemplate')))}"
+                complaint = "there is no ResourceClaimTemplate of this name"
+                yield pod.manifest.problem(f"{path}.resourceClaims", complaint, allowed, value)
+
+
+def _budget_problems(folder: Folder) -> Iterator[Problem]:
+    for each in folder.of_kind("PodDisruptionBudget"):
+        spec = mapping(each.body, "spec")
+        if not isinstance(spec.get("minAvailable"), int):
+            field = "spec.minAvailable"
+            complaint = "Kubernetes counts the pods of a RayCluster in no other way"
+            value = spec.get("minAvailable", spec.get("maxUnavailable"))
+            yield each.problem(field, complaint, "allowed: a whole number of pods", value)
+
+
+def _quota_problems(folder: Folder) -> Iterator[Problem]:
+    """A quota that stops a group short of its maximum."""
+    for manifest, path, cluster in ray_clusters(folder):
+        chips = 0
+        for group in slice_groups_in(manifest, path, cluster):
+            most = group.spec.get("maxReplicas")
+            if group.shape is not None and isinstance(most, int):
+                chips += most * group.shape.num_chips
+        for quota in folder.of_kind("ResourceQuota"):
+            name = f"requests.{GKE_CHIPS}"
+            hard = look(quota.body, "spec", "hard", name)
+            is_number = str(hard).isdigit()
+            if quota.namespace == manifest.namespace and is_number and int(hard) < chips:
+                complaint = (
+                    f"fewer chips than the groups of {manifest.kind} {manifest.name} may have"
+                )
+                yield quota.problem(f"spec.hard[{name}]", complaint, f"allowed: {chips}", hard)
+
+
+def _route_problems(folder: Folder) -> Iterator[Problem]:
+    for each in folder.of_kind("HTTPRoute"):
+        for parent in sequence(each.body, "spec", "parentRefs"):
+            name = mapping(parent).get("name")
+            if name not in folder.names("Gateway"):
+                allowed = f"allowed: {texts(sorted(folder.names('Gateway')))}"
+                yield each.problem("spec.parentRefs", "no such Gateway", allowed, name)
+
+
+def _kustomization_problems(folder: Folder) -> Iterator[Problem]:
+    """A resource that is not there, or a file that no kustomization takes along."""
+    kustomizations = folder.of_kind("Kustomization")
+    listed = set()
+    for each in kustomizations:
+        base = each.file.rpartition("/")[0]
+        for resource in sequence(each.body, "resources"):
+            path = _joined(base, str(resource))
+            listed.add(path)
+            if path not in folder.files and f"{path}/kustomization.yaml" not in folder.files:
+                complaint = "there is no such file or folder"
+                yield each.problem("resources", complaint, "allowed: files beside it", resource)
+    if not kustomizations:
+        return
+    for manifest in folder.manifests:
+        if manifest.kind != "Kustomization" and manifest.file not in listed:
+            complaint = "no kustomization has it, so nobody applies it"
+            yield Problem(manifest.file, complaint, "required: in the resources of its folder")
+
+
+def _joined(base: str, resource: str) -> str:
+    parts = [part for part in base.split("/") if part]
+    for part in resource.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _repeated(folder: Folder) -> Iterator[Problem]:
+    """The same object twice in what one kustomization takes: the second one would win."""
+    seen: dict[tuple[str, str, str | None, str], str] = {}
+    for each in folder.manifests:
+        key = (each.kind, each.name, each.namespace, each.file.rpartition("/")[0])
+        if each.kind != "Kustomization" and key in seen:
+            yield each.problem("metadata.name", f"also in {seen[key]}", "allowed: once", each.name)
+        seen.setdefault(key, each.file)

@@ -1,0 +1,229 @@
+"""Manifests against the Serve configuration that they carry: will replicas get slices, and time?
+
+Asks the product's own functions: the labels that the hosts of a group get go through the very
+survey by which a replica chooses a slice. Pure.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import yaml
+
+from deployments.manifests.compute_classes import SPOT_SHUTDOWN_S
+from deployments.validation.documents import (
+    LOADER,
+    SERVE_CONFIG_NAME,
+    Folder,
+    Manifest,
+    look,
+    mapping,
+    ray_clusters,
+    sequence,
+)
+from deployments.validation.groups import FoundGroup, slice_groups_in
+from serving.config.application import AppConfig, DeploymentConfig, check_app_config
+from serving.config.check import IMPORT_PATH
+from serving.config.slice_settings import replica_end_s, slice_spec
+from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.config.slices import Market
+from serving.domain.errors import ConfigError, Problem
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
+from serving.domain.inventory import (
+    POD_TYPE_LABEL,
+    SLICE_NAME_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_ID_LABEL,
+    ObservedHost,
+    SliceWant,
+    survey,
+)
+
+
+def serving_problems(folder: Folder) -> Iterator[Problem]:
+    """Every Ray cluster with the application that it is to run."""
+    for manifest, path, cluster in ray_clusters(folder):
+        raw, where = _serve_config(folder, manifest)
+        if raw is None:
+            yield manifest.problem(where, "missing", "required: the Serve configuration")
+            continue
+        try:
+            app = _application(raw)
+        except (ConfigError, yaml.YAMLError) as error:
+            yield manifest.problem(where, f"cannot be used: {error}", "see slicewise config check")
+            continue
+        if app is None:
+            allowed = f"required: import_path {IMPORT_PATH}"
+            yield manifest.problem(where, "no application is Slicewise's", allowed)
+            continue
+        groups = slice_groups_in(manifest, path, cluster)
+        offers = [(group, hosts_of(group)) for group in groups]
+        yield from _deployment_problems(app, offers, manifest, path)
+        yield from _spot_problems(app, offers, folder)
+
+
+# A group, and the hosts of its first slice: made once, for slices may have a thousand.
+_Offer = tuple[FoundGroup, list[ObservedHost]]
+
+
+def hosts_of(group: FoundGroup) -> list[ObservedHost]:
+    """The hosts of a first slice of a group as Ray would list them."""
+    chips = look(group.pod, "containers", 0, "resources", "limits", GKE_CHIPS)
+    num_chips = int(chips) if str(chips).isdigit() else 0
+    num_hosts = group.spec.get("numOfHosts", 1)
+    name, labels = f"{group.name}-0", group.labels
+    return [
+        ObservedHost(
+            node_id=f"{name}-{host}",
+            address="",
+            slice_name=name,
+            worker_id=host,
+            num_chips=num_chips,
+            num_free_chips=num_chips,
+            is_draining=False,
+            labels={**labels, SLICE_NAME_LABEL: name, WORKER_ID_LABEL: str(host)},
+        )
+        for host in range(num_hosts if isinstance(num_hosts, int) else 0)
+    ]
+
+
+def _serve_config(folder: Folder, manifest: Manifest) -> tuple[str | None, str]:
+    """The text, and what it is called; `None` if there is none."""
+    if manifest.kind == "RayService":
+        text = look(manifest.body, "spec", "serveConfigV2")
+        return (text if isinstance(text, str) else None), "spec.serveConfigV2"
+    file = f"{manifest.file.rpartition('/')[0]}/{SERVE_CONFIG_NAME}".removeprefix("/")
+    return folder.serve_configs.get(file), f"({SERVE_CONFIG_NAME} beside it)"
+
+
+def _application(text: str) -> AppConfig | None:
+    raw = yaml.load(text, Loader=LOADER)  # a safe one
+    for each in sequence(raw, "applications"):
+        if mapping(each).get("import_path") == IMPORT_PATH:
+            return check_app_config(mapping(each, "args"), None)
+    return None
+
+
+def _deployment_problems(
+    app: AppConfig, offers: Sequence[_Offer], manifest: Manifest, path: str
+) -> Iterator[Problem]:
+    """Each deployment has slices, enough of them, and time at their end."""
+    wanted: dict[str, int] = {}
+    groups = [group for group, _ in offers]
+    by_name = {group.name: group for group in groups}
+    told: set[tuple[str, str]] = set()
+    for model in app.models:
+        for deployment in model.deployments:
+            spec = slice_spec(app, model, deployment)
+            if spec is None:
+                continue
+            takes = _groups_for(wanted_slice(spec), offers)
+            if not takes:
+                yield _no_slices(manifest, path, model.deployment_name(deployment), spec, groups)
+            for group in takes:
+                at_most = deployment.most_replicas * spec.num_slices
+                wanted[group.name] = wanted.get(group.name, 0) + at_most
+                if (group.name, spec.compute_class) not in told:
+                    told.add((group.name, spec.compute_class))
+                    yield from _grace_problems(group, spec)
+    for name, count in wanted.items():
+        most = by_name[name].spec.get("maxReplicas")
+        if isinstance(most, int) and most < count and not _has_others(name, groups):
+            complaint = "fewer slices than replicas may want"
+            yield by_name[name].problem("maxReplicas", complaint, f"allowed: {count} or more", most)
+
+
+def _has_others(name: str, groups: list[FoundGroup]) -> bool:
+    """Whether slices of the same labels come from another group as well."""
+    this = next(group for group in groups if group.name == name)
+    return any(group.name != name and group.labels == this.labels for group in groups)
+
+
+def _groups_for(want: SliceWant, offers: Sequence[_Offer]) -> list[FoundGroup]:
+    return [group for group, hosts in offers if survey(hosts, want).free]
+
+
+def _no_slices(
+    manifest: Manifest, path: str, name: str, spec: SliceSpec, groups: list[FoundGroup]
+) -> Problem:
+    """Why no group's slices would be taken: what the nearest one lacks."""
+    want = wanted_slice(spec)
+    labels = {
+        **want.labels,
+        POD_TYPE_LABEL: want.pod_type,
+        TOPOLOGY_LABEL: want.topology,
+    }
+    complaint = f"no worker group has slices that deployment {name} would take"
+    allowed = "required: a group with " + ", ".join(f"{k}={v}" for k, v in sorted(labels.items()))
+
+    def distance(group: FoundGroup) -> tuple[bool, int]:
+        is_other = group.labels.get(COMPUTE_CLASS_LABEL) != want.compute_class
+        return is_other, len(_differences(labels, group))
+
+    nearest = min(groups, key=distance, default=None)
+    if nearest is None:
+        return manifest.problem(f"{path}.workerGroupSpecs", complaint, allowed)
+    differences = _differences(labels, nearest)
+    if not differences:
+        refused = survey(hosts_of(nearest), want).refused
+        reason = "; ".join(refused.values()) or "its slices are not whole"
+        return nearest.problem("template", f"{complaint}: {reason}", allowed)
+    label, value = next(iter(differences.items()))
+    return nearest.problem(f"labels[{label}]", complaint, allowed, value or "nothing")
+
+
+def _differences(labels: Mapping[str, str], group: FoundGroup) -> dict[str, object]:
+    """The labels of a group that are not as wanted, with what they are."""
+    return {
+        name: group.labels.get(name)
+        for name, value in labels.items()
+        if group.labels.get(name) != value
+    }
+
+
+def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
+    needed_s = math.ceil(replica_end_s(spec.drain_notice_s))
+    grace_s = group.pod.get("terminationGracePeriodSeconds", 30)
+    field = "template.spec.terminationGracePeriodSeconds"
+    if not isinstance(grace_s, int) or grace_s < needed_s:
+        complaint = (
+            f"shorter than a replica's end on compute class {spec.compute_class}, which drains for "
+            f"{spec.drain_notice_s:g} s"
+        )
+        yield group.problem(field, complaint, f"allowed: at least {needed_s}", grace_s)
+
+
+def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> Iterator[Problem]:
+    """A spot node's shutdown is as long as the drain that the configuration counts on."""
+    classes = {each.name: each for each in folder.of_kind("ComputeClass")}
+    for group, hosts in offers:
+        used = classes.get(group.name)
+        deployment = _deployment_of(app, hosts)
+        if used is None or deployment is None:
+            continue
+        rule = mapping(used.body, "spec", "priorities", 0)
+        compute_class = app.compute_class(deployment.compute_class)
+        if compute_class.market != Market.SPOT or "nodepools" in rule:
+            continue
+        kubelet = mapping(rule, "nodeSystemConfig", "kubeletConfig")
+        whole_s = kubelet.get("shutdownGracePeriodSeconds", 30)
+        critical_s = kubelet.get("shutdownGracePeriodCriticalPodsSeconds", 15)
+        notice_s = compute_class.drain_notice_s
+        field = "spec.priorities[0].nodeSystemConfig.kubeletConfig.shutdownGracePeriodSeconds"
+        if _number(whole_s) - _number(critical_s) < notice_s:
+            complaint = (
+                f"less the critical pods' {critical_s} shorter than the drain of {notice_s:g} s"
+            )
+            yield used.problem(field, complaint, f"allowed: {SPOT_SHUTDOWN_S}", whole_s)
+
+
+def _deployment_of(app: AppConfig, hosts: Sequence[ObservedHost]) -> DeploymentConfig | None:
+    for model in app.models:
+        for deployment in model.deployments:
+            spec = slice_spec(app, model, deployment)
+            if spec is not None and survey(hosts, wanted_slice(spec)).free:
+                return deployment
+    return None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

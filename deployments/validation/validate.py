@@ -1,0 +1,34 @@
+"""Everything that is wrong with a folder of manifests. Pure, but for the reading of files."""
+
+from deployments.validation.cluster import cluster_problems
+from deployments.validation.compute_classes import class_problems
+from deployments.validation.documents import Folder
+from deployments.validation.edges import edge_problems
+from deployments.validation.groups import group_problems
+from deployments.validation.labels import label_problems
+from deployments.validation.redis import redis_problems
+from deployments.validation.references import reference_problems
+from deployments.validation.serving import serving_problems
+from serving.domain.errors import Problem
+
+_CHECKS = (
+    group_problems,
+    label_problems,
+    class_problems,
+    cluster_problems,
+    edge_problems,
+    redis_problems,
+    serving_problems,
+    reference_problems,
+)
+
+
+def folder_problems(folder: Folder) -> list[Problem]:
+    """What every check says, each problem once."""
+    found = [problem for check in _CHECKS for problem in check(folder)]
+    if not folder.of_kind("RayService", "RayCluster"):
+        missing = Problem(
+            "(folder)", "no Ray cluster in it", "required: a RayService or RayCluster"
+        )
+        found.append(missing)
+    return list(dict.fromkeys(found))

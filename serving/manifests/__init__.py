@@ -1,1 +1,0 @@
-"""Kubernetes manifests from one values file, and what can be wrong with them. Needs no cluster."""
