@@ -40,7 +40,8 @@ machine and say nothing about a TPU.
 
 vLLM's engine core and worker wait for each other by spinning, up to a second after the last
 message, which on two cores keeps everything else waiting, the client too. Slicewise's engines nap
-instead (`serving/engine/shm_wait.py`); vLLM's own server spins. Part of the ratios below is that.
+instead (`serving/engine/vllm/shm_backoff.py`); vLLM's own server spins. Part of the ratios below is
+that.
 
 ## Against an engine with known times
 

@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
 from serving.domain.slice_lifecycle import SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.engine_metrics import LinkCollector, LinkReading
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys

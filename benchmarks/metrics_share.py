@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import metrics
-from serving.engine.paced import PacedEngine
+from serving.engine.paced.engine import PacedEngine
 from serving.gateway.request_meter import Arrival, EdgeMeter, RequestMeter
 
 NUM_ROUNDS = 24

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
-from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.frontend import FleetLLM
 from serving.link.messages import Step, TokenRequest

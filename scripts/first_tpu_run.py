@@ -160,7 +160,7 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
     from vllm.inputs import TokensPrompt  # noqa: PLC0415
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-    from serving.engine.vllm_engine import engine_config  # noqa: PLC0415
+    from serving.engine.vllm.engine import engine_config  # noqa: PLC0415
 
     arguments: dict[str, Any] = plan.settings.engine_args
     told_s: dict[LoadStage, float] = {}

@@ -18,15 +18,15 @@ from serving.config.application import (
     parse_app_config,
 )
 from serving.config.slice_settings import replica_end_s, slice_spec
-from serving.directory_deployment import FleetDirectory
+from serving.directory.deployment import FleetDirectory
 from serving.domain.deployment_names import DIRECTORY, GATEWAY
 from serving.domain.errors import ConfigError
 from serving.domain.inventory import ACCELERATOR_LABEL
 from serving.domain.topology import TPU_ACCELERATOR_TYPES
-from serving.engine.slice_replica import SliceReplica
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.gateway.deployment import Gateway
 from serving.pinned_version import pin_version
+from serving.slices.replica import SliceReplica
 
 # Wrapped here and not where they are written: Serve sends a decorated class by value, with all its
 # module holds, and an undecorated one by name.

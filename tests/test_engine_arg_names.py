@@ -138,7 +138,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs, FrontendArgs
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
-from serving.engine_arg_names import installed_vllm_args
+from serving.config.vllm_args import installed_vllm_args
 
 read = installed_vllm_args()
 names = lambda cls: {field.name for field in dataclasses.fields(cls)}

@@ -18,7 +18,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.link.messages import RESERVED_ARG_PREFIX, Finish, TokenOutput, TokenRequest
-from serving.vllm_codec import (
+from serving.link.vllm_codec import (
     EMITTED_KEY,
     decode_output,
     decode_request,

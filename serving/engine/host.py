@@ -13,9 +13,9 @@ from typing import Any
 from serving.artifacts.model_source import resolve_source
 from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.load_stage import OnStage, hear_stages
-from serving.engine.paced import PacedConfig, PacedEngine
-from serving.engine.protocol import Engine, EngineDiedError
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
+from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import ProgramsMoved
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
@@ -41,7 +41,7 @@ async def start_engine(spec: EngineSpec, on_stage: OnStage = _unheard) -> Engine
     if spec.paced is not None:
         return await _start_paced(dict(spec.paced), on_stage)
     # Imported here because it takes vLLM and torch with it, which the paced engine does without.
-    from serving.engine.vllm_engine import VllmEngine  # noqa: PLC0415
+    from serving.engine.vllm.engine import VllmEngine  # noqa: PLC0415
 
     with hear_stages(on_stage):
         return await VllmEngine.start(resolve_source(spec.source), spec.engine_args)

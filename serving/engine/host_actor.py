@@ -12,8 +12,8 @@ import ray
 from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.end_signals import EndSignals
 from serving.engine.host import EngineHost, start_engine
-from serving.engine.protocol import EngineDiedError
 from serving.engine.spec import EngineSpec
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import ProgramsMoved
 from serving.telemetry.process_log import log_as_actor
 

@@ -17,8 +17,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.artifacts.model_source import resolve_file
-from serving.cluster_secret import cluster_secret
 from serving.config.application import AppConfig, AuthConfig, ModelConfig, exposure_problem
+from serving.directory.cluster_secret import cluster_secret
+from serving.directory.plan_store import read_board
 from serving.domain.errors import ConfigError
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanBoard, PlanBoardError
@@ -51,7 +52,6 @@ from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
-from serving.plan_store import read_board
 from serving.telemetry.process_log import log_as_replica
 from serving.telemetry.spans import open_tracer
 

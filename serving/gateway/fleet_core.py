@@ -39,8 +39,8 @@ from serving.gateway.request_meter import RequestMeter, Stopwatch, asked_by
 from serving.gateway.routing import EngineView, choose_engine
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
+from serving.link.vllm_codec import decode_output, encode_request, output_decoder
 from serving.telemetry.log_lines import note
-from serving.vllm_codec import decode_output, encode_request, output_decoder
 
 logger = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from serving.domain.errors import (
     openai_error_body,
 )
 from serving.gateway.asked import Asked
+from serving.gateway.choice import CanaryView, choose_canary
 from serving.gateway.fleet_page import FleetPage
 from serving.gateway.history_page import AnswerHistory
 from serving.gateway.keys import ApiKeys, presented_key
@@ -37,7 +38,6 @@ from serving.gateway.refused_fields import (
 )
 from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 from serving.gateway.request_trace import RequestTrace, request_attributes
-from serving.rollout.choice import CanaryView, choose_canary
 from serving.telemetry.log_lines import note
 from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer
 

@@ -23,10 +23,10 @@ from serving.config.application import GatewayConfig, ModelConfig
 from serving.domain.load_report import LoadSample
 from serving.gateway.admission import Admission, Inside
 from serving.gateway.asked import Asked
+from serving.gateway.choice import CanaryView, VersionView, choose_version
 from serving.gateway.fleet_core import EngineSeat, FleetCore, load_of
 from serving.gateway.request_meter import RequestMeter
 from serving.gateway.served_model import ServedModel, Shared
-from serving.rollout.choice import CanaryView, VersionView, choose_version
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serving.engine.protocol import Engine, EngineDiedError
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
+from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.errors import FrameError
 from serving.link.gateway_connection import ConnectionConfig, GatewayConnection
 from serving.link.handshake import validate_secret

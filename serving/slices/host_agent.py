@@ -17,7 +17,7 @@ import ray
 
 from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, Work
 from serving.slices.expiry import BootTimeError, expiry_notice, started_at_s
-from serving.slices.host_stream import HostStreamServer
+from serving.slices.host_heartbeat import HostStreamServer
 from serving.slices.metadata_client import (
     HOST_VARIABLE,
     SPOT_NOTICE_S,

@@ -13,12 +13,12 @@ from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice, deman
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
 from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.directory.claims import Claims
+from serving.directory.quarantine import Quarantine
 from serving.domain.inventory import SliceWant, WholeSlice, survey
 from serving.domain.slice_lifecycle import SliceLife, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.topology import slice_shape
-from serving.slices.claims import Claims
-from serving.slices.quarantine import Quarantine
 
 GROUP = "v6e-2x2-spot"
 KIND = SliceKind("spot", "v6e", "2x2")

@@ -13,9 +13,9 @@ from pathlib import Path
 import ray
 from ray.util.placement_group import placement_group_table
 
+from serving.directory.ray_hosts import look
 from serving.domain.inventory import SliceWant, WholeSlice, survey
 from serving.domain.topology import slice_shape
-from serving.slices.ray_hosts import look
 from serving.slices.reservation import ReservationError, reserve
 
 SHAPE = slice_shape("v6e", "1x1", None)

@@ -38,10 +38,10 @@ PLAN = {
 CLUSTER = """
 import signal, sys, threading, yaml
 from pathlib import Path
-from serving.simulation.cluster import SimulatedCluster
-from serving.simulation.control import ControlServer
-from serving.simulation.plan import parse_plan
-from serving.simulation.redis import RedisServer
+from deployments.simulation.cluster import SimulatedCluster
+from deployments.simulation.control import ControlServer
+from deployments.simulation.plan import parse_plan
+from deployments.simulation.redis import RedisServer
 
 is_over = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: is_over.set())

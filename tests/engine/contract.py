@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from serving.engine.protocol import Engine, EngineDiedError
+from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.messages import Finish, TokenRequest
 
 # Long enough for a real engine on a busy machine to run a few short requests.

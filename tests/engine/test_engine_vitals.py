@@ -1,6 +1,6 @@
 """The sums of an engine: what counts as a step's time, and what an engine does not have."""
 
-from serving.engine.vitals import StepCount, VitalsMeter
+from serving.engine.stats import StepCount, VitalsMeter
 from serving.link.messages import ITERATION_BOUNDS
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from serving.engine.host import EngineHost, start_engine
 from serving.engine.host_actor import EngineHostActor
-from serving.engine.paced import PacedConfig, PacedEngine
-from serving.engine.protocol import EngineDiedError
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.client import LinkCallbacks, LinkClient
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import Draining, Step, TokenRequest
 
 SECRET = b"the cluster secret of these tests"

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from serving.engine.host_watch import HOST_VARIABLE, HostProcess, watch_host
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess, watch_host
 from tests.hosts.namespaces import unshare
 from tests.hosts.permission import skipped_where_refused
 
@@ -22,7 +22,7 @@ DEADLINE_S = 30.0
 
 _ENGINE = """
 import sys, threading
-from serving.engine.host_watch import watch_host
+from serving.engine.vllm.parent_death_watch import watch_host
 watch_host()
 watch_host()
 names = [thread.name for thread in threading.enumerate()]
@@ -33,7 +33,7 @@ threading.Event().wait()
 # As an engine host does: says who it is, and starts an engine process.
 _HOST = f"""
 import os, subprocess, sys
-from serving.engine.host_watch import HostProcess
+from serving.engine.vllm.parent_death_watch import HostProcess
 os.environ[{HOST_VARIABLE!r}] = str(HostProcess.own())
 engine = subprocess.Popen([sys.executable, "-c", {_ENGINE!r}], stdout=subprocess.PIPE, text=True)
 print(engine.pid, engine.stdout.readline().strip(), flush=True)
@@ -133,7 +133,7 @@ def test_engine_process_neither_watches_nor_misses_a_host_elsewhere(other: dict[
 def test_reason_why_a_host_is_not_watched_is_logged_at_debug_level(
     other: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.DEBUG, "serving.engine.host_watch")
+    caplog.set_level(logging.DEBUG, "serving.engine.vllm.parent_death_watch")
     monkeypatch.setenv(HOST_VARIABLE, str(replace(HostProcess.own(), **other)))
     watch_host()
     (record,) = caplog.records

@@ -15,7 +15,7 @@ from serving.engine.spec import EngineSpec
 DEADLINE_S = 30.0
 _WORKER = """
 from serving.engine.load_stage import tell_stage
-from serving.slices.lifecycle import LoadStage
+from serving.domain.slice_lifecycle import LoadStage
 tell_stage(LoadStage.COMPILING)
 """
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.domain.paced_tokens import paced_token
-from serving.engine.paced import PacedConfig, PacedEngine
-from serving.engine.protocol import EngineDiedError
+from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import Finish, TokenRequest
 
 from .contract import DEADLINE_S, EngineContract, Subject, collect

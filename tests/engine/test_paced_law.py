@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from serving.domain.paced_tokens import paced_tokens
-from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.link.messages import TokenRequest
 
 from .simulated_time import run_simulated

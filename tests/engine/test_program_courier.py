@@ -14,9 +14,9 @@ from serving.artifacts.compile_cache.local_folder import LocalFolder
 from serving.artifacts.object_store.address import open_store
 from serving.config.slice_spec import SliceSpec
 from serving.domain.topology import slice_shape
-from serving.engine.program_courier import ProgramCourier
-from serving.engine.programs import HostFacts, with_programs
 from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
+from serving.engine.tpu.compile_cache import HostFacts, with_programs
+from serving.slices.compile_cache_sync import ProgramCourier
 from serving.slices.reservation import Reservation
 
 pytestmark = [pytest.mark.process, pytest.mark.long]

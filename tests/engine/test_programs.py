@@ -11,7 +11,8 @@ from serving.artifacts.compile_cache.local_folder import LocalFolder
 from serving.artifacts.compile_cache.report import Outcome
 from serving.config.slice_spec import SliceSpec
 from serving.domain.topology import slice_shape
-from serving.engine.programs import (
+from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
+from serving.engine.tpu.compile_cache import (
     HostFacts,
     program_variables,
     pull_here,
@@ -19,7 +20,6 @@ from serving.engine.programs import (
     versions_here,
     with_programs,
 )
-from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
 from serving.tpu.rules import PROGRAM_FOLDER
 
 FACTS = HostFacts("r1", "c1", {"jax": "0.10.2"}, {"XLA_FLAGS": "--pod"})
@@ -94,7 +94,7 @@ def test_host_pulls_and_pushes_and_says_so_in_one_line_each(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     programs = programs_of(settled(str(tmp_path / "store")))
-    with caplog.at_level(logging.INFO, "serving.engine.programs"):
+    with caplog.at_level(logging.INFO, "serving.engine.tpu.compile_cache"):
         assert pull_here(programs, LOG).outcome == Outcome.NOTHING
         assert push_here(programs, (), LOG).outcome == Outcome.NOTHING
     lines = [record.getMessage().split()[0] for record in caplog.records]

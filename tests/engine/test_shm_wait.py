@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.host_watch import HOST_VARIABLE, HostProcess
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
@@ -19,7 +19,7 @@ NUM_MESSAGES = 3000
 # pause longer than the naps, so that the reader blocks.
 _PROGRAM = f"""
 import multiprocessing, random, time
-from serving.engine.shm_wait import nap_while_waiting
+from serving.engine.vllm.shm_backoff import nap_while_waiting
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
 
 def read(handle, results):
@@ -73,7 +73,7 @@ def run(program: Path, **environment: str) -> tuple[str, str, float]:
 
 def test_reader_below_a_host_naps_and_misses_nothing(program: Path) -> None:
     arrived, module, cpu_share = run(program, **{HOST_VARIABLE: str(HostProcess.own())})
-    assert (arrived, module) == ("True", "serving.engine.shm_wait")
+    assert (arrived, module) == ("True", "serving.engine.vllm.shm_backoff")
     # A spinning reader takes all that it is given; this one waits for most of its life.
     assert cpu_share < 0.6
 

@@ -10,7 +10,7 @@ import pytest
 from serving.config.slice_spec import SliceSpec
 from serving.domain.topology import slice_shape
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
-from serving.engine.tpu_engine import settle, settle_here
+from serving.engine.tpu.settings import settle, settle_here
 
 MODELS = Path(__file__).parents[2] / "deployments" / "tpu" / "models"
 
@@ -60,14 +60,14 @@ def test_file_that_cannot_be_read_leaves_the_model_undecided(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.json").write_text("{")
-    with caplog.at_level(logging.WARNING, "serving.engine.tpu_engine"):
+    with caplog.at_level(logging.WARNING, "serving.engine.tpu.settings"):
         settled = settle_here(spec("2x2", str(tmp_path)))
     assert "max_model_len" not in settled.engine_args
     assert "model_config_unreadable" in caplog.text
 
 
 def test_every_setting_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "serving.engine.tpu_engine"):
+    with caplog.at_level(logging.INFO, "serving.engine.tpu.settings"):
         settle(spec("2x2"), config_of("llama-3.1-8b"))
     assert "name=tensor_parallel_size value=4 reason='all 4 devices" in caplog.text
     assert "engine_memory model=m hbm_bytes=" in caplog.text

@@ -7,7 +7,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from serving.engine.tpu_requests import fit_to_tpu
+from serving.engine.tpu.requests import fit_to_tpu
 from tests.gateway.engines import core_request
 
 pytestmark = pytest.mark.vllm

@@ -12,12 +12,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.domain.slice_lifecycle import LoadStage
-from serving.engine.host_watch import HOST_VARIABLE, HostProcess
 from serving.engine.load_stage import hear_stages
-from serving.engine.protocol import EngineDiedError
-from serving.engine.vllm_engine import VllmEngine, engine_config
+from serving.engine.vllm.engine import VllmEngine, engine_config
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import TokenRequest
-from serving.vllm_codec import EMITTED_KEY
+from serving.link.vllm_codec import EMITTED_KEY
 
 from .contract import DEADLINE_S, EngineContract, Subject, collect
 from .vllm_requests import (

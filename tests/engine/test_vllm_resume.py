@@ -15,9 +15,9 @@ import pytest_asyncio
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput
 
-from serving.engine.vllm_engine import VllmEngine
+from serving.engine.vllm.engine import VllmEngine
 from serving.link.messages import Finish, TokenRequest
-from serving.vllm_codec import decode_output, output_decoder
+from serving.link.vllm_codec import decode_output, output_decoder
 
 from .vllm_requests import RequestMaker, set_engine_environment, start_demo_engine
 

@@ -11,9 +11,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.artifacts.model_source import resolve_source
-from serving.engine.vllm_engine import VllmEngine, engine_config
+from serving.engine.vllm.engine import VllmEngine, engine_config
 from serving.link.messages import TokenRequest
-from serving.vllm_codec import encode_request
+from serving.link.vllm_codec import encode_request
 
 MODEL = resolve_source("models/slicewise-demo")
 ENGINE_ARGS: dict[str, Any] = {

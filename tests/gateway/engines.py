@@ -8,7 +8,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from serving.domain.paced_tokens import paced_token
-from serving.engine.paced import PacedConfig
+from serving.engine.paced.engine import PacedConfig
 from serving.gateway.fleet_core import FleetCore
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import Finish, Step, TokenOutput, TokenRequest

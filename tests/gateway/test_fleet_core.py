@@ -16,7 +16,7 @@ from serving.domain.errors import (
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.flights import CLEARING_TOKENS
 from serving.link.messages import EngineLoad, Finish, Step, TokenOutput
-from serving.vllm_codec import decode_request, request_decoder
+from serving.link.vllm_codec import decode_request, request_decoder
 
 from .engines import ScriptedLink, answer_to, core_request
 

@@ -11,7 +11,7 @@ import pytest
 from serving.domain.errors import PoisonRequestError, RequestError
 from serving.domain.slice_lifecycle import SliceLife
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.heartbeat import HeartbeatConfig

@@ -12,7 +12,7 @@ import pytest
 
 from serving.config.application import GatewayConfig, ModelConfig
 from serving.gateway.served_model import ServedModel
-from serving.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
+from serving.link.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
 
 from .engines import ScriptedLink
 

@@ -16,7 +16,7 @@ from tracing.collector import Collector, collecting, tracer_to
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
 from serving.domain.slice_lifecycle import SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.http_edge import EdgeRules, HttpEdge
 from serving.gateway.keys import ApiKeys
 from serving.gateway.membership import LinkSettings, Membership

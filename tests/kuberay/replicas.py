@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from serving.directory.ray_hosts import look
 from serving.domain.inventory import SliceWant, WholeSlice, survey
 from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.topology import SliceShape
-from serving.slices.ray_hosts import look
 from serving.slices.reservation import Reservation, ReservationError, reserve
 
 _POLL_S = 0.2

@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from serving.domain.paced_tokens import paced_token
-from serving.engine.paced import PacedConfig, PacedEngine
+from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.link.client import DEFAULT_HEARTBEAT, ClientLimits, LinkCallbacks, LinkClient
 from serving.link.client import DEFAULT_LIMITS as DEFAULT_CLIENT_LIMITS
 from serving.link.framing import FrameSplitter, encode_frame

@@ -15,8 +15,8 @@ from deployments.simulation.node_processes import processes_below
 pytestmark = pytest.mark.process
 
 START = """
-from serving.simulation.cluster import SimulatedCluster
-from serving.simulation.plan import SimulationPlan
+from deployments.simulation.cluster import SimulatedCluster
+from deployments.simulation.plan import SimulationPlan
 
 kind = {"name": "a", "compute_class": "spot", "generation": "v6e", "topology": "2x2", "count": 1}
 with SimulatedCluster(SimulationPlan.model_validate({"slices": [kind]}), 0):

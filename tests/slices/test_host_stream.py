@@ -9,7 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from serving.link.heartbeat import HeartbeatConfig
-from serving.slices.host_stream import MAX_LINE_BYTES, MAX_WATCHERS, HostStreamServer, HostWatcher
+from serving.slices.host_heartbeat import (
+    MAX_LINE_BYTES,
+    MAX_WATCHERS,
+    HostStreamServer,
+    HostWatcher,
+)
 from serving.slices.notices import Notice, NoticeKind
 from tests.slices.sinks import RecordingSink
 
@@ -233,7 +238,7 @@ async def test_watcher_that_never_reads_is_cut_off(server: HostStreamServer) -> 
 
 _HOST = """
 import asyncio
-from serving.slices.host_stream import HostStreamServer
+from serving.slices.host_heartbeat import HostStreamServer
 from serving.slices.notices import Notice, NoticeKind
 
 async def main():

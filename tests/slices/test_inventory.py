@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from serving.directory.claims import OFFER_S, Claims, Offer
 from serving.domain.inventory import (
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
@@ -16,7 +17,6 @@ from serving.domain.inventory import (
     observe_hosts,
     survey,
 )
-from serving.slices.claims import OFFER_S, Claims, Offer
 
 WANT = SliceWant("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
 

@@ -1,6 +1,6 @@
 import pytest
 
-from serving.slices.quarantine import FORGET_S, Quarantine
+from serving.directory.quarantine import FORGET_S, Quarantine
 
 NODES = frozenset({"a", "b", "c", "d"})
 OTHERS = frozenset({"w", "x", "y", "z"})

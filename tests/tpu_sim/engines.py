@@ -12,9 +12,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.engine.vllm_engine import VllmEngine
+from serving.engine.vllm.engine import VllmEngine
 from serving.link.messages import TokenRequest
-from serving.vllm_codec import encode_request
+from serving.link.vllm_codec import encode_request
 
 from .tiny_models import NUM_NEW_TOKENS
 

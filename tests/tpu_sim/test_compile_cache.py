@@ -19,9 +19,15 @@ from serving.artifacts.model_config_file import find_model_config
 from serving.artifacts.weights.revision import config_digest, model_revision
 from serving.config.slice_spec import SliceSpec
 from serving.domain.topology import slice_shape
-from serving.engine.programs import HostFacts, pull_here, push_here, versions_here, with_programs
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
-from serving.engine.tpu_engine import settle
+from serving.engine.tpu.compile_cache import (
+    HostFacts,
+    pull_here,
+    push_here,
+    versions_here,
+    with_programs,
+)
+from serving.engine.tpu.settings import settle
 
 from .engines import ANSWER_S, ENGINE_ARGS, START_S, simulation_environment
 from .evidence import Evidence

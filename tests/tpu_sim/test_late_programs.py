@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from serving.engine.vllm_engine import COMPILATIONS_CALL, VllmEngine
+from serving.engine.vllm.engine import COMPILATIONS_CALL, VllmEngine
 from serving.link.messages import TokenRequest
 
 from .engines import answers, request, running_engine, simulation_environment

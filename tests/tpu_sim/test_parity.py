@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from vllm.lora.request import LoRARequest
 
-from serving.engine.vllm_engine import COMPILATIONS_CALL
+from serving.engine.vllm.engine import COMPILATIONS_CALL
 
 from .engines import answers, greedy, request, running_engine, simulation_environment
 from .evidence import Evidence

@@ -21,10 +21,10 @@ from vllm.sampling_params import (
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
-from serving.engine.protocol import EngineDiedError
-from serving.engine.vllm_engine import VllmEngine
+from serving.engine.vllm.engine import VllmEngine
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import TokenRequest
-from serving.vllm_codec import decode_output, decode_request, output_decoder, request_decoder
+from serving.link.vllm_codec import decode_output, decode_request, output_decoder, request_decoder
 
 from .engines import ANSWER_S, greedy, request, running_engine, simulation_environment
 from .tiny_models import QWEN3, TinyModels

@@ -23,7 +23,7 @@ class SimulatedTpuPlatform(TpuPlatform):
         if group is None or parallel.pipeline_parallel_size > 1 or len(group.bundle_specs) == 1:
             return
         # Here, because only an engine over several hosts runs on Ray.
-        from serving.slices.ray_hosts import own_address  # noqa: PLC0415
+        from serving.directory.ray_hosts import own_address  # noqa: PLC0415
 
         # The first JAX process, which the others dial, is the worker on this host.
         address = own_address()

@@ -79,8 +79,8 @@ def _join_slice() -> None:
     coordinator = os.environ.get(COORDINATOR_VARIABLE)
     if coordinator is None or not _is_worker():
         return
+    from serving.directory.ray_hosts import own_node_id  # noqa: PLC0415
     from serving.engine.tpu_sim import jax_on_cpu  # noqa: PLC0415
-    from serving.slices.ray_hosts import own_node_id  # noqa: PLC0415
 
     num_hosts = int(os.environ[NUM_HOSTS_VARIABLE])
     host = int(os.environ["TPU_WORKER_ID"])

@@ -13,7 +13,7 @@ from autoscaling.simulator.arrivals import Requests, draw_poisson, stages
 from autoscaling.simulator.engines import Engines, GatewayLimits
 from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
 from serving.domain.capacity import CapacityProfile
-from serving.engine.paced_batch import PacedBatch, PacedConfig, PacedSequence
+from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
 from serving.gateway.routing import EngineView, choose_engine
 
 pytestmark = pytest.mark.slow

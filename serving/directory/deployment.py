@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from serving.directory.allocator import SliceClerk
+from serving.directory.claims import Offer
+from serving.directory.ray_hosts import look
 from serving.domain.inventory import SliceWant, WholeSlice
 from serving.domain.load_report import directory_stats
 from serving.domain.slice_records import RENEWAL_S, Directory, SliceRecord, Snapshot
 from serving.domain.succession import reason_to_wait
-from serving.slices.claims import Offer
-from serving.slices.clerk import SliceClerk
-from serving.slices.ray_hosts import look
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from serving.engine.load_stage import TellsStages
-from serving.vllm_codec import emitted_token_ids
+from serving.link.vllm_codec import emitted_token_ids
 
 
 def restore_emitted(state: CachedRequestState) -> None:

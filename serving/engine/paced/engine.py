@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from serving.domain.paced_tokens import prompt_seed
-from serving.engine.paced_batch import PacedBatch, PacedConfig, PacedSequence
-from serving.engine.protocol import EngineDiedError
-from serving.engine.vitals import StepCount, VitalsMeter
+from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
+from serving.engine.stats import StepCount, VitalsMeter
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
 
 __all__ = ["PacedConfig", "PacedEngine"]

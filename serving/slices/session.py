@@ -20,12 +20,12 @@ from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLife, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
-from serving.engine.life_records import LifeRecords, quietly
-from serving.engine.program_courier import ProgramCourier
 from serving.engine.spec import EngineSpec
-from serving.engine.tpu_engine import settle_here
-from serving.slices.slice_watch import SliceLostError, SliceWatch
-from serving.slices.tenure import ProbeFailedError, Tenure, take_slices
+from serving.engine.tpu.settings import settle_here
+from serving.slices.compile_cache_sync import ProgramCourier
+from serving.slices.directory_reporter import LifeRecords, quietly
+from serving.slices.lease import ProbeFailedError, Tenure, take_slices
+from serving.slices.watch import SliceLostError, SliceWatch
 from serving.tpu.multislice import joined_environment
 
 logger = logging.getLogger(__name__)

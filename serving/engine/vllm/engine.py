@@ -31,11 +31,11 @@ from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.engine.host_watch import HOST_VARIABLE, HostProcess
-from serving.engine.protocol import EngineDiedError
-from serving.engine.resume_scheduler import resuming_scheduler, scheduler_path
-from serving.engine.tpu_requests import fit_to_tpu
-from serving.engine.vitals import StepCount, VitalsMeter
+from serving.engine.stats import StepCount, VitalsMeter
+from serving.engine.tpu.requests import fit_to_tpu
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
+from serving.engine.vllm.resume_scheduler import resuming_scheduler, scheduler_path
+from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import (
     EngineLoad,
     EngineVitals,
@@ -43,17 +43,17 @@ from serving.link.messages import (
     TokenOutput,
     TokenRequest,
 )
+from serving.link.vllm_codec import decode_request, encode_outputs, request_decoder
 from serving.tpu.settings import request_buckets
-from serving.vllm_codec import decode_request, encode_outputs, request_decoder
 
 logger = logging.getLogger(__name__)
 
 _WARM_UP_PROMPT_TOKENS = 16
 
 # Import paths, because vLLM hands them to processes of its own.
-_TPU_WORKER = "serving.engine.resume_tpu_worker.ResumingTPUWorker"
+_TPU_WORKER = "serving.engine.tpu.resume_worker.ResumingTPUWorker"
 _WORKER_CLASSES = {
-    "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.resume_worker.ResumingCPUWorker",
+    "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.vllm.resume_worker.ResumingCPUWorker",
     "tpu_inference.worker.tpu_worker.TPUWorker": _TPU_WORKER,
 }
 # A late program is on the metrics page within this time. Each worker answers between two steps.

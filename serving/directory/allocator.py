@@ -8,9 +8,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from serving.directory.claims import Claims, Offer
+from serving.directory.quarantine import Quarantine
 from serving.domain.inventory import ObservedHost, SliceWant, WholeSlice, survey
-from serving.slices.claims import Claims, Offer
-from serving.slices.quarantine import Quarantine
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from serving.config.slice_spec import SliceSpec
 from serving.domain.inventory import WholeSlice
 from serving.domain.slice_lifecycle import EndCause
 from serving.slices.host_agent import AgentReport, HostAgent
-from serving.slices.host_stream import HostWatcher
+from serving.slices.host_heartbeat import HostWatcher
 from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
 from serving.slices.probe import (
     HostOutcome,

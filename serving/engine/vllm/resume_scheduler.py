@@ -14,7 +14,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from serving.vllm_codec import emitted_token_ids
+from serving.link.vllm_codec import emitted_token_ids
 
 logger = init_logger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 
 from serving.artifacts.compile_cache.report import Damage, Outcome, PullReport, PushReport
-from serving.engine.programs import pull_here, push_here
 from serving.engine.spec import Programs
+from serving.engine.tpu.compile_cache import pull_here, push_here
 from serving.link.messages import ProgramsMoved
 from serving.slices.reservation import Reservation
 

@@ -14,13 +14,13 @@ from tpu_inference import envs
 from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
 from tpu_inference.worker.tpu_worker import TPUWorker
 
-from serving.engine.compile_watch import CompileWatch
+from serving.directory.ray_hosts import own_node_id
 from serving.engine.load_stage import TellsStages
-from serving.engine.tpu_step_inputs import compile_step_inputs
-from serving.slices.ray_hosts import own_node_id
+from serving.engine.tpu.compile_watch import CompileWatch
+from serving.engine.tpu.step_inputs import compile_step_inputs
+from serving.link.vllm_codec import emitted_token_ids
 from serving.tpu.multislice import own_environment
 from serving.tpu.rules import SLICE_IDS_VARIABLE
-from serving.vllm_codec import emitted_token_ids
 
 logger = logging.getLogger(__name__)
 

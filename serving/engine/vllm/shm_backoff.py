@@ -11,7 +11,7 @@ Does not own the queue: only how its reader waits.
 import os
 import time
 
-from serving.engine.host_watch import HOST_VARIABLE
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE
 
 # As long as an answer is usually on its way already: the wait costs no more than a system call.
 _SPIN_S = 50e-6

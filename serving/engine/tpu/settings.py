@@ -16,8 +16,13 @@ from serving.artifacts.object_store.address import is_bucket, open_store
 from serving.artifacts.object_store.store import StoreError
 from serving.artifacts.weights.revision import config_digest, model_revision
 from serving.domain.errors import ConfigError
-from serving.engine.programs import HostFacts, program_variables, versions_here, with_programs
 from serving.engine.spec import EngineSpec
+from serving.engine.tpu.compile_cache import (
+    HostFacts,
+    program_variables,
+    versions_here,
+    with_programs,
+)
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
 from serving.tpu.wish import EngineWish

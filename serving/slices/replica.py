@@ -12,13 +12,13 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from serving.cluster_secret import cluster_secret
 from serving.config.application import LinkConfig
 from serving.config.slice_settings import DRAIN_GRACE_S
+from serving.directory.cluster_secret import cluster_secret
 from serving.domain.slice_lifecycle import EndCause
-from serving.engine.protocol import EngineDiedError
-from serving.engine.residency import Parting, Residency
 from serving.engine.spec import EngineSpec
+from serving.link.engine_protocol import EngineDiedError
+from serving.slices.session import Parting, Residency
 from serving.telemetry.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from dataclasses import replace
 from ray.serve.handle import DeploymentHandle
 
 from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.directory.claims import Offer
+from serving.directory.ray_hosts import draining_nodes
 from serving.domain.inventory import SliceWant, WholeSlice
 from serving.domain.slice_lifecycle import EndCause
-from serving.slices.claims import Offer
 from serving.slices.notices import DrainOrder
-from serving.slices.ray_hosts import draining_nodes
 from serving.slices.reservation import Reservation, ReservationError, names_of, reserve
-from serving.slices.slice_watch import AGENT_CPUS, SliceLostError, SliceWatch
+from serving.slices.watch import AGENT_CPUS, SliceLostError, SliceWatch
 from serving.tpu.multislice import End, joined_ends
 
 logger = logging.getLogger(__name__)
