@@ -30,14 +30,15 @@ from serving.config.application import DeploymentConfig, GatewayConfig, ModelCon
 from serving.domain.slice_lifecycle import SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
-from serving.gateway.engine_metrics import LinkCollector, LinkReading
-from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys
-from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
+from serving.gateway.auth import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
-from serving.gateway.metrics_page import render_metrics
+from serving.gateway.metrics.engines import LinkCollector, LinkReading
+from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
+from serving.gateway.metrics.page import render_metrics
+from serving.gateway.metrics.requests import ServingCollector
 from serving.gateway.model_versions import ModelVersions
-from serving.gateway.request_meter import (
+from serving.gateway.telemetry.request_metrics import (
     Arrival,
     ClassMeter,
     EdgeMeter,
@@ -45,7 +46,6 @@ from serving.gateway.request_meter import (
     Stopwatch,
     TokenCount,
 )
-from serving.gateway.serving_metrics import ServingCollector
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import to_ms
 from serving.link.heartbeat import HeartbeatConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import metrics
 from serving.engine.paced.engine import PacedEngine
-from serving.gateway.request_meter import Arrival, EdgeMeter, RequestMeter
+from serving.gateway.telemetry.request_metrics import Arrival, EdgeMeter, RequestMeter
 
 NUM_ROUNDS = 24
 _EMPTY_CALLS = 2000

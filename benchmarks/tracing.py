@@ -19,8 +19,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from serving.gateway.fleet_core import FleetCore, FleetLimits
-from serving.gateway.request_meter import ARRIVAL, Arrival
-from serving.gateway.request_trace import RequestTrace, request_attributes
+from serving.gateway.telemetry.request_metrics import ARRIVAL, Arrival
+from serving.gateway.telemetry.request_trace import RequestTrace, request_attributes
 from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
 from serving.telemetry.otlp import OtlpTracer
 from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer, TraceSettings, open_tracer

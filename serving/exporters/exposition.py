@@ -12,7 +12,7 @@ from prometheus_client.utils import floatToGoString
 
 from serving.exporters.board import Series
 from serving.exporters.identity import Identity
-from serving.exporters.libtpu_metrics import RULES
+from serving.exporters.libtpu_service.metric_table import RULES
 from serving.exporters.points import Histogram
 from serving.telemetry.metric_names import ALL, Kind, Unit
 

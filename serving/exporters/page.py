@@ -27,7 +27,7 @@ from serving.exporters.chips import (
 )
 from serving.exporters.host_decode import decode_plugin_page, decode_pods, decode_sdk_values
 from serving.exporters.identity import Identity
-from serving.exporters.libtpu_decode import decode_libtpu
+from serving.exporters.libtpu_service.decode import decode_libtpu
 from serving.exporters.points import Decoded, Point
 from serving.exporters.readings import (
     Code,

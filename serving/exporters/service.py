@@ -18,11 +18,11 @@ from serving.exporters.host_sources import (
     WorkloadCollector,
 )
 from serving.exporters.identity import read_identity, runtime_targets
-from serving.exporters.libtpu import LibtpuCollector
+from serving.exporters.libtpu_service.client import LibtpuCollector
+from serving.exporters.libtpu_service.sdk import SdkChild, SdkCollector, sdk_command
 from serving.exporters.page import HostFacts
 from serving.exporters.readings import Collector
 from serving.exporters.scrape import Exporter
-from serving.exporters.sdk import SdkChild, SdkCollector, sdk_command
 from serving.exporters.server import ExporterServer
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serving.config.application import GatewayConfig
 from serving.domain.errors import GatewayBehindError, OverloadedError
 from serving.gateway.door import Door
-from serving.gateway.request_meter import ARRIVAL
+from serving.gateway.telemetry.request_metrics import ARRIVAL
 
 
 @dataclass(frozen=True, slots=True)

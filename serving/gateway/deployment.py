@@ -18,35 +18,35 @@ from starlette.types import ASGIApp
 
 from serving.artifacts.model_source import resolve_file
 from serving.config.application import AppConfig, AuthConfig, ModelConfig, exposure_problem
-from serving.directory.cluster_secret import cluster_secret
-from serving.directory.plan_store import read_board
-from serving.domain.errors import ConfigError
-from serving.domain.load_report import load_stats
-from serving.domain.plan_report import PlanBoard, PlanBoardError
-from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.gateway.class_terms import ClassTerms
-from serving.gateway.engine_metrics import LinkCollector, LinkReading
-from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
-from serving.gateway.fleet_view import (
+from serving.dashboard.exporter_scraper import TpuReader
+from serving.dashboard.fleet_view import (
     GatewayView,
     ModelView,
     SeatView,
     describe_fleet,
     describe_plans,
 )
-from serving.gateway.history import History
-from serving.gateway.history_page import history_answer
-from serving.gateway.history_reading import READ_SERIES
-from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys, KeysOfFile, read_keys
+from serving.dashboard.history import History
+from serving.dashboard.history_page import history_answer
+from serving.dashboard.metric_sampling import READ_SERIES
+from serving.directory.cluster_secret import cluster_secret
+from serving.directory.plan_store import read_board
+from serving.domain.errors import ConfigError
+from serving.domain.load_report import load_stats
+from serving.domain.plan_report import PlanBoard, PlanBoardError
+from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.gateway.auth import ApiKeys, KeysOfFile, read_keys
+from serving.gateway.class_terms import ClassTerms
+from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.latest import Latest
-from serving.gateway.ledger_metrics import LedgerCollector, engine_use, is_busy
 from serving.gateway.membership import LinkSettings, Membership
-from serving.gateway.metrics_page import render_metrics
+from serving.gateway.metrics.engines import LinkCollector, LinkReading
+from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
+from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
+from serving.gateway.metrics.page import render_metrics
+from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
+from serving.gateway.metrics.spans import SpanCollector
 from serving.gateway.model_versions import ModelVersions
-from serving.gateway.serving_metrics import EngineCollector, EngineReading, ServingCollector
-from serving.gateway.span_metrics import SpanCollector
-from serving.gateway.tpu_reader import TpuReader
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serving.domain.errors import NoEngineInTimeError
-from serving.gateway.load_meter import LoadMeter
+from serving.gateway.telemetry.load_window import LoadMeter
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from serving.domain.load_report import LoadSample
 from serving.gateway.door import Door, FleetLimits
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight, count_loss
-from serving.gateway.request_meter import RequestMeter, Stopwatch, asked_by
 from serving.gateway.routing import EngineView, choose_engine
+from serving.gateway.telemetry.request_metrics import RequestMeter, Stopwatch, asked_by
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import EngineLoad, Finish, Step, TokenRequest
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder

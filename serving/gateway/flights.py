@@ -6,8 +6,8 @@ Pure records and decisions: no clock, no I/O, no vLLM. `fleet_core` owns the tab
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving.gateway.request_meter import Stopwatch
-from serving.gateway.request_trace import SequenceTrace
+from serving.gateway.telemetry.request_metrics import Stopwatch
+from serving.gateway.telemetry.request_trace import SequenceTrace
 from serving.link.messages import TokenRequest
 
 # A request that produced this many tokens on an engine is not what killed it: whatever is poisonous

@@ -25,8 +25,8 @@ from serving.gateway.admission import Admission, Inside
 from serving.gateway.asked import Asked
 from serving.gateway.choice import CanaryView, VersionView, choose_version
 from serving.gateway.fleet_core import EngineSeat, FleetCore, load_of
-from serving.gateway.request_meter import RequestMeter
 from serving.gateway.served_model import ServedModel, Shared
+from serving.gateway.telemetry.request_metrics import RequestMeter
 
 logger = logging.getLogger(__name__)
 

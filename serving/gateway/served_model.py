@@ -21,7 +21,7 @@ from serving.gateway.door import Door, FleetLimits
 from serving.gateway.fleet_core import FleetCore
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
 from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
-from serving.gateway.request_meter import RequestMeter
+from serving.gateway.telemetry.request_metrics import RequestMeter
 
 logger = logging.getLogger(__name__)
 

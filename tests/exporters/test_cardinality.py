@@ -3,11 +3,7 @@
 from collections import Counter
 
 import pytest
-from libtpu_fake import EXECUTION, TRANSFER, FakeLibtpu, distribution, metric, of_program, several
-from scrapes import FixedCollector, bus, exporter
-
-from serving.domain.topology import slice_shape
-from serving.exporters.cardinality import (
+from cardinality import (
     MANY_SLICES,
     ONE_SLICE,
     FleetSize,
@@ -16,8 +12,12 @@ from serving.exporters.cardinality import (
     series_per_host,
     series_per_slice,
 )
+from libtpu_fake import EXECUTION, TRANSFER, FakeLibtpu, distribution, metric, of_program, several
+from scrapes import FixedCollector, bus, exporter
+
+from serving.domain.topology import slice_shape
 from serving.exporters.exposition import encode, families
-from serving.exporters.libtpu import LibtpuCollector
+from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.telemetry.metric_names import Metric
 
 NUM_SLICES = 1000

@@ -26,10 +26,10 @@ from scrapes import write_files
 from serving.config.slice_spec import Work
 from serving.exporters.host_decode import decode_plugin_page
 from serving.exporters.host_sources import WorkloadCollector, announce_workload, start_ticks
-from serving.exporters.libtpu_decode import decode_libtpu
+from serving.exporters.libtpu_service.decode import decode_libtpu
+from serving.exporters.libtpu_service.sdk import SdkChild, sdk_command
 from serving.exporters.points import Decoded, Histogram
 from serving.exporters.readings import LibtpuAnswers, PluginPage, Workload
-from serving.exporters.sdk import SdkChild, sdk_command
 from serving.exporters.wire import LIBTPU, MessageClass
 from serving.slices.host_agent import announce_work
 

@@ -25,10 +25,10 @@ from libtpu_fake import (
 from scrapes import FixedCollector, bus, exporter, scrape
 
 from serving.exporters.host_sources import PluginCollector, PodCollector, WorkloadCollector
-from serving.exporters.libtpu import LibtpuCollector
+from serving.exporters.libtpu_service.client import LibtpuCollector
+from serving.exporters.libtpu_service.sdk import SdkChild, SdkCollector
 from serving.exporters.readings import CollectError, PciBus
 from serving.exporters.scrape import Exporter
-from serving.exporters.sdk import SdkChild, SdkCollector
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tpu-exporter.md"
 

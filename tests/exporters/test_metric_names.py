@@ -5,7 +5,7 @@ import re
 import pytest
 
 from serving.exporters.identity import read_identity, runtime_targets
-from serving.exporters.libtpu_metrics import RULES, Form
+from serving.exporters.libtpu_service.metric_table import RULES, Form
 from serving.telemetry.metric_names import (
     ALL,
     ENGINE_STEPS,

@@ -11,7 +11,7 @@ from libtpu_fake import FakeLibtpu
 from scrapes import FixedCollector, Scrape, bus, exporter, scrape, write_files
 
 from serving.exporters.host_sources import PciCollector, PodCollector, WorkloadCollector
-from serving.exporters.libtpu import LibtpuCollector
+from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.exporters.points import Histogram, histogram, thinned
 from serving.exporters.readings import PluginPage, SdkValues, Workload, WorkloadFiles
 from serving.exporters.wire import POD_RESOURCES

@@ -20,7 +20,7 @@ from scrapes import V6E_HOST, FixedCollector, bus, exporter
 
 from serving.domain.errors import ConfigError
 from serving.exporters.capture import read_capture, write_capture
-from serving.exporters.libtpu import LibtpuCollector
+from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.exporters.readings import WorkloadFiles
 from serving.exporters.scrape import Exporter
 from serving.exporters.server import (

@@ -12,20 +12,20 @@ from typing import Any
 import uvicorn
 from starlette.responses import Response
 
-from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
-from serving.domain.slice_records import Directory, HostRecord, SliceRecord
-from serving.gateway.fleet_view import (
+from serving.dashboard.fleet_view import (
     GatewayView,
     ModelView,
     SeatView,
     describe_fleet,
     describe_plans,
 )
-from serving.gateway.history import History
-from serving.gateway.history_page import history_answer
-from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys
+from serving.dashboard.history import History
+from serving.dashboard.history_page import history_answer
+from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_records import Directory, HostRecord, SliceRecord
+from serving.gateway.auth import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge
 from serving.link.messages import EngineLoad
 
 MINUTE_S = 60.0

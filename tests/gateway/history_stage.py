@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serving.gateway.history import History
-from serving.gateway.request_meter import NO_CLASS, RequestMeter
-from serving.gateway.serving_metrics import Families
+from serving.dashboard.history import History
+from serving.gateway.metrics.requests import Families
+from serving.gateway.telemetry.request_metrics import NO_CLASS, RequestMeter
 
 from .fleet_stage import CHAT, NOW_S
 

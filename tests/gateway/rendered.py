@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import CollectorRegistry
 
-from serving.gateway.metrics_page import render_metrics
+from serving.gateway.metrics.page import render_metrics
 
 
 def rendered(

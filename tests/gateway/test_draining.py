@@ -4,7 +4,7 @@ import pytest
 
 from serving.gateway.draining import leaving, stay_until_s
 from serving.gateway.flights import Flight
-from serving.gateway.request_meter import RequestMeter
+from serving.gateway.telemetry.request_metrics import RequestMeter
 
 NOW_S = 1000.0
 

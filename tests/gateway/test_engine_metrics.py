@@ -5,7 +5,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.gateway.engine_metrics import LinkCollector, LinkReading
+from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.link.connection import Traffic
 from serving.link.messages import (
     ITERATION_BOUNDS,

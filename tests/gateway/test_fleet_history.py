@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric as Family
 
-from serving.gateway.history import (
+from serving.dashboard.history import (
     COARSE_POINTS,
     FINE_POINTS,
     MAX_SERIES,
     History,
     Wanted,
 )
-from serving.gateway.history_reading import ALL_MODELS, READ_SERIES, quantile
-from serving.gateway.history_ring import Key, Means, Ring
-from serving.gateway.ledger_metrics import LedgerCollector
-from serving.gateway.request_meter import EdgeMeter, Histogram, RequestMeter
-from serving.gateway.serving_metrics import Families, ServingCollector
+from serving.dashboard.metric_sampling import ALL_MODELS, READ_SERIES, quantile
+from serving.dashboard.time_series import Key, Means, Ring
+from serving.gateway.metrics.ledger import LedgerCollector
+from serving.gateway.metrics.requests import Families, ServingCollector
+from serving.gateway.telemetry.request_metrics import EdgeMeter, Histogram, RequestMeter
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import LedgerState
 from serving.telemetry.metric_names import ALL
@@ -446,6 +446,6 @@ def test_cost_that_is_seen_for_the_first_time_was_not_just_now() -> None:
 
 
 def test_every_state_of_the_ledger_has_its_words_and_colour() -> None:
-    kinds = files("serving.gateway.fleet_page").joinpath("kinds.js").read_text()
+    kinds = files("serving.dashboard.page").joinpath("kinds.js").read_text()
     chips = kinds[kinds.index('series: "chips"') : kinds.index('series: "chips_held"')]
     assert [state for state in LedgerState if f'{state}: ["' not in chips] == []

@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.dashboard.history import History, Wanted
+from serving.dashboard.history_page import MAX_SINCE, history_answer, parse_query
 from serving.domain.errors import MalformedRequestError, UnknownModelError
-from serving.gateway.history import History, Wanted
-from serving.gateway.history_page import MAX_SINCE, history_answer, parse_query
-from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys
-from serving.gateway.serving_metrics import Families
+from serving.gateway.auth import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.metrics.requests import Families
 
 from .test_http_edge import client_of
 

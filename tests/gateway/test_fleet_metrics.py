@@ -5,7 +5,7 @@ from prometheus_client.registry import Collector
 from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
 from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.gateway.fleet_metrics import PlanCollector, SliceCollector
+from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
 from serving.ledger.endings import Endings
 
 NOW_S = 1000.0

@@ -3,7 +3,7 @@
 import pytest
 
 from serving.gateway.flights import CLEARING_TOKENS, SILENT_LOSSES, TRIAL_LOSSES, Flight, count_loss
-from serving.gateway.request_meter import RequestMeter
+from serving.gateway.telemetry.request_metrics import RequestMeter
 
 
 def flight(request_id: str = "r", *, num_losses: int = 0, emitted: int = 0) -> Flight:

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.domain.errors import NoEngineInTimeError, RequestError
 from serving.gateway.asked import Asked
+from serving.gateway.auth import ApiKeys
 from serving.gateway.choice import CanaryView
-from serving.gateway.http_edge import EdgeRules, HttpEdge, ModelFrontend
-from serving.gateway.keys import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge, ModelFrontend
 
 DEADLINE_S = 10.0
 MAX_BODY_BYTES = 1000

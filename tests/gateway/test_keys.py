@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serving.domain.errors import UnauthorizedError
-from serving.gateway.keys import LOOK_S, ApiKeys, KeysOfFile, presented_key, read_keys
+from serving.gateway.auth import LOOK_S, ApiKeys, KeysOfFile, presented_key, read_keys
 
 
 @pytest.mark.parametrize("key", ["old-key", "new-key"])

@@ -3,7 +3,7 @@
 import pytest
 
 from serving.domain.load_report import LoadSample
-from serving.gateway.load_meter import WINDOW_S, LoadMeter
+from serving.gateway.telemetry.load_window import WINDOW_S, LoadMeter
 
 START_S = 1000.0
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.gateway.metrics_page import render_metrics
+from serving.gateway.metrics.page import render_metrics
 
 
 def model_registry(model: str, num_requests: int) -> CollectorRegistry:

@@ -10,21 +10,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.domain.errors import OverloadedError
-from serving.gateway.http_edge import HttpEdge
-from serving.gateway.keys import ApiKeys
-from serving.gateway.request_meter import (
+from serving.gateway.auth import ApiKeys
+from serving.gateway.http import HttpEdge
+from serving.gateway.metrics.requests import (
+    EngineCollector,
+    EngineReading,
+    Families,
+    ServingCollector,
+)
+from serving.gateway.telemetry.request_metrics import (
     ARRIVAL,
     TOKENS_PER_TIMED,
     Arrival,
     EdgeMeter,
     Histogram,
     RequestMeter,
-)
-from serving.gateway.serving_metrics import (
-    EngineCollector,
-    EngineReading,
-    Families,
-    ServingCollector,
 )
 from serving.link.messages import EngineLoad
 from serving.telemetry.metric_names import (

@@ -17,12 +17,12 @@ from serving.config.application import DeploymentConfig, GatewayConfig, ModelCon
 from serving.domain.slice_lifecycle import SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
-from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys
+from serving.gateway.auth import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
-from serving.gateway.metrics_page import render_metrics
+from serving.gateway.metrics.page import render_metrics
+from serving.gateway.metrics.requests import ServingCollector
 from serving.gateway.model_versions import ModelVersions
-from serving.gateway.serving_metrics import ServingCollector
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
 from serving.telemetry.otlp import OtlpTracer

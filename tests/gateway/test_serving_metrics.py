@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.gateway.auth import ApiKeys
 from serving.gateway.fleet_core import FleetCore, FleetLimits
-from serving.gateway.http_edge import EdgeRules, HttpEdge
-from serving.gateway.keys import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.model_versions import ModelVersions
-from serving.gateway.request_meter import ClassMeter
+from serving.gateway.telemetry.request_metrics import ClassMeter
 
 from .engines import ScriptedLink, core_request
 from .test_http_edge import client_of

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from serving.gateway.history import History, Wanted
-from serving.gateway.tpu_reader import MAX_HOSTS, TpuReader, chip_families
+from serving.dashboard.exporter_scraper import MAX_HOSTS, TpuReader, chip_families
+from serving.dashboard.history import History, Wanted
 
 PAGE = """\
 # HELP tpu_duty_cycle_ratio Share of the runtime's last sample period in which the device was busy

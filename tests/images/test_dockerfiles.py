@@ -215,7 +215,7 @@ def test_our_own_package_is_installed_from_what_is_copied(name: str, tmp_path: P
     (site / "packages.pth").write_text(f"{ours}\n")
     script = run.replace("/opt/venv", str(venv)).replace("/build/source", str(source))
     subprocess.run(["sh", "-euc", script], check=True, cwd=tmp_path)
-    where = "import serving.gateway.fleet_page as page, pathlib; print(page.__path__[0])"
+    where = "import serving.dashboard.page as page, pathlib; print(page.__path__[0])"
     found = subprocess.run(
         [str(venv / "bin" / "python"), "-c", where],
         check=True,

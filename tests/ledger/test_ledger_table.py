@@ -16,7 +16,7 @@ from deployments.ledger.command import ledger_command
 from deployments.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
 from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.gateway.ledger_metrics import LedgerCollector, is_busy
+from serving.gateway.metrics.ledger import LedgerCollector, is_busy
 from serving.ledger.ledger import Ledger
 from serving.link.messages import EngineLoad
 from tests.gateway.rendered import rendered

@@ -13,9 +13,9 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from vocabulary import CLOSED
 
-from serving.gateway.metrics_page import render_metrics
-from serving.gateway.request_meter import Histogram
-from serving.gateway.serving_metrics import Families
+from serving.gateway.metrics.page import render_metrics
+from serving.gateway.metrics.requests import Families
+from serving.gateway.telemetry.request_metrics import Histogram
 from serving.telemetry.metric_names import ALL, Kind, Metric, labels_of
 
 _VALUES = {"slice": "slice-0", "model": "chat", "compute_class": "spot", "worker": "0"}

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.exporters.libtpu import LibtpuCollector
+from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.exporters.server import ExporterServer
 from tests.e2e.application import RunningApplication, application_args, linked_engines, paced_model
 from tests.e2e.streams import Request, stream_all

@@ -17,7 +17,7 @@ from shipped import (
 )
 from vocabulary import CLOSED, PROMETHEUS_OWN, TARGET_LABELS
 
-from serving.gateway.request_meter import ClassMeter, Histogram
+from serving.gateway.telemetry.request_metrics import ClassMeter, Histogram
 from serving.telemetry.metric_names import ALL, Kind, labels_of
 
 _HISTOGRAM = re.compile(r"_(bucket|count|sum)$")

@@ -132,7 +132,7 @@ def test_tracing_that_is_off_has_no_spans() -> None:
 
 _PROBE = """
 import sys
-import serving.gateway.http_edge, serving.link.server, serving.engine.host
+import serving.gateway.http, serving.link.server, serving.engine.host
 from serving.telemetry.spans import TraceSettings, open_tracer
 open_tracer(TraceSettings(), "service", "instance")
 print([name for name in sys.modules if name.startswith("opentelemetry")])

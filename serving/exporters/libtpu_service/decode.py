@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
-from serving.exporters.libtpu_metrics import RULES, Form, Rule
+from serving.exporters.libtpu_service.metric_table import RULES, Form, Rule
 from serving.exporters.points import (
     BadDistributionError,
     BadValueError,

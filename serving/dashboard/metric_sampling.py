@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
-from serving.gateway.history_ring import Key
+from serving.dashboard.time_series import Key
 from serving.ledger.states import LedgerState
 
 # The scope of all models together.

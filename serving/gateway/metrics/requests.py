@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from serving.gateway.request_meter import (
+from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
     NO_CLASS,
     EdgeMeter,

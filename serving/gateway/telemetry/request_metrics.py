@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from serving.gateway.request_trace import RequestTrace, SequenceTrace
+from serving.gateway.telemetry.request_trace import RequestTrace, SequenceTrace
 
 # An output's way through the gateway is timed when the sequence had a multiple of so many tokens.
 TOKENS_PER_TIMED = 8

@@ -16,6 +16,8 @@ import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.dashboard.history_page import AnswerHistory
+from serving.dashboard.page import FleetPage
 from serving.domain.errors import (
     MalformedRequestError,
     RequestError,
@@ -26,18 +28,16 @@ from serving.domain.errors import (
     openai_error_body,
 )
 from serving.gateway.asked import Asked
+from serving.gateway.auth import ApiKeys, presented_key
 from serving.gateway.choice import CanaryView, choose_canary
-from serving.gateway.fleet_page import FleetPage
-from serving.gateway.history_page import AnswerHistory
-from serving.gateway.keys import ApiKeys, presented_key
 from serving.gateway.refused_fields import (
     REQUEST_ID,
     check_fields,
     check_open_arguments,
     check_request_id,
 )
-from serving.gateway.request_meter import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
-from serving.gateway.request_trace import RequestTrace, request_attributes
+from serving.gateway.telemetry.request_metrics import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
+from serving.gateway.telemetry.request_trace import RequestTrace, request_attributes
 from serving.telemetry.log_lines import note
 from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer
 

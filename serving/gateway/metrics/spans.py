@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serving.gateway.serving_metrics import Families
+from serving.gateway.metrics.requests import Families
 from serving.telemetry.spans import Tracer
 
 

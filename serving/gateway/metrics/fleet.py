@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from serving.domain.plan_report import ModelPlan, PlanBoard
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import SliceRecord
-from serving.gateway.serving_metrics import Families
+from serving.gateway.metrics.requests import Families
 from serving.ledger.endings import Endings
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serving.gateway.request_meter import Histogram
-from serving.gateway.serving_metrics import Families
+from serving.gateway.metrics.requests import Families
+from serving.gateway.telemetry.request_metrics import Histogram
 from serving.link.connection import Traffic
 from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineVitals
 from serving.telemetry.metric_names import MAX_DRAFT_POSITIONS

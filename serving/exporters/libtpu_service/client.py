@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from serving.exporters.libtpu_metrics import RULES
+from serving.exporters.libtpu_service.metric_table import RULES
 from serving.exporters.readings import Code, CollectError, LibtpuAnswers
 from serving.exporters.wire import GET_METRIC, LIBTPU, LIST_SUPPORTED
 

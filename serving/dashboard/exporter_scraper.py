@@ -13,7 +13,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from serving.gateway.history_reading import TPU_SERIES
+from serving.dashboard.metric_sampling import TPU_SERIES
 
 PERIOD_S = 10.0
 # One that missed its turn is shown no longer: missing is better than stale.

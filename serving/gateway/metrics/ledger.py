@@ -11,8 +11,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serving.gateway.request_meter import DEFAULT_TENANT
-from serving.gateway.serving_metrics import Families
+from serving.gateway.metrics.requests import Families
+from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
 from serving.ledger.ledger import EngineUse, Entry, Ledger, TenantEntry
 from serving.link.messages import EngineLoad, EngineVitals
 

@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.responses import Response
 
+from serving.dashboard.history import STEPS_S, History, Wanted
+from serving.dashboard.metric_sampling import ALL_MODELS
 from serving.domain.errors import MalformedRequestError, UnknownModelError
-from serving.gateway.history import STEPS_S, History, Wanted
-from serving.gateway.history_reading import ALL_MODELS
 
 # Gateways of one address whose points a reader may have; some more than anybody runs for a page.
 MAX_SINCE = 64

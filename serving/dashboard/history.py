@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import Metric as Family
 
-from serving.gateway.history_reading import (
+from serving.dashboard.metric_sampling import (
     COST,
     TOKENS,
     Increase,
@@ -21,7 +21,7 @@ from serving.gateway.history_reading import (
     quantile,
     read,
 )
-from serving.gateway.history_ring import Key, Means, Ring
+from serving.dashboard.time_series import Key, Means, Ring
 
 # What is kept, as step and number of points: 5 minutes finely, an hour coarsely.
 FINE_STEP_S, FINE_POINTS = 1, 300

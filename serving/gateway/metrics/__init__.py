@@ -1,0 +1,1 @@
+"""What a gateway knows as Prometheus families, and the page of them."""
