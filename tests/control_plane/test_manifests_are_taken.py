@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests.examples import VALUES, shipped_folder
 
 from deployments.validation.documents import Folder, Manifest
+from tests.deployments.manifests.examples import VALUES, shipped_folder
 
 from .api import Api, RefusedByServerError
 

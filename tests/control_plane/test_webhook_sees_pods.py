@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 from kuberay.recordings import FOLDER
-from manifests.examples import VALUES, shipped_folder
 
 from deployments.validation.documents import Folder, mapping
 from deployments.validation.found_pods import FoundPod, ray_pods
 from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from tests.deployments.manifests.examples import VALUES, shipped_folder
 
 from .api import Api
 from .recorder import Recorder

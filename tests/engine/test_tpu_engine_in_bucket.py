@@ -6,7 +6,7 @@ import pytest
 
 from serving.artifacts.object_store.address import open_store
 from serving.engine.tpu.settings import settle_here
-from tests.object_store.servers import BUCKET, client_variables, store_server
+from tests.artifacts.object_store.servers import BUCKET, client_variables, store_server
 
 from .test_tpu_engine import config_of, spec
 

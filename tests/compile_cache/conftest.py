@@ -1,5 +1,0 @@
-"""Stores of each kind; see `servers`."""
-
-from tests.object_store.servers import any_store, store_server
-
-__all__ = ["any_store", "store_server"]

@@ -1,0 +1,72 @@
+"""A serve_config.yaml is checked against the environment that Ray is started with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deployments.cli import build_cli
+from serving.config.check import check_serve_config
+from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
+
+ROOT = Path(__file__).parents[2]
+ROLLOUT = "applications[0].args.rollout"
+
+
+def settings_with(**rollout: float) -> Any:
+    settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    settings["applications"][0]["args"]["rollout"] = rollout
+    return settings
+
+
+def problems_of(settings: Any, **inherited: str) -> list[str]:
+    return [str(problem) for problem in check_serve_config(settings, None, inherited).problems]
+
+
+def test_longest_drain_that_the_field_takes_is_within_our_hard_stop() -> None:
+    longest = settings_with(gateway_drain_s=3600, drain_s=3600)
+    assert problems_of(longest) == []
+    assert int(RAY_SETTINGS[HARD_STOP]) >= 2 * 3600
+
+
+@pytest.mark.parametrize(
+    ("rollout", "stop_s", "problem"),
+    [
+        (
+            {"gateway_drain_s": 600, "drain_s": 0},
+            "120",
+            f"{ROLLOUT}.gateway_drain_s: HAProxy cuts streams 120 s after the first change of "
+            f"gateways (value 600); allowed: at most 0, which is {HARD_STOP} less 120",
+        ),
+        (
+            {"gateway_drain_s": 10, "drain_s": 600.5},
+            "720",
+            f"{ROLLOUT}.drain_s: HAProxy cuts streams 720 s after the first change of gateways "
+            f"(value 600.5); allowed: at most 600, which is {HARD_STOP} less 120",
+        ),
+        (
+            {"gateway_drain_s": 10},
+            "2h",
+            f"{HARD_STOP}: Ray would not start (value '2h'); allowed: whole seconds",
+        ),
+    ],
+)
+def test_drain_beyond_the_hard_stop_of_the_environment_is_refused(
+    rollout: dict[str, float], stop_s: str, problem: str
+) -> None:
+    assert problems_of(settings_with(**rollout), **{HARD_STOP: stop_s}) == [problem]
+
+
+@pytest.mark.parametrize("inherited", [{HARD_STOP: "720"}, {HARD_STOP: "120", HAPROXY: "0"}])
+def test_drain_within_the_hard_stop_or_without_haproxy_is_taken(inherited: dict[str, str]) -> None:
+    assert problems_of(settings_with(gateway_drain_s=600), **inherited) == []
+
+
+def test_config_check_reads_the_users_own_hard_stop(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(settings_with(gateway_drain_s=600)))
+    result = CliRunner(env={HARD_STOP: "300"}).invoke(build_cli(()), ["config", "check", str(path)])
+    assert result.exit_code == 1
+    assert f"{ROLLOUT}.gateway_drain_s: HAProxy cuts streams 300 s after" in result.output
