@@ -41,7 +41,7 @@ from benchmarks.calibration_live import (
 )
 from benchmarks.servers import MODEL, Server, slicewise
 from serving.config.slice_settings import DRAIN_GRACE_S
-from serving.domain.slice_lifecycle import HOLDING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 from tests.e2e.application import paced_model
 
 # Azure's conversations, a tenth as long.
@@ -275,7 +275,7 @@ def _times_of(name: str, steps: Sequence[Step]) -> ClassTimes:
     ready_s: dict[str, float] = {}
     for view in (view for step in steps for view in step.observation.fleet.of_class(name)):
         asked_s.setdefault(view.slice_id, view.requested_at_s)
-        if view.state in HOLDING:
+        if view.state in HELD_STATES:
             held_s.setdefault(view.slice_id, view.since_s)
         if view.state == SliceState.READY:
             ready_s.setdefault(view.slice_id, view.since_s)

@@ -37,7 +37,7 @@ from loadtest.scorecard.plot_style import (
     time_axis,
     to_svg,
 )
-from serving.domain.slice_lifecycle import HOLDING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REPORT, PLOT = DOCS / "calibration.md", DOCS / "calibration.svg"
@@ -229,12 +229,13 @@ def _scaled_rows(run: ScaledRun) -> Iterator[str]:
     peaks = [max(num_waiting(step) for step in each.steps) for each in sides]
     yield _row("requests waiting at the gateway, most", peaks, "{:.0f}")
     for terms in run.settings.terms:
-        for words, states in (("held", tuple(HOLDING)), ("ready", (SliceState.READY,))):
+        for words, states in (("held", tuple(HELD_STATES)), ("ready", (SliceState.READY,))):
             means = [mean_over_time(each.steps, num_in(terms.name, *states)) for each in sides]
             yield _row(f"`{terms.name}` slices {words}, mean", means, "{:.2f}")
     means = [
         sum(
-            mean_over_time(each.steps, num_in(terms.name, *HOLDING)) for terms in run.settings.terms
+            mean_over_time(each.steps, num_in(terms.name, *HELD_STATES))
+            for terms in run.settings.terms
         )
         for each in sides
     ]

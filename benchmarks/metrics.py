@@ -27,7 +27,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
-from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.auth import ApiKeys
@@ -149,7 +149,7 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
     await server.listen()
     settings = LinkSettings(f"g-{name}", _SECRET, HeartbeatConfig(0.25, 30.0))
     membership = Membership({_MODEL: model}, settings)
-    life = SliceLife.begin(time.time()).enter(SliceState.RESERVED, time.time(), "")
+    life = SliceLifecycle.begin(time.time()).enter(SliceState.RESERVED, time.time(), "")
     life = life.enter(SliceState.LOADING, time.time(), "").enter(SliceState.READY, time.time(), "")
     record = SliceRecord(
         *("r", _MODEL, "local", life, "v6e", "2x4"),

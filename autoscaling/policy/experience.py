@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
-from serving.domain.slice_lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, WAITING, SliceState
 
 _SAMPLES_KEPT = 40
 # Fewer samples than this, and what the operator says counts.
@@ -62,7 +62,7 @@ class ClassExperience:
         self, now_s: float, slices: Sequence[SliceView], losses: Sequence[SliceLoss]
     ) -> None:
         """Takes in the class's slices of now and its losses since the last time."""
-        held_before = sum(1 for seen in self._seen.values() if seen.state in HOLDING)
+        held_before = sum(1 for seen in self._seen.values() if seen.state in HELD_STATES)
         if self._observed_at_s is not None:
             elapsed_h = (now_s - self._observed_at_s) / 3600
             self._held_hours += held_before * elapsed_h
@@ -142,7 +142,7 @@ class ClassExperience:
             before = self._seen.get(each.slice_id)
             seen[each.slice_id] = _Seen(each.state, each.since_s, each.requested_at_s)
             was_waiting = before is not None and before.state in WAITING
-            if was_waiting and each.state in HOLDING:
+            if was_waiting and each.state in HELD_STATES:
                 delivered = True
                 # How long a stock-out lasts says nothing of how long a slice usually takes.
                 if not self._is_dry and each.state != SliceState.DRAINING:

@@ -19,7 +19,7 @@ to count both would buy one slice more for every one that an upgrade replaces.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving.domain.slice_lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, WAITING, SliceState
 from serving.domain.slice_records import SliceRecord
 from serving.domain.succession import num_successors
 
@@ -137,7 +137,7 @@ def _joined(records: Iterable[SliceRecord]) -> tuple[int, ...]:
 
 
 def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
-    holding = [record for record in records if record.state in HOLDING]
+    holding = [record for record in records if record.state in HELD_STATES]
     draining = [record for record in holding if record.state == SliceState.DRAINING]
     taken_away = [record for record in draining if record.drain_deadline_s is not None]
     held = {_taken_slice(record) for record in holding if record.state != SliceState.DRAINING}

@@ -19,7 +19,7 @@ from autoscaling.simulator.slices import ClassSetup
 from autoscaling.simulator.spot_capacity import CapacitySeries
 from autoscaling.simulator.staging import Staged, UsedPrice
 from serving.domain.capacity import CapacityProfile, read_profile
-from serving.domain.slice_lifecycle import HOLDING
+from serving.domain.slice_lifecycle import HELD_STATES
 
 HOURS_PER_MONTH = 730.0
 _TOKENS = 1_000_000
@@ -160,9 +160,9 @@ def _situation(name: str, staged: Staged, outcome: Outcome) -> Situation:
         held = [
             counts
             for (compute_class, state), counts in outcome.timeline.slices.items()
-            if compute_class == terms.name and state in HOLDING
+            if compute_class == terms.name and state in HELD_STATES
         ]
-        held_s = sum(outcome.seconds.get((terms.name, state), 0.0) for state in HOLDING)
+        held_s = sum(outcome.seconds.get((terms.name, state), 0.0) for state in HELD_STATES)
         uses.append(
             ClassUse(
                 terms.name,

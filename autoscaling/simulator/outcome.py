@@ -17,7 +17,7 @@ from autoscaling.simulator import kernel
 from autoscaling.simulator.arrivals import Requests
 from autoscaling.simulator.engines import Answers, Traffic
 from autoscaling.simulator.slices import ClassSetup, LifeRecord
-from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 _PERCENTILES = (50, 95, 99)
 
@@ -176,7 +176,7 @@ class TimelineRecorder:
         keys = sorted(set().union(*self._counts))
         slices = {key: np.array([counts[key] for counts in self._counts], np.int32) for key in keys}
         nobody = np.zeros(len(self._traffic), np.int32)
-        held = {key: counts for key, counts in slices.items() if key[1] in HOLDING}
+        held = {key: counts for key, counts in slices.items() if key[1] in HELD_STATES}
         ready = [counts for key, counts in held.items() if key[1] == SliceState.READY]
         usd_per_hour = np.zeros(len(self._traffic))
         for name, terms in self._terms.items():
@@ -210,7 +210,7 @@ def sum_up(
     objectives: Objectives,
 ) -> Outcome:
     """The day in figures."""
-    held_s = sum(spent_s for (_, state), spent_s in seconds.items() if state in HOLDING)
+    held_s = sum(spent_s for (_, state), spent_s in seconds.items() if state in HELD_STATES)
     ready_s = sum(spent_s for (_, state), spent_s in seconds.items() if state == SliceState.READY)
     return Outcome(
         policy=policy,
@@ -275,7 +275,7 @@ def _cost(
     by_class: dict[str, float] = {}
     committed_usd = 0.0
     for terms in (each.terms for each in classes):
-        held_s = sum(seconds.get((terms.name, state), 0.0) for state in HOLDING)
+        held_s = sum(seconds.get((terms.name, state), 0.0) for state in HELD_STATES)
         paid_s = terms.max_slices * end_s if terms.is_prepaid else held_s
         by_class[terms.name] = paid_s / 3600 * terms.usd_per_slice_hour
         if terms.is_prepaid:

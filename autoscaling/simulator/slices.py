@@ -24,7 +24,7 @@ from autoscaling.classes import ClassTerms
 from autoscaling.records import SliceLoss, SliceView
 from autoscaling.simulator.engines import Engines
 from autoscaling.simulator.spot_capacity import CapacitySeries
-from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 # As `serving.gateway.draining`: of its time, an engine keeps this to move what has not finished.
 _MOVE_SHARE = 0.25
@@ -292,7 +292,7 @@ class SliceFleet:
 
     def _give_up(self, known: _Class, life: _Life, now_s: float) -> None:
         """Nobody wants it any longer."""
-        if life.state in HOLDING:
+        if life.state in HELD_STATES:
             self._drain(known, life, now_s, now_s + self._drain_s, EndCause.RELEASED)
             return
         if life.is_granted:
@@ -352,10 +352,10 @@ class SliceFleet:
         surplus = len(lasting) - slices
         if surplus > 0:
             order = self._rng.permutation(len(lasting)).tolist()
-            order.sort(key=lambda place: lasting[place].state in HOLDING)
+            order.sort(key=lambda place: lasting[place].state in HELD_STATES)
             for place in order[:surplus]:
                 life = lasting[place]
-                if life.state in HOLDING:
+                if life.state in HELD_STATES:
                     self._lose(known, life, now_s, EndCause.PREEMPTED)
                 else:
                     life.epoch += 1
@@ -411,6 +411,6 @@ def _to_give_up(lives: Iterable[_Life], order: Mapping[str, int]) -> list[_Life]
     """Wishes without a slice first, then as the plan says, then the youngest."""
 
     def rank(life: _Life) -> tuple[bool, float, int]:
-        return life.state in HOLDING, order.get(life.slice_id, math.inf), -life.number
+        return life.state in HELD_STATES, order.get(life.slice_id, math.inf), -life.number
 
     return sorted(lives, key=rank)

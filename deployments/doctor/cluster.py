@@ -12,9 +12,9 @@ from serving.domain.inventory import (
     SLICE_NAME_LABEL,
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
-    SliceWant,
+    SliceRequest,
+    match_slices,
     observe_hosts,
-    survey,
 )
 from serving.domain.topology import SliceShape, TopologyError, slice_shape
 from serving.exporters.chips import named_generation
@@ -230,7 +230,7 @@ class WantedSlices:
     """What a deployment of a serve config asks for: so many slices like that at least."""
 
     deployment: str
-    want: SliceWant
+    want: SliceRequest
     num_slices: int
 
 
@@ -243,7 +243,7 @@ def check_wanted(
     free = {str(node["NodeID"]): node.get("Resources") or {} for node in all_nodes}
     hosts = observe_hosts(all_nodes, free, ())
     for each in wanted:
-        found = survey(hosts, each.want)
+        found = match_slices(hosts, each.want)
         what = f"slices for {each.deployment}"
         words = f"{len(found.free)} whole of {each.want.pod_type} {each.want.topology}"
         if len(found.free) >= each.num_slices:

@@ -7,7 +7,7 @@ from deployments.doctor.findings import Finding, Unknown, error, note, ok, warni
 from deployments.status import FleetView
 from serving.config.check import CheckReport
 from serving.config.slice_settings import slice_spec
-from serving.config.slice_spec import wanted_slice
+from serving.config.slice_spec import slice_request
 
 _NICENESS = "RAY_worker_niceness"
 
@@ -56,7 +56,7 @@ def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
                     deployment.min_replicas if deployment.is_autoscaled else deployment.replicas
                 )
                 total = (number or 0) * spec.num_slices
-                wanted.append(WantedSlices(name, wanted_slice(spec), total))
+                wanted.append(WantedSlices(name, slice_request(spec), total))
     return tuple(wanted)
 
 

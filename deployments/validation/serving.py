@@ -24,7 +24,7 @@ from deployments.validation.groups import FoundGroup, slice_groups_in
 from serving.config.application import AppConfig, DeploymentConfig, check_app_config
 from serving.config.check import IMPORT_PATH
 from serving.config.slice_settings import replica_end_s, slice_spec
-from serving.config.slice_spec import SliceSpec, wanted_slice
+from serving.config.slice_spec import SliceSpec, slice_request
 from serving.config.slices import Market
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
@@ -34,8 +34,8 @@ from serving.domain.inventory import (
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
     ObservedHost,
-    SliceWant,
-    survey,
+    SliceRequest,
+    match_slices,
 )
 
 
@@ -116,7 +116,7 @@ def _deployment_problems(
             spec = slice_spec(app, model, deployment)
             if spec is None:
                 continue
-            takes = _groups_for(wanted_slice(spec), offers)
+            takes = _groups_for(slice_request(spec), offers)
             if not takes:
                 yield _no_slices(manifest, path, model.deployment_name(deployment), spec, groups)
             for group in takes:
@@ -138,15 +138,15 @@ def _has_others(name: str, groups: list[FoundGroup]) -> bool:
     return any(group.name != name and group.labels == this.labels for group in groups)
 
 
-def _groups_for(want: SliceWant, offers: Sequence[_Offer]) -> list[FoundGroup]:
-    return [group for group, hosts in offers if survey(hosts, want).free]
+def _groups_for(want: SliceRequest, offers: Sequence[_Offer]) -> list[FoundGroup]:
+    return [group for group, hosts in offers if match_slices(hosts, want).free]
 
 
 def _no_slices(
     manifest: Manifest, path: str, name: str, spec: SliceSpec, groups: list[FoundGroup]
 ) -> Problem:
     """Why no group's slices would be taken: what the nearest one lacks."""
-    want = wanted_slice(spec)
+    want = slice_request(spec)
     labels = {
         **want.labels,
         POD_TYPE_LABEL: want.pod_type,
@@ -164,7 +164,7 @@ def _no_slices(
         return manifest.problem(f"{path}.workerGroupSpecs", complaint, allowed)
     differences = _differences(labels, nearest)
     if not differences:
-        refused = survey(hosts_of(nearest), want).refused
+        refused = match_slices(hosts_of(nearest), want).refused
         reason = "; ".join(refused.values()) or "its slices are not whole"
         return nearest.problem("template", f"{complaint}: {reason}", allowed)
     label, value = next(iter(differences.items()))
@@ -220,7 +220,7 @@ def _deployment_of(app: AppConfig, hosts: Sequence[ObservedHost]) -> DeploymentC
     for model in app.models:
         for deployment in model.deployments:
             spec = slice_spec(app, model, deployment)
-            if spec is not None and survey(hosts, wanted_slice(spec)).free:
+            if spec is not None and match_slices(hosts, slice_request(spec)).free:
                 return deployment
     return None
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serving.domain.inventory import SliceWant
+from serving.domain.inventory import SliceRequest
 from serving.domain.topology import SliceShape
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 
@@ -48,10 +48,10 @@ class SliceSpec:
     work: Work | None = None
 
 
-def wanted_slice(spec: SliceSpec) -> SliceWant:
+def slice_request(spec: SliceSpec) -> SliceRequest:
     """What kind of slice a replica may take, and how many of it."""
     shape = spec.shape
-    return SliceWant(
+    return SliceRequest(
         compute_class=spec.compute_class,
         pod_type=shape.ray_pod_type,
         topology=shape.topology,

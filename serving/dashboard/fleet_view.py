@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanBoard
-from serving.domain.slice_lifecycle import WAITING, SliceLife, SliceState
+from serving.domain.slice_lifecycle import WAITING, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
 
@@ -226,22 +226,22 @@ def _unlisted_slice_row(model: str, seat: SeatView) -> dict[str, Any]:
     }
 
 
-def _history(life: SliceLife, now_s: float) -> list[dict[str, Any]]:
+def _history(life: SliceLifecycle, now_s: float) -> list[dict[str, Any]]:
     """Its states in order, each with the time it took so far. GONE takes none."""
     rows: list[dict[str, Any]] = []
-    for position, phase in enumerate(life.phases):
-        if phase.state == SliceState.GONE:
-            until_s = phase.at_s
-        elif position + 1 < len(life.phases):
-            until_s = life.phases[position + 1].at_s
+    for position, transition in enumerate(life.transitions):
+        if transition.state == SliceState.GONE:
+            until_s = transition.at_s
+        elif position + 1 < len(life.transitions):
+            until_s = life.transitions[position + 1].at_s
         else:
             until_s = now_s
         rows.append(
             {
-                "state": str(phase.state),
-                "at_s": round(phase.at_s, 3),
-                "for_s": _past(phase.at_s, until_s),
-                "reason": phase.reason,
+                "state": str(transition.state),
+                "at_s": round(transition.at_s, 3),
+                "for_s": _past(transition.at_s, until_s),
+                "reason": transition.reason,
             }
         )
     return rows

@@ -1,63 +1,63 @@
-"""Gives out free slices to the replicas that ask, one after the other.
+"""Allocates free slices to the replicas that ask, one after the other.
 
-Owns the offers and the quarantine of this directory's life. Looks at the nodes no more than twice a
-second, however many replicas wait.
+Owns the pending grants and the quarantine, for the life of this directory. Observes the nodes no
+more than twice a second, however many replicas wait.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from serving.directory.claims import Claims, Offer
+from serving.directory.pending_grants import Grant, PendingGrants
 from serving.directory.quarantine import Quarantine
-from serving.domain.inventory import ObservedHost, SliceWant, WholeSlice, survey
+from serving.domain.inventory import ObservedHost, Slice, SliceRequest, match_slices
 
 logger = logging.getLogger(__name__)
 
-_LOOK_PERIOD_S = 0.5
+_OBSERVE_PERIOD_S = 0.5
 
 
-class SliceClerk:
-    """Answers claims. `look` says which hosts there are. Used from one event loop."""
+class SliceAllocator:
+    """Grants slices. `observe` returns the hosts that there are. Used from one event loop."""
 
-    def __init__(self, look: Callable[[], Awaitable[list[ObservedHost]]]) -> None:
-        self._look = look
-        self._claims = Claims()
+    def __init__(self, observe: Callable[[], Awaitable[list[ObservedHost]]]) -> None:
+        self._observe = observe
+        self._grants = PendingGrants()
         self._quarantine = Quarantine()
-        self._seen: tuple[ObservedHost, ...] = ()
-        self._seen_at_s = float("-inf")
-        self._looking = asyncio.Lock()
+        self._observed: tuple[ObservedHost, ...] = ()
+        self._observed_at_s = float("-inf")
+        self._observing = asyncio.Lock()
 
-    async def claim(
+    async def acquire(
         self,
         replica_id: str,
-        want: SliceWant,
-        tried: frozenset[frozenset[str]],
+        request: SliceRequest,
+        excluded: frozenset[frozenset[str]],
         timeout_s: float,
-    ) -> Offer:
-        """Free slices for this replica alone, as soon as there are as many as it wants.
+    ) -> Grant:
+        """Grants free slices to this replica alone, as soon as there are as many as it requests.
 
-        After `timeout_s` an answer without any, with the reason why. `tried` are node ids of
-        slices that the replica could not reserve a moment ago.
+        After `timeout_s` it returns none, with the reason. `excluded` are the node ids of slices
+        that the replica could not reserve a moment ago.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
             hosts = await self._hosts()
-            offer = self._claims.offer(
+            grant = self._grants.grant(
                 replica_id,
-                survey(hosts, want),
+                match_slices(hosts, request),
                 loop.time(),
-                self._barred_until_s,
-                num_slices=want.num_slices,
-                tried=tried,
+                self._quarantined_until_s,
+                num_slices=request.num_slices,
+                excluded=excluded,
             )
-            if offer.slices or loop.time() + _LOOK_PERIOD_S > deadline_s:
-                return offer
-            await asyncio.sleep(_LOOK_PERIOD_S)
+            if grant.slices or loop.time() + _OBSERVE_PERIOD_S > deadline_s:
+                return grant
+            await asyncio.sleep(_OBSERVE_PERIOD_S)
 
-    def quarantine(self, whole: WholeSlice, suspects: frozenset[str], reason: str) -> float:
-        """Keeps everybody off a slice that failed; for how long, in seconds.
+    def quarantine(self, whole: Slice, suspects: frozenset[str], reason: str) -> float:
+        """Keeps all replicas off a slice that failed; returns for how long, in seconds.
 
         `suspects` are the node ids of the hosts to blame.
         """
@@ -70,18 +70,18 @@ class SliceClerk:
         )
         return until_s - now_s
 
-    def absolve(self, slice_name: str) -> None:
-        """The slice serves: what it did before is forgotten."""
+    def clear_quarantine(self, slice_name: str) -> None:
+        """Forgets the failures of a slice that serves now."""
         self._quarantine.note_success(slice_name)
 
-    def _barred_until_s(self, whole: WholeSlice) -> float | None:
+    def _quarantined_until_s(self, whole: Slice) -> float | None:
         now_s = asyncio.get_running_loop().time()
-        return self._quarantine.barred_until_s(whole.node_ids, now_s)
+        return self._quarantine.quarantined_until_s(whole.node_ids, now_s)
 
     async def _hosts(self) -> tuple[ObservedHost, ...]:
         loop = asyncio.get_running_loop()
-        async with self._looking:
-            if loop.time() - self._seen_at_s >= _LOOK_PERIOD_S:
-                self._seen = tuple(await self._look())
-                self._seen_at_s = loop.time()
-            return self._seen
+        async with self._observing:
+            if loop.time() - self._observed_at_s >= _OBSERVE_PERIOD_S:
+                self._observed = tuple(await self._observe())
+                self._observed_at_s = loop.time()
+            return self._observed

@@ -66,7 +66,7 @@ class Quarantine:
         """The slice serves: its failures are forgotten, and those of all that had its name."""
         self._failures = [failure for failure in self._failures if failure.name != name]
 
-    def barred_until_s(self, node_ids: frozenset[str], now_s: float) -> float | None:
+    def quarantined_until_s(self, node_ids: frozenset[str], now_s: float) -> float | None:
         """Until when nobody may have the slice of these nodes; `None`: it may be had."""
         return max(
             (

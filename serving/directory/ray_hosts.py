@@ -1,4 +1,4 @@
-"""Looks at Ray's nodes. The only place that asks Ray which hosts there are."""
+"""Observes Ray's nodes. The only module that asks Ray which hosts there are."""
 
 import asyncio
 
@@ -8,13 +8,13 @@ from ray._private import state as ray_state
 from serving.domain.inventory import ObservedHost, observe_hosts
 
 
-async def look() -> list[ObservedHost]:
-    """The live TPU hosts as of now; tens of milliseconds, off the event loop."""
-    return await asyncio.to_thread(_look)
+async def observe_cluster() -> list[ObservedHost]:
+    """Returns the live TPU hosts as of now; takes tens of milliseconds, off the event loop."""
+    return await asyncio.to_thread(_observe)
 
 
 async def draining_nodes() -> dict[str, float | None]:
-    """Nodes that Ray drains, with the wall-clock time at which each ends (`None`: not said)."""
+    """Returns the nodes that Ray drains, with the wall-clock end of each (`None`: not known)."""
     deadlines_ms: dict[str, int] = await asyncio.to_thread(ray_state.state.get_draining_nodes)
     return {node_id: at_ms / 1000 if at_ms else None for node_id, at_ms in deadlines_ms.items()}
 
@@ -29,7 +29,7 @@ def own_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _look() -> list[ObservedHost]:
+def _observe() -> list[ObservedHost]:
     return observe_hosts(
         ray.nodes(),
         ray_state.available_resources_per_node(),

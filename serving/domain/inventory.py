@@ -41,8 +41,8 @@ class ObservedHost:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceWant:
-    """What a replica wants a slice to be. `labels` are those of its compute class and zone.
+class SliceRequest:
+    """The kind of slice that a replica requests; `labels` are those of its compute class and zone.
 
     It takes `num_slices` of them, all in one zone, or none.
     """
@@ -57,7 +57,7 @@ class SliceWant:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeSlice:
+class Slice:
     """A slice with every host alive; `hosts` in the order of their worker ids."""
 
     name: str
@@ -75,10 +75,10 @@ class WholeSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """The slices that fit a want: those that are free, and why each other one is not."""
+class SliceMatches:
+    """The slices that fit a request: the free ones, and why each other one is refused."""
 
-    free: tuple[WholeSlice, ...]
+    free: tuple[Slice, ...]
     refused: Mapping[str, str] = field(hash=False)
 
 
@@ -116,20 +116,20 @@ def observe_hosts(
     return hosts
 
 
-def survey(hosts: Iterable[ObservedHost], want: SliceWant) -> Survey:
-    """Sorts the slices of the wanted kind into free ones and others, both by name."""
-    wanted = {**want.labels, POD_TYPE_LABEL: want.pod_type, TOPOLOGY_LABEL: want.topology}
+def match_slices(hosts: Iterable[ObservedHost], request: SliceRequest) -> SliceMatches:
+    """Sorts the slices of the requested kind into free ones and others, both by name."""
+    wanted = {**request.labels, POD_TYPE_LABEL: request.pod_type, TOPOLOGY_LABEL: request.topology}
     fitting = [host for host in hosts if _has_labels(host, wanted)]
-    slices = _each_alone(fitting) if want.num_hosts == 1 else _by_name(fitting)
+    slices = _each_alone(fitting) if request.num_hosts == 1 else _by_name(fitting)
     free, refused = [], {}
     for name in sorted(slices):
         members = tuple(sorted(slices[name], key=lambda host: host.worker_id))
-        reason = _refusal(members, want)
+        reason = _refusal(members, request)
         if reason is None:
-            free.append(WholeSlice(name, members))
+            free.append(Slice(name, members))
         else:
             refused[name] = reason
-    return Survey(tuple(free), refused)
+    return SliceMatches(tuple(free), refused)
 
 
 def _has_labels(host: ObservedHost, wanted: Mapping[str, str]) -> bool:
@@ -159,19 +159,19 @@ def _each_alone(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
     return slices
 
 
-def _refusal(members: tuple[ObservedHost, ...], want: SliceWant) -> str | None:
+def _refusal(members: tuple[ObservedHost, ...], request: SliceRequest) -> str | None:
     """Why nobody may take this slice now; `None` if somebody may."""
     ids = [host.worker_id for host in members]
     if len(set(ids)) < len(ids):
         return f"two hosts have one worker id (of {ids}): it is being replaced"
-    missing = sorted(set(range(want.num_hosts)) - set(ids))
+    missing = sorted(set(range(request.num_hosts)) - set(ids))
     if missing:
-        return f"host {missing[0]} of {want.num_hosts} is missing"
-    if len(ids) > want.num_hosts:
-        return f"it has {len(ids)} hosts, not {want.num_hosts}"
+        return f"host {missing[0]} of {request.num_hosts} is missing"
+    if len(ids) > request.num_hosts:
+        return f"it has {len(ids)} hosts, not {request.num_hosts}"
     for host in members:
-        if host.num_chips != want.chips_per_host:
-            return f"host {host.worker_id} has {host.num_chips} chips, not {want.chips_per_host}"
+        if host.num_chips != request.chips_per_host:
+            return f"host {host.worker_id} has {host.num_chips} chips, not {request.chips_per_host}"
         if host.is_draining:
             return f"host {host.worker_id} drains"
         if host.num_free_chips < host.num_chips:

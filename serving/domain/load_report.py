@@ -15,7 +15,7 @@ and both of its ends. Pure.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 
 _BAR = "|"
@@ -169,7 +169,7 @@ def _slice_name(record: SliceRecord) -> str:
             record.compute_class,
             record.replica_id,
             str(record.state),
-            f"{record.life.phases[0].at_s:.3f}",
+            f"{record.life.transitions[0].at_s:.3f}",
             "" if held_since_s is None else f"{held_since_s:.3f}",
         )
     )
@@ -188,5 +188,8 @@ def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
     )
 
 
-def _held_since_s(life: SliceLife) -> float | None:
-    return next((phase.at_s for phase in life.phases if phase.state in HOLDING), None)
+def _held_since_s(life: SliceLifecycle) -> float | None:
+    return next(
+        (transition.at_s for transition in life.transitions if transition.state in HELD_STATES),
+        None,
+    )

@@ -11,10 +11,10 @@ from enum import StrEnum
 class SliceState(StrEnum):
     """Where a slice is in its life."""
 
-    REQUESTED = "requested"  # a replica wants one and looks for a free one
+    REQUESTED = "requested"  # a replica requests a free one
     PROVISIONING = "provisioning"  # none is free: one has to come into being, or to be given back
     RESERVED = "reserved"  # the placement group holds every host of it
-    PROBING = "probing"  # chips and interconnect are tried out
+    PROBING = "probing"  # chips and interconnect are probed
     LOADING = "loading"  # the engine starts: weights, compilation, warm-up
     READY = "ready"  # the engine takes requests
     DRAINING = "draining"  # it takes no more; what is in flight finishes or moves
@@ -22,14 +22,14 @@ class SliceState(StrEnum):
 
 
 class LoadStage(StrEnum):
-    """What an engine that is LOADING does, as far as it tells."""
+    """The stage of an engine that is LOADING, as far as it reports one."""
 
     WEIGHTS = "weights"  # starts, and gets its weights
     COMPILING = "compiling"  # has them, compiles its programs and warms up
 
 
 class EndCause(StrEnum):
-    """Why a slice went."""
+    """The cause of a slice's end."""
 
     RELEASED = "released"  # no longer wanted: scale-down, update, shutdown
     PREEMPTED = "preempted"  # taken away: spot preemption, maintenance, a host that died
@@ -52,7 +52,7 @@ _NEXT: dict[SliceState, frozenset[SliceState]] = {
 }
 
 # The states in which the replica holds a slice: its placement group stands.
-HOLDING = frozenset(
+HELD_STATES = frozenset(
     {
         SliceState.RESERVED,
         SliceState.PROBING,
@@ -69,10 +69,10 @@ class TransitionError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """A state that was entered. `at_s` is wall-clock time; `reason` is a sentence for a reader.
+class Transition:
+    """The entry into a state. `at_s` is wall-clock time; `reason` is a sentence for a reader.
 
-    `stage` is told in LOADING, where each stage is a phase of its own; `None` where nobody said.
+    `stage` is reported in LOADING, where each stage is a transition of its own; `None`: not known.
     """
 
     state: SliceState
@@ -82,46 +82,47 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceLife:
-    """One slice, from the wish for it to its end. `phases` is never empty and ordered in time.
+class SliceLifecycle:
+    """One slice, from the request for it to its end.
 
-    `slice_name` is `None` until a slice has been reserved, and for ever on the compute class
-    `local`. `cause` is set with the state GONE and only then.
+    `transitions` is never empty and ordered in time. `slice_name` is `None` until a slice has been
+    reserved, and for ever on the compute class `local`. `cause` is set with the state GONE and only
+    then.
     """
 
-    phases: tuple[Phase, ...]
+    transitions: tuple[Transition, ...]
     slice_name: str | None = None
     cause: EndCause | None = None
 
     @classmethod
-    def begin(cls, now_s: float, reason: str = "a replica wants a slice") -> "SliceLife":
-        """A life that has just begun."""
-        return cls((Phase(SliceState.REQUESTED, now_s, reason),))
+    def begin(cls, now_s: float, reason: str = "a replica wants a slice") -> "SliceLifecycle":
+        """Returns a lifecycle that has just begun."""
+        return cls((Transition(SliceState.REQUESTED, now_s, reason),))
 
     @property
     def state(self) -> SliceState:
         """The state of now."""
-        return self.phases[-1].state
+        return self.transitions[-1].state
 
     @property
     def reason(self) -> str:
         """Why it is in that state."""
-        return self.phases[-1].reason
+        return self.transitions[-1].reason
 
     @property
     def entered_at_s(self) -> float:
         """When it entered that state, in its first stage."""
-        at_s = self.phases[-1].at_s
-        for phase in reversed(self.phases):
-            if phase.state != self.state:
+        at_s = self.transitions[-1].at_s
+        for transition in reversed(self.transitions):
+            if transition.state != self.state:
                 break
-            at_s = phase.at_s
+            at_s = transition.at_s
         return at_s
 
     @property
     def stage(self) -> LoadStage | None:
         """The stage of that state, `None` where there is none or nobody said."""
-        return self.phases[-1].stage
+        return self.transitions[-1].stage
 
     def enter(
         self,
@@ -131,8 +132,8 @@ class SliceLife:
         *,
         slice_name: str | None = None,
         stage: LoadStage | None = None,
-    ) -> "SliceLife":
-        """The life with one more phase; a clock that went backwards counts as no time.
+    ) -> "SliceLifecycle":
+        """Returns the lifecycle with one more transition; a clock that goes back counts as no time.
 
         Entering the present state and stage again only changes the reason.
 
@@ -143,38 +144,40 @@ class SliceLife:
         name = slice_name if slice_name is not None else self.slice_name
         if stage is not None and state != SliceState.LOADING:
             raise TransitionError(f"{state} has no stage {stage}")
-        if state == self.state and stage not in (None, self.phases[-1].stage):
-            return replace(self, phases=self._with(state, now_s, reason, stage), slice_name=name)
+        if state == self.state and stage not in (None, self.transitions[-1].stage):
+            return replace(
+                self, transitions=self._with(state, now_s, reason, stage), slice_name=name
+            )
         if state == self.state:
-            last = replace(self.phases[-1], reason=reason)
-            return replace(self, phases=(*self.phases[:-1], last), slice_name=name)
+            last = replace(self.transitions[-1], reason=reason)
+            return replace(self, transitions=(*self.transitions[:-1], last), slice_name=name)
         if state not in _NEXT[self.state]:
             raise TransitionError(f"no way from {self.state} to {state}")
-        return replace(self, phases=self._with(state, now_s, reason, stage), slice_name=name)
+        return replace(self, transitions=self._with(state, now_s, reason, stage), slice_name=name)
 
-    def end(self, cause: EndCause, now_s: float, reason: str) -> "SliceLife":
-        """The life ended. Ending it again changes nothing: the first cause is the true one."""
+    def end(self, cause: EndCause, now_s: float, reason: str) -> "SliceLifecycle":
+        """Returns the ended lifecycle; a second end changes nothing: the first cause is true."""
         if self.state == SliceState.GONE:
             return self
-        return replace(self, phases=self._with(SliceState.GONE, now_s, reason), cause=cause)
+        return replace(self, transitions=self._with(SliceState.GONE, now_s, reason), cause=cause)
 
     def seconds_by_state(self, now_s: float) -> dict[SliceState, float]:
-        """Time in each state up to now. Their sum is the lifetime; GONE takes none."""
-        ends_s = [phase.at_s for phase in self.phases[1:]] + [max(now_s, self.phases[-1].at_s)]
+        """Returns the time in each state up to now. Their sum is the lifetime; GONE takes none."""
+        ends_s = [transition.at_s for transition in self.transitions[1:]] + [
+            max(now_s, self.transitions[-1].at_s)
+        ]
         seconds: dict[SliceState, float] = {}
-        for phase, end_s in zip(self.phases, ends_s, strict=True):
-            if phase.state != SliceState.GONE:
-                seconds[phase.state] = seconds.get(phase.state, 0.0) + end_s - phase.at_s
+        for transition, end_s in zip(self.transitions, ends_s, strict=True):
+            if transition.state != SliceState.GONE:
+                seconds[transition.state] = (
+                    seconds.get(transition.state, 0.0) + end_s - transition.at_s
+                )
         return seconds
-
-    def lifetime_s(self, now_s: float) -> float:
-        """From the wish to the end, or to now."""
-        end_s = (
-            self.entered_at_s if self.state == SliceState.GONE else max(now_s, self.entered_at_s)
-        )
-        return end_s - self.phases[0].at_s
 
     def _with(
         self, state: SliceState, now_s: float, reason: str, stage: LoadStage | None = None
-    ) -> tuple[Phase, ...]:
-        return (*self.phases, Phase(state, max(now_s, self.phases[-1].at_s), reason, stage))
+    ) -> tuple[Transition, ...]:
+        return (
+            *self.transitions,
+            Transition(state, max(now_s, self.transitions[-1].at_s), reason, stage),
+        )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from serving.domain.slice_lifecycle import WAITING, EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import WAITING, EndCause, SliceLifecycle, SliceState
 
 # A replica that has not said for this long that it is there is taken for gone.
 LEASE_S = 5.0
@@ -62,7 +62,7 @@ class SliceRecord:
     replica_id: str
     model: str
     compute_class: str
-    life: SliceLife
+    life: SliceLifecycle
     generation: str | None = None
     topology: str | None = None
     hosts: tuple[HostRecord, ...] = ()
@@ -221,7 +221,7 @@ class Directory:
 
 
 def _life_of(record: SliceRecord) -> tuple[str, float]:
-    return record.replica_id, record.life.phases[0].at_s
+    return record.replica_id, record.life.transitions[0].at_s
 
 
 def _presumed_cause(record: SliceRecord) -> EndCause:

@@ -53,11 +53,11 @@ def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float
     ]
     waiting = sorted(
         (record for record in deployment if record.state in WAITING),
-        key=lambda record: (record.life.phases[0].at_s, record.replica_id),
+        key=lambda record: (record.life.transitions[0].at_s, record.replica_id),
     )
     free_to_take = len(waiting) - num_successors(deployment)
     if own in waiting[:free_to_take]:
-        is_new = now_s < own.life.phases[0].at_s + WORD_S
+        is_new = now_s < own.life.transitions[0].at_s + WORD_S
         old = sorted({each.version for each in deployment if _holds_another(each, own)})
         if is_new and old:
             return f"it may be the replacement of a replica of version {', '.join(old)}"

@@ -45,7 +45,7 @@ class Endings:
 
     def _end(self, record: SliceRecord) -> None:
         life, cause = record.life, record.life.cause
-        key = (record.replica_id, life.phases[0].at_s)
+        key = (record.replica_id, life.transitions[0].at_s)
         if cause is None or key in self._remembered:
             return
         self._remembered[key] = None

@@ -177,7 +177,7 @@ class Ledger:
         account = self._unlisted.pop(_key_of(record), None)
         if account is None:
             num_chips = slice_shape(record.generation, record.topology).num_chips
-            began_ms = to_ms(record.life.phases[0].at_s)
+            began_ms = to_ms(record.life.transitions[0].at_s)
             return _Account(record, num_chips, max(began_ms, self.started_at_ms))
         account.record = record
         return account
@@ -235,4 +235,4 @@ def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def _key_of(record: SliceRecord) -> _LifeKey:
-    return record.replica_id, record.life.phases[0].at_s
+    return record.replica_id, record.life.transitions[0].at_s

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from serving.domain.slice_lifecycle import LoadStage, Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import LoadStage, SliceLifecycle, SliceState, Transition
 
 _S_MS = 1000
 
@@ -51,31 +51,35 @@ def to_ms(at_s: float) -> int:
     return round(at_s * _S_MS)
 
 
-def state_of(life: SliceLife, ready_as: LedgerState) -> LedgerState | None:
+def state_of(life: SliceLifecycle, ready_as: LedgerState) -> LedgerState | None:
     """The state of now; `None` when the life is over."""
     if life.state is SliceState.GONE:
         return None
-    return _of_phase(life.phases[-1], ready_as)
+    return _of_phase(life.transitions[-1], ready_as)
 
 
-def _of_phase(phase: Phase, ready_as: LedgerState) -> LedgerState:
-    if phase.state is SliceState.READY:
+def _of_phase(transition: Transition, ready_as: LedgerState) -> LedgerState:
+    if transition.state is SliceState.READY:
         return ready_as
-    if phase.stage is LoadStage.COMPILING:
+    if transition.stage is LoadStage.COMPILING:
         return LedgerState.COMPILING
-    return _OF_LIFE[phase.state]
+    return _OF_LIFE[transition.state]
 
 
-def spans(life: SliceLife, from_ms: int, until_ms: int, ready_as: LedgerState) -> Iterator[Span]:
+def spans(
+    life: SliceLifecycle, from_ms: int, until_ms: int, ready_as: LedgerState
+) -> Iterator[Span]:
     """The life's time from `from_ms` to `until_ms`, or to its end; READY counts as `ready_as`.
 
     The lengths sum to that time exactly, however the phases lie, if the life began by `from_ms`.
     """
     # Hosts' clocks differ: a phase may begin ahead of ours.
-    ends_ms = [min(to_ms(phase.at_s), until_ms) for phase in life.phases[1:]] + [until_ms]
+    ends_ms = [min(to_ms(transition.at_s), until_ms) for transition in life.transitions[1:]] + [
+        until_ms
+    ]
     at_ms = from_ms
-    for phase, end_ms in zip(life.phases, ends_ms, strict=True):
-        if end_ms <= at_ms or phase.state is SliceState.GONE:
+    for transition, end_ms in zip(life.transitions, ends_ms, strict=True):
+        if end_ms <= at_ms or transition.state is SliceState.GONE:
             continue
-        yield Span(_of_phase(phase, ready_as), end_ms - at_ms)
+        yield Span(_of_phase(transition, ready_as), end_ms - at_ms)
         at_ms = end_ms

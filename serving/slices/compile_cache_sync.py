@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _MARGIN_S = 20.0
 
 
-class ProgramCourier:
+class CompileCacheSync:
     """For one engine, by its replica. Nothing it does can keep an engine from starting."""
 
     def __init__(

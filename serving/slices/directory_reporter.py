@@ -1,7 +1,7 @@
-"""What the directory is told of one life of a replica: a record for each slice of its engine.
+"""Reports one session of a replica to the directory: a record for each slice of its engine.
 
-Owns the records, their order of states, and that they are said again and again. Does not own what
-happens (`residency`).
+Owns the records, the order of their states, and their renewal. Does not own what happens on the
+slices (`session`).
 """
 
 import asyncio
@@ -13,27 +13,27 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
 from serving.domain.slice_records import RENEWAL_S, HostRecord, SliceRecord, part_suffix
 from serving.tpu.multislice import End
 
 logger = logging.getLogger(__name__)
 
-# How long a word to the directory may take. One that is not there may stay away for long, and a
-# slice is taken, served on and left without it. It is told again, but for an end.
-_WORD_S = 3.0
-# Ends that somebody asks the reason of.
+# How long a call of the directory may take. A directory may be away for long, and slices are
+# acquired, used and left without it. A renewal repeats what it missed, except for an end.
+_CALL_S = 3.0
+# Ends whose reason an operator looks for.
 _FAILURES = (EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.PREEMPTED)
 
 
-class LifeRecords:
-    """The records of one life, one for each joined slice. All are in the same state until the end.
+class DirectoryReporter:
+    """The records of one session, one for each slice. All have the same state until the end.
 
-    A record that the directory does not take is said again with the next renewal.
+    A record that the directory did not get is sent again with the next renewal.
     """
 
     def __init__(self, first: SliceRecord, num_slices: int, directory: DeploymentHandle) -> None:
-        self._records = tuple(
+        self._reporter = tuple(
             replace(first, replica_id=f"{first.replica_id}{part_suffix(part)}", part=part)
             for part in range(num_slices)
         )
@@ -42,18 +42,18 @@ class LifeRecords:
 
     @property
     def life_id(self) -> str:
-        """The id of the life, which is that of its first record."""
-        return self._records[0].replica_id
+        """The id of the session, which is that of its first record."""
+        return self._reporter[0].replica_id
 
     @property
     def state(self) -> SliceState:
-        """The state of all of them."""
-        return self._records[0].state
+        """The state of all records."""
+        return self._reporter[0].state
 
     @property
     def slice_names(self) -> list[str]:
-        """The slices that are or were held; none where nothing is reserved."""
-        return [name for each in self._records if (name := each.life.slice_name) is not None]
+        """The names of the slices that are or were held; none where nothing is reserved."""
+        return [name for each in self._reporter if (name := each.life.slice_name) is not None]
 
     async def enter(
         self,
@@ -63,9 +63,9 @@ class LifeRecords:
         names: Sequence[str] | None = None,
         stage: LoadStage | None = None,
     ) -> None:
-        """All enter a state. `names` are those of the slices, in order, once they are known."""
+        """Enters a state with all records. `names` are those of the slices in order, once known."""
         now_s = time.time()
-        for part, record in enumerate(self._records):
+        for part, record in enumerate(self._reporter):
             name = None if names is None else names[part]
             life = record.life.enter(state, now_s, reason, slice_name=name, stage=stage)
             if life.state != record.state:
@@ -77,69 +77,69 @@ class LifeRecords:
         await self._renew()
 
     async def hold(self, hosts: Sequence[tuple[HostRecord, ...]]) -> None:
-        """The hosts of each slice are known."""
+        """Sets the hosts of each slice."""
         for part, of_slice in enumerate(hosts):
             self._change(part, hosts=of_slice)
         await self._renew()
 
     async def serve(self, engine_id: str, address: tuple[str, int]) -> None:
-        """The engine has started; it listens on the first slice."""
-        for part in range(len(self._records)):
+        """Sets the engine, which listens on the first slice."""
+        for part in range(len(self._reporter)):
             self._change(part, engine_id=engine_id, address=None if part else address)
         await self._renew()
 
-    async def leave_by(self, deadlines_s: Sequence[float | None]) -> None:
-        """Until when each slice is there, wall clock; `None`: nobody takes it away."""
+    async def set_deadlines(self, deadlines_s: Sequence[float | None]) -> None:
+        """Sets the wall-clock end of each slice; `None`: nobody takes it away."""
         for part, deadline_s in enumerate(deadlines_s):
             self._change(part, drain_deadline_s=deadline_s)
         await self._renew()
 
     async def end(self, ends: Sequence[End]) -> None:
-        """The life of each slice is over, for its own cause and reason."""
+        """Ends each record, for its own cause and reason."""
         now_s = time.time()
-        for part, (record, (cause, reason)) in enumerate(zip(self._records, ends, strict=True)):
+        for part, (record, (cause, reason)) in enumerate(zip(self._reporter, ends, strict=True)):
             ended = replace(record, life=record.life.end(cause, now_s, reason))
             logger.info(
                 "slice_ended life=%s slice=%s cause=%s reason=%r",
                 record.replica_id, ended.life.slice_name, cause, reason,
             )  # fmt: skip
             if cause in _FAILURES:
-                _note_tpu_logs(ended)
-            await self._tell(self._directory.end.remote(ended))
+                _log_tpu_logs(ended)
+            await self._send(self._directory.end.remote(ended))
             self._change(
                 part,
                 life=ended.life, hosts=(), engine_id=None, address=None, drain_deadline_s=None,
             )  # fmt: skip
 
-    async def begin_again(self, reason: str) -> None:
-        """The replica looks for other slices, under the same id."""
+    async def restart(self, reason: str) -> None:
+        """Begins again under the same id: the replica looks for other slices."""
         now_s = time.time()
-        for part in range(len(self._records)):
-            self._change(part, life=SliceLife.begin(now_s, reason))
+        for part in range(len(self._reporter)):
+            self._change(part, life=SliceLifecycle.begin(now_s, reason))
         await self._renew()
 
-    async def absolve(self) -> None:
-        """The slices serve: what they did before is forgotten."""
+    async def clear_quarantine(self) -> None:
+        """Clears the failures of the slices, which serve now."""
         for name in self.slice_names:
-            await self._tell(self._directory.absolve.remote(name))
+            await self._send(self._directory.clear_quarantine.remote(name))
 
     def close(self) -> None:
-        """Says nothing any more."""
+        """Stops the renewals."""
         self._renewing.cancel()
 
     def _change(self, part: int, **changes: Any) -> None:
-        changed = replace(self._records[part], **changes)
-        self._records = (*self._records[:part], changed, *self._records[part + 1 :])
+        changed = replace(self._reporter[part], **changes)
+        self._reporter = (*self._reporter[:part], changed, *self._reporter[part + 1 :])
 
     async def _renew(self) -> None:
-        for record in self._records:
+        for record in self._reporter:
             if record.state != SliceState.GONE:
-                # A failure is made good by `_keep_renewed`, which says it again.
-                await self._tell(self._directory.renew.remote(record))
+                # `_keep_renewed` makes up for a failure.
+                await self._send(self._directory.renew.remote(record))
 
     @staticmethod
-    async def _tell(word: Awaitable[Any]) -> None:
-        await quietly(asyncio.wait_for(word, _WORD_S), "directory_unreachable")
+    async def _send(call: Awaitable[Any]) -> None:
+        await best_effort(asyncio.wait_for(call, _CALL_S), "directory_unreachable")
 
     async def _keep_renewed(self) -> None:
         while True:
@@ -147,16 +147,16 @@ class LifeRecords:
             await asyncio.sleep(RENEWAL_S)
 
 
-async def quietly(work: Awaitable[Any], event: str) -> None:
-    """Waits for something that may fail without changing what comes next; the failure is logged."""
+async def best_effort(work: Awaitable[Any], event: str) -> None:
+    """Awaits `work`, which may fail without changing what comes next; logs the failure."""
     try:
         await work
-    except Exception as error:  # noqa: BLE001 - whatever has already gone, leaving goes on
+    except Exception as error:  # noqa: BLE001 - whatever has already ended, the stop goes on
         logger.warning("%s error=%r", event, error)
 
 
-def _note_tpu_logs(ended: SliceRecord) -> None:
-    """Where to look for what libtpu said, host by host; nothing where it writes no logs."""
+def _log_tpu_logs(ended: SliceRecord) -> None:
+    """Logs the folder of libtpu's logs, host by host; nothing where it writes none."""
     for host in ended.hosts:
         if host.tpu_log_dir is not None:
             logger.warning(

@@ -1,7 +1,7 @@
 """The slice replica: one Serve replica, one slice at a time, one engine on it.
 
-Owns what follows on what: when its slice is taken away it drains that one and looks for the next at
-once, in place. To Serve it stays healthy meanwhile: to have no slice is a state, not an error.
+Owns the order of its sessions: when a slice is taken away, the replica drains it and looks for the
+next at once, in place. To Serve it stays healthy meanwhile: to have no slice is a state, no error.
 Requests do not pass through here.
 """
 
@@ -18,7 +18,7 @@ from serving.directory.cluster_secret import cluster_secret
 from serving.domain.slice_lifecycle import EndCause
 from serving.engine.spec import EngineSpec
 from serving.link.engine_protocol import EngineDiedError
-from serving.slices.session import Parting, Residency
+from serving.slices.session import SessionEnd, SliceSession
 from serving.telemetry.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)
@@ -35,19 +35,19 @@ class SliceReplica:
         self._secret = cluster_secret(link)
         self._directory = directory
         self._unfit_reason: str | None = None
-        self._num_lives = 0
-        self._current = self._begin_life()
-        # Slices that are being left while the next one is already looked for.
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._num_sessions = 0
+        self._current = self._begin_session()
+        # Sessions that end while the next one already looks for a slice.
+        self._stopping: set[asyncio.Task[None]] = set()
         try:
-            await self._current.come_up()
+            await self._current.start()
         except BaseException as error:
-            await self._current.leave(_boot_failed(error))
+            await self._current.stop(_boot_failed(error))
             raise
-        self._living = asyncio.create_task(self._live(), name="live")
+        self._running = asyncio.create_task(self._run(), name="run")
 
     async def check_health(self) -> None:
-        """Called by Serve; raises when the engine died on a sound slice: Serve starts anew."""
+        """Raises when the engine died on a sound slice: Serve then starts a new replica."""
         if self._unfit_reason is not None:
             raise EngineDiedError(self._unfit_reason)
 
@@ -56,44 +56,44 @@ class SliceReplica:
         return await self._current.status()
 
     async def __del__(self) -> None:
-        """Leaves: the gateways take what is in flight elsewhere, then engine and slice go."""
-        if hasattr(self, "_living"):
-            self._living.cancel()
-            await asyncio.gather(self._living, return_exceptions=True)
-            parting = Parting(
+        """Stops: gateways migrate what is in flight, then engine and slice end."""
+        if hasattr(self, "_running"):
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            end = SessionEnd(
                 EndCause.RELEASED,
                 "the replica is leaving",
                 DRAIN_GRACE_S,
                 stay_s=self._spec.stay_s,
             )
-            await asyncio.gather(self._current.leave(parting), *self._leaving)
+            await asyncio.gather(self._current.stop(end), *self._stopping)
 
-    async def _live(self) -> None:
-        """One slice after the other, until an engine dies on one or will not start."""
+    async def _run(self) -> None:
+        """Runs one session after the other, until an engine dies or will not start."""
         while True:
-            parting = await self._current.wait_parting()
-            if parting.cause == EndCause.UNHEALTHY:
-                self._unfit_reason = parting.reason
-                await self._current.leave(parting)
+            end = await self._current.wait_end()
+            if end.cause == EndCause.UNHEALTHY:
+                self._unfit_reason = end.reason
+                await self._current.stop(end)
                 return
-            leaving = asyncio.create_task(self._current.leave(parting), name="leave")
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
-            self._current = self._begin_life()
+            leaving = asyncio.create_task(self._current.stop(end), name="leave")
+            self._stopping.add(leaving)
+            leaving.add_done_callback(self._stopping.discard)
+            self._current = self._begin_session()
             try:
-                await self._current.come_up()
+                await self._current.start()
             except Exception as error:
                 logger.exception("engine_did_not_start")
                 self._unfit_reason = str(error)
-                await self._current.leave(_boot_failed(error))
+                await self._current.stop(_boot_failed(error))
                 return
 
-    def _begin_life(self) -> Residency:
-        self._num_lives += 1
+    def _begin_session(self) -> SliceSession:
+        self._num_sessions += 1
         tag = serve.get_replica_context().replica_tag
-        life_id = tag if self._num_lives == 1 else f"{tag}~{self._num_lives}"
-        return Residency(life_id, self._spec, self._secret, self._directory)
+        life_id = tag if self._num_sessions == 1 else f"{tag}~{self._num_sessions}"
+        return SliceSession(life_id, self._spec, self._secret, self._directory)
 
 
-def _boot_failed(error: BaseException) -> Parting:
-    return Parting(EndCause.BOOT_FAILED, f"the engine did not start: {error}", 0.0)
+def _boot_failed(error: BaseException) -> SessionEnd:
+    return SessionEnd(EndCause.BOOT_FAILED, f"the engine did not start: {error}", 0.0)

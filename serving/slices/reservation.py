@@ -28,7 +28,7 @@ from serving.domain.inventory import (
     SLICE_NAME_LABEL,
     WORKER_ID_LABEL,
     ObservedHost,
-    WholeSlice,
+    Slice,
 )
 from serving.domain.topology import SliceShape
 
@@ -48,7 +48,7 @@ class ReservationError(RuntimeError):
 class Reservation:
     """Held slices, of one kind. Give them back with `release`."""
 
-    slices: tuple[WholeSlice, ...]
+    slices: tuple[Slice, ...]
     group: SlicePlacementGroup
 
     @property
@@ -81,12 +81,12 @@ class Reservation:
             logger.info("slice_released slice=%s", each.name)
 
 
-def names_of(slices: Sequence[WholeSlice]) -> str:
+def names_of(slices: Sequence[Slice]) -> str:
     """The names of slices that belong together, such as `a and b`."""
     return " and ".join(each.name for each in slices)
 
 
-def bundle_selectors(slices: Sequence[WholeSlice]) -> list[dict[str, str]]:
+def bundle_selectors(slices: Sequence[Slice]) -> list[dict[str, str]]:
     """Label selectors, one per bundle: the hosts of the first slice, then those of the next.
 
     The node id makes a host that returns under a lost one's name another host: without it Ray
@@ -96,7 +96,7 @@ def bundle_selectors(slices: Sequence[WholeSlice]) -> list[dict[str, str]]:
 
 
 async def reserve(
-    slices: Sequence[WholeSlice],
+    slices: Sequence[Slice],
     shape: SliceShape,
     cpus_per_host: float,
     *,
@@ -141,7 +141,7 @@ async def reserve(
 
 
 def _create(
-    slices: Sequence[WholeSlice], shape: SliceShape, cpus_per_host: float
+    slices: Sequence[Slice], shape: SliceShape, cpus_per_host: float
 ) -> SlicePlacementGroup:
     # With a slice name in every selector Ray makes no head reservation, which would ignore them.
     return SlicePlacementGroup(

@@ -1,8 +1,9 @@
-"""One life of a replica on its slices: wanted, held, tried out, an engine on them, left in time.
+"""The session of a replica on its slices: request, hold, probe, start an engine, leave in time.
 
-Owns the slices (`Tenure`), of which there are several where they are joined, the engine host on the
-first, and what the directory is told (`LifeRecords`). Does not own what comes after it: the replica
-does. On a compute class without slices (`local`) nothing is reserved: the host is this machine.
+Owns the slices (`HeldSlices`; several where they are a multislice), the engine host on the first of
+them, and the reports to the directory (`DirectoryReporter`). Does not own what follows a session:
+the replica does. A compute class without slices (`local`) reserves nothing: the host is this
+machine.
 """
 
 import asyncio
@@ -17,16 +18,16 @@ from ray.serve.handle import DeploymentHandle
 
 from serving.config.slice_spec import SliceSpec, Work
 from serving.domain.deployment_names import engine_deployment_name
-from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu.settings import settle_here
-from serving.slices.compile_cache_sync import ProgramCourier
-from serving.slices.directory_reporter import LifeRecords, quietly
-from serving.slices.lease import ProbeFailedError, Tenure, take_slices
+from serving.slices.compile_cache_sync import CompileCacheSync
+from serving.slices.directory_reporter import DirectoryReporter, best_effort
+from serving.slices.held import HeldSlices, ProbeFailedError, acquire_slices
 from serving.slices.watch import SliceLostError, SliceWatch
-from serving.tpu.multislice import joined_environment
+from serving.tpu.multislice import multislice_environment
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,12 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """Why a slice is left, and until when its requests may finish on it.
+class SessionEnd:
+    """The reason to leave a slice, and the time that its requests have to finish there.
 
-    `deadline_s` is the wall-clock time at which it goes; `None`: nobody takes it away. For requests
-    that no other engine can go on with it stays `stay_s`, where that is longer than the grace.
+    `deadline_s` is the wall-clock time at which the slice ends; `None`: nobody takes it away.
+    Requests that no other engine can continue may stay `stay_s`, where that is longer than the
+    grace.
     """
 
     cause: EndCause
@@ -56,20 +58,20 @@ class Parting:
     stay_s: float = 0.0
 
 
-class Residency:
-    """One life. Come up once, wait for the end of its service, leave."""
+class SliceSession:
+    """One session: start once, wait for its end, stop."""
 
     def __init__(
         self, life_id: str, spec: EngineSpec, secret: bytes, directory: DeploymentHandle
     ) -> None:
-        """`life_id` is its id in the directory."""
+        """`life_id` is the id of the session in the directory."""
         self._spec = spec
         self._secret = secret
         self._directory = directory
-        self._tenure: Tenure | None = None
+        self._held: HeldSlices | None = None
         self._host: Any = None
-        self._leaving: asyncio.Task[None] | None = None
-        self._courier: ProgramCourier | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._sync: CompileCacheSync | None = None
         self._pushing: asyncio.Task[None] | None = None
         shape = None if spec.slice is None else spec.slice.shape
         first = SliceRecord(
@@ -77,19 +79,19 @@ class Residency:
             model=spec.model,
             compute_class=spec.compute_class,
             version=spec.version,
-            life=SliceLife.begin(time.time()),
+            life=SliceLifecycle.begin(time.time()),
             generation=None if shape is None else str(shape.generation),
             topology=None if shape is None else shape.topology,
         )
         self._num_slices = 1 if spec.slice is None else spec.slice.num_slices
-        self._records = LifeRecords(first, self._num_slices, directory)
+        self._reporter = DirectoryReporter(first, self._num_slices, directory)
 
     # -- up --
 
-    async def come_up(self) -> None:
+    async def start(self) -> None:
         """Waits for slices until an engine runs on one; hours if it must.
 
-        Cancelling it leaves things to `leave`.
+        When it is cancelled, `stop` cleans up.
 
         Raises:
             ValueError: the engine refuses its arguments. No other slice would change that.
@@ -98,31 +100,31 @@ class Residency:
         while True:
             try:
                 if self._spec.slice is not None:
-                    await self._take_slices(self._spec.slice)
+                    await self._acquire_slices(self._spec.slice)
                 else:
-                    await self._records.enter(
+                    await self._reporter.enter(
                         SliceState.RESERVED, "this compute class has no slices"
                     )
-                await self._records.enter(SliceState.LOADING, "the engine starts")
+                await self._reporter.enter(SliceState.LOADING, "the engine starts")
                 report = await self._unless_lost(self._start_engine())
             except (SliceLostError, ProbeFailedError) as error:
                 # Not a failure of the deployment: slices come and go, and this one went early.
                 await self._give_up(error.cause, str(error))
-                await self._records.begin_again("the slice before was lost")
+                await self._reporter.restart("the slice before was lost")
                 continue
-            await self._records.serve(report.engine_id, report.address)
-            await self._records.enter(SliceState.READY, "the engine takes requests")
-            await self._records.absolve()
+            await self._reporter.serve(report.engine_id, report.address)
+            await self._reporter.enter(SliceState.READY, "the engine takes requests")
+            await self._reporter.clear_quarantine()
             # Now, and not before: programs of an engine that came up, and nobody waits for them.
             self._pushing = asyncio.create_task(self._push_programs(), name="push-programs")
             return
 
-    async def wait_parting(self) -> Parting:
-        """Waits for the first thing that ends the service of this slice."""
+    async def wait_end(self) -> SessionEnd:
+        """Waits for the first event that ends the service of these slices."""
         died = asyncio.create_task(self._wait_engine_died())
         waits: set[asyncio.Task[Any]] = {died}
-        if self._tenure is not None:
-            waits.add(asyncio.create_task(self._tenure.wait_order()))
+        if self._held is not None:
+            waits.add(asyncio.create_task(self._held.wait_order()))
         try:
             done, rest = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if died in done and rest:
@@ -134,10 +136,10 @@ class Residency:
         for ordered in done - {died}:
             order = ordered.result()
             grace_s = max(0.0, order.deadline_s - time.time() - _RELEASE_S)
-            return Parting(order.cause, order.reason, grace_s, order.deadline_s)
+            return SessionEnd(order.cause, order.reason, grace_s, order.deadline_s)
         reason: str = died.result()
-        logger.error("engine_died life=%s reason=%r", self._records.life_id, reason)
-        return Parting(EndCause.UNHEALTHY, reason, 0.0)
+        logger.error("engine_died life=%s reason=%r", self._reporter.life_id, reason)
+        return SessionEnd(EndCause.UNHEALTHY, reason, 0.0)
 
     async def status(self) -> dict[str, Any]:
         """The host's requests, gateways and process ids."""
@@ -146,61 +148,63 @@ class Residency:
 
     # -- down --
 
-    async def leave(self, parting: Parting) -> None:
-        """Drains and gives the slice back, once; a second caller waits for the first."""
-        if self._leaving is None:
-            self._leaving = asyncio.create_task(self._drain_and_give_up(parting), name="leave")
-        await asyncio.shield(self._leaving)
+    async def stop(self, end: SessionEnd) -> None:
+        """Drains and releases the slices, once; a second caller waits for the first."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._drain_and_give_up(end), name="leave")
+        await asyncio.shield(self._stopping)
 
-    async def _drain_and_give_up(self, parting: Parting) -> None:
-        if self._records.state == SliceState.READY and parting.cause != EndCause.UNHEALTHY:
+    async def _drain_and_give_up(self, end: SessionEnd) -> None:
+        if self._reporter.state == SliceState.READY and end.cause != EndCause.UNHEALTHY:
             # The link first: it is the shorter way to the gateways.
             drain = asyncio.ensure_future(
-                self._host.drain.remote(parting.reason, parting.grace_s, parting.stay_s)
+                self._host.drain.remote(end.reason, end.grace_s, end.stay_s)
             )
-            await self._records.leave_by(self._deadlines_s(parting))
-            await self._records.enter(SliceState.DRAINING, parting.reason)
+            await self._reporter.set_deadlines(self._deadlines_s(end))
+            await self._reporter.enter(SliceState.DRAINING, end.reason)
             pushing = asyncio.create_task(self._push_programs(), name="push-programs-last")
-            limit_s = max(parting.grace_s, parting.stay_s) + _RELEASE_S
+            limit_s = max(end.grace_s, end.stay_s) + _RELEASE_S
             leave_by_s = time.monotonic() + limit_s
-            await quietly(asyncio.wait_for(drain, limit_s), "drain_incomplete")
+            await best_effort(asyncio.wait_for(drain, limit_s), "drain_incomplete")
             # What was compiled since the warm-up; it has the time of the drain and no more.
             await asyncio.wait({pushing}, timeout=max(0.0, leave_by_s - time.monotonic()))
             pushing.cancel()
-            await quietly(asyncio.wait_for(self._host.close.remote(), _RELEASE_S), "close_failed")
-        await self._give_up(parting.cause, parting.reason)
-        self._records.close()
+            await best_effort(
+                asyncio.wait_for(self._host.close.remote(), _RELEASE_S), "close_failed"
+            )
+        await self._give_up(end.cause, end.reason)
+        self._reporter.close()
 
-    def _deadlines_s(self, parting: Parting) -> list[float | None]:
-        """Until when each slice is there; of joined ones only those to blame are taken away."""
-        if self._tenure is None or len(self._tenure.slices) == 1:
-            return [parting.deadline_s]
-        orders = [each.order for each in self._tenure.watches]
+    def _deadlines_s(self, end: SessionEnd) -> list[float | None]:
+        """The deadline of each slice; of a multislice only those to blame are taken away."""
+        if self._held is None or len(self._held.slices) == 1:
+            return [end.deadline_s]
+        orders = [each.order for each in self._held.watches]
         return [None if order is None else order.deadline_s for order in orders]
 
     async def _give_up(self, cause: EndCause, reason: str) -> None:
-        """Ends what runs on the slices, gives them back, and tells the directory."""
+        """Ends what runs on the slices, releases them, and reports it to the directory."""
         if self._pushing is not None:
             self._pushing.cancel()
             await asyncio.gather(self._pushing, return_exceptions=True)
-        self._pushing = self._courier = None
+        self._pushing = self._sync = None
         if self._host is not None:
             ray.kill(self._host)
             self._host = None
         ends = [(cause, reason)] * self._num_slices
-        if self._tenure is not None:
-            tenure, self._tenure = self._tenure, None
-            ends = list(tenure.ends(cause, reason))
-            await quietly(tenure.release(), "release_failed")
-        await self._records.end(ends)
+        if self._held is not None:
+            held, self._held = self._held, None
+            ends = list(held.ends(cause, reason))
+            await best_effort(held.release(), "release_failed")
+        await self._reporter.end(ends)
 
-    # -- the steps of coming up --
+    # -- the steps of the start --
 
-    async def _take_slices(self, spec: SliceSpec) -> None:
+    async def _acquire_slices(self, spec: SliceSpec) -> None:
         async def waiting(reason: str) -> None:
-            await self._records.enter(SliceState.PROVISIONING, reason)
+            await self._reporter.enter(SliceState.PROVISIONING, reason)
 
-        life_id = self._records.life_id
+        life_id = self._reporter.life_id
         spec = replace(
             spec,
             log_style=self._spec.log_style,
@@ -211,15 +215,15 @@ class Residency:
                 life_id,
             ),
         )
-        self._tenure = tenure = await take_slices(life_id, spec, self._directory, waiting)
-        await self._records.hold([_host_records(each) for each in tenure.watches])
-        names = [each.name for each in tenure.slices]
-        reason = f"holds every host of {tenure.reservation.name}"
-        await self._records.enter(SliceState.RESERVED, reason, names=names)
+        self._held = held = await acquire_slices(life_id, spec, self._directory, waiting)
+        await self._reporter.hold([_host_records(each) for each in held.watches])
+        names = [each.name for each in held.slices]
+        reason = f"holds every host of {held.reservation.name}"
+        await self._reporter.enter(SliceState.RESERVED, reason, names=names)
         if spec.probe_timeout_s > 0:
-            reason = "chips and interconnect are tried out"
-            await self._records.enter(SliceState.PROBING, reason)
-            await self._unless_lost(tenure.probe(spec.probe_timeout_s))
+            reason = "chips and interconnect are probed"
+            await self._reporter.enter(SliceState.PROBING, reason)
+            await self._unless_lost(held.probe(spec.probe_timeout_s))
 
     async def _start_engine(self) -> HostReport:
         spec = self._spec if self._spec.tpu is None else await self._settle()
@@ -230,8 +234,8 @@ class Residency:
             # vLLM gives it to its workers on other hosts as well, for when their processes begin.
             "runtime_env": {"env_vars": self._environment(spec)},
         }
-        if self._tenure is not None:
-            options["scheduling_strategy"] = self._tenure.reservation.on_host(0)
+        if self._held is not None:
+            options["scheduling_strategy"] = self._held.reservation.on_host(0)
         # Not detached: Ray ends the host when this replica's process ends, however it ends.
         self._host = ray.remote(EngineHostActor).options(**options).remote(spec, self._secret)
         stages = asyncio.create_task(self._follow_stages(self._host), name="follow-stages")
@@ -244,62 +248,62 @@ class Residency:
 
     async def _pull_programs(self, spec: EngineSpec) -> None:
         """Brings compiled programs to all hosts of the slices; without them the engine compiles."""
-        if spec.programs is None or self._tenure is None:
+        if spec.programs is None or self._held is None:
             return
         # As when the engine was settled, so that the first host's task finds its process again.
-        courier = ProgramCourier(
-            spec.programs, self._tenure.reservation, self._spec.engine_env, self._records.life_id
+        sync = CompileCacheSync(
+            spec.programs, self._held.reservation, self._spec.engine_env, self._reporter.life_id
         )
-        await self._records.enter(SliceState.LOADING, "compiled programs are pulled")
-        reason = await courier.pull()
-        await self._records.enter(SliceState.LOADING, f"the engine starts: {reason}")
-        self._courier = courier
+        await self._reporter.enter(SliceState.LOADING, "compiled programs are pulled")
+        reason = await sync.pull()
+        await self._reporter.enter(SliceState.LOADING, f"the engine starts: {reason}")
+        self._sync = sync
 
     async def _push_programs(self) -> None:
-        """Gives the store what hosts have compiled, and tells the engine host of it."""
-        if self._courier is None or self._host is None:
+        """Pushes what hosts have compiled to the store, and reports it to the engine host."""
+        if self._sync is None or self._host is None:
             return
-        await quietly(self._host.note_programs.remote(self._courier.moved), "programs_not_noted")
-        await self._courier.push()
-        await quietly(self._host.note_programs.remote(self._courier.moved), "programs_not_noted")
+        await best_effort(self._host.note_programs.remote(self._sync.moved), "programs_not_noted")
+        await self._sync.push()
+        await best_effort(self._host.note_programs.remote(self._sync.moved), "programs_not_noted")
 
     async def _follow_stages(self, host: Any) -> None:
-        """Tells the directory how far the engine is, until it is started or gone."""
+        """Reports the stage of the engine to the directory, until it has started or ended."""
         while True:
             stage: LoadStage = await host.next_stage.remote()
-            await self._records.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
+            await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
 
     def _environment(self, spec: EngineSpec) -> dict[str, str]:
-        """What the engine's processes are told, and where the slices are if there are several."""
-        joined = {} if self._tenure is None else joined_environment(self._tenure.slices)
+        """The environment of the engine's processes, with that of a multislice if it is one."""
+        joined = {} if self._held is None else multislice_environment(self._held.slices)
         return {**spec.engine_env, **joined}
 
     async def _settle(self) -> EngineSpec:
-        """What a TPU engine is started with, decided on the first host of its slices.
+        """Resolves the settings of a TPU engine on the first host of its slices.
 
         Raises:
             ValueError: it would not work, or not fit.
         """
-        assert self._tenure is not None
+        assert self._held is not None
         options = {
             "num_cpus": 0,
             "max_retries": 0,
-            "scheduling_strategy": self._tenure.reservation.on_host(0),
+            "scheduling_strategy": self._held.reservation.on_host(0),
             "runtime_env": {"env_vars": dict(self._spec.engine_env)},
         }
         settled: EngineSpec = await ray.remote(settle_here).options(**options).remote(self._spec)
         return settled
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Does `work`, unless the slice is about to go before it is done.
+        """Awaits `work`, unless a slice has to be left before it is done.
 
         Raises:
             SliceLostError: it is.
         """
-        if self._tenure is None:
+        if self._held is None:
             return await work
         working = asyncio.create_task(work)
-        ordered = asyncio.create_task(self._tenure.wait_order())
+        ordered = asyncio.create_task(self._held.wait_order())
         try:
             await asyncio.wait({working, ordered}, return_when=asyncio.FIRST_COMPLETED)
             if ordered.done():

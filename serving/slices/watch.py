@@ -1,7 +1,7 @@
 """One held slice under watch: an agent on each host, its probe, and what announces its end.
 
 Owns the agents and folds what they and Ray announce into the order to leave the slice. Does not own
-the reservation, nor what the replica does (`tenure`).
+the reservation, nor what the replica does (`held`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from serving.config.slice_spec import SliceSpec
-from serving.domain.inventory import WholeSlice
+from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
 from serving.slices.host_agent import AgentReport, HostAgent
 from serving.slices.host_heartbeat import HostWatcher
@@ -57,7 +57,7 @@ class SliceWatch:
         spec: SliceSpec,
         on_order: Callable[["SliceWatch"], None],
     ) -> None:
-        self.slice: WholeSlice = reservation.slices[part]
+        self.slice: Slice = reservation.slices[part]
         self.part = part
         self.order: DrainOrder | None = None
         self.tpu_log_dirs: dict[int, str | None] = {}  # by worker id, when `start` is done

@@ -11,7 +11,7 @@ Names of the variables and the port: Ray 2.60 `util/tpu.py` (`get_tpu_coordinato
 import json
 from collections.abc import Mapping, Sequence
 
-from serving.domain.inventory import WholeSlice
+from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
 from serving.tpu.rules import SLICE_IDS_VARIABLE
 
@@ -22,7 +22,7 @@ SLICE_ID = "MEGASCALE_SLICE_ID"
 End = tuple[EndCause, str]
 
 
-def joined_environment(slices: Sequence[WholeSlice]) -> dict[str, str]:
+def multislice_environment(slices: Sequence[Slice]) -> dict[str, str]:
     """What every process of an engine over `slices` is told; nothing for a single slice.
 
     The slices are numbered in their order; the first host of the first is where they meet. One
@@ -51,7 +51,7 @@ def own_environment(environment: Mapping[str, str], node_id: str) -> dict[str, s
     return {SLICE_ID: str(json.loads(told)[node_id])}
 
 
-def joined_ends(
+def multislice_ends(
     names: Sequence[str], own: Mapping[int, End], cause: EndCause, reason: str
 ) -> tuple[End, ...]:
     """How each slice's life ends when the engine leaves all of them for `cause` and `reason`.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
 from autoscaling.provisioning.plan import Change, Plan
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord, part_suffix
 
 SPOT = SliceKind("spot", "v6e", "2x4")
@@ -21,7 +21,7 @@ def waiting(kind: SliceKind = SPOT) -> SliceRecord:
         replica_id=f"replica-{next(_ids)}",
         model="demo",
         compute_class=kind.compute_class,
-        life=SliceLife.begin(0.0).enter(SliceState.PROVISIONING, 0.0, "none is free"),
+        life=SliceLifecycle.begin(0.0).enter(SliceState.PROVISIONING, 0.0, "none is free"),
         generation=kind.generation,
         topology=kind.topology,
     )

@@ -15,7 +15,7 @@ from autoscaling.signals import Report, Tokens
 from serving.domain.capacity import CapacityProfile
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.plan_report import ModelPlan
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 
 # One slice carries 10 requests per second of 100 prompt and 100 output tokens.
@@ -91,7 +91,7 @@ class Stage:
 
 
 def lost(name: str, at_s: float) -> SliceRecord:
-    life = SliceLife.begin(at_s - 60).enter(SliceState.RESERVED, at_s - 30, "held")
+    life = SliceLifecycle.begin(at_s - 60).enter(SliceState.RESERVED, at_s - 30, "held")
     return SliceRecord(name, "m", "spot", life.end(EndCause.PREEMPTED, at_s, "taken away"))
 
 
@@ -140,7 +140,7 @@ def test_what_is_missing_or_stale_holds_the_targets_and_is_an_alert(
 
 def test_directory_that_restarted_has_lost_no_slice() -> None:
     stage = Stage()
-    life = SliceLife.begin(NOW_S).enter(SliceState.RESERVED, NOW_S, "held")
+    life = SliceLifecycle.begin(NOW_S).enter(SliceState.RESERVED, NOW_S, "held")
     stage.records = (SliceRecord("r-1", "m", "spot", life),)
     stage.step(5.0)
     fresh = directory_stats(Snapshot("v"), stage.now_s + 9.0, stage.now_s + 10.0)

@@ -12,17 +12,17 @@ from provisioning_builders import waiting
 from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice, demand_by_kind
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
-from serving.config.slice_spec import SliceSpec, wanted_slice
-from serving.directory.claims import Claims
+from serving.config.slice_spec import SliceSpec, slice_request
+from serving.directory.pending_grants import PendingGrants
 from serving.directory.quarantine import Quarantine
-from serving.domain.inventory import SliceWant, WholeSlice, survey
-from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.inventory import Slice, SliceRequest, match_slices
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.topology import slice_shape
 
 GROUP = "v6e-2x2-spot"
 KIND = SliceKind("spot", "v6e", "2x2")
-WANT = wanted_slice(SliceSpec("spot", slice_shape("v6e", "2x2"), {"ray.io/market-type": "spot"}))
+WANT = slice_request(SliceSpec("spot", slice_shape("v6e", "2x2"), {"ray.io/market-type": "spot"}))
 # Recording, slices of the group, pairs of them that the webhook gave one name.
 NAMED_TWICE = [
     ("02-host-of-slice-0-lost", 3, 1),
@@ -31,9 +31,9 @@ NAMED_TWICE = [
 ]
 
 
-def free_slices(found: Recording, want: SliceWant = WANT) -> dict[str, WholeSlice]:
+def free_slices(found: Recording, want: SliceRequest = WANT) -> dict[str, Slice]:
     """The free slices of the recorded hosts, by name; none may be refused."""
-    seen = survey(found.observed(), want)
+    seen = match_slices(found.observed(), want)
     assert dict(seen.refused) == {}
     return {each.name: each for each in seen.free}
 
@@ -43,13 +43,13 @@ def webhook_names(found: Recording) -> list[str]:
     return [environment(pod)["TPU_NAME"] for pod in pods]
 
 
-def holder(whole: WholeSlice, *, is_leaving: bool = False) -> SliceRecord:
+def holder(whole: Slice, *, is_leaving: bool = False) -> SliceRecord:
     """What the directory knows of a replica that holds a slice as it was found."""
     hosts = tuple(
         HostRecord(host.worker_id, host.node_id, host.address, host.num_chips)
         for host in whole.hosts
     )
-    life = SliceLife.begin(0.0)
+    life = SliceLifecycle.begin(0.0)
     states = [SliceState.PROVISIONING, SliceState.RESERVED, SliceState.LOADING, SliceState.READY]
     for state in states + [SliceState.DRAINING] * is_leaving:
         life = life.enter(state, 0.0, "the test says so", slice_name=whole.name)
@@ -103,12 +103,12 @@ def test_every_slice_is_given_to_one_replica_and_none_is_bought_or_dropped(
     name: str, num_slices: int, num_pairs: int
 ) -> None:
     found = recording(name)
-    seen, claims = survey(found.observed(), WANT), Claims()
+    seen, grants = match_slices(found.observed(), WANT), PendingGrants()
     taken = []
     for number in range(num_slices):
-        (whole,) = claims.offer(f"replica-{number}", seen, 0.0, lambda _: None).slices
+        (whole,) = grants.grant(f"replica-{number}", seen, 0.0, lambda _: None).slices
         taken.append(whole)
-    assert claims.offer("one more", seen, 0.0, lambda _: None).slices == ()
+    assert grants.grant("one more", seen, 0.0, lambda _: None).slices == ()
     records = [holder(whole) for whole in taken]
     assert demand_by_kind(records)[KIND].num_to_exist == num_slices
     group = replace(found.group(GROUP), replicas=num_slices)
@@ -172,14 +172,14 @@ def test_slice_that_fails_is_kept_off_alone(name: str, num_slices: int, num_pair
         barred = {
             each.name
             for each in free.values()
-            if quarantine.barred_until_s(each.node_ids, 1.0) is not None
+            if quarantine.quarantined_until_s(each.node_ids, 1.0) is not None
         }
         assert barred == {failed.name}
         # Another one serves, and is forgiven; this one is not.
         for each in free.values():
             if each is not failed:
                 quarantine.note_success(each.name)
-        assert quarantine.barred_until_s(failed.node_ids, 1.0) is not None
+        assert quarantine.quarantined_until_s(failed.node_ids, 1.0) is not None
 
 
 def test_names_follow_kuberays_index_where_the_template_has_a_host_index() -> None:
@@ -194,7 +194,7 @@ def test_slices_of_several_hosts_go_by_their_name() -> None:
     found = recording("07-host-of-two-lost")
     group = found.group("tpu7x-2x2x2-spot")
     shape = slice_shape("tpu7x", "2x2x2")
-    want = wanted_slice(SliceSpec("spot", shape, {"ray.io/market-type": "spot"}))
+    want = slice_request(SliceSpec("spot", shape, {"ray.io/market-type": "spot"}))
     free = free_slices(found, want)
     assert sorted(free) == [each.name for each in group.slices]
     assert all([host.worker_id for host in each.hosts] == [0, 1] for each in free.values())

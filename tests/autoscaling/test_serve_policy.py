@@ -13,7 +13,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from autoscaling import serve_policy
 from autoscaling.serve_policy import SlicePolicy
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
-from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 
 MODEL = "org/m"
@@ -81,7 +81,7 @@ def contexts(
 ) -> dict[DeploymentID, AutoscalingContext]:
     """The application at work; with a `rate` of `None` its gateway has told nothing."""
     load = None if rate is None else load_stats(MODEL, LoadSample(rate, 0, 0.0, 0, None, None))
-    life = SliceLife.begin(now_s).enter(SliceState.RESERVED, now_s, "held")
+    life = SliceLifecycle.begin(now_s).enter(SliceState.RESERVED, now_s, "held")
     held = tuple(
         SliceRecord(f"{name}-{at}", MODEL, name, life)
         for name, count in (("reserved", reserved), ("spot", spot))

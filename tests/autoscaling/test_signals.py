@@ -18,7 +18,7 @@ from autoscaling.signals import (
     slices_of,
 )
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 
 NOW_S = 10_000.0
@@ -105,11 +105,11 @@ def test_missing_load_is_no_load_of_zero(
 
 
 def test_slices_are_those_of_model_and_classes_with_their_end() -> None:
-    held = SliceLife.begin(NOW_S - 50).enter(SliceState.RESERVED, NOW_S - 20, "held")
+    held = SliceLifecycle.begin(NOW_S - 50).enter(SliceState.RESERVED, NOW_S - 20, "held")
     listing = listing_of(
         [
             directory(
-                SliceRecord("r-2", "m", "flex-start", SliceLife.begin(NOW_S - 9)),
+                SliceRecord("r-2", "m", "flex-start", SliceLifecycle.begin(NOW_S - 9)),
                 SliceRecord("r-1", "m", "flex-start", held),
                 SliceRecord("r-3", "other", "flex-start", held),
                 SliceRecord("r-4", "m", "unknown", held),
@@ -129,7 +129,7 @@ def test_slices_are_those_of_model_and_classes_with_their_end() -> None:
 
 
 def test_losses_are_those_of_the_model() -> None:
-    ended = SliceLife.begin(NOW_S - 50).end(EndCause.PREEMPTED, NOW_S - 5, "taken away")
+    ended = SliceLifecycle.begin(NOW_S - 50).end(EndCause.PREEMPTED, NOW_S - 5, "taken away")
     report = directory(
         SliceRecord("r-1", "m", "spot", ended), SliceRecord("r-2", "other", "spot", ended)
     )
@@ -138,7 +138,7 @@ def test_losses_are_those_of_the_model() -> None:
 
 
 def test_newest_of_two_directories_counts() -> None:
-    record = SliceRecord("r", "m", "spot", SliceLife.begin(NOW_S - 50))
+    record = SliceRecord("r", "m", "spot", SliceLifecycle.begin(NOW_S - 50))
     old, new = directory(record, at_s=NOW_S - 4), directory(at_s=NOW_S)
     assert listing_of([old, new], NOW_S, 60.0).slices == ()
     assert listing_of([new, old], NOW_S, 60.0).slices == ()

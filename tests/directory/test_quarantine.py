@@ -18,18 +18,18 @@ def test_time_in_quarantine_doubles_up_to_an_hour() -> None:
 
 def test_slice_is_barred_until_its_time_is_over() -> None:
     quarantine = Quarantine()
-    assert quarantine.barred_until_s(NODES, 0.0) is None
+    assert quarantine.quarantined_until_s(NODES, 0.0) is None
     quarantine.note_failure("slice-0", NODES, 100.0)
-    assert quarantine.barred_until_s(NODES, 129.9) == 130.0
-    assert quarantine.barred_until_s(NODES, 130.0) is None
-    assert quarantine.barred_until_s(OTHERS, 101.0) is None
+    assert quarantine.quarantined_until_s(NODES, 129.9) == 130.0
+    assert quarantine.quarantined_until_s(NODES, 130.0) is None
+    assert quarantine.quarantined_until_s(OTHERS, 101.0) is None
 
 
 def test_success_makes_the_next_failure_the_first() -> None:
     quarantine = Quarantine()
     quarantine.note_failure("slice-0", NODES, 0.0)
     quarantine.note_success("slice-0")
-    assert quarantine.barred_until_s(NODES, 1.0) is None
+    assert quarantine.quarantined_until_s(NODES, 1.0) is None
     assert quarantine.note_failure("slice-0", NODES, 50.0) == 80.0
 
 
@@ -44,7 +44,7 @@ def test_new_incarnation_leaves_quarantine_and_starts_anew() -> None:
     quarantine = Quarantine()
     quarantine.note_failure("slice-0", NODES, 0.0)
     replaced = frozenset({"e", "f", "g", "h"})
-    assert quarantine.barred_until_s(replaced, 1.0) is None
+    assert quarantine.quarantined_until_s(replaced, 1.0) is None
     assert quarantine.note_failure("slice-0", replaced, 1.0) == 31.0
 
 
@@ -55,7 +55,7 @@ def test_partly_replaced_slice_stays_while_it_has_the_host_that_failed(
     quarantine = Quarantine()
     quarantine.note_failure("slice-0", NODES, 0.0, suspects=frozenset(suspects))
     partly = frozenset({"e", "b", "c", "d"})
-    assert (quarantine.barred_until_s(partly, 1.0) is not None) == is_barred
+    assert (quarantine.quarantined_until_s(partly, 1.0) is not None) == is_barred
     again_s = quarantine.note_failure("slice-0", partly, 1.0)
     assert again_s == (61.0 if is_barred else 31.0)
 
@@ -70,7 +70,7 @@ def test_a_thousand_failures_in_a_row_are_an_hour_each() -> None:
 def test_two_living_slices_of_one_name_are_kept_off_each_for_itself() -> None:
     quarantine = Quarantine()
     quarantine.note_failure("slice-0", NODES, 0.0)
-    assert quarantine.barred_until_s(OTHERS, 1.0) is None
+    assert quarantine.quarantined_until_s(OTHERS, 1.0) is None
     assert quarantine.note_failure("slice-0", OTHERS, 1.0) == 31.0
-    assert quarantine.barred_until_s(NODES, 2.0) == 30.0
+    assert quarantine.quarantined_until_s(NODES, 2.0) == 30.0
     assert quarantine.note_failure("slice-0", NODES, 40.0) == 100.0

@@ -14,12 +14,14 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from serving.directory.ray_hosts import look
-from serving.domain.inventory import SliceWant, WholeSlice, survey
+from serving.domain.inventory import Slice, SliceRequest, match_slices
 from serving.domain.topology import slice_shape
 from serving.slices.reservation import ReservationError, reserve
 
 SHAPE = slice_shape("v6e", "1x1", None)
-WANT = SliceWant("spot", SHAPE.ray_pod_type, SHAPE.topology, 1, 1, {"ray.io/market-type": "spot"})
+WANT = SliceRequest(
+    "spot", SHAPE.ray_pod_type, SHAPE.topology, 1, 1, {"ray.io/market-type": "spot"}
+)
 _POLL_S = 0.1
 
 
@@ -51,8 +53,8 @@ class Holder:
         table = await asyncio.to_thread(placement_group_table)
         self._say(f"groups: {sorted(each['state'] for each in table.values())}")
 
-    async def _two_slices(self) -> tuple[WholeSlice, WholeSlice]:
-        while len(free := survey(await look(), WANT).free) < 2:  # noqa: ASYNC110 - Ray has no event
+    async def _two_slices(self) -> tuple[Slice, Slice]:
+        while len(free := match_slices(await look(), WANT).free) < 2:  # noqa: ASYNC110 - Ray has no event
             await asyncio.sleep(_POLL_S)
         return free[0], free[1]
 

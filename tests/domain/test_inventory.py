@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
-from serving.directory.claims import OFFER_S, Claims, Offer
+from serving.directory.pending_grants import GRANT_S, Grant, PendingGrants
 from serving.domain.inventory import (
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
     ZONE_LABEL,
-    SliceWant,
-    Survey,
-    WholeSlice,
+    Slice,
+    SliceMatches,
+    SliceRequest,
+    match_slices,
     observe_hosts,
-    survey,
 )
 
-WANT = SliceWant("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
+WANT = SliceRequest("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
 
 
 def node(name: str | None, worker_id: int, **changes: Any) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def look(
     *,
     taken: tuple[str, ...] = (),
     draining: tuple[str, ...] = (),
-    want: SliceWant = WANT,
-) -> Survey:
+    request: SliceRequest = WANT,
+) -> SliceMatches:
     available = {
         each["NodeID"]: {"TPU": 4.0, "CPU": 2.0} if each["NodeID"] not in taken else {"CPU": 1.0}
         for each in nodes
     }
-    return survey(observe_hosts(nodes, available, draining), want)
+    return match_slices(observe_hosts(nodes, available, draining), request)
 
 
 def test_whole_free_slice_is_found_with_its_hosts_in_order() -> None:
@@ -100,22 +100,22 @@ def test_slice_of_another_kind_is_no_candidate_at_all(other: dict[str, str]) -> 
 
 
 def test_single_host_slice_needs_no_name() -> None:
-    want = SliceWant("spot", "v6e-8", "2x4", 1, 8, {})
+    request = SliceRequest("spot", "v6e-8", "2x4", 1, 8, {})
     nodes = [node(None, 0, node_id="a" * 56, chips=8.0), node(None, 0, node_id="b" * 56, chips=8.0)]
     available = {each["NodeID"]: {"TPU": 8.0} for each in nodes}
-    found = survey(observe_hosts(nodes, available, ()), want)
+    found = match_slices(observe_hosts(nodes, available, ()), request)
     assert [each.name for each in found.free] == ["node-aaaaaaaaaaaa", "node-bbbbbbbbbbbb"]
 
 
 @pytest.mark.parametrize("worker_ids", [(0, 1), (0, 0), (1, 1), (1, 2)])
 def test_single_hosts_that_were_told_one_name_are_a_slice_each(worker_ids: tuple[int, int]) -> None:
-    want = SliceWant("spot", "v6e-8", "2x4", 1, 8, {})
+    request = SliceRequest("spot", "v6e-8", "2x4", 1, 8, {})
     nodes = [
         node("g-2", worker_id, node_id=letter * 56, chips=8.0)
         for worker_id, letter in zip(worker_ids, "ab", strict=True)
     ]
     available = {each["NodeID"]: {"TPU": 8.0} for each in nodes}
-    found = survey(observe_hosts(nodes, available, ()), want)
+    found = match_slices(observe_hosts(nodes, available, ()), request)
     assert dict(found.refused) == {}
     assert len({each.name for each in found.free}) == 2
     assert [[host.worker_id for host in each.hosts] for each in found.free] == [[0], [0]]
@@ -131,59 +131,59 @@ def test_replacement_under_the_same_name_is_another_slice() -> None:
     assert not before.node_ids & after.node_ids
 
 
-# -- who is offered which --
+# -- which replica is granted which --
 
 
-def never(_: WholeSlice) -> None:
+def never(_: Slice) -> None:
     return None
 
 
-def names(offer: Offer) -> list[str]:
-    return [each.name for each in offer.slices]
+def names(grant: Grant) -> list[str]:
+    return [each.name for each in grant.slices]
 
 
-def test_two_replicas_are_never_offered_one_slice() -> None:
-    claims, found = Claims(), look([*whole("a"), *whole("b")])
-    first = claims.offer("r1", found, 0.0, never)
-    second = claims.offer("r2", found, 0.0, never)
-    third = claims.offer("r3", found, 0.0, never)
+def test_two_replicas_are_never_granted_one_slice() -> None:
+    grants, found = PendingGrants(), look([*whole("a"), *whole("b")])
+    first = grants.grant("r1", found, 0.0, never)
+    second = grants.grant("r2", found, 0.0, never)
+    third = grants.grant("r3", found, 0.0, never)
     assert (names(first), names(second), names(third)) == (["a"], ["b"], [])
-    assert "a: offered to another replica" in third.reason
+    assert "a: granted to another replica" in third.reason
 
 
 def test_offer_that_was_not_taken_up_goes_to_the_next() -> None:
-    claims, found = Claims(), look(whole("a"))
-    claims.offer("r1", found, 0.0, never)
-    assert names(claims.offer("r2", found, OFFER_S - 1, never)) == []
-    assert names(claims.offer("r2", found, OFFER_S, never)) == ["a"]
+    grants, found = PendingGrants(), look(whole("a"))
+    grants.grant("r1", found, 0.0, never)
+    assert names(grants.grant("r2", found, GRANT_S - 1, never)) == []
+    assert names(grants.grant("r2", found, GRANT_S, never)) == ["a"]
 
 
 def test_replica_that_asks_again_gives_its_earlier_offer_back() -> None:
-    claims, found = Claims(), look([*whole("a"), *whole("b")])
-    (tried,) = claims.offer("r1", found, 0.0, never).slices
-    assert names(claims.offer("r1", found, 1.0, never, tried=[tried.node_ids])) == ["b"]
-    assert names(claims.offer("r2", found, 1.0, never)) == ["a"]
+    grants, found = PendingGrants(), look([*whole("a"), *whole("b")])
+    (excluded,) = grants.grant("r1", found, 0.0, never).slices
+    assert names(grants.grant("r1", found, 1.0, never, excluded=[excluded.node_ids])) == ["b"]
+    assert names(grants.grant("r2", found, 1.0, never)) == ["a"]
 
 
-def test_joined_slices_are_offered_together_or_not_at_all() -> None:
+def test_joined_slices_are_granted_together_or_not_at_all() -> None:
     """Two replicas that want two of three: neither is left with one."""
-    claims, found = Claims(), look([*whole("a"), *whole("b"), *whole("c")])
-    first = claims.offer("r1", found, 0.0, never, num_slices=2)
-    second = claims.offer("r2", found, 0.0, never, num_slices=2)
+    grants, found = PendingGrants(), look([*whole("a"), *whole("b"), *whole("c")])
+    first = grants.grant("r1", found, 0.0, never, num_slices=2)
+    second = grants.grant("r2", found, 0.0, never, num_slices=2)
     assert (names(first), names(second)) == (["a", "b"], [])
     assert first.reason == "a and b are free"
     assert second.reason == (
-        "1 of 2 slices are free: c (a: offered to another replica; b: offered to another replica)"
+        "1 of 2 slices are free: c (a: granted to another replica; b: granted to another replica)"
     )
     # What the waiting one does not get it keeps from nobody.
-    assert names(claims.offer("r3", found, 0.0, never)) == ["c"]
+    assert names(grants.grant("r3", found, 0.0, never)) == ["c"]
 
 
-def test_joined_slices_that_are_no_longer_wanted_are_offered_to_the_next() -> None:
-    claims, found = Claims(), look([*whole("a"), *whole("b"), *whole("c")])
-    claims.offer("r1", found, 0.0, never, num_slices=2)
-    claims.withdraw("r1")
-    assert names(claims.offer("r2", found, 0.0, never, num_slices=2)) == ["a", "b"]
+def test_joined_slices_that_are_no_longer_wanted_are_granted_to_the_next() -> None:
+    grants, found = PendingGrants(), look([*whole("a"), *whole("b"), *whole("c")])
+    grants.grant("r1", found, 0.0, never, num_slices=2)
+    grants.withdraw("r1")
+    assert names(grants.grant("r2", found, 0.0, never, num_slices=2)) == ["a", "b"]
 
 
 def test_joined_slices_are_of_one_zone() -> None:
@@ -191,24 +191,27 @@ def test_joined_slices_are_of_one_zone() -> None:
         return [node(name, worker_id, **{ZONE_LABEL: zone}) for worker_id in (0, 1)]
 
     nodes = [*in_zone("a", "us-a"), *in_zone("b", "us-b"), *in_zone("c", "us-b")]
-    assert names(Claims().offer("r", look(nodes), 0.0, never, num_slices=2)) == ["b", "c"]
-    apart = Claims().offer("r", look(nodes[:4]), 0.0, never, num_slices=2)
+    assert names(PendingGrants().grant("r", look(nodes), 0.0, never, num_slices=2)) == ["b", "c"]
+    apart = PendingGrants().grant("r", look(nodes[:4]), 0.0, never, num_slices=2)
     assert names(apart) == []
     assert apart.reason == "2 of 2 slices are free, in 2 zones: a, b"
 
 
 def test_joined_slices_that_were_tried_come_last() -> None:
-    claims = Claims()
+    grants = PendingGrants()
     found = look([*whole("a"), *whole("b"), *whole("c")])
-    tried = {each.node_ids for each in claims.offer("r", found, 0.0, never, num_slices=2).slices}
-    assert names(claims.offer("r", found, 1.0, never, num_slices=2, tried=tried)) == ["c", "a"]
+    excluded = {each.node_ids for each in grants.grant("r", found, 0.0, never, num_slices=2).slices}
+    assert names(grants.grant("r", found, 1.0, never, num_slices=2, excluded=excluded)) == [
+        "c",
+        "a",
+    ]
 
 
-def test_slice_in_quarantine_is_not_offered() -> None:
-    offer = Claims().offer("r", look(whole("a")), 10.0, lambda _: 70.0)
-    assert offer.slices == ()
-    assert "a: in quarantine for another 60 s" in offer.reason
+def test_slice_in_quarantine_is_not_granted() -> None:
+    grant = PendingGrants().grant("r", look(whole("a")), 10.0, lambda _: 70.0)
+    assert grant.slices == ()
+    assert "a: in quarantine for another 60 s" in grant.reason
 
 
 def test_replica_learns_when_there_is_no_such_slice() -> None:
-    assert Claims().offer("r", look([]), 0.0, never).reason == "there is no such slice"
+    assert PendingGrants().grant("r", look([]), 0.0, never).reason == "there is no such slice"

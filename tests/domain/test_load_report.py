@@ -14,14 +14,14 @@ from serving.domain.load_report import (
     load_of_stats,
     load_stats,
 )
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 
 # As a model may be called and a life of a second slice is.
 MODEL, LIFE = "google/gemma-3:27b-it@v1+x", "engine-a#b7~2"
 SAMPLE = LoadSample(2.5, 3, 1.25, 7, 100.5, 20.0)
 LOADING = (
-    SliceLife.begin(100.25)
+    SliceLifecycle.begin(100.25)
     .enter(SliceState.RESERVED, 130.5, "held", slice_name="s")
     .enter(SliceState.LOADING, 140.125, "starts")
 )
@@ -39,7 +39,7 @@ def test_unknown_mean_is_left_out_and_stays_unknown() -> None:
 
 
 def test_slices_and_losses_come_back() -> None:
-    waiting = SliceRecord("r-1", MODEL, "spot", SliceLife.begin(50.0))
+    waiting = SliceRecord("r-1", MODEL, "spot", SliceLifecycle.begin(50.0))
     lost = SliceRecord("r-0", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "taken away"))
     snapshot = Snapshot("v", (waiting, SliceRecord(LIFE, MODEL, "spot", LOADING)), (lost,))
     listing = listing_of_stats(directory_stats(snapshot, started_at_s=10.0, now_s=200.0))

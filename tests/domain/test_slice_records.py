@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.domain.slice_lifecycle import EndCause, Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import LEASE_S, MAX_ENDED, Directory, HostRecord, SliceRecord
 
 DEADLINE_S = 10.0
@@ -20,7 +20,7 @@ def record(
     began_at_s: float = 1.0,
     hosts: tuple[HostRecord, ...] = (),
 ) -> SliceRecord:
-    life = SliceLife((Phase(state, began_at_s, "the test says so"),))
+    life = SliceLifecycle((Transition(state, began_at_s, "the test says so"),))
     return SliceRecord(replica_id, "demo", "local", life, hosts=hosts)
 
 

@@ -1,12 +1,14 @@
 """A replacement takes the slice of the replica that it replaces, and no other one."""
 
-from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord
 from serving.domain.succession import WORD_S, num_successors, reason_to_wait
 
 
 def record(replica_id: str, state: SliceState, at_s: float = 0.0, **changes: object) -> SliceRecord:
-    life = SliceLife((Phase(state, at_s, "the test says so"),), slice_name=f"slice-of-{replica_id}")
+    life = SliceLifecycle(
+        (Transition(state, at_s, "the test says so"),), slice_name=f"slice-of-{replica_id}"
+    )
     given = {"model": "demo", "compute_class": "spot"} | changes
     return SliceRecord(replica_id=replica_id, life=life, **given)  # type: ignore[arg-type]
 

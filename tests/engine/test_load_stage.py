@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from serving.domain.slice_lifecycle import LoadStage, SliceLife, SliceState, TransitionError
+from serving.domain.slice_lifecycle import LoadStage, SliceLifecycle, SliceState, TransitionError
 from serving.engine.host import start_engine
 from serving.engine.load_stage import PIPE_VARIABLE, TellsStages, hear_stages, tell_stage
 from serving.engine.spec import EngineSpec
@@ -70,7 +70,7 @@ async def test_paced_engine_loads_and_compiles_as_long_as_it_is_told() -> None:
 
 
 def test_stages_are_phases_of_one_state() -> None:
-    life = SliceLife.begin(0.0).enter(SliceState.RESERVED, 1.0, "", slice_name="s")
+    life = SliceLifecycle.begin(0.0).enter(SliceState.RESERVED, 1.0, "", slice_name="s")
     life = life.enter(SliceState.LOADING, 2.0, "starts")
     life = life.enter(SliceState.LOADING, 5.0, "compiles", stage=LoadStage.COMPILING)
     again = life.enter(SliceState.LOADING, 6.0, "still", stage=LoadStage.COMPILING)

@@ -22,7 +22,7 @@ from serving.dashboard.fleet_view import (
 from serving.dashboard.history import History
 from serving.dashboard.history_page import history_answer
 from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord
 from serving.gateway.auth import ApiKeys
 from serving.gateway.http import EdgeRules, HttpEdge
@@ -42,10 +42,12 @@ _REASONS = {
 }
 
 
-def life_of(name: str | None, *entered: tuple[SliceState, float], reason: str = "") -> SliceLife:
+def life_of(
+    name: str | None, *entered: tuple[SliceState, float], reason: str = ""
+) -> SliceLifecycle:
     """A life from the states entered, each with how long ago; `reason` is the last one's."""
     (_, first_s), *later = entered
-    life = SliceLife.begin(NOW_S - first_s)
+    life = SliceLifecycle.begin(NOW_S - first_s)
     for state, ago_s in later:
         is_named = state not in (SliceState.REQUESTED, SliceState.PROVISIONING)
         words = _REASONS.get(state, f"holds every host of {name}" if name else "no slices here")
@@ -54,7 +56,11 @@ def life_of(name: str | None, *entered: tuple[SliceState, float], reason: str = 
 
 
 def held(
-    name: str, shape: tuple[str, str, int, int], model: str, compute_class: str, life: SliceLife
+    name: str,
+    shape: tuple[str, str, int, int],
+    model: str,
+    compute_class: str,
+    life: SliceLifecycle,
 ) -> SliceRecord:
     """A replica that holds a slice: generation, topology, hosts, chips of each."""
     generation, topology, num_hosts, chips = shape
@@ -68,13 +74,17 @@ def held(
 
 
 def waiting(
-    number: int, shape: tuple[str, str, int, int], model: str, compute_class: str, life: SliceLife
+    number: int,
+    shape: tuple[str, str, int, int],
+    model: str,
+    compute_class: str,
+    life: SliceLifecycle,
 ) -> SliceRecord:
     """A replica that holds nothing yet."""
     return SliceRecord(f"replica-w{number}", model, compute_class, life, shape[0], shape[1])
 
 
-def ready(name: str | None, since_s: float) -> SliceLife:
+def ready(name: str | None, since_s: float) -> SliceLifecycle:
     """A life that has been ready for so long, after some minutes of getting there."""
     return life_of(
         name,

@@ -3,7 +3,7 @@
 from prometheus_client.registry import Collector
 
 from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
-from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
 from serving.ledger.endings import Endings
@@ -12,7 +12,7 @@ NOW_S = 1000.0
 
 
 def record(state: SliceState, at_s: float, slice_name: str | None = None) -> SliceRecord:
-    life = SliceLife((Phase(state, at_s, "the test says so"),), slice_name)
+    life = SliceLifecycle((Transition(state, at_s, "the test says so"),), slice_name)
     return SliceRecord(f"{state}-{at_s}", "chat", "spot", life)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serving.domain.errors import PoisonRequestError, RequestError
-from serving.domain.slice_lifecycle import SliceLife
+from serving.domain.slice_lifecycle import SliceLifecycle
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.fleet_core import FleetCore, FleetLimits
@@ -62,7 +62,7 @@ class Gateway:
             engine_id,
             "demo",
             "local",
-            SliceLife.begin(0.0),
+            SliceLifecycle.begin(0.0),
             engine_id=engine_id,
             address=server.address,
         )

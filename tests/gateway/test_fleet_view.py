@@ -13,7 +13,7 @@ from serving.dashboard.fleet_view import (
     describe_plans,
 )
 from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
 
@@ -23,7 +23,7 @@ HOSTS = tuple(
     for worker in range(4)
 )
 LIFE = (
-    SliceLife.begin(NOW_S - 100.0)
+    SliceLifecycle.begin(NOW_S - 100.0)
     .enter(SliceState.RESERVED, NOW_S - 70.0, "holds every host of s-1", slice_name="s-1")
     .enter(SliceState.LOADING, NOW_S - 60.0, "the engine starts")
     .enter(SliceState.READY, NOW_S - 12.3, "the engine takes requests")
@@ -41,7 +41,7 @@ HELD = SliceRecord(
     version="v2-0123456789ab",
 )
 SEAT = SeatView("e-1", "spot", is_draining=False, in_flight=3, load=EngineLoad(2, 1, 0.123456))
-WAITING = SliceRecord("r-2", "demo", "spot", SliceLife.begin(NOW_S - 7.0), "v6e", "4x4")
+WAITING = SliceRecord("r-2", "demo", "spot", SliceLifecycle.begin(NOW_S - 7.0), "v6e", "4x4")
 
 
 def described(

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.membership import LinkSettings, Membership
@@ -101,7 +101,7 @@ def listing(
                 "replica_id": f"replica-{server.engine_id}",
                 "model": "demo",
                 "compute_class": "local",
-                "life": SliceLife((Phase(state, 0.0, "the test says so"),)),
+                "life": SliceLifecycle((Transition(state, 0.0, "the test says so"),)),
                 "engine_id": server.engine_id,
                 "address": server.address,
                 **changes,

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tracing.collector import Collector, collecting, tracer_to
 
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
-from serving.domain.slice_lifecycle import SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.auth import ApiKeys
@@ -88,7 +88,7 @@ class Stage:
             server = LinkServer(engine, engine_id=engine_id, secret=SECRET, tracer=tracer)
             await server.listen()
             self.servers.append(server)
-            life = SliceLife.begin(0.0).enter(
+            life = SliceLifecycle.begin(0.0).enter(
                 SliceState.RESERVED, 1.0, "the test says so", slice_name=f"slice-{number}"
             )
             records.append(

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from serving.directory.ray_hosts import look
-from serving.domain.inventory import SliceWant, WholeSlice, survey
-from serving.domain.slice_lifecycle import EndCause, SliceLife, SliceState
+from serving.domain.inventory import Slice, SliceRequest, match_slices
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.topology import SliceShape
 from serving.slices.reservation import Reservation, ReservationError, reserve
@@ -33,7 +33,7 @@ class Replica:
             replica_id=replica_id,
             model="demo",
             compute_class=fleet.compute_class,
-            life=SliceLife.begin(time.time()),
+            life=SliceLifecycle.begin(time.time()),
             generation=str(fleet.shape.generation),
             topology=fleet.shape.topology,
         )
@@ -82,10 +82,10 @@ class Replica:
             await self._wait_lost(whole)
             self.lost.append(whole.name)
             await self._release()
-            life = SliceLife.begin(time.time(), "the slice before was lost")
+            life = SliceLifecycle.begin(time.time(), "the slice before was lost")
             self.record = replace(self.record, life=life, hosts=(), drain_deadline_s=None)
 
-    async def _wait_lost(self, whole: WholeSlice) -> None:
+    async def _wait_lost(self, whole: Slice) -> None:
         async def is_incomplete() -> bool:
             return not whole.node_ids <= {host.node_id for host in await look()}
 
@@ -108,13 +108,13 @@ class Replicas:
     """
 
     def __init__(
-        self, compute_class: str, shape: SliceShape, want: SliceWant | None = None
+        self, compute_class: str, shape: SliceShape, want: SliceRequest | None = None
     ) -> None:
         self.compute_class = compute_class
         self.shape = shape
         self.all: list[Replica] = []
         self._taking = asyncio.Lock()
-        self._want = want or SliceWant(
+        self._want = want or SliceRequest(
             compute_class=compute_class,
             pod_type=shape.ray_pod_type,
             topology=shape.topology,
@@ -138,7 +138,7 @@ class Replicas:
         """A whole free slice, as soon as there is one; one replica at a time is served."""
         while True:
             async with self._taking:
-                for free in survey(await look(), self._want).free:
+                for free in match_slices(await look(), self._want).free:
                     with contextlib.suppress(ReservationError):
                         return await reserve((free,), self.shape, 0.0)
             await asyncio.sleep(_POLL_S)
@@ -151,7 +151,7 @@ class Replicas:
 
 @asynccontextmanager
 async def replicas(
-    compute_class: str, shape: SliceShape, want: SliceWant | None = None
+    compute_class: str, shape: SliceShape, want: SliceRequest | None = None
 ) -> AsyncIterator[Replicas]:
     """Replicas that are gone afterwards, whatever happened."""
     fleet = Replicas(compute_class, shape, want)

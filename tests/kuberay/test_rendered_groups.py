@@ -21,7 +21,7 @@ from autoscaling.provisioning.reconcile import Reconciler
 from deployments.manifests.render import render
 from deployments.manifests.values import Values, parse_values
 from serving.config.slice_settings import slice_spec
-from serving.config.slice_spec import wanted_slice
+from serving.config.slice_spec import slice_request
 from serving.domain.slice_records import LEASE_S, SliceRecord
 
 from .cluster import EmulatedCluster
@@ -75,7 +75,7 @@ def of_class(name: str) -> Any:
     deployment = next(each for each in model.deployments if each.compute_class == name)
     spec = slice_spec(config, model, deployment)
     assert spec is not None
-    return replicas(name, spec.shape, wanted_slice(spec))
+    return replicas(name, spec.shape, slice_request(spec))
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from serving.domain.slice_lifecycle import EndCause, Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.endings import MAX_REMEMBERED, Endings
 
@@ -10,7 +10,7 @@ BEGAN_S = 100.0
 
 
 def living(replica_id: str = "r") -> SliceRecord:
-    life = SliceLife((Phase(SliceState.READY, 50.0, "the test says so"),), "spot-0")
+    life = SliceLifecycle((Transition(SliceState.READY, 50.0, "the test says so"),), "spot-0")
     return SliceRecord(replica_id, "chat", "spot", life)
 
 

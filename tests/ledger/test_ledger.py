@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.domain.slice_lifecycle import EndCause, LoadStage, Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import (
+    EndCause,
+    LoadStage,
+    SliceLifecycle,
+    SliceState,
+    Transition,
+)
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.ledger import MAX_UNLISTED, UNATTRIBUTED, EngineUse, Ledger, shares
 from serving.ledger.states import LedgerState, Span, spans
@@ -19,12 +25,14 @@ COMPILING = LoadStage.COMPILING
 
 
 def record(
-    *phases: tuple[SliceState, float],
+    *transitions: tuple[SliceState, float],
     replica_id: str = "r",
     compute_class: str = "spot",
     engine_id: str | None = "e",
 ) -> SliceRecord:
-    life = SliceLife(tuple(Phase(state, at_s, "the test says so") for state, at_s in phases))
+    life = SliceLifecycle(
+        tuple(Transition(state, at_s, "the test says so") for state, at_s in transitions)
+    )
     return SliceRecord(replica_id, "chat", compute_class, life, "v6e", "2x4", engine_id=engine_id)
 
 
@@ -286,11 +294,13 @@ def lives(draw: st.DrawFn, replica_id: str) -> SliceRecord:
 
 def as_of(whole: SliceRecord, now_s: float) -> SliceRecord | None:
     """The record as it was at a time; `None` before its life began."""
-    phases = tuple(phase for phase in whole.life.phases if phase.at_s <= now_s)
-    if not phases:
+    transitions = tuple(
+        transition for transition in whole.life.transitions if transition.at_s <= now_s
+    )
+    if not transitions:
         return None
-    cause = whole.life.cause if phases[-1].state is SliceState.GONE else None
-    return replace(whole, life=replace(whole.life, phases=phases, cause=cause))
+    cause = whole.life.cause if transitions[-1].state is SliceState.GONE else None
+    return replace(whole, life=replace(whole.life, transitions=transitions, cause=cause))
 
 
 @st.composite
@@ -323,7 +333,7 @@ def test_states_sum_to_wall_clock_times_chips_without_a_remainder(
             ledger.observe(snapshot, dict.fromkeys(busy, True), round(now_s * 1000), uses)
     expected: Counter[str] = Counter()
     for each in fleet:
-        first_ms, last_ms = (round(each.life.phases[i].at_s * 1000) for i in (0, -1))
+        first_ms, last_ms = (round(each.life.transitions[i].at_s * 1000) for i in (0, -1))
         over_ms = last_ms if each.state is SliceState.GONE else end_ms
         expected[each.compute_class] += max(0, over_ms - max(first_ms, started_ms)) * CHIPS
     found: Counter[str] = Counter()

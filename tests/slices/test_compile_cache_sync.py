@@ -16,7 +16,7 @@ from serving.config.slice_spec import SliceSpec
 from serving.domain.topology import slice_shape
 from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
 from serving.engine.tpu.compile_cache import HostFacts, with_programs
-from serving.slices.compile_cache_sync import ProgramCourier
+from serving.slices.compile_cache_sync import CompileCacheSync
 from serving.slices.reservation import Reservation
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -56,40 +56,40 @@ async def test_programs_of_one_life_come_to_the_next(
     reservation: Reservation, tmp_path: Path
 ) -> None:
     first = programs(tmp_path, "first")
-    courier = ProgramCourier(first, reservation, {}, "life-1")
-    assert await courier.pull() == "0 compiled programs came to 2 of 2 hosts"
+    sync = CompileCacheSync(first, reservation, {}, "life-1")
+    assert await sync.pull() == "0 compiled programs came to 2 of 2 hosts"
     data = zlib.compress(b"program" * 100)
     LocalFolder(Path(first.folder)).write("jit_a-1-cache", data)
-    await courier.push()
+    await sync.push()
     store = open_store(first.cache.store)
     assert len(store.list(BLOBS)) == 1
-    assert courier.moved.pushed >= 1  # both hosts are this machine, and may push at once
-    assert (courier.moved.pushed_bytes >= len(data), courier.moved.failures) == (True, 0)
+    assert sync.moved.pushed >= 1  # both hosts are this machine, and may push at once
+    assert (sync.moved.pushed_bytes >= len(data), sync.moved.failures) == (True, 0)
 
     # Both hosts are one machine with one folder: what one brought the other may find there.
     second = programs(tmp_path, "second")
-    courier = ProgramCourier(second, reservation, {}, "life-2")
-    await courier.pull()
-    assert courier.moved.pulled >= 1
+    sync = CompileCacheSync(second, reservation, {}, "life-2")
+    await sync.pull()
+    assert sync.moved.pulled >= 1
     assert LocalFolder(Path(second.folder)).sizes() == {"jit_a-1-cache": len(data)}
 
     # A damaged one is told, made good by whoever compiled it, and told no more.
     store.put(store.list(BLOBS)[0].name, b"")
     third = programs(tmp_path, "third")
-    courier = ProgramCourier(third, reservation, {}, "life-3")
-    await courier.pull()
-    assert (courier.moved.damaged, courier.moved.pulled) == (NUM_HOSTS, 0)
+    sync = CompileCacheSync(third, reservation, {}, "life-3")
+    await sync.pull()
+    assert (sync.moved.damaged, sync.moved.pulled) == (NUM_HOSTS, 0)
     LocalFolder(Path(third.folder)).write("jit_a-1-cache", data)
-    await courier.push()
-    assert courier.moved.rebuilt >= 1
-    await courier.push()
+    await sync.push()
+    assert sync.moved.rebuilt >= 1
+    await sync.push()
     assert store.get(store.list(BLOBS)[0].name) == data
 
 
 async def test_store_that_is_none_costs_a_failure_on_each_host_and_no_start(
     reservation: Reservation, tmp_path: Path
 ) -> None:
-    courier = ProgramCourier(programs(tmp_path, "x", "ftp://none"), reservation, {}, "life")
-    await courier.pull()
-    await courier.push()
-    assert courier.moved.failures == 2 * NUM_HOSTS
+    sync = CompileCacheSync(programs(tmp_path, "x", "ftp://none"), reservation, {}, "life")
+    await sync.pull()
+    await sync.push()
+    assert sync.moved.failures == 2 * NUM_HOSTS

@@ -17,7 +17,7 @@ from loadtest.scorecard.plot_style import (
     styled,
     to_svg,
 )
-from serving.domain.slice_lifecycle import HOLDING, WAITING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, WAITING, SliceState
 
 _HOUR_S = 3600.0
 # A screen has no more columns than that; a drawing of every tick would only be larger.
@@ -58,7 +58,7 @@ def _slices(shown: PolicyResult) -> str:
     held = []
     for name in classes:
         parts = [counts for (each, state), counts in timeline.slices.items()
-                 if each == name and state in HOLDING]  # fmt: skip
+                 if each == name and state in HELD_STATES]  # fmt: skip
         held.append(np.sum(parts, axis=0) if parts else np.zeros(len(timeline.at_s)))
     thin = [_thinned(timeline.at_s, each)[1] for each in held]
     at_s, demand = _thinned(timeline.at_s, timeline.demand_slices)
@@ -76,7 +76,7 @@ def _states(shown: PolicyResult) -> str:
     timeline = shown.course.timeline
     figure = new_figure(2.8)
     axes = figure.subplots()
-    order = [each for each in SliceState if each in HOLDING or each in WAITING]
+    order = [each for each in SliceState if each in HELD_STATES or each in WAITING]
     # The state that most slices are in lies at the bottom.
     order = [SliceState.READY, *(each for each in order if each != SliceState.READY)]
     present = [each for each in order if any(state == each for _, state in timeline.slices)]

@@ -7,7 +7,7 @@ from simulated_days import Scripted, always, class_setup, run_day, steady
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, Observation, Plan
 from autoscaling.simulator.arrivals import Requests
-from serving.domain.slice_lifecycle import HOLDING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
 DAY = steady(rate=10.0, duration_s=1000.0)
 
@@ -59,7 +59,7 @@ def test_timeline_has_every_slice_of_every_tick() -> None:
     assert len(timeline.at_s) == 100
     assert timeline.num_ready[-1] == timeline.num_held[-1] == 3
     assert timeline.usd_per_hour[-1] == 6
-    held = sum(counts for (_, state), counts in timeline.slices.items() if state in HOLDING)
+    held = sum(counts for (_, state), counts in timeline.slices.items() if state in HELD_STATES)
     np.testing.assert_array_equal(held, timeline.num_held)
     assert timeline.slices["spot", SliceState.PROVISIONING][3] == 3
     assert (outcome.peak_slices, outcome.peak_ready) == (3, 3)

@@ -6,7 +6,7 @@ from simulated_days import Scripted, always, class_setup, run_day, steady
 from autoscaling.simulator.outcome import Outcome
 from autoscaling.simulator.slices import LifeRecord
 from autoscaling.simulator.spot_capacity import CapacitySeries
-from serving.domain.slice_lifecycle import HOLDING, EndCause, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 FEW = steady(rate=1.0, duration_s=1000.0)
 
@@ -75,7 +75,7 @@ def test_single_losses_come_at_the_rate_of_the_conditions() -> None:
         duration_s=8000.0,
     )
     # About 1000 losses: the tolerance is three standard deviations.
-    in_danger = HOLDING - {SliceState.DRAINING}
+    in_danger = HELD_STATES - {SliceState.DRAINING}
     held_s = sum(outcome.seconds.get(("spot", state), 0.0) for state in in_danger)
     assert outcome.losses_by_class()["spot"] == pytest.approx(10 * held_s / 3600, rel=0.1)
 
@@ -111,7 +111,7 @@ def test_time_in_states_adds_up_to_the_lives() -> None:
     held_s = sum(
         life.ended_at_s - life.held_at_s for life in outcome.lives if life.held_at_s is not None
     )
-    in_states_s = sum(s for (_, state), s in outcome.seconds.items() if state in HOLDING)
+    in_states_s = sum(s for (_, state), s in outcome.seconds.items() if state in HELD_STATES)
     assert in_states_s == pytest.approx(held_s)
     assert {life.cause for life in outcome.lives} == {
         None,

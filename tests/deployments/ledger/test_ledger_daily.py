@@ -18,7 +18,7 @@ from deployments.ledger.daily import (
 )
 from deployments.ledger.parquet import SCHEMA, DayTable, read_table, write_table
 from deployments.ledger.record import STATE_FILE, Recorder, wait_s
-from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.ledger import EngineUse, Ledger
 
@@ -33,7 +33,7 @@ def reading(gateway_id: str, started_s: float, at_s: float, idle_s: float) -> Le
 
 def shared_ledger() -> Ledger:
     """An hour of serving, three quarters of it for acme."""
-    life = SliceLife((Phase(SliceState.READY, 0.0, ""),), "s-1")
+    life = SliceLifecycle((Transition(SliceState.READY, 0.0, ""),), "s-1")
     record = SliceRecord("r", "chat", "spot", life, "v6e", "2x4", engine_id="e")
     ledger = Ledger(0)
     use = {"e": EngineUse({"acme": 300, "default": 100})}

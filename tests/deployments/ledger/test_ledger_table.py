@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from deployments.ledger.command import ledger_command
 from deployments.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
-from serving.domain.slice_lifecycle import Phase, SliceLife, SliceState
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.metrics.ledger import LedgerCollector, is_busy
 from serving.ledger.ledger import Ledger
@@ -37,11 +37,13 @@ def hour_long_ledger(began_s: float = 0.0) -> Ledger:
         tuple(
             SliceRecord(
                 *(name, "chat", name),
-                SliceLife(tuple(Phase(state, at_s, "") for state, at_s in phases), f"s-{name}"),
+                SliceLifecycle(
+                    tuple(Transition(state, at_s, "") for state, at_s in transitions), f"s-{name}"
+                ),
                 *("v6e", "2x4"),
                 engine_id=name,
             )
-            for name, phases in lives.items()
+            for name, transitions in lives.items()
         ),
     )
     busy = {"spot": True, "reserved": False}

@@ -15,7 +15,7 @@ from deployments.simulation.plan import (
     parse_plan,
 )
 from serving.domain.errors import ConfigError
-from serving.domain.inventory import SliceWant, observe_hosts, survey
+from serving.domain.inventory import SliceRequest, match_slices, observe_hosts
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deployments" / "sim" / "cluster.yaml"
 SPOT = {"name": "spot", "compute_class": "spot", "generation": "v6e", "topology": "4x4"}
@@ -67,8 +67,8 @@ def test_hosts_are_what_a_replica_looks_for() -> None:
         for worker_id in range(2)
     ]
     available = {str(node["NodeID"]): {"TPU": 4.0} for node in nodes}
-    want = SliceWant("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
-    found = survey(observe_hosts(nodes, available, ()), want)
+    want = SliceRequest("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
+    found = match_slices(observe_hosts(nodes, available, ()), want)
     assert [each.name for each in found.free] == ["spot-0"]
 
 
