@@ -95,8 +95,8 @@ reads:
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m serving.config.reference --check README.md
-	$(BIN)/python -m deployments.manifests.reference --check docs/deploy-gke.md
+	$(BIN)/python -m serving.config.reference --check docs/reference/configuration.md
+	$(BIN)/python -m deployments.manifests.reference --check docs/operate/deploy-gke.md
 
 format: setup-dev
 	$(BIN)/ruff format .

@@ -1,8 +1,9 @@
-"""`make bench`: runs everything; writes `benchmarks.md`, `capacity.md`, `calibration.md` in `docs`.
+"""`make bench`: runs everything; writes `benchmarks.md`, `capacity.md`, `calibration.md`.
 
-`python -m benchmarks capacity` runs that part alone; `--ray-python` names the interpreter that has
-what Ray Serve LLM needs, if this one has not. The part `clients` writes `load-test-clients.md`;
-`--guidellm` names guidellm's command, without which it is left out. The part `metrics` only prints.
+The pages lie in `docs/results`. `python -m benchmarks capacity` runs that part alone;
+`--ray-python` names the interpreter that has what Ray Serve LLM needs, if this one has not. The
+part `clients` writes `load-test-clients.md`; `--guidellm` names guidellm's command, without which
+it is left out. The part `metrics` only prints.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from benchmarks import (
 )
 
 _PARTS = ("engine", "metrics", "capacity", "calibration", "clients")
-REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+REPORT = Path(__file__).resolve().parents[1] / "docs/results/benchmarks.md"
 
 _TEXT = """# What Slicewise adds to the engine
 

@@ -1,4 +1,4 @@
-"""`docs/calibration.md` and its plot: both sides of every comparison, and the error.
+"""`docs/results/calibration.md` and its plot: both sides of every comparison, and the error.
 
 Owns tables, plot and words. Measures nothing.
 """
@@ -39,8 +39,8 @@ from loadtest.scorecard.plot_style import (
 )
 from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-REPORT, PLOT = DOCS / "calibration.md", DOCS / "calibration.svg"
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+REPORT, PLOT = RESULTS / "calibration.md", RESULTS / "calibration.svg"
 _PANEL_IN = 1.5
 # Further apart than this, two changes are not one decision taken earlier or later.
 _SAME_DECISION_S = 45.0

@@ -1,4 +1,4 @@
-"""The tables of `docs/capacity.md`: what each system carried, where it broke, what the CPU did."""
+"""The tables of `docs/results/capacity.md`: what each system carried, where it broke, its CPU."""
 
 import datetime
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.capacity import MAX_OTHER_CORES, Step
 from benchmarks.servers import REST
 
-REPORT = Path(__file__).resolve().parents[1] / "docs" / "capacity.md"
+REPORT = Path(__file__).resolve().parents[1] / "docs/results/capacity.md"
 # Between these lines the tables are written anew; the text around them is by hand.
 _BEGIN, _END = "<!-- begin: measured -->", "<!-- end: measured -->"
 _CLIENT = "client"

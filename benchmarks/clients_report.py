@@ -1,4 +1,4 @@
-"""The tables of `docs/load-test-clients.md`: what each client reports, and how far off it is."""
+"""The tables of `docs/results/load-test-clients.md`: what each client reports, and its error."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.client_figures import Figures, Pair, Truth
 from benchmarks.clients import Case, Client, Reported
 
-REPORT = Path(__file__).resolve().parents[1] / "docs" / "load-test-clients.md"
+REPORT = Path(__file__).resolve().parents[1] / "docs/results/load-test-clients.md"
 # Between these lines the tables are written anew; the text around them is by hand.
 _BEGIN, _END = "<!-- begin: measured -->", "<!-- end: measured -->"
 _SERVER = "the server itself"

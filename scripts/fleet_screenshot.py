@@ -1,4 +1,4 @@
-"""Makes `docs/fleet.png`: the fleet page over the example fleet of the tests.
+"""Makes `docs/operate/fleet.png`: the fleet page over the example fleet of the tests.
 
 Run from the root of the tree: python -m scripts.fleet_screenshot [--scheme dark] [--width 420] FILE
 """
@@ -27,7 +27,7 @@ async def _take(address: str, width: int, scheme: str) -> bytes:
 def main() -> None:
     """Takes one picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, nargs="?", default=Path("docs/fleet.png"))
+    parser.add_argument("file", type=Path, nargs="?", default=Path("docs/operate/fleet.png"))
     parser.add_argument("--address", default="", help="What follows /fleet, such as #compact=")
     parser.add_argument("--width", type=int, default=1360)
     parser.add_argument("--scheme", choices=("light", "dark"), default="light")

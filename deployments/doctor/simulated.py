@@ -31,7 +31,7 @@ def what_is_simulated(
         yield note(
             "simulated: engines",
             f"no chip is here: engines are {engine} or paced, never a TPU result",
-            "`make sim` simulates slices; docs/tpu.md says what has run where",
+            "`make sim` simulates slices; docs/guide/tpu.md says what has run where",
         )
     addresses = Counter(
         str(node.get("NodeManagerAddress"))

@@ -1,7 +1,7 @@
-"""The reference of part `cluster` of a values file, in docs/deploy-gke.md, from the schema itself.
+"""The reference of part `cluster` of a values file, from the schema itself.
 
-`python -m deployments.manifests.reference --write docs/deploy-gke.md`, or `--check`. The page looks
-as the reference of `serve_config.yaml` does.
+`python -m deployments.manifests.reference --write docs/operate/deploy-gke.md`, or `--check`. The
+page looks as the reference of `serve_config.yaml` does.
 """
 
 import sys

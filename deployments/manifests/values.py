@@ -54,7 +54,9 @@ def parse_values(raw: object, vllm_args: VllmArgs | None) -> Values:
     problems: list[Problem] = []
     cluster: ClusterConfig | None = None
     if CLUSTER not in raw:
-        problems.append(Problem(CLUSTER, "missing", "required: a mapping, see docs/deploy-gke.md"))
+        problems.append(
+            Problem(CLUSTER, "missing", "required: a mapping, see docs/operate/deploy-gke.md")
+        )
     else:
         try:
             cluster = ClusterConfig.model_validate(raw[CLUSTER])

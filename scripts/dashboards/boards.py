@@ -1,7 +1,7 @@
 """The four dashboards: what each shows, and the queries.
 
 Fleet-wide series come from every gateway alike: `max by`. A gauge is read with `last_over_time`,
-because several gateways may answer behind one address in turns (docs/metrics.md).
+because several gateways may answer behind one address in turns (docs/reference/metrics.md).
 """
 
 from scripts.dashboards.grafana import Board, Panel, Row

@@ -1,8 +1,8 @@
-"""A configuration reference in a page, written from the schema itself: the README's, and others'.
+"""A configuration reference in a page, written from the schema itself.
 
-`python -m serving.config.reference --write README.md` replaces what stands between the markers;
-`--check` fails when it differs. Owns the page's look, no fact on it. Part `cluster` of a values
-file has its own, by the same code: `python -m deployments.manifests.reference`.
+`python -m serving.config.reference --write docs/reference/configuration.md` replaces what stands
+between the markers; `--check` fails when it differs. Owns the page's look, no fact on it. Part
+`cluster` of a values file has its own, by the same code: `deployments.manifests.reference`.
 """
 
 import argparse

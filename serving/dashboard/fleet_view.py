@@ -49,7 +49,7 @@ def describe_fleet(
     now_s: float,
     autoscaling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer of `GET /fleet`; see `docs/fleet.md` for its keys.
+    """The answer of `GET /fleet`; see `docs/operate/fleet.md` for its keys.
 
     Slices come in the directory's order, ended ones latest first. `autoscaling` is what
     `describe_plans` says; `None` where nothing scales.

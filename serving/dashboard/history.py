@@ -112,7 +112,7 @@ class History:
         return f"{self.gateway_id}-{ring.step_s}-{first}-{ring.until}-{wanted.model}"
 
     def describe(self, wanted: Wanted) -> dict[str, Any]:
-        """The answer of `GET /fleet/history`; see `docs/fleet.md` for its keys."""
+        """The answer of `GET /fleet/history`; see `docs/operate/fleet.md` for its keys."""
         ring = self._ring(wanted)
         since = wanted.since.get(self.gateway_id)
         series: dict[str, dict[str, Any]] = {}

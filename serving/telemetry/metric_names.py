@@ -549,7 +549,7 @@ ENGINE_STEPS = (
         Scope.ENGINE,
     ),
 )
-# Compiled programs of engines on TPU. See docs/compile-cache.md.
+# Compiled programs of engines on TPU. See docs/operate/compile-cache.md.
 PROGRAMS = (
     _counter(
         "slicewise_programs_found_total",
@@ -629,7 +629,7 @@ LINKS = (
         Scope.ENGINE,
     ),
 )
-# The slice ledger: of the whole fleet, the same at every gateway. See docs/metrics.md.
+# The slice ledger: of the whole fleet, the same at every gateway. See docs/reference/metrics.md.
 LEDGER = (
     _counter(
         "slicewise_ledger_chip_seconds_total",

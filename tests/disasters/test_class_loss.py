@@ -1,7 +1,7 @@
 """A whole compute class is lost at once, under load; then every slice there is.
 
-The statement that is held here, by row, stands in docs/disasters.md. Real Ray nodes die; the policy
-runs in Serve's controller; engines are paced.
+The statement that is held here, by row, stands in docs/results/disasters.md. Real Ray nodes die;
+the policy runs in Serve's controller; engines are paced.
 """
 
 import asyncio

@@ -95,4 +95,4 @@ def test_rows_say_what_is_not_proven() -> None:
 
 
 def test_the_documentation_shows_the_table() -> None:
-    assert as_markdown() in (ROOT / "docs" / "tpu-parity.md").read_text()
+    assert as_markdown() in (ROOT / "docs/results/tpu-parity.md").read_text()

@@ -25,8 +25,8 @@ NUM_SLICES = 1000
 
 @pytest.mark.parametrize(
     ("metrics", "bound"),
-    # What docs/tpu-exporter.md states. Slicewise serves each replica from one slice, which has no
-    # traffic between slices.
+    # What docs/operate/tpu-exporter.md states. Slicewise serves each replica from one slice, which
+    # has no traffic between slices.
     [(ONE_SLICE, 1_500_000), (MANY_SLICES, 4_000_000)],
 )
 def test_a_thousand_slices_of_16_chips_stay_under_the_stated_bound(
@@ -39,7 +39,7 @@ def test_a_thousand_slices_of_16_chips_stay_under_the_stated_bound(
 
 @pytest.mark.parametrize(
     ("num_gateways", "bound"),
-    # What docs/metrics.md states, of 10 models on 4 classes each, and 50 tenants.
+    # What docs/reference/metrics.md states, of 10 models on 4 classes each, and 50 tenants.
     [(1, 117_000), (8, 450_000)],
 )
 def test_gateways_of_a_thousand_slices_stay_under_the_stated_bound(

@@ -1,4 +1,4 @@
-"""What the exporter reports of each fault: the table of docs/tpu-exporter.md, row by row."""
+"""What the exporter reports of each fault: the table of docs/operate/tpu-exporter.md, by row."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ from serving.exporters.libtpu_service.sdk import SdkChild, SdkCollector
 from serving.exporters.readings import CollectError, PciBus
 from serving.exporters.scrape import Exporter
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "tpu-exporter.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/operate/tpu-exporter.md"
 
 
 @pytest.fixture

@@ -302,7 +302,7 @@ def test_histograms_have_no_more_buckets_than_the_registry_allows() -> None:
 
 
 def test_documentation_names_every_series_and_no_other() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
     documented = set(re.findall(r"slicewise_[a-z_]+", text)) - {"slicewise_"}
     ours = {name for name in ALL if name.startswith("slicewise_")}
     assert documented == ours

@@ -18,7 +18,7 @@ _PACKAGES = (
     "vllm-tpu", "tpu-inference", "jax", "jaxlib", "flax", "torchax", "torch", "transformers",
     "peft", "ray",
 )  # fmt: skip
-# Where the run writes its table; `docs/tpu-parity.md` is one such file.
+# Where the run writes its table; `docs/results/tpu-parity.md` is one such file.
 _TABLE_VARIABLE = "SLICEWISE_TPU_PARITY_TABLE"
 
 

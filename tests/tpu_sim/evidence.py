@@ -1,4 +1,4 @@
-"""What a run of these tests has seen, as the page that `docs/tpu-parity.md` is."""
+"""What a run of these tests has seen, as the page that `docs/results/tpu-parity.md` is."""
 
 import time
 from dataclasses import dataclass, field

@@ -2,7 +2,7 @@
 
 A late one comes once the engine is warm: every such program made users wait. Owns the counts of
 this process. Does not own warm-up, nor what is done about it: a shape that is compiled while
-serving belongs into the warm-up (`docs/tpu.md`).
+serving belongs into the warm-up (`docs/guide/tpu.md`).
 """
 
 import logging

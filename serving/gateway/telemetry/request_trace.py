@@ -1,8 +1,9 @@
 """What a gateway tells of one sampled request: which spans it has, how they are named.
 
-Owns the names of spans, events and attributes on the gateway's side (`docs/observability.md` lists
-them) and that every span ends with its request. Does not own who calls when: the edge, admission
-and the fleet client do, and only where there is a trace. Prompts and answers are in no span.
+Owns the names of spans, events and attributes on the gateway's side
+(`docs/operate/observability.md` lists them) and that every span ends with its request. Does not own
+who calls when: the edge, admission and the fleet client do, and only where there is a trace.
+Prompts and answers are in no span.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What is asked for when a whole compute class is lost at once: the table of docs/disasters.md.
+"""What is asked for when a whole compute class is lost: the table of docs/results/disasters.md.
 
 Forty-eight requests per second take five slices. A class that is lost is dry until it is said to be
 back.

@@ -109,7 +109,7 @@ def test_file_has_the_documented_columns_and_reads_back(tmp_path: Path) -> None:
     # As pandas and DuckDB do, without knowing of us.
     columns = pq.read_table(path).to_pydict()
     assert list(columns) == SCHEMA.names
-    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
     assert all(f"| `{name}`" in text or f", `{name}` |" in text for name in columns)
     assert sum(
         seconds

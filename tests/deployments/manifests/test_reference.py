@@ -24,4 +24,4 @@ def test_every_field_stands_in_the_reference_with_a_description() -> None:
 
 
 def test_page_has_the_reference_of_today() -> None:
-    assert main(["--check", str(ROOT / "docs" / "deploy-gke.md")]) == 0
+    assert main(["--check", str(ROOT / "docs/operate/deploy-gke.md")]) == 0

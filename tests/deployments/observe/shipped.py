@@ -16,7 +16,7 @@ GRAFANA = ROOT / "deployments" / "grafana"
 RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.rules.yml"))
 RULE_TESTS = sorted((Path(__file__).parent / "promtool").glob("*.test.yml"))
 DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
-RUNBOOKS = sorted((ROOT / "docs" / "runbooks").glob("[A-Z]*.md"))
+RUNBOOKS = sorted((ROOT / "docs/operate/runbooks").glob("[A-Z]*.md"))
 PROMQL_BLOCK = re.compile(r"^ *```promql\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 

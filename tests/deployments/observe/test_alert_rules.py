@@ -90,7 +90,7 @@ def test_alert_says_what_happens_where_and_what_to_do(rule: dict[str, Any]) -> N
     name, notes = rule["alert"], rule["annotations"]
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert set(notes) == {"summary", "description", "runbook"}
-    assert notes["runbook"] == f"docs/runbooks/{name}.md"
+    assert notes["runbook"] == f"docs/operate/runbooks/{name}.md"
     told = set().union(*(labels for case in firings(name) for labels in case))
     used = set(re.findall(r"\$labels\.(\w+)", notes["summary"] + notes["description"]))
     assert used <= told

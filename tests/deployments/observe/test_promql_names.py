@@ -125,7 +125,7 @@ def test_no_query_turns_missing_into_zero() -> None:
 
 def test_runbooks_and_docs_have_no_query_outside_of_a_promql_block() -> None:
     """A fence without a language would hide its queries from this test."""
-    for path in sorted((ROOT / "docs" / "runbooks").glob("*.md")):
+    for path in sorted((ROOT / "docs/operate/runbooks").glob("*.md")):
         rest = PROMQL_BLOCK.sub("", path.read_text())
         assert not re.search(r"```\n[^`]*(slicewise|tpu)_\w+", rest), path.name
 

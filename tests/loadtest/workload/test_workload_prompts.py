@@ -51,7 +51,7 @@ def demo() -> Served:
 
 
 def text_to_train_on() -> list[str]:
-    return [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
+    return [path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def byte_level() -> Served:

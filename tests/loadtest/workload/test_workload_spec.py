@@ -229,7 +229,7 @@ def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_documentation_is_a_workload(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/workloads.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/workloads.md").read_text()
     example = page.split("```yaml\n")[1].split("```")[0]
 
     spec = read(tmp_path, example)
