@@ -14,6 +14,10 @@ PAGES = [
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 _BLOCK = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+# A file or folder of ours in backticks, from the root.
+_PATH = re.compile(
+    r"`((?:serving|deployments|autoscaling|loadtest|tests|benchmarks|scripts|docs)/[\w./-]+)`"
+)
 
 
 def anchors_of(page: str) -> set[str]:
@@ -39,6 +43,12 @@ def dead_links(path: Path, page: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(path: Path) -> None:
     assert dead_links(path, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    named = _PATH.findall(path.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_dead_links_would_be_found() -> None:
