@@ -11,12 +11,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import DecisionLog
 from serving.domain.capacity import CapacityProfile
-from serving.domain.plan_report import PlanBoard
+from serving.domain.compute_class import ComputeClass
+from serving.domain.plan_report import PlanReport
 
 logger = logging.getLogger("ray.serve.slicewise")
 
@@ -25,11 +25,11 @@ _MAX_WAITING = 1000
 
 
 class DecisionWriter:
-    """Implements `DecisionSink`. `executor` has one thread; `write_board` keeps the board."""
+    """Implements `DecisionSink`. `executor` has one thread; `write_plan_report` keeps the board."""
 
-    def __init__(self, executor: Executor, write_board: Callable[[PlanBoard], None]) -> None:
+    def __init__(self, executor: Executor, write_plan_report: Callable[[PlanReport], None]) -> None:
         self._executor = executor
-        self._write_board = write_board
+        self._write_report = write_plan_report
         self._log: DecisionLog | None = None
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
         self._problems: dict[str, str] = {}  # by what could not be written
@@ -45,7 +45,7 @@ class DecisionWriter:
             self._do(f"the decision log {path}", self._open, path)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ClassTerms, ...], rules: Rules
+        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
     ) -> None:
         """See `DecisionSink`."""
         self._do("the decision log", self._logged, "begin", model, profile, terms, rules)
@@ -54,9 +54,9 @@ class DecisionWriter:
         """See `DecisionSink`."""
         self._do("the decision log", self._logged, "decided", model, observation, plan)
 
-    def publish(self, board: PlanBoard) -> None:
+    def publish(self, board: PlanReport) -> None:
         """Shows the plans."""
-        self._do("the plan board", self._write_board, board)
+        self._do("the plan board", self._write_report, board)
 
     def close(self) -> None:
         """Has what waits written, then closes the log. Does not wait for it."""

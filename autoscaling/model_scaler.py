@@ -10,21 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autoscaling.classes import ClassTerms
-from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.rules import Rules
-from autoscaling.policy_config import ModelSettings
-from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
-from autoscaling.signals import (
+from autoscaling.observations import (
     Report,
-    SignalMissingError,
-    listing_of,
+    ReportMissingError,
+    fleet_report_of,
     load_of,
     losses_of,
     slices_of,
 )
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import Rules
+from autoscaling.policy_config import ModelSettings
+from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity import CapacityProfile
-from serving.domain.plan_report import BoardChange, ModelPlan
+from serving.domain.compute_class import ComputeClass
+from serving.domain.plan_report import ModelPlan, PlanChange
 
 # Below Serve's own, whose lines the controller keeps in its log file.
 logger = logging.getLogger("ray.serve.slicewise")
@@ -34,7 +34,7 @@ class DecisionSink(Protocol):
     """Where decisions are kept; `autoscaling.replay.DecisionLog` is one."""
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ClassTerms, ...], rules: Rules
+        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
     ) -> None:
         """A policy of this model starts with an empty memory."""
         ...
@@ -54,7 +54,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ServeState:
     """What Serve knows at `now_s`. `deployments` are the model's, by compute class."""
 
     now_s: float
@@ -71,12 +71,12 @@ class ModelScaler:
         self._settings = settings
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
-        self._terms: dict[str, ClassTerms] = {}
+        self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
         # Losses told before, and `None` before the first list: those were before our time.
         self._told_losses: frozenset[SliceLoss] | None = None
         self._targets: dict[str, int] = {}
-        self._changes: tuple[BoardChange, ...] = ()
+        self._changes: tuple[PlanChange, ...] = ()
         self._changed_at_s: float | None = None
         self._num_failures = 0
         self._failures_told: set[str] = set()
@@ -97,14 +97,14 @@ class ModelScaler:
         """The last targets, by compute class; a class without one keeps what Serve has."""
         return self._targets
 
-    def decide(self, situation: Situation) -> ModelPlan:
+    def decide(self, serve_state: ServeState) -> ModelPlan:
         """The next plan, as it is shown. Its targets are `targets` from now on."""
         try:
-            plan = self._decide(situation)
+            plan = self._decide(serve_state)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not scale down
-            plan = self._failed(situation, error)
+            plan = self._failed(serve_state, error)
         self._tell_alerts(plan.alerts)
-        self._take_up(plan, situation)
+        self._apply(plan, serve_state)
         return ModelPlan(
             model=self.model,
             decided_at_s=plan.at_s,
@@ -119,9 +119,9 @@ class ModelScaler:
             num_failures=self._num_failures,
         )
 
-    def _decide(self, situation: Situation) -> Plan:
-        policy, alerts = self._policy_for(situation.deployments)
-        observation, unknown = self._observe(situation)
+    def _decide(self, serve_state: ServeState) -> Plan:
+        policy, alerts = self._policy_for(serve_state.deployments)
+        observation, unknown = self._observe(serve_state)
         plan = policy.decide(observation)
         self._sink.decided(self.model, observation, plan)
         if unknown:  # these words say more than the policy's own
@@ -154,7 +154,7 @@ class ModelScaler:
             self._sink.begin(self.model, settings.profile, tuple(terms.values()), settings.rules)
         return self._policy, alerts
 
-    def _observe(self, situation: Situation) -> tuple[Observation, tuple[str, ...]]:
+    def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:
         """What the policy sees, and what is not known. Slices that are not known are as before."""
         unknown: list[str] = []
         max_age_s = self._settings.rules.max_load_age_s
@@ -162,26 +162,26 @@ class ModelScaler:
         losses: tuple[SliceLoss, ...] = ()
         try:
             load = load_of(
-                self.model, situation.gateways, situation.num_gateways, self._settings.assumed
+                self.model, serve_state.gateways, serve_state.num_gateways, self._settings.assumed
             )
-        except SignalMissingError as error:
+        except ReportMissingError as error:
             unknown.append(str(error))
         try:
-            listing = listing_of(situation.directory, situation.now_s, max_age_s)
-        except SignalMissingError as error:
+            report = fleet_report_of(serve_state.directory, serve_state.now_s, max_age_s)
+        except ReportMissingError as error:
             unknown.append(str(error))
             load = None  # without the slices no plan could be made from it
         else:
-            self._slices = slices_of(self.model, listing, self._terms)
-            told = losses_of(self.model, listing)
+            self._slices = slices_of(self.model, report, self._terms)
+            told = losses_of(self.model, report)
             if self._told_losses is not None:
                 losses = tuple(each for each in told if each not in self._told_losses)
             self._told_losses = frozenset(told)
-        targets = {name: situation.deployments[name].target for name in self._terms}
+        targets = {name: serve_state.deployments[name].target for name in self._terms}
         fleet = Fleet(self._slices, targets, losses)
-        return Observation(situation.now_s, load, fleet), tuple(unknown)
+        return Observation(serve_state.now_s, load, fleet), tuple(unknown)
 
-    def _failed(self, situation: Situation, error: Exception) -> Plan:
+    def _failed(self, serve_state: ServeState, error: Exception) -> Plan:
         """The targets of before, after a failure, which is told whole once per kind."""
         self._num_failures += 1
         kind = f"{type(error).__name__}: {error}"
@@ -189,18 +189,18 @@ class ModelScaler:
             self._failures_told.add(type(error).__name__)
             logger.error("policy_failed model=%s", self.model, exc_info=error)
         return Plan(
-            at_s=situation.now_s,
+            at_s=serve_state.now_s,
             targets=self._targets
-            or {name: bounds.target for name, bounds in situation.deployments.items()},
+            or {name: bounds.target for name, bounds in serve_state.deployments.items()},
             arithmetic="the policy failed: the last plan stands",
             alerts=(f"the policy failed ({kind}); the last plan stands",),
         )
 
-    def _take_up(self, plan: Plan, situation: Situation) -> None:
+    def _apply(self, plan: Plan, serve_state: ServeState) -> None:
         """Makes the plan's targets ours, and tells of a change in one line."""
         before = {
             name: self._targets.get(name, bounds.target)
-            for name, bounds in situation.deployments.items()
+            for name, bounds in serve_state.deployments.items()
         }
         self._targets = dict(plan.targets)
         if all(before.get(name) == target for name, target in plan.targets.items()):
@@ -225,9 +225,9 @@ class ModelScaler:
                 logger.warning("plan_alert model=%s alerts=%r", self.model, "; ".join(alerts))
 
 
-def _shown(decisions: tuple[Decision, ...]) -> tuple[BoardChange, ...]:
+def _shown(decisions: tuple[Decision, ...]) -> tuple[PlanChange, ...]:
     return tuple(
-        BoardChange(compute_class=each.compute_class, delta=each.delta, reason=each.reason)
+        PlanChange(compute_class=each.compute_class, delta=each.delta, reason=each.reason)
         for each in decisions
     )
 

@@ -2,9 +2,9 @@
 
 from ray.experimental import internal_kv
 
-from serving.domain.plan_report import BOARD_KEY, PlanBoard, encode_board
+from serving.domain.plan_report import REPORT_KEY, PlanReport, encode_report
 
 
-def write_board(board: PlanBoard) -> None:
+def write_plan_report(board: PlanReport) -> None:
     """Replaces the board. Blocks for a round trip to Ray's head: call it in a thread."""
-    internal_kv._internal_kv_put(BOARD_KEY, encode_board(board), overwrite=True)
+    internal_kv._internal_kv_put(REPORT_KEY, encode_report(board), overwrite=True)

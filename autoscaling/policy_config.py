@@ -1,7 +1,7 @@
 """What `autoscaling_policy.policy_kwargs` in serve_config.yaml may say, and what it comes to.
 
 Owns the fields, their strictness, and what a market sets in a class; the defaults of all the rest
-are those of `Rules` and `ClassTerms`. Reads profile and price files, no clock, no environment.
+are those of `Rules` and `ComputeClass`. Reads profile and price files, no clock, no environment.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autoscaling.classes import ClassTerms
+from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.policy.rules import Objectives, Rules
-from autoscaling.prices.table import Market, PriceError, PriceTable, price_table
-from autoscaling.signals import Tokens
+from autoscaling.prices.table import PricedMarket, PriceError, PriceTable, price_table
 from serving.domain.capacity import CapacityProfile, ProfileError, read_profile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.topology import TopologyError, slice_shape
 
 # Serve's controller starts anywhere: what the file names is looked for beside our packages.
@@ -30,9 +30,9 @@ _BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "on-demand": {},
 }
 _LIST_MARKETS = {
-    "spot": Market.SPOT,
-    "flex-start": Market.FLEX_START,
-    "on-demand": Market.ON_DEMAND,
+    "spot": PricedMarket.SPOT,
+    "flex-start": PricedMarket.FLEX_START,
+    "on-demand": PricedMarket.ON_DEMAND,
 }
 
 
@@ -92,8 +92,8 @@ class RulesConfig(_Section):
     """The same, at most."""
 
 
-class ClassConfig(_Section):
-    """The terms of a compute class; what is left out is as in `autoscaling.classes.ClassTerms`.
+class PolicyClassConfig(_Section):
+    """The terms of a compute class; what is left out is as in `ComputeClass`.
 
     Of `reserved`, `spot`, `flex-start` and `on-demand` the market is known. Without a price, a
     prepaid class costs nothing more and another one the list price in `region`.
@@ -128,9 +128,9 @@ class ClassConfig(_Section):
 class AssumedTokens(_Section):
     """Tokens of a request until the first have been measured."""
 
-    input: _Positive = 512
+    input: _Positive = ASSUMED_TOKENS.input
     """Prompt tokens."""
-    output: _Positive = 256
+    output: _Positive = ASSUMED_TOKENS.output
     """Output tokens."""
 
 
@@ -143,7 +143,7 @@ class ModelPolicyConfig(_Section):
     """What a request is to see."""
     rules: RulesConfig = RulesConfig()
     """How the policy plans."""
-    classes: Annotated[dict[str, ClassConfig], Field(min_length=1)]
+    classes: Annotated[dict[str, PolicyClassConfig], Field(min_length=1)]
     """The compute classes that its deployments name."""
     assumed_tokens: AssumedTokens = AssumedTokens()
     """Tokens of a request until the first have been measured."""
@@ -171,7 +171,7 @@ class ModelSettings:
     model: str
     profile: CapacityProfile
     rules: Rules
-    terms: tuple[ClassTerms, ...]
+    terms: tuple[ComputeClass, ...]
     assumed: Tokens
 
 
@@ -247,11 +247,11 @@ def _model_settings(
 
 def _class_terms(
     name: str,
-    config: ClassConfig,
+    config: PolicyClassConfig,
     profile: CapacityProfile,
     prices: PriceTable,
     region: str | None,
-) -> ClassTerms:
+) -> ComputeClass:
     """The terms of a class; raises `ValueError` for a contradiction or a missing price."""
     given = config.model_dump(exclude_unset=True)
     terms = {"load_s": profile.load_s} | dict(_BUILT_IN.get(name, {})) | given
@@ -263,7 +263,7 @@ def _class_terms(
             per_chip = _list_price(name, bool(terms.get("is_prepaid")), profile, prices, region)
         num_chips = _num_chips(profile) if per_chip else 0
         terms["usd_per_slice_hour"] = per_chip * num_chips
-    return ClassTerms(name=name, **terms)
+    return ComputeClass(name=name, **terms)
 
 
 def _list_price(

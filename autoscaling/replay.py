@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
 FORMAT = 1
@@ -27,7 +27,7 @@ class DecisionLogError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DecisionDifference:
     """A decision that today's policy would take otherwise; targets by compute class."""
 
     at_s: float
@@ -42,7 +42,7 @@ class Replay:
     """What a replay found: decisions in all, and those that differ, in order."""
 
     num_decisions: int
-    differences: tuple[Difference, ...]
+    differences: tuple[DecisionDifference, ...]
 
 
 class DecisionLog:
@@ -53,7 +53,7 @@ class DecisionLog:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: Iterable[ClassTerms], rules: Rules
+        self, model: str, profile: CapacityProfile, terms: Iterable[ComputeClass], rules: Rules
     ) -> None:
         """A policy of this model starts with an empty memory."""
         self._write(
@@ -93,7 +93,7 @@ def replay_log(path: Path) -> Replay:
         DecisionLogError: the file cannot be read as a decision log.
     """
     policies: dict[str, SlicewisePolicy] = {}
-    differences: list[Difference] = []
+    differences: list[DecisionDifference] = []
     num_decisions = 0
     for number, entry in _entries(path):
         try:
@@ -109,7 +109,7 @@ def replay_log(path: Path) -> Replay:
         plan = policy.decide(observation)
         if dict(plan.targets) != logged:
             differences.append(
-                Difference(plan.at_s, entry["model"], logged, plan.targets, plan.arithmetic)
+                DecisionDifference(plan.at_s, entry["model"], logged, plan.targets, plan.arithmetic)
             )
     return Replay(num_decisions, tuple(differences))
 
@@ -165,7 +165,7 @@ def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
     objectives = Objectives(**rules.pop("objectives"))
     return SlicewisePolicy(
         CapacityProfile.model_validate(entry["profile"]),
-        [ClassTerms(**each) for each in entry["classes"]],
+        [ComputeClass(**each) for each in entry["classes"]],
         Rules(objectives, **rules),
     )
 

@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from autoscaling.decision_writer import DecisionWriter
-from autoscaling.model_scaler import Bounds, ModelScaler, Situation
-from autoscaling.plan_store import write_board
+from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
+from autoscaling.observations import Report, latest_reports
+from autoscaling.plan_store import write_plan_report
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
-from autoscaling.signals import Report, latest_reports
 from serving.domain.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
-from serving.domain.plan_report import PlanBoard
+from serving.domain.plan_report import PlanReport
 
 logger = logging.getLogger("ray.serve.slicewise")
 
@@ -42,7 +42,7 @@ class SlicePolicy:
         self._scalers: tuple[ModelScaler, ...] = ()
         self._alerts: tuple[str, ...] = ()
         self._decide_every_s = 5.0
-        self._writer = DecisionWriter(ThreadPoolExecutor(1, "slicewise-plans"), write_board)
+        self._writer = DecisionWriter(ThreadPoolExecutor(1, "slicewise-plans"), write_plan_report)
         try:
             read = read_policy_settings(settings)
         except PolicyConfigError as error:
@@ -89,14 +89,14 @@ class SlicePolicy:
                 if (deployment := engine_deployment_name(scaler.model, name)) in ids
             }
             unclaimed -= {engine_deployment_name(scaler.model, name) for name in deployments}
-            situation = Situation(now_s, gateways, len(running), directory, deployments)
-            plans.append(scaler.decide(situation))
+            serve_state = ServeState(now_s, gateways, len(running), directory, deployments)
+            plans.append(scaler.decide(serve_state))
         held = tuple(
             f"{name} scales, but policy_kwargs has no model and class for it; its target is held"
             for name in sorted(unclaimed)
         )
         alerts = (*self._alerts, *self._writer.alerts, *held)
-        self._writer.publish(PlanBoard(written_at_s=now_s, models=tuple(plans), alerts=alerts))
+        self._writer.publish(PlanReport(written_at_s=now_s, models=tuple(plans), alerts=alerts))
 
 
 def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> tuple[Report, ...]:

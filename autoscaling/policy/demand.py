@@ -11,7 +11,7 @@ from serving.domain.capacity import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class DemandInputs:
     """Requests per second; uncached prompt tokens and output tokens of each, on average."""
 
     requests_per_s: float
@@ -50,25 +50,26 @@ class Demand:
         )
 
 
-class UnreachableError(ValueError):
+class UnreachableObjectiveError(ValueError):
     """No number of slices meets the objective: an idle slice is slower. Give up or relax it."""
 
 
-def demand_of(traffic: Traffic, profile: CapacityProfile, rules: Rules) -> Demand:
+def demand_of(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> Demand:
     """The slices that steady `traffic` takes.
 
     The spread is `rules.spread` standard deviations of the requests in flight. Their number is
     Poisson at best, so it matters for few slices and vanishes for many.
 
     Raises:
-        UnreachableError: an idle slice already takes longer than the TPOT objective for a step.
+        UnreachableObjectiveError: an idle slice already takes longer than the TPOT objective for a
+        step.
     """
     if traffic.requests_per_s <= 0:
         return Demand(0.0)
     tpot_s = rules.objectives.tpot_s * rules.tpot_margin
     at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
     if at_most <= 0:
-        raise UnreachableError(
+        raise UnreachableObjectiveError(
             f"tpot_s is {rules.objectives.tpot_s:g}, of which {rules.tpot_margin:g} are planned"
             f" for; a step of an idle slice takes {profile.base_s:g} s ({profile.source})"
         )
@@ -77,7 +78,7 @@ def demand_of(traffic: Traffic, profile: CapacityProfile, rules: Rules) -> Deman
     return Demand(mean, spread=rules.spread * mean / math.sqrt(max(in_flight, 1.0)))
 
 
-def num_at_once(traffic: Traffic, profile: CapacityProfile, rules: Rules) -> float:
+def num_at_once(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> float:
     """Requests that one slice runs at once at the objective, none of them waiting."""
     tpot_s = rules.objectives.tpot_s
     at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
@@ -85,11 +86,11 @@ def num_at_once(traffic: Traffic, profile: CapacityProfile, rules: Rules) -> flo
 
 
 def backlog_demand(
-    num_waiting: float, traffic: Traffic, profile: CapacityProfile, rules: Rules
+    num_waiting: float, traffic: DemandInputs, profile: CapacityProfile, rules: Rules
 ) -> float:
     """Slices that work off `num_waiting` requests within the TTFT objective, beside the rest."""
     if num_waiting <= 0:
         return 0.0
     rate = num_waiting / rules.objectives.ttft_s
-    waiting = Traffic(rate, max(traffic.input_tokens, 1.0), max(traffic.output_tokens, 1.0))
+    waiting = DemandInputs(rate, max(traffic.input_tokens, 1.0), max(traffic.output_tokens, 1.0))
     return demand_of(waiting, profile, rules).mean

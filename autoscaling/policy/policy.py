@@ -1,13 +1,13 @@
 """The policy: what was measured, what exists and what was learned become the slices of each class.
 
-The order of thought, each step a pure function or a small memory of its own:
+The steps, each a pure function or a small memory of its own:
 
-1. `forecast`    the rate now and by the time a slice asked for today would be ready 2. `demand`
-the slices which that takes at the objectives, by the law of `serving.domain.capacity` 3. hold
-the highest need of the last `drain_delay_s`: growth is at once, decline waits 4. `experience`
-which classes can be relied on, and what a useful hour of each costs 5. `mix`         the cheapest
-mix that meets the need and keeps a floor when a group is lost 6. `targets`     additions at once; a
-slice goes only when what replaces it is ready
+1. `forecast`       the rate now, and by the time a slice ordered today would be ready
+2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`
+3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits
+4. `class_history`  which classes are healthy, and what a useful hour of each costs
+5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
+6. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
 observation. A missing or stale load holds the last plan.
@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autoscaling.classes import ClassTerms
-from autoscaling.policy.demand import Demand, Traffic, backlog_demand, demand_of, num_at_once
-from autoscaling.policy.experience import ClassExperience
+from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, demand_of, num_at_once
 from autoscaling.policy.forecast import Forecaster
-from autoscaling.policy.mix import Mix, Offer, safest_worth_buying
+from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
-from autoscaling.policy.targets import Situation, plan_targets
+from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
 
 # Token means move slowly; what one window happens to hold is smoothed over about ten minutes.
@@ -41,17 +41,19 @@ class SlicewisePolicy:
 
     name = "slicewise"
 
-    def __init__(self, profile: CapacityProfile, terms: Sequence[ClassTerms], rules: Rules) -> None:
+    def __init__(
+        self, profile: CapacityProfile, terms: Sequence[ComputeClass], rules: Rules
+    ) -> None:
         """Raises `ValueError` for no class, or two of one name."""
         names = [each.name for each in terms]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
         self._profile = profile
         self._rules = rules
-        self._classes = {each.name: ClassExperience(each, rules) for each in terms}
-        dearest = max(each.usd_per_slice_hour for each in terms)
-        self._shortage_usd_per_hour = rules.shortage_ratio * dearest
-        self._known_mixes: dict[object, Mix] = {}
+        self._classes = {each.name: ClassHistory(each, rules) for each in terms}
+        most_expensive = max(each.usd_per_slice_hour for each in terms)
+        self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
+        self._known_mixes: dict[object, Portfolio] = {}
         self._forecaster = Forecaster()
         self._tokens: tuple[float, float] | None = None
         self._observed_at_s: float | None = None
@@ -62,9 +64,9 @@ class SlicewisePolicy:
     def decide(self, observation: Observation) -> Plan:
         """The plan for `observation`."""
         now_s, load, fleet = observation.now_s, observation.load, observation.fleet
-        for name, experience in self._classes.items():
+        for name, history in self._classes.items():
             losses = [each for each in fleet.losses if each.compute_class == name]
-            experience.observe(now_s, fleet.of_class(name), losses)
+            history.observe(now_s, fleet.of_class(name), losses)
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             return self._hold(observation)
         self._learn(now_s, load)
@@ -72,19 +74,19 @@ class SlicewisePolicy:
         demand = self._demand(now_s, load, num_ready)
         need = self._held_need(now_s, self._bounded(now_s, load, demand))
         floor = math.ceil(self._rules.floor_ratio * need)
-        safe, wished = self._mixes(now_s, need, floor, demand, observation)
-        situation = Situation(
+        safe, ideal = self._mixes(now_s, need, floor, demand, observation)
+        inputs = PlanInputs(
             now_s=now_s,
             fleet=fleet,
             classes=self._classes,
             prices={name: each.usd_per_useful_hour for name, each in self._classes.items()},
             need=need,
             safe=safe,
-            wished=wished,
+            ideal=ideal,
             drain_delay_s=self._rules.drain_delay_s,
         )
         plan, self._surplus_since_s = plan_targets(
-            situation, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
+            inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
         )
         return plan
 
@@ -125,7 +127,7 @@ class SlicewisePolicy:
             self._forecaster.at(now_s, each.lead_s, self._rules.forecast_share).safe
             for each in self._leading(now_s)
         ]
-        traffic = Traffic(max(rates), input_tokens, output_tokens)
+        traffic = DemandInputs(max(rates), input_tokens, output_tokens)
         steady = demand_of(traffic, self._profile, self._rules)
         # What is on engines beyond what they can run waits there.
         held = num_ready * num_at_once(traffic, self._profile, self._rules)
@@ -136,11 +138,11 @@ class SlicewisePolicy:
             steady.mean, steady.spread, min(backlog, max(1.0, _MOST_BACKLOG * steady.mean))
         )
 
-    def _leading(self, now_s: float) -> list[ClassExperience]:
+    def _leading(self, now_s: float) -> list[ClassHistory]:
         """The classes whose lead time decides how far ahead to look: those relied on."""
         usable = [each for each in self._classes.values() if each.terms.max_slices > 0]
-        relied_on = [each for each in usable if each.is_relied_on(now_s)] or usable
-        return sorted(relied_on, key=lambda each: each.usd_per_useful_hour)[:1]
+        healthy = [each for each in usable if each.is_healthy(now_s)] or usable
+        return sorted(healthy, key=lambda each: each.usd_per_useful_hour)[:1]
 
     def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
         rules = self._rules
@@ -161,10 +163,10 @@ class SlicewisePolicy:
 
     def _mixes(
         self, now_s: float, need: int, floor: int, demand: Demand, observation: Observation
-    ) -> tuple[Mix, Mix]:
+    ) -> tuple[Portfolio, Portfolio]:
         """What can be relied on, and what would be best if every class delivered."""
         safe = []
-        wished = []
+        ideal = []
         for name, each in self._classes.items():
             terms = each.terms
             held = sum(
@@ -172,7 +174,7 @@ class SlicewisePolicy:
                 for view in observation.fleet.of_class(name)
                 if view.state not in WAITING and view.state != SliceState.DRAINING
             )
-            offer = Offer(
+            option = ClassOption(
                 name,
                 each.usd_per_useful_hour,
                 terms.min_slices,
@@ -181,23 +183,23 @@ class SlicewisePolicy:
                 each.outages_per_hour,
                 each.lead_s / 3600,
             )
-            wished.append(offer)
-            if not each.is_relied_on(now_s):
+            ideal.append(option)
+            if not each.is_healthy(now_s):
                 most = min(terms.max_slices, max(held, terms.min_slices))
-                offer = replace(offer, at_most=most)
-            safe.append(offer)
+                option = replace(option, at_most=most)
+            safe.append(option)
         lost = demand.mean
-        return self._mix(need, floor, lost, safe), self._mix(need, floor, lost, wished)
+        return self._mix(need, floor, lost, safe), self._mix(need, floor, lost, ideal)
 
-    def _mix(self, need: int, floor: int, demand: float, offers: list[Offer]) -> Mix:
+    def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
         """The mix worth buying. Nothing has changed since the last decision most of the time."""
         # What changes the mix by less than a hundredth is no other question.
-        asked = (need, floor, round(demand, 1), *(_rounded(offer) for offer in offers))
+        asked = (need, floor, round(demand, 1), *(_rounded(option) for option in options))
         if asked not in self._known_mixes:
             if len(self._known_mixes) >= _MIXES_KEPT:
                 self._known_mixes.clear()
             self._known_mixes[asked] = safest_worth_buying(
-                need, floor, round(demand, 1), offers, self._shortage_usd_per_hour
+                need, floor, round(demand, 1), options, self._shortage_usd_per_hour
             )
         return self._known_mixes[asked]
 
@@ -215,17 +217,17 @@ class SlicewisePolicy:
         )
 
 
-def _rounded(offer: Offer) -> Offer:
+def _rounded(option: ClassOption) -> ClassOption:
     return replace(
-        offer,
-        usd_per_hour=round(offer.usd_per_hour, 2),
-        outages_per_hour=round(offer.outages_per_hour, 2),
-        lead_h=round(offer.lead_h, 3),
+        option,
+        usd_per_hour=round(option.usd_per_hour, 2),
+        outages_per_hour=round(option.outages_per_hour, 2),
+        lead_h=round(option.lead_h, 3),
     )
 
 
 def next_slice_at_s(
-    now_s: float, classes: Mapping[str, ClassExperience], observation: Observation
+    now_s: float, classes: Mapping[str, ClassHistory], observation: Observation
 ) -> float | None:
     """When the next slice is expected to be ready; `None` when none is on its way."""
     etas = [

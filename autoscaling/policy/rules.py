@@ -1,4 +1,4 @@
-"""What an operator asks of the policy: the objectives, the safety, the patience. Pure data."""
+"""The rules that an operator gives the policy: objectives, safety, patience. Pure data."""
 
 from dataclasses import dataclass
 
@@ -23,13 +23,13 @@ class Rules:
     `min_slices` and `max_slices` bound the slices of all classes together; with `min_slices` 0 the
     model goes to zero after `idle_s` without a request. `floor_ratio` is the share of the demand
     that must be left when any one group of revocable classes is lost at once. `shortage_ratio` is
-    what it is worth not to miss a slice for an hour, in hourly prices of the dearest class: beyond
-    the floor, safety is bought as long as it is cheaper than that. `tpot_margin` is the
+    what it is worth not to miss a slice for an hour, in hourly prices of the most expensive class:
+    beyond the floor, safety is bought as long as it is cheaper than that. `tpot_margin` is the
     share of the TPOT objective that is planned for. `spread` is how many standard deviations of the
-    number of requests in flight are kept free, `forecast_share` which share of past forecasts
-    of the rate must have been no higher than what is planned for. `drain_delay_s` is how long a
-    slice must have been more than enough before it is given up. A load older than `max_load_age_s`
-    is no load.
+    number of requests in flight are kept free, `forecast_share` which share of past forecasts of
+    the rate must have been no higher than what is planned for. `drain_delay_s` is how long a slice
+    must have been more than enough before it is given up. A load older than `max_load_age_s` is no
+    load.
     """
 
     objectives: Objectives

@@ -18,7 +18,7 @@ class PriceError(ValueError):
     """A price that is missing, or a price file that cannot be used; the message names which."""
 
 
-class Market(StrEnum):
+class PricedMarket(StrEnum):
     """On which terms a chip is had."""
 
     ON_DEMAND = "on_demand"
@@ -38,7 +38,7 @@ class PriceList(BaseModel):
 
     model_config = _STRICT
 
-    market: Annotated[Market, Field(strict=False)]
+    market: Annotated[PricedMarket, Field(strict=False)]
     read: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     """The day on which they were read, as YYYY-MM-DD."""
     source: _Name
@@ -60,7 +60,7 @@ class Price:
     """A list price in USD per chip-hour. `region` is the entry that was found."""
 
     usd_per_chip_hour: float
-    market: Market
+    market: PricedMarket
     generation: str
     region: str
     source: str
@@ -74,7 +74,7 @@ class PriceTable:
 
     files: tuple[PriceFile, ...]
 
-    def lookup(self, market: Market, generation: str, region: str) -> Price:
+    def lookup(self, market: PricedMarket, generation: str, region: str) -> Price:
         """The price for `region`: its own entry, else that of `us`, else that of `any`.
 
         Raises:
@@ -97,7 +97,7 @@ class PriceTable:
             f"known regions: {', '.join(self._regions(market, generation)) or 'none'}"
         )
 
-    def _regions(self, market: Market, generation: str) -> list[str]:
+    def _regions(self, market: PricedMarket, generation: str) -> list[str]:
         return sorted(
             {
                 region

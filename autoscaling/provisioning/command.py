@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from autoscaling.provisioning.kubernetes import HOST_VARIABLE, KubernetesAccess
-from autoscaling.provisioning.plan import Rules
+from autoscaling.provisioning.plan import ProvisioningRules
 
-_RULES = Rules()
+_RULES = ProvisioningRules()
 
 
 def provision_command(
@@ -50,7 +50,7 @@ def provision_command(
     # Each of its requests would be a line.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        rules = Rules(idle, min_change_interval)
+        rules = ProvisioningRules(idle, min_change_interval)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if kubernetes_url is not None:

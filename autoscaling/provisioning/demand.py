@@ -50,7 +50,7 @@ class TakenSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SliceDemand:
     """The slices of one kind that replicas want or have. The three sets are disjoint.
 
     `joined` has, for each waiting replica that takes several slices or none, how many; they are
@@ -110,7 +110,7 @@ class Demand:
         )
 
 
-def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, Demand]:
+def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, SliceDemand]:
     """What the replicas behind `records` want, per kind of slice; in the order of the kinds.
 
     Ended lives want nothing, and neither do compute classes without slices. A slice of several
@@ -127,7 +127,7 @@ def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, Demand]:
     return {kind: _demand(kind, by_kind[kind]) for kind in sorted(by_kind)}
 
 
-def _joined(records: Iterable[SliceRecord]) -> tuple[int, ...]:
+def _merged(records: Iterable[SliceRecord]) -> tuple[int, ...]:
     """How many slices each waiting replica wants that wants several."""
     parts: dict[str, set[int]] = {}
     for record in records:
@@ -136,17 +136,17 @@ def _joined(records: Iterable[SliceRecord]) -> tuple[int, ...]:
     return tuple(sorted(len(each) for each in parts.values() if len(each) > 1))
 
 
-def _demand(kind: SliceKind, records: list[SliceRecord]) -> Demand:
+def _demand(kind: SliceKind, records: list[SliceRecord]) -> SliceDemand:
     holding = [record for record in records if record.state in HELD_STATES]
     draining = [record for record in holding if record.state == SliceState.DRAINING]
     taken_away = [record for record in draining if record.drain_deadline_s is not None]
     held = {_taken_slice(record) for record in holding if record.state != SliceState.DRAINING}
     leaving = {_taken_slice(record) for record in taken_away} - held
     released = {_taken_slice(record) for record in draining} - leaving - held
-    return Demand(
+    return SliceDemand(
         kind,
         num_waiting=sum(record.state in WAITING for record in records) - _num_served_soon(records),
-        joined=_joined(records),
+        joined=_merged(records),
         held=frozenset(held),
         leaving=frozenset(leaving),
         released=frozenset(released),

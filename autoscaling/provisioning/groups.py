@@ -57,9 +57,9 @@ class ObservedSlice:
 class WorkerGroup:
     """One group that makes slices, as it stands.
 
-    Pods that are being deleted are not in `slices`. `doomed_pods` have been named for deletion and
-    are still there. `mirrored_replicas` is the count that stands in the object this group was
-    copied from (the RayService); `None` if there is none, or it is not to be touched now.
+    Pods that are being deleted are not in `slices`. `pods_pending_deletion` have been named for
+    deletion and are still there. `mirrored_replicas` is the count that stands in the object this
+    group was copied from (the RayService); `None` if there is none, or it is not to be touched now.
     """
 
     name: str
@@ -69,7 +69,7 @@ class WorkerGroup:
     max_replicas: int
     num_hosts: int
     slices: tuple[ObservedSlice, ...] = ()
-    doomed_pods: frozenset[str] = field(default_factory=frozenset)
+    pods_pending_deletion: frozenset[str] = field(default_factory=frozenset)
     mirrored_replicas: int | None = None
 
     @property

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from autoscaling.provisioning.errors import MissingError, ProvisioningError, RefusedError
 from autoscaling.provisioning.kubernetes import KubernetesApi
-from autoscaling.provisioning.plan import Change, Plan
-from autoscaling.provisioning.protocol import Observation
+from autoscaling.provisioning.plan import Change, ProvisioningPlan
+from autoscaling.provisioning.protocol import ClusterObservation
 from autoscaling.provisioning.raycluster import (
     Json,
     mirror_patch,
@@ -36,7 +36,7 @@ class KubeRayProvisioner:
         self._service: str | None = None
         self._mirrored: Sequence[Json] = ()
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> ClusterObservation:
         """See `Provisioner`. A RayService that may not be read is a note, not an error."""
         cluster = await self._api.get(_RAY, "rayclusters", self._raycluster)
         pods = await self._api.list(_CORE, "pods", worker_pods_selector(self._raycluster))
@@ -50,9 +50,9 @@ class KubeRayProvisioner:
                 service_notes.append(f"counts are not mirrored into the RayService: {error}")
         groups, notes = read_groups(cluster, pods, self._mirrored)
         self._positions = positions(cluster["spec"].get("workerGroupSpecs") or ())
-        return Observation(tuple(groups), (*notes, *service_notes))
+        return ClusterObservation(tuple(groups), (*notes, *service_notes))
 
-    async def apply(self, plan: Plan) -> None:
+    async def apply(self, plan: ProvisioningPlan) -> None:
         """See `Provisioner`. The cluster is changed before its mirror: it is what KubeRay obeys."""
         failures = []
         for change in plan.changes:

@@ -3,7 +3,7 @@
 Owns every rule of adding and dropping slices. Does not own the demand (`demand`), whether a slice
 is free at the very moment of dropping (`fence`), nor how a change is made (a `Provisioner`). Pure:
 no clock, no I/O, no chance. What has to be remembered from one plan to the next comes in and goes
-out as `Memory`; to forget it costs time, never a slice that somebody has.
+out as `PlannerState`; to forget it costs time, never a slice that somebody has.
 
 The rules:
 
@@ -23,13 +23,13 @@ The rules:
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice
+from autoscaling.provisioning.demand import SliceDemand, SliceKind, TakenSlice
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from serving.domain.slice_records import LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ProvisioningRules:
     """How patient a plan is, in seconds.
 
     Raises:
@@ -48,7 +48,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlannerState:
     """What one plan tells the next; times as its caller counts them, in seconds.
 
     `unwanted_since_s` is by incarnation, `changed_at_s` by group. `condemned` are the names of
@@ -104,17 +104,17 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProvisioningPlan:
     """The changes to make now, additions first; what was refused; what the next plan must know."""
 
     changes: tuple[Change, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    memory: Memory = field(default_factory=Memory)
+    state: PlannerState = field(default_factory=PlannerState)
 
-    def keeping(self, kept: Mapping[str, str]) -> "Plan":
+    def keeping(self, kept: Mapping[str, str]) -> "ProvisioningPlan":
         """The plan without the drops of these slices, by incarnation; why each is kept."""
         refusals = list(self.refusals)
-        condemned = dict(self.memory.condemned)
+        condemned = dict(self.state.condemned)
         for change in self.changes:
             group = change.group.name
             for drop in change.drops:
@@ -123,23 +123,23 @@ class Plan:
                     refusals.append(Refusal(group, f"{name} is not dropped: {reason}"))
                     if drop.is_condemned:
                         condemned[group] = condemned.get(group, frozenset()) | {name}
-        return Plan(
+        return ProvisioningPlan(
             tuple(less for change in self.changes if (less := change.keeping(kept)) is not None),
             tuple(refusals),
-            replace(self.memory, condemned=condemned),
+            replace(self.state, condemned=condemned),
         )
 
 
 def plan_slices(
-    demands: Mapping[SliceKind, Demand],
+    demands: Mapping[SliceKind, SliceDemand],
     groups: Iterable[WorkerGroup],
-    rules: Rules,
+    rules: ProvisioningRules,
     now_s: float,
-    memory: Memory,
-) -> Plan:
+    state: PlannerState,
+) -> ProvisioningPlan:
     """The changes that bring `groups` to what `demands` ask for, as far as `rules` allow now.
 
-    `now_s` is on the clock of `memory`. A group that nobody asks anything of is brought down to its
+    `now_s` is on the clock of `state`. A group that nobody asks anything of is brought down to its
     minimum.
     """
     by_kind: dict[SliceKind, list[WorkerGroup]] = {}
@@ -147,15 +147,15 @@ def plan_slices(
         by_kind.setdefault(group.kind, []).append(group)
     changes: list[Change] = []
     refusals: list[Refusal] = []
-    memories: list[_GroupMemory] = []
+    memories: list[_GroupState] = []
     for kind in sorted(by_kind.keys() | demands.keys()):
-        demand = demands.get(kind, Demand(kind))
+        demand = demands.get(kind, SliceDemand(kind))
         match by_kind.get(kind, []):
             case [group]:
-                done = _plan_group(demand, group, rules, now_s, memory)
+                done = _plan_group(demand, group, rules, now_s, state)
                 changes += done.changes
                 refusals += done.refusals
-                memories.append(done.memory)
+                memories.append(done.state)
             case []:
                 if demand.num_to_exist:
                     refusals.append(Refusal(str(kind), "no worker group makes slices of this kind"))
@@ -164,11 +164,11 @@ def plan_slices(
                 reason = f"several worker groups make slices of this kind ({names}): none is used"
                 refusals.append(Refusal(str(kind), reason))
     changes.sort(key=lambda change: change.replicas <= change.group.replicas)
-    return Plan(tuple(changes), tuple(refusals), _joined(memories))
+    return ProvisioningPlan(tuple(changes), tuple(refusals), _merged(memories))
 
 
 @dataclass(frozen=True, slots=True)
-class _GroupMemory:
+class _GroupState:
     group: str
     unwanted_since_s: Mapping[str, float]
     condemned: frozenset[str]
@@ -179,21 +179,25 @@ class _GroupMemory:
 class _GroupPlan:
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
-    memory: _GroupMemory
+    state: _GroupState
 
 
 def _plan_group(
-    demand: Demand, group: WorkerGroup, rules: Rules, now_s: float, memory: Memory
+    demand: SliceDemand,
+    group: WorkerGroup,
+    rules: ProvisioningRules,
+    now_s: float,
+    state: PlannerState,
 ) -> _GroupPlan:
     # Where a count was lowered without a name, more slices exist than are asked for.
     base = max(group.asked_for, len(group.lasting))
     wanted = demand.to_exist_within(group.max_replicas)
     target = min(max(wanted, group.min_replicas), group.max_replicas)
     surplus = max(0, base - target)
-    condemned = _condemned(demand, group, surplus, memory)
-    unwanted = _unwanted(demand, group, surplus, condemned, memory)
+    condemned = _condemned(demand, group, surplus, state)
+    unwanted = _unwanted(demand, group, surplus, condemned, state)
     since_s = {
-        each.incarnation: memory.unwanted_since_s.get(each.incarnation, now_s) for each in unwanted
+        each.incarnation: state.unwanted_since_s.get(each.incarnation, now_s) for each in unwanted
     }
     drops = tuple(
         drop
@@ -202,9 +206,9 @@ def _plan_group(
     )
     replicas = target if not surplus else base - len(drops)
     replicas = min(replicas, max(group.replicas, group.max_replicas))
-    change = Change(group, replicas, drops, _words(demand, group, surplus))
+    change = Change(group, replicas, drops, _change_reason(demand, group, surplus))
     refusals = _refused(demand, group)
-    changed_at_s = memory.changed_at_s.get(group.name)
+    changed_at_s = state.changed_at_s.get(group.name)
     is_mirrored = group.mirrored_replicas in (None, replicas)
     changes: tuple[Change, ...] = (change,) if change.is_scaling or not is_mirrored else ()
     if change.is_scaling:
@@ -216,25 +220,27 @@ def _plan_group(
         else:
             changes = ()
             refusals.append(Refusal(group.name, hindrance))
-    known = _GroupMemory(group.name, since_s, condemned, changed_at_s)
+    known = _GroupState(group.name, since_s, condemned, changed_at_s)
     return _GroupPlan(changes, tuple(refusals), known)
 
 
-def _condemned(demand: Demand, group: WorkerGroup, surplus: int, memory: Memory) -> frozenset[str]:
+def _condemned(
+    demand: SliceDemand, group: WorkerGroup, surplus: int, state: PlannerState
+) -> frozenset[str]:
     """Names of slices whose replacement has been asked for: whoever bears one may go at once.
 
     That holds for what KubeRay puts in the place of such a slice too, until somebody takes it or
     there is nothing too many.
     """
-    known = memory.condemned.get(group.name, frozenset())
+    known = state.condemned.get(group.name, frozenset())
     if not surplus:
         known = frozenset()
     present = frozenset(each.name for each in group.slices)
-    held = frozenset[str]().union(*_told_by_address(demand.held, group))
+    held = frozenset[str]().union(*_names_by_address(demand.held, group))
     return (known & present - held) | _names_of_leaving(demand, group)
 
 
-def _told_by_address(
+def _names_by_address(
     taken: frozenset[TakenSlice], group: WorkerGroup
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What the group calls those of these slices that it knows by address; the other ones' names.
@@ -249,13 +255,13 @@ def _told_by_address(
     return frozenset(known.values()), frozenset(each.name for each in taken - known.keys())
 
 
-def _names_of_leaving(demand: Demand, group: WorkerGroup) -> frozenset[str]:
+def _names_of_leaving(demand: SliceDemand, group: WorkerGroup) -> frozenset[str]:
     """What the group calls the slices that are taken away, or what comes in their place.
 
     One whose address it does not know is gone. Then a slice that has its name, and another address,
     is meant by nobody.
     """
-    known, names = _told_by_address(demand.leaving, group)
+    known, names = _names_by_address(demand.leaving, group)
     if group.num_hosts == 1:
         others = frozenset(each.name for each in group.slices if each.addresses)
         told_by_name = frozenset(each.name for each in demand.leaving if each.address is None)
@@ -264,24 +270,24 @@ def _names_of_leaving(demand: Demand, group: WorkerGroup) -> frozenset[str]:
 
 
 def _unwanted(
-    demand: Demand,
+    demand: SliceDemand,
     group: WorkerGroup,
     surplus: int,
     condemned: frozenset[str],
-    memory: Memory,
+    state: PlannerState,
 ) -> list[ObservedSlice]:
     """The slices that nobody has and nobody needs, as many as there are too many of.
 
     Those that will be taken away come first, then those that have been unwanted longest (who was
     chosen once stays chosen), then those that are still to come, then the youngest.
     """
-    occupied = frozenset[str]().union(*_told_by_address(demand.occupied, group))
+    occupied = frozenset[str]().union(*_names_by_address(demand.occupied, group))
     free = [
         each
         for each in group.lasting
         if each.name not in occupied and not each.addresses & demand.addresses
     ]
-    since_s = memory.unwanted_since_s
+    since_s = state.unwanted_since_s
 
     def rank(each: ObservedSlice) -> tuple[bool, float, bool]:
         unwanted_since_s = since_s.get(each.incarnation, float("inf"))
@@ -292,7 +298,7 @@ def _unwanted(
 
 
 def _drop(
-    each: ObservedSlice, condemned: frozenset[str], unwanted_s: float, rules: Rules
+    each: ObservedSlice, condemned: frozenset[str], unwanted_s: float, rules: ProvisioningRules
 ) -> Drop | None:
     if each.name in condemned:
         return Drop(each, is_condemned=True, reason="it is taken away, its replica has left it")
@@ -303,11 +309,11 @@ def _drop(
 
 
 def _hindrance(
-    group: WorkerGroup, rules: Rules, now_s: float, changed_at_s: float | None
+    group: WorkerGroup, rules: ProvisioningRules, now_s: float, changed_at_s: float | None
 ) -> str | None:
     """Why the group may not be changed now; `None` if it may."""
-    if group.doomed_pods:
-        names = ", ".join(sorted(group.doomed_pods))
+    if group.pods_pending_deletion:
+        names = ", ".join(sorted(group.pods_pending_deletion))
         return f"a change waits until the pods named for deletion are gone: {names}"
     if changed_at_s is not None and now_s - changed_at_s < rules.min_change_interval_s:
         wait_s = rules.min_change_interval_s - (now_s - changed_at_s)
@@ -315,7 +321,7 @@ def _hindrance(
     return None
 
 
-def _refused(demand: Demand, group: WorkerGroup) -> list[Refusal]:
+def _refused(demand: SliceDemand, group: WorkerGroup) -> list[Refusal]:
     """What the group's bounds keep from the replicas."""
     missing = demand.num_to_exist - group.max_replicas
     if missing <= 0:
@@ -326,15 +332,15 @@ def _refused(demand: Demand, group: WorkerGroup) -> list[Refusal]:
     return [Refusal(group.name, reason)]
 
 
-def _words(demand: Demand, group: WorkerGroup, surplus: int) -> str:
+def _change_reason(demand: SliceDemand, group: WorkerGroup, surplus: int) -> str:
     exist = f"{len(group.lasting)} exist, {group.asked_for} asked for"
     bounds = f"bounds {group.min_replicas} to {group.max_replicas}"
     return f"{demand.arithmetic}; {exist}, {bounds}, {surplus} too many"
 
 
-def _joined(memories: Iterable[_GroupMemory]) -> Memory:
+def _merged(memories: Iterable[_GroupState]) -> PlannerState:
     each = list(memories)
-    return Memory(
+    return PlannerState(
         {key: since_s for known in each for key, since_s in known.unwanted_since_s.items()},
         {known.group: known.condemned for known in each if known.condemned},
         {known.group: known.changed_at_s for known in each if known.changed_at_s is not None},

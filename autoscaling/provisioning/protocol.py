@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autoscaling.provisioning.groups import WorkerGroup
-from autoscaling.provisioning.plan import Plan
+from autoscaling.provisioning.plan import ProvisioningPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ClusterObservation:
     """The worker groups as they stand, and remarks on what could not be used, for the log."""
 
     groups: tuple[WorkerGroup, ...]
@@ -22,7 +22,7 @@ class Observation:
 class Provisioner(Protocol):
     """Shows the worker groups and changes them. Used from one event loop, one call at a time."""
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> ClusterObservation:
         """All groups as of now.
 
         Raises:
@@ -30,7 +30,7 @@ class Provisioner(Protocol):
         """
         ...
 
-    async def apply(self, plan: Plan) -> None:
+    async def apply(self, plan: ProvisioningPlan) -> None:
         """Makes the plan's changes, each as a whole or not at all, in their order.
 
         Every change is tried, whatever became of those before it. A change that was planned on a

@@ -176,7 +176,7 @@ def _read_group(
         max_replicas=int(spec["maxReplicas"]),
         num_hosts=int(spec.get("numOfHosts", 1)),
         slices=_read_slices(present),
-        doomed_pods=frozenset(names) & frozenset(doomed),
+        pods_pending_deletion=frozenset(names) & frozenset(doomed),
         mirrored_replicas=mirrored_replicas,
     )
 

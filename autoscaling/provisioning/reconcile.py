@@ -14,7 +14,12 @@ from typing import Any, TypeVar
 from autoscaling.provisioning.demand import demand_by_kind
 from autoscaling.provisioning.errors import ProvisioningError
 from autoscaling.provisioning.groups import ObservedSlice
-from autoscaling.provisioning.plan import Memory, Plan, Rules, plan_slices
+from autoscaling.provisioning.plan import (
+    PlannerState,
+    ProvisioningPlan,
+    ProvisioningRules,
+    plan_slices,
+)
 from autoscaling.provisioning.protocol import Provisioner
 from serving.domain.slice_records import SliceRecord
 
@@ -44,7 +49,7 @@ class Reconciler:
         self,
         read_records: ReadRecords,
         provisioner: Provisioner,
-        rules: Rules,
+        rules: ProvisioningRules,
         *,
         fence: AskFence,
         interval_s: float,
@@ -56,7 +61,7 @@ class Reconciler:
         self._fence = fence
         self._interval_s = interval_s
         self._clock = clock
-        self._memory = Memory()
+        self._memory = PlannerState()
         self._told: frozenset[str] = frozenset()
         self._num_failures = 0
 
@@ -66,7 +71,7 @@ class Reconciler:
             delay_s = await self.attempt()
             await asyncio.sleep(delay_s)
 
-    async def tick(self) -> Plan:
+    async def tick(self) -> ProvisioningPlan:
         """One round; the plan as it was carried out.
 
         Raises:
@@ -78,7 +83,7 @@ class Reconciler:
         demands = demand_by_kind(records)
         plan = plan_slices(demands, observed.groups, self._rules, self._clock(), self._memory)
         # Before the attempt: what fails is not tried again at once either.
-        self._memory = plan.memory
+        self._memory = plan.state
         return await _to_its_end(self._carry_out(plan, observed.notes))
 
     async def attempt(self) -> float:
@@ -96,16 +101,16 @@ class Reconciler:
         self._num_failures = 0
         return self._interval_s
 
-    async def _carry_out(self, plan: Plan, notes: Iterable[str]) -> Plan:
+    async def _carry_out(self, plan: ProvisioningPlan, notes: Iterable[str]) -> ProvisioningPlan:
         """Makes sure of what is dropped, then acts; what came of the plan."""
         plan = plan.keeping(await self._kept(plan))
-        self._memory = plan.memory
+        self._memory = plan.state
         self._tell(plan, notes)
         if plan.changes:
             await self._provisioner.apply(plan)
         return plan
 
-    async def _kept(self, plan: Plan) -> dict[str, str]:
+    async def _kept(self, plan: ProvisioningPlan) -> dict[str, str]:
         """The slices that must not be dropped after all, by incarnation, with the reason."""
         kept = {}
         for change in plan.changes:
@@ -120,7 +125,7 @@ class Reconciler:
         backoff_s: float = min(MAX_BACKOFF_S, self._interval_s * 2 ** min(self._num_failures, 10))
         return max(backoff_s, retry_after_s or 0.0)
 
-    def _tell(self, plan: Plan, notes: Iterable[str]) -> None:
+    def _tell(self, plan: ProvisioningPlan, notes: Iterable[str]) -> None:
         for change in plan.changes:
             drops = ", ".join(f"{drop.slice.name} ({drop.reason})" for drop in change.drops)
             logger.info(

@@ -19,7 +19,7 @@ from autoscaling.provisioning.errors import RecordsUnavailableError
 from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
-from autoscaling.provisioning.plan import Rules
+from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
 from serving.domain.slice_records import SliceRecord
 
@@ -38,7 +38,7 @@ class SidecarOptions:
     raycluster: str
     application: str
     access: KubernetesAccess
-    rules: Rules
+    rules: ProvisioningRules
     interval_s: float
 
 

@@ -12,8 +12,8 @@ from typing import Protocol
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import OutdatedError
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
-from autoscaling.provisioning.plan import Change, Plan
-from autoscaling.provisioning.protocol import Observation
+from autoscaling.provisioning.plan import Change, ProvisioningPlan
+from autoscaling.provisioning.protocol import ClusterObservation
 
 
 class SliceCluster(Protocol):
@@ -49,11 +49,11 @@ class SimulatedProvisioner:
         self._cluster = cluster
         self._groups = tuple(groups)
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> ClusterObservation:
         """The groups with the slices that they have, or have asked for."""
-        return Observation(tuple([await self._observe(group) for group in self._groups]))
+        return ClusterObservation(tuple([await self._observe(group) for group in self._groups]))
 
-    async def apply(self, plan: Plan) -> None:
+    async def apply(self, plan: ProvisioningPlan) -> None:
         """Adds and removes slices; returns when the cluster has been told of all of them.
 
         Raises:

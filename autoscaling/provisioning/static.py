@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import OutdatedError
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
-from autoscaling.provisioning.plan import Plan
-from autoscaling.provisioning.protocol import Observation
+from autoscaling.provisioning.plan import ProvisioningPlan
+from autoscaling.provisioning.protocol import ClusterObservation
 
 
 class StaticProvisioner:
@@ -18,11 +18,11 @@ class StaticProvisioner:
     def __init__(self, slices: Mapping[SliceKind, Sequence[str]]) -> None:
         self._groups = tuple(_group(kind, slices[kind]) for kind in sorted(slices))
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> ClusterObservation:
         """Always the same."""
-        return Observation(self._groups)
+        return ClusterObservation(self._groups)
 
-    async def apply(self, plan: Plan) -> None:
+    async def apply(self, plan: ProvisioningPlan) -> None:
         """Accepts the plan that changes nothing.
 
         Raises:

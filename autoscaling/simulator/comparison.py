@@ -16,10 +16,10 @@ from scipy.stats import t as student_t
 from autoscaling.policy.rules import Objectives
 from autoscaling.simulator.engines import GatewayLimits
 from autoscaling.simulator.oracle import OracleBound, OraclePolicy
-from autoscaling.simulator.outcome import Outcome, ServiceTimeline, Timeline
-from autoscaling.simulator.roster import POLICIES, STATIC, oracle_of
+from autoscaling.simulator.outcome import FleetTimeline, ServiceTimeline, SimulationOutcome
+from autoscaling.simulator.policies import POLICIES, STATIC, oracle_of
+from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.run import SimulationSetup, simulate
-from autoscaling.simulator.staging import Staged, UsedPrice
 
 _CONFIDENCE = 0.95
 # The share of requests that are to meet both objectives: what the oracle is held to.
@@ -55,7 +55,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SeedSpread:
     """One figure over the seeds. `margin` is half of the 95 % confidence interval of the mean.
 
     `margin` is `None` with one seed, which says nothing of a spread.
@@ -67,7 +67,7 @@ class Spread:
     highest: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "SeedSpread":
         """The spread of at least one value."""
         margin = None
         if len(values) > 1:
@@ -80,11 +80,11 @@ class Spread:
 class Course:
     """How the first run went over time, for the report."""
 
-    timeline: Timeline
+    timeline: FleetTimeline
     service: ServiceTimeline
 
     @classmethod
-    def of(cls, outcome: Outcome) -> "Course":
+    def of(cls, outcome: SimulationOutcome) -> "Course":
         """The course of an outcome, without its millions of requests."""
         interval_s = max(_SHORTEST_INTERVAL_S, outcome.timeline.end_s / _NUM_INTERVALS)
         return cls(outcome.timeline, outcome.service_timeline(interval_s))
@@ -112,9 +112,9 @@ class PolicyResult:
     runs: tuple[Figures, ...]
     course: Course
 
-    def spread(self, figure: str) -> Spread:
+    def spread(self, figure: str) -> SeedSpread:
         """The spread of a figure that every run has, by its name."""
-        return Spread.of([getattr(each, figure) for each in self.runs])
+        return SeedSpread.of([getattr(each, figure) for each in self.runs])
 
     def multiple(self, figure: str) -> float | None:
         """The mean of a multiple by its name; `None` if a run has none."""
@@ -123,7 +123,7 @@ class PolicyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PolicyComparison:
     """What came of it. `oracles` has one per seed."""
 
     scenario: str
@@ -154,38 +154,38 @@ class Provenance:
 
 
 def compare(
-    runs: Sequence[Staged],
+    runs: Sequence[PreparedRun],
     names: Sequence[str],
     provenance: Provenance,
     on_progress: Callable[[str, int, float], None],
-) -> Comparison:
+) -> PolicyComparison:
     """Every policy of `names` in every run. `on_progress` gets policy, seed and the share done.
 
     Raises:
         OracleError: the oracle's solver gave up.
     """
     oracles = tuple(
-        _oracle_run(staged, partial(on_progress, "oracle", staged.seed)) for staged in runs
+        _oracle_run(run_setup, partial(on_progress, "oracle", run_setup.seed)) for run_setup in runs
     )
     figures: dict[str, list[Figures]] = {name: [] for name in names}
     courses: dict[str, Course] = {}
-    for staged, oracle in zip(runs, oracles, strict=True):
+    for run_setup, oracle in zip(runs, oracles, strict=True):
         for name in names:
-            outcome = play(staged, name, partial(on_progress, name, staged.seed))
-            figures[name].append(_figures(staged, outcome, oracle))
+            outcome = simulate_policy(run_setup, name, partial(on_progress, name, run_setup.seed))
+            figures[name].append(_figures(run_setup, outcome, oracle))
             courses.setdefault(name, Course.of(outcome))
     if STATIC in figures:
         _set_against(figures, figures[STATIC])
     first = runs[0]
-    return Comparison(
+    return PolicyComparison(
         scenario=first.scenario.name,
         description=first.scenario.description,
         profile_source=first.scenario.profile.source,
         objectives=first.rules.objectives,
         duration_s=first.scenario.duration_s,
-        seeds=tuple(staged.seed for staged in runs),
-        num_requests=tuple(len(staged.requests) for staged in runs),
-        mean_demand_slices=statistics.fmean(staged.offered.mean_slices for staged in runs),
+        seeds=tuple(run_setup.seed for run_setup in runs),
+        num_requests=tuple(len(run_setup.requests) for run_setup in runs),
+        mean_demand_slices=statistics.fmean(run_setup.offered.mean_slices for run_setup in runs),
         policies=tuple(PolicyResult(name, tuple(figures[name]), courses[name]) for name in names),
         oracles=oracles,
         prices=first.prices,
@@ -194,37 +194,39 @@ def compare(
     )
 
 
-def _oracle_run(staged: Staged, on_progress: Callable[[float], None]) -> OracleRun:
-    floor = oracle_of(staged)
+def _oracle_run(run_setup: PreparedRun, on_progress: Callable[[float], None]) -> OracleRun:
+    floor = oracle_of(run_setup)
     for margin in _MARGINS:
-        bound = oracle_of(staged, margin)
-        outcome = simulate(setup_of(staged), OraclePolicy(staged.terms, bound), on_progress)
+        bound = oracle_of(run_setup, margin)
+        outcome = simulate(setup_of(run_setup), OraclePolicy(run_setup.terms, bound), on_progress)
         if outcome.service.slo_ratio >= SERVICE_LEVEL:
             return OracleRun(floor, margin, outcome.cost.total_usd, outcome.service.slo_ratio)
     return OracleRun(floor, None, None, None)
 
 
-def play(staged: Staged, name: str, on_progress: Callable[[float], None] | None = None) -> Outcome:
+def simulate_policy(
+    run_setup: PreparedRun, name: str, on_progress: Callable[[float], None] | None = None
+) -> SimulationOutcome:
     """One policy in one run."""
-    return simulate(setup_of(staged), POLICIES[name](staged), on_progress)
+    return simulate(setup_of(run_setup), POLICIES[name](run_setup), on_progress)
 
 
-def setup_of(staged: Staged) -> SimulationSetup:
+def setup_of(run_setup: PreparedRun) -> SimulationSetup:
     """The run as the simulator takes it."""
-    scenario = staged.scenario
+    scenario = run_setup.scenario
     return SimulationSetup(
-        requests=staged.requests,
+        requests=run_setup.requests,
         profile=scenario.profile,
-        classes=staged.classes,
-        objectives=staged.rules.objectives,
+        classes=run_setup.classes,
+        objectives=run_setup.rules.objectives,
         duration_s=scenario.duration_s,
-        seed=staged.seed,
+        seed=run_setup.seed,
         limits=GatewayLimits(request_deadline_s=scenario.request_deadline_s),
         ready_at_start=scenario.initial_slices,
     )
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: PolicyComparison) -> dict[str, Any]:
     """The comparison for machines: means over the seeds, and per figure the spread."""
     return {
         "scenario": comparison.scenario,
@@ -317,10 +319,10 @@ def _set_against(figures: dict[str, list[Figures]], static: Sequence[Figures]) -
         ]
 
 
-def _figures(staged: Staged, outcome: Outcome, oracle: OracleRun) -> Figures:
+def _figures(run_setup: PreparedRun, outcome: SimulationOutcome, oracle: OracleRun) -> Figures:
     cost_usd = outcome.cost.total_usd
     return Figures(
-        seed=staged.seed,
+        seed=run_setup.seed,
         cost_usd=cost_usd,
         served_ratio=outcome.service.served_ratio,
         slo_ratio=outcome.service.slo_ratio,

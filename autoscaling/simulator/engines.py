@@ -13,20 +13,21 @@ import numpy.typing as npt
 from autoscaling.simulator import kernel
 from autoscaling.simulator.arrivals import Requests
 from serving.domain.capacity import CapacityProfile
+from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 
 _FEWEST_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What the gateway bears; the defaults are those of `serving.config.application.GatewayConfig`.
+    """The limits of a simulated gateway, by default those of a real one.
 
     A request that waited `request_deadline_s` for an engine fails; one that arrives while
     `max_waiting_requests` wait, and no engine is ready, is refused.
     """
 
-    request_deadline_s: float = 60.0
-    max_waiting_requests: int = 1024
+    request_deadline_s: float = REQUEST_DEADLINE_S
+    max_waiting_requests: int = MAX_WAITING_REQUESTS
 
     def __post_init__(self) -> None:
         if self.request_deadline_s <= 0 or self.max_waiting_requests < 0:
@@ -36,7 +37,7 @@ class GatewayLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class SimulatedTraffic:
     """Counts since the start, and what is under way, at `at_s`.
 
     `oldest_wait_s` is of the requests that wait at the gateway, 0 without one.
@@ -73,7 +74,7 @@ class Engines:
 
     def __init__(self, requests: Requests, profile: CapacityProfile, limits: GatewayLimits) -> None:
         self._ttft_floor_s = profile.ttft_floor_s
-        self._law = kernel.Law(
+        self._law = kernel.StepTimeModel(
             base_s=profile.base_s,
             per_sequence_s=profile.per_sequence_s,
             per_prompt_token_s=profile.per_prompt_token_s,
@@ -130,7 +131,7 @@ class Engines:
         counts: list[int] = self._state.in_flight.tolist()
         return counts
 
-    def traffic(self, now_s: float) -> Traffic:
+    def traffic(self, now_s: float) -> SimulatedTraffic:
         """What a gateway has counted by now."""
         self.advance(now_s)
         counts = self._state.counts
@@ -139,7 +140,7 @@ class Engines:
             oldest = counts[kernel.PARKED_HEAD]
             parked_at_s = self._state.arrival_s[oldest] + self._state.parked_s[oldest]
             oldest_wait_s = max(0.0, float(now_s - parked_at_s))
-        return Traffic(
+        return SimulatedTraffic(
             at_s=now_s,
             num_arrived=int(counts[kernel.ARRIVED]),
             input_tokens=int(counts[kernel.INPUT_TOKENS]),

@@ -59,7 +59,7 @@ def _compiled(function: _Function) -> _Function:
     return cast(_Function, njit(cache=True)(function))
 
 
-class Law(NamedTuple):
+class StepTimeModel(NamedTuple):
     """The engines' coefficients and the gateway's limits. Times in seconds."""
 
     base_s: float
@@ -116,7 +116,7 @@ class Kernel(NamedTuple):
 
 
 @_compiled
-def advance(k: Kernel, law: Law, until_s: float) -> None:
+def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
     """Lets everything happen that is due by `until_s`; of equal instants engines come first."""
     counts = k.counts
     num_requests = k.arrival_s.shape[0]
@@ -148,7 +148,7 @@ def advance(k: Kernel, law: Law, until_s: float) -> None:
 
 
 @_compiled
-def open_engine(k: Kernel, law: Law, slot: int, now_s: float) -> None:
+def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
     """An empty engine takes requests from now on, first of all those that wait at the gateway."""
     k.step[slot] = 0
     k.running[slot] = 0
@@ -182,7 +182,7 @@ def stop_routing(k: Kernel, slot: int) -> None:
 
 
 @_compiled
-def move_off(k: Kernel, law: Law, slot: int, now_s: float, until_s: float) -> int:
+def move_off(k: Kernel, law: StepTimeModel, slot: int, now_s: float, until_s: float) -> int:
     """Moves what will not have finished by `until_s` off an engine that gets no more requests.
 
     They go elsewhere in order of arrival, or wait at the gateway. Tokens given so far are computed
@@ -250,7 +250,7 @@ def _interrupt(k: Kernel, slot: int, request: int, to_give: int, now_s: float) -
 
 
 @_compiled
-def _dispatch(k: Kernel, law: Law, request: int, now_s: float) -> None:
+def _dispatch(k: Kernel, law: StepTimeModel, request: int, now_s: float) -> None:
     if k.counts[ROUTABLE] == 0:
         _park(k, request, now_s)
         return
@@ -277,7 +277,7 @@ def _dispatch(k: Kernel, law: Law, request: int, now_s: float) -> None:
 
 
 @_compiled
-def _begin_step(k: Kernel, law: Law, slot: int, now_s: float) -> None:
+def _begin_step(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
     step = k.step[slot]
     running = _finish_ended(k, slot, step, now_s)
     budget = law.max_num_batched_tokens - running

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix, csr_matrix
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.spot_capacity import CapacitySeries
+from serving.domain.compute_class import ComputeClass
 
 # Dearer than any way to carry the demand: a slice-hour of it costs so many times the dearest class.
 _SHORTAGE_FACTOR = 100.0
@@ -56,7 +56,7 @@ class OracleProblem:
 
     interval_s: float
     demand: NDArray[np.float64]
-    terms: tuple[ClassTerms, ...]
+    terms: tuple[ComputeClass, ...]
     capacity: Mapping[str, CapacityRange]
     initial: Mapping[str, int] | None = None
 
@@ -127,7 +127,7 @@ class OraclePolicy:
 
     name = "oracle"
 
-    def __init__(self, terms: Sequence[ClassTerms], bound: OracleBound) -> None:
+    def __init__(self, terms: Sequence[ComputeClass], bound: OracleBound) -> None:
         self._terms, self._bound = tuple(terms), bound
 
     def decide(self, observation: Observation) -> Plan:
@@ -135,7 +135,7 @@ class OraclePolicy:
         targets = {each.name: self._target(each, observation.now_s) for each in self._terms}
         return Plan(observation.now_s, targets, arithmetic="as the oracle's solution says")
 
-    def _target(self, terms: ClassTerms, now_s: float) -> int:
+    def _target(self, terms: ComputeClass, now_s: float) -> int:
         if terms.is_prepaid:
             return terms.max_slices
         ready, interval_s = self._bound.ready[terms.name], self._bound.interval_s
@@ -215,13 +215,13 @@ def _costs(problem: OracleProblem) -> NDArray[np.float64]:
         again = 1 + terms.load_s / terms.max_run_s if terms.max_run_s else 1.0
         held.append(np.full(num_intervals, usd * hours * again))
         started.append(np.full(num_intervals, usd * terms.load_s / _SECONDS_PER_HOUR))
-    dearest = max(each.usd_per_slice_hour for each in problem.terms) or 1.0
-    short = np.full(num_intervals, _SHORTAGE_FACTOR * dearest * hours)
+    most_expensive = max(each.usd_per_slice_hour for each in problem.terms) or 1.0
+    short = np.full(num_intervals, _SHORTAGE_FACTOR * most_expensive * hours)
     return np.concatenate([*held, *started, short])
 
 
 def _capacity(
-    problem: OracleProblem, terms: ClassTerms, *, is_relaxed: bool
+    problem: OracleProblem, terms: ComputeClass, *, is_relaxed: bool
 ) -> NDArray[np.float64]:
     had = problem.capacity[terms.name]
     return np.minimum(had.most if is_relaxed else had.least, terms.max_slices).astype(np.float64)
@@ -244,7 +244,7 @@ def _before(problem: OracleProblem) -> NDArray[np.float64]:
     return found.ravel()
 
 
-def _initial(problem: OracleProblem, terms: ClassTerms) -> int:
+def _initial(problem: OracleProblem, terms: ComputeClass) -> int:
     return 0 if problem.initial is None else problem.initial.get(terms.name, 0)
 
 

@@ -15,8 +15,8 @@ from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, ModelLoad, Plan, SliceView
 from autoscaling.simulator import kernel
 from autoscaling.simulator.arrivals import Requests
-from autoscaling.simulator.engines import Answers, Traffic
-from autoscaling.simulator.slices import ClassSetup, LifeRecord
+from autoscaling.simulator.engines import Answers, SimulatedTraffic
+from autoscaling.simulator.slices import ClassSetup, SliceRun
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 _PERCENTILES = (50, 95, 99)
@@ -44,7 +44,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class SimulatedCost:
     """What the slices cost. `committed_usd`, a part of `total_usd`, was due whether used or not."""
 
     total_usd: float
@@ -61,7 +61,7 @@ class TimedDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class FleetTimeline:
     """One value per tick. `slices` is keyed by compute class and state, states that occur only.
 
     `requests_per_s` is what the policy was told, NaN where it was told nothing; `demand_slices` is
@@ -97,7 +97,7 @@ class ServiceTimeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """One day under one policy. `seconds` of slices are keyed by compute class and state.
 
     `mean_slices` and `peak_slices` count slices that are held, `mean_ready` and `peak_ready` those
@@ -107,14 +107,14 @@ class Outcome:
     policy: str
     objectives: Objectives
     service: Service
-    cost: Cost
+    cost: SimulatedCost
     mean_slices: float
     peak_slices: int
     mean_ready: float
     peak_ready: int
     seconds: Mapping[tuple[str, SliceState], float]
-    lives: tuple[LifeRecord, ...]
-    timeline: Timeline
+    lives: tuple[SliceRun, ...]
+    timeline: FleetTimeline
     requests: Requests = field(repr=False)
     answers: Answers = field(repr=False)
 
@@ -150,7 +150,7 @@ class TimelineRecorder:
 
     def __init__(self, classes: Sequence[ClassSetup]) -> None:
         self._terms = {each.terms.name: each.terms for each in classes}
-        self._traffic: list[Traffic] = []
+        self._traffic: list[SimulatedTraffic] = []
         self._rates_per_s: list[float] = []
         self._demands: list[float] = []
         self._counts: list[Counter[tuple[str, SliceState]]] = []
@@ -159,7 +159,11 @@ class TimelineRecorder:
         self._refused: tuple[Decision, ...] = ()
 
     def note(
-        self, traffic: Traffic, load: ModelLoad | None, views: Sequence[SliceView], plan: Plan
+        self,
+        traffic: SimulatedTraffic,
+        load: ModelLoad | None,
+        views: Sequence[SliceView],
+        plan: Plan,
     ) -> None:
         """One tick: what was there before the plan, and the plan. Standing refusals once only."""
         self._traffic.append(traffic)
@@ -171,7 +175,7 @@ class TimelineRecorder:
             self._refused = plan.refusals
             self._refusals += [TimedDecision(plan.at_s, each) for each in plan.refusals]
 
-    def close(self, end_s: float) -> Timeline:
+    def close(self, end_s: float) -> FleetTimeline:
         """The notes as arrays; `end_s` is when the last tick ends."""
         keys = sorted(set().union(*self._counts))
         slices = {key: np.array([counts[key] for counts in self._counts], np.int32) for key in keys}
@@ -183,7 +187,7 @@ class TimelineRecorder:
             of_class = sum((c for key, c in held.items() if key[0] == name), nobody)
             paid = np.full_like(nobody, terms.max_slices) if terms.is_prepaid else of_class
             usd_per_hour += paid * terms.usd_per_slice_hour
-        return Timeline(
+        return FleetTimeline(
             at_s=np.array([each.at_s for each in self._traffic]),
             requests_per_s=np.array(self._rates_per_s),
             num_waiting=np.array([each.num_waiting for each in self._traffic], np.int32),
@@ -203,16 +207,16 @@ def sum_up(
     policy: str,
     requests: Requests,
     answers: Answers,
-    lives: Sequence[LifeRecord],
+    lives: Sequence[SliceRun],
     seconds: Mapping[tuple[str, SliceState], float],
-    timeline: Timeline,
+    timeline: FleetTimeline,
     classes: Sequence[ClassSetup],
     objectives: Objectives,
-) -> Outcome:
+) -> SimulationOutcome:
     """The day in figures."""
     held_s = sum(spent_s for (_, state), spent_s in seconds.items() if state in HELD_STATES)
     ready_s = sum(spent_s for (_, state), spent_s in seconds.items() if state == SliceState.READY)
-    return Outcome(
+    return SimulationOutcome(
         policy=policy,
         objectives=objectives,
         service=_service(requests, answers, objectives),
@@ -271,7 +275,7 @@ def _percentiles(values: kernel.F32) -> dict[int, float]:
 
 def _cost(
     seconds: Mapping[tuple[str, SliceState], float], classes: Sequence[ClassSetup], end_s: float
-) -> Cost:
+) -> SimulatedCost:
     by_class: dict[str, float] = {}
     committed_usd = 0.0
     for terms in (each.terms for each in classes):
@@ -280,4 +284,4 @@ def _cost(
         by_class[terms.name] = paid_s / 3600 * terms.usd_per_slice_hour
         if terms.is_prepaid:
             committed_usd += by_class[terms.name]
-    return Cost(sum(by_class.values()), committed_usd, by_class)
+    return SimulatedCost(sum(by_class.values()), committed_usd, by_class)

@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Policy
-from autoscaling.signals import Tokens
 from autoscaling.simulator.arrivals import Requests
-from autoscaling.simulator.engines import Engines, GatewayLimits, Traffic
-from autoscaling.simulator.outcome import Outcome, TimelineRecorder, sum_up
+from autoscaling.simulator.engines import Engines, GatewayLimits, SimulatedTraffic
+from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
 from autoscaling.simulator.slices import ClassSetup, SliceFleet
 from serving.domain.capacity import CapacityProfile
-
-# The defaults of `autoscaling.policy_config.AssumedTokens`.
-_ASSUMED_TOKENS = Tokens(input=512, output=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class SimulationSetup:
     tick_s: float = 10.0
     window_s: float = 30.0
     measurement_delay_s: float = 0.0
-    assumed_tokens: Tokens = _ASSUMED_TOKENS
+    assumed_tokens: Tokens = ASSUMED_TOKENS
     drain_s: float = 30.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     ready_at_start: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +68,7 @@ def simulate(
     setup: SimulationSetup,
     policy: Policy,
     on_progress: Callable[[float], None] | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """What becomes of the day under `policy`. The same setup and policy give the same outcome.
 
     `on_progress` is called with the share that is done, 0 to 1, at every tick.
@@ -85,7 +82,7 @@ def simulate(
     fleet = SliceFleet(setup.classes, engines, rng, setup.drain_s)
     for name, count in setup.ready_at_start.items():
         fleet.begin_ready(name, count)
-    meter = LoadMeter(setup.window_s, setup.measurement_delay_s, setup.assumed_tokens)
+    meter = SimulatedLoad(setup.window_s, setup.measurement_delay_s, setup.assumed_tokens)
     timeline = TimelineRecorder(setup.classes)
     for tick in range(int(np.ceil(setup.duration_s / setup.tick_s))):
         now_s = tick * setup.tick_s
@@ -116,7 +113,7 @@ def simulate(
     )
 
 
-class LoadMeter:
+class SimulatedLoad:
     """Turns counts into the load that a policy is shown.
 
     Token means come from the last window in which there was something to average; until there has
@@ -127,11 +124,11 @@ class LoadMeter:
     def __init__(self, window_s: float, delay_s: float, assumed: Tokens) -> None:
         self._window_s = window_s
         self._delay_s = delay_s
-        self._readings: deque[Traffic] = deque()
+        self._readings: deque[SimulatedTraffic] = deque()
         self._input_tokens_mean = assumed.input
         self._output_tokens_mean = assumed.output
 
-    def take(self, reading: Traffic) -> None:
+    def take(self, reading: SimulatedTraffic) -> None:
         """One more reading; times never run backwards."""
         self._readings.append(reading)
         oldest_s = reading.at_s - self._delay_s - self._window_s

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from autoscaling.prices.table import Market
+from autoscaling.prices.table import PricedMarket
 from serving.domain.capacity import CapacityProfile
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
@@ -79,13 +79,13 @@ class StepsCapacity(BaseModel):
         return self
 
 
-class ClassConfig(BaseModel):
+class ScenarioClass(BaseModel):
     """One compute class: where its slices come from and on which terms. Times in seconds."""
 
     model_config = _STRICT
 
     name: _Name
-    market: Annotated[Market, Field(strict=False)]
+    market: Annotated[PricedMarket, Field(strict=False)]
     region: str | None = None
     """Where its price is looked up; left out, the scenario's."""
     usd_per_slice_hour: _Positive | None = None
@@ -104,7 +104,7 @@ class ClassConfig(BaseModel):
     @property
     def is_prepaid(self) -> bool:
         """Whether it is paid for, used or not."""
-        return self.market in (Market.COMMITTED_1Y, Market.COMMITTED_3Y)
+        return self.market in (PricedMarket.COMMITTED_1Y, PricedMarket.COMMITTED_3Y)
 
 
 class LengthSource(StrEnum):
@@ -132,7 +132,7 @@ class DayLoad(BaseModel):
         return self
 
 
-class Stage(BaseModel):
+class LoadStep(BaseModel):
     """A constant rate for a while."""
 
     model_config = _STRICT
@@ -147,7 +147,7 @@ class StagesLoad(BaseModel):
     model_config = _STRICT
 
     kind: Literal["stages"]
-    stages: Annotated[list[Stage], Field(min_length=1)]
+    stages: Annotated[list[LoadStep], Field(min_length=1)]
     input_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
 
@@ -173,7 +173,7 @@ class Scenario(BaseModel):
     region: Annotated[str, Field(min_length=1)]
     objectives: ObjectiveConfig
     rules: RuleConfig = RuleConfig()
-    classes: Annotated[list[ClassConfig], Field(min_length=1)]
+    classes: Annotated[list[ScenarioClass], Field(min_length=1)]
     load: Annotated[DayLoad | StagesLoad, Field(discriminator="kind")]
     duration_s: _Positive
     request_deadline_s: _Positive = 120.0

@@ -20,20 +20,17 @@ from functools import partial
 
 import numpy as np
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import SliceLoss, SliceView
 from autoscaling.simulator.engines import Engines
 from autoscaling.simulator.spot_capacity import CapacitySeries
+from serving.domain.compute_class import ComputeClass
+from serving.domain.limits import migrate_by_s
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
-
-# As `serving.gateway.draining`: of its time, an engine keeps this to move what has not finished.
-_MOVE_SHARE = 0.25
-_MIN_MOVE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How a compute class really behaves, which its `ClassTerms` only expect.
+    """How a compute class really behaves, which its `ComputeClass` only expect.
 
     `capacity` is how many slices may exist, `None`: always as many as the quota. Times to provision
     and to load are lognormal around their median, with these spreads (standard deviations of the
@@ -51,7 +48,9 @@ class Conditions:
     notice_s: float = 30.0
 
     @classmethod
-    def as_expected(cls, terms: ClassTerms, capacity: CapacitySeries | None = None) -> "Conditions":
+    def as_expected(
+        cls, terms: ComputeClass, capacity: CapacitySeries | None = None
+    ) -> "Conditions":
         """Those that the terms name."""
         return cls(capacity, terms.provisioning_s, terms.load_s, terms.losses_per_hour)
 
@@ -60,12 +59,12 @@ class Conditions:
 class ClassSetup:
     """One compute class: the terms that are known of it, and how it really behaves."""
 
-    terms: ClassTerms
+    terms: ComputeClass
     conditions: Conditions
 
 
 @dataclass(frozen=True, slots=True)
-class LifeRecord:
+class SliceRun:
     """One life that is over, or goes on when the simulation ends (`cause` is `None`).
 
     A life that drains when the simulation ends has its cause already. `held_at_s` is when its slice
@@ -96,7 +95,7 @@ class _Life:
     ready_at_s: float | None = None
     expires_at_s: float | None = None
     slot: int | None = None
-    stay_until_s: float = 0.0
+    migrate_by_s: float = 0.0
     cause: EndCause | None = None
     epoch: int = 0
 
@@ -107,7 +106,7 @@ class _Class:
     target: int = 0
     capacity: float = math.inf
     occupied: int = 0
-    wishes: deque[_Life] = field(default_factory=deque)
+    orders: deque[_Life] = field(default_factory=deque)
     active: dict[str, _Life] = field(default_factory=dict)
     draining: dict[str, _Life] = field(default_factory=dict)
 
@@ -130,7 +129,7 @@ class SliceFleet:
         self._num_events = 0
         self._num_lives = 0
         self._losses: list[SliceLoss] = []
-        self.records: list[LifeRecord] = []
+        self.records: list[SliceRun] = []
         self.seconds: dict[tuple[str, SliceState], float] = {}
         for each in self._classes.values():
             self._schedule_capacity(each)
@@ -217,7 +216,7 @@ class SliceFleet:
             life = self._begin(known, now_s)
             # No slice stands ready for somebody: one always has to come into being.
             self._enter(life, SliceState.PROVISIONING, now_s)
-            known.wishes.append(life)
+            known.orders.append(life)
         self._serve_wishes(known, now_s)
 
     def _begin(self, known: _Class, now_s: float) -> _Life:
@@ -230,8 +229,8 @@ class SliceFleet:
 
     def _serve_wishes(self, known: _Class, now_s: float) -> None:
         limit = min(known.capacity, known.setup.terms.max_slices)
-        while known.wishes and known.occupied < limit:
-            life = known.wishes.popleft()
+        while known.orders and known.occupied < limit:
+            life = known.orders.popleft()
             how = known.setup.conditions
             spread = how.provisioning_spread * self._rng.standard_normal()
             come_at_s = now_s + how.provisioning_s * math.exp(spread)
@@ -298,7 +297,7 @@ class SliceFleet:
         if life.is_granted:
             known.occupied -= 1
         else:
-            known.wishes.remove(life)
+            known.orders.remove(life)
         life.epoch += 1
         del known.active[life.slice_id]
         self._end(life, now_s, EndCause.RELEASED)
@@ -314,16 +313,15 @@ class SliceFleet:
         if life.slot is None or end_s <= now_s:
             self._go(known, life, now_s)
             return
-        grace_s = end_s - now_s
-        life.stay_until_s = max(now_s, end_s - max(_MIN_MOVE_S, grace_s * _MOVE_SHARE))
+        life.migrate_by_s = migrate_by_s(now_s, end_s - now_s)
         self._engines.drain(life.slot, now_s)
         self._leave(life, now_s)
-        self._later(life, life.stay_until_s, partial(self._leave, life))
+        self._later(life, life.migrate_by_s, partial(self._leave, life))
         self._later(life, end_s, partial(self._go, known, life))
 
     def _leave(self, life: _Life, now_s: float) -> None:
         if life.slot is not None:
-            self._engines.leave(life.slot, now_s, life.stay_until_s)
+            self._engines.leave(life.slot, now_s, life.migrate_by_s)
 
     def _go(self, known: _Class, life: _Life, now_s: float) -> None:
         if life.slot is not None:
@@ -361,7 +359,7 @@ class SliceFleet:
                     life.epoch += 1
                     life.is_granted = False
                     known.occupied -= 1
-                    known.wishes.appendleft(life)
+                    known.orders.appendleft(life)
         self._serve_wishes(known, now_s)
 
     # Events and books
@@ -395,7 +393,7 @@ class SliceFleet:
 
     def _note(self, life: _Life, now_s: float, cause: EndCause | None) -> None:
         self.records.append(
-            LifeRecord(
+            SliceRun(
                 life.slice_id,
                 life.compute_class,
                 life.requested_at_s,

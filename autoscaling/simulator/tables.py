@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from autoscaling.simulator.comparison import Comparison, PolicyResult, Spread
-from autoscaling.simulator.operator_plan import OperatorPlan
-from autoscaling.simulator.staging import UsedPrice
+from autoscaling.simulator.capacity_plan import CapacityPlan
+from autoscaling.simulator.comparison import PolicyComparison, PolicyResult, SeedSpread
+from autoscaling.simulator.preparation import UsedPrice
 
 # Together they fit into eighty columns.
 _HEADINGS = ("USD", "static", "oracle", "served", "SLO", "worst", "slices")
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: PolicyComparison) -> Table:
     """One row per policy, the oracle last; means over the seeds, with the 95 % interval's half.
 
     The costs stand beside the static fleet's, and beside that of the oracle that keeps the service
@@ -34,20 +34,20 @@ def comparison_table(comparison: Comparison) -> Table:
     for result in comparison.policies:
         table.add_row(result.name, *_cells(result))
     blank = [""] * (len(_HEADINGS) - 1)
-    floors = Spread.of([each.floor.cost_usd for each in comparison.oracles])
+    floors = SeedSpread.of([each.floor.cost_usd for each in comparison.oracles])
     played = [each for each in comparison.oracles if each.cost_usd is not None]
     if len(played) == len(comparison.oracles):
-        costs = Spread.of([each.cost_usd or 0.0 for each in played])
-        slo = Spread.of([each.slo_ratio or 0.0 for each in played])
+        costs = SeedSpread.of([each.cost_usd or 0.0 for each in played])
+        slo = SeedSpread.of([each.slo_ratio or 0.0 for each in played])
         cells = ("", "1.00x", "", f"{slo.mean:.2%}", f"{slo.lowest:.2%}", "")
         table.add_row("oracle", _usd(costs), *cells, style="dim")
     table.add_row("oracle, bare work", _usd(floors), *blank, style="dim")
     return table
 
 
-def plan_tables(plan: OperatorPlan) -> Iterator[Table]:
+def plan_tables(plan: CapacityPlan) -> Iterator[Table]:
     """One table per situation."""
-    for situation in plan.situations:
+    for situation in plan.operating_points:
         table = Table(
             title=f"{plan.profile.model} at {plan.mean_requests_per_s:.3g} requests/s, "
             f"{situation.name}: {situation.usd_per_month:,.0f} USD/month, "
@@ -96,7 +96,7 @@ def _cells(result: PolicyResult) -> tuple[str, ...]:
     )
 
 
-def _usd(spread: Spread) -> str:
+def _usd(spread: SeedSpread) -> str:
     digits = 2 if spread.mean < 100 else 0
     margin = "" if spread.margin is None else f" ±{spread.margin:,.{digits}f}"
     return f"{spread.mean:,.{digits}f}{margin}"

@@ -119,7 +119,7 @@ class SecretsConfig(_Section):
     """A token of Hugging Face, under the key `token`."""
 
 
-class ClassConfig(_Section):
+class GkeClassConfig(_Section):
     """What GKE has to know of a compute class beside its market."""
 
     compute_class: ComputeClassName
@@ -185,7 +185,7 @@ class ClusterConfig(_Section):
     """Where Ray's head keeps its state."""
     secrets: SecretsConfig = SecretsConfig()
     """Names of Secrets that you make."""
-    classes: Annotated[tuple[ClassConfig, ...], _LIST] = ()
+    classes: Annotated[tuple[GkeClassConfig, ...], _LIST] = ()
     """Bounds, reservations and zones by compute class."""
     host: HostConfig = HostConfig()
     """What a pod on a TPU host asks for."""
@@ -213,9 +213,9 @@ class ClusterConfig(_Section):
     operator_namespace: ShortName = "kuberay-operator"
     """Where the KubeRay operator runs."""
 
-    def class_config(self, compute_class: str) -> ClassConfig:
+    def class_config(self, compute_class: str) -> GkeClassConfig:
         """What is said of a compute class; the defaults where nothing is."""
         for entry in self.classes:
             if entry.compute_class == compute_class:
                 return entry
-        return ClassConfig(compute_class=compute_class)
+        return GkeClassConfig(compute_class=compute_class)

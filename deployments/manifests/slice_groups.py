@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deployments.manifests.cluster_config import ClassConfig, ClusterConfig
+from deployments.manifests.cluster_config import ClusterConfig, GkeClassConfig
 from serving.config.application import AppConfig, DeploymentConfig
 from serving.config.slice_settings import drain_s, node_labels, replica_end_s
 from serving.config.slices import MARKET_LABEL, Market
@@ -132,7 +132,7 @@ def _group(
     )
 
 
-def _zones(cluster: ClusterConfig, entry: ClassConfig, zone: str | None) -> tuple[str, ...]:
+def _zones(cluster: ClusterConfig, entry: GkeClassConfig, zone: str | None) -> tuple[str, ...]:
     if zone is not None:
         return (zone,)
     return entry.zones or cluster.zones

@@ -23,14 +23,12 @@ from serving.config.slices import (
 )
 from serving.config.telemetry import LoggingConfig, TracingConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
+from serving.domain import limits
 from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.errors import ConfigError, Problem
+from serving.domain.limits import GIB, KIB, MIB
 from serving.domain.model_version import model_version
 from serving.telemetry.metric_names import MAX_TENANTS
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
 
 # A name travels in URLs, metric labels and the `model` field; it may look like a Hugging Face id.
 ModelName = Annotated[
@@ -262,11 +260,11 @@ class GatewayConfig(_Section):
     """CPUs that Ray reserves for each gateway."""
     max_body_bytes: Annotated[int, Field(ge=KIB, le=GIB)] = 16 * MIB
     """Longest request body; a longer one is refused with 413."""
-    request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.REQUEST_DEADLINE_S
     """How long a request waits for an engine before 503."""
     max_engine_losses: Annotated[int, Field(ge=1, le=100)] = 3
     """Engines that may be lost while they hold one request; then it is given up with 500."""
-    max_waiting_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    max_waiting_requests: Annotated[int, Field(ge=1, le=1_000_000)] = limits.MAX_WAITING_REQUESTS
     """Requests that wait for an engine, per gateway and model; one more is refused with 429."""
     max_behind_s: Annotated[float, Field(gt=0, le=600)] = 2.0
     """How late a gateway may be with the tokens it has; beyond it new requests are refused with
@@ -317,11 +315,11 @@ class LinkConfig(_Section):
     """Environment variable with that secret."""
     listen_on: Annotated[ListenOn, Field(strict=False)] = ListenOn.NODE
     """`node`, or `loopback` where everything runs on one machine."""
-    heartbeat_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.25
+    heartbeat_interval_s: Annotated[float, Field(gt=0, le=60)] = limits.HEARTBEAT_INTERVAL_S
     """Time between two heartbeats of either end."""
-    heartbeat_timeout_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    heartbeat_timeout_s: Annotated[float, Field(gt=0, le=600)] = limits.HEARTBEAT_TIMEOUT_S
     """Silence after which the other end counts as lost; more than two intervals."""
-    max_buffered_bytes: Annotated[int, Field(ge=64 * KIB, le=GIB)] = 8 * MIB
+    max_buffered_bytes: Annotated[int, Field(ge=64 * KIB, le=GIB)] = limits.MAX_BUFFERED_BYTES
     """Unsent bytes per link. A gateway that leaves more unread is cut off; to an engine host the
     rest waits."""
 
@@ -329,11 +327,11 @@ class LinkConfig(_Section):
 class HealthConfig(_Section):
     """How soon an engine that stopped turning is found out."""
 
-    check_period_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    check_period_s: Annotated[float, Field(gt=0, le=600)] = limits.CHECK_PERIOD_S
     """Time between two checks of an engine."""
-    hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
+    hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] = limits.HANG_TIMEOUT_S
     """Time without an answer after which an engine counts as hung; more than one period."""
-    probe_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 120.0
+    probe_timeout_s: Annotated[float, Field(ge=0, le=3600)] = limits.PROBE_TIMEOUT_S
     """How long the probe of a slice may take before an engine starts on it; 0: no probe."""
 
 

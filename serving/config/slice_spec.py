@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serving.domain.inventory import SliceRequest
+from serving.domain.limits import PROBE_TIMEOUT_S
 from serving.domain.topology import SliceShape
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 
@@ -40,7 +41,7 @@ class SliceSpec:
     max_run_duration_s: float | None = None
     patience_s: float | None = None
     num_slices: int = 1
-    probe_timeout_s: float = 120.0
+    probe_timeout_s: float = PROBE_TIMEOUT_S
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False
     log_style: LogStyle = DEFAULT_STYLE

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanBoard
+from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanReport
 from serving.domain.slice_lifecycle import WAITING, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
@@ -83,7 +83,7 @@ def describe_fleet(
     }
 
 
-def describe_plans(board: PlanBoard | None, now_s: float) -> dict[str, Any]:
+def describe_plans(board: PlanReport | None, now_s: float) -> dict[str, Any]:
     """The last plan of every model, and what is wrong with it. `None`: none was ever seen."""
     if board is None:
         alert = "no plan was seen yet: is an autoscaling_policy bound in serve_config.yaml?"

@@ -2,16 +2,16 @@
 
 from ray.experimental import internal_kv
 
-from serving.domain.plan_report import BOARD_KEY, PlanBoard, decode_board
+from serving.domain.plan_report import REPORT_KEY, PlanReport, decode_report
 
 
-def read_board() -> PlanBoard | None:
+def read_plan_report() -> PlanReport | None:
     """Returns the board; `None` when none was ever written in this cluster.
 
     Blocks for a round trip to Ray's head: call it in a thread.
 
     Raises:
-        PlanBoardError: another version wrote it.
+        PlanReportError: another version wrote it.
     """
-    text: bytes | None = internal_kv._internal_kv_get(BOARD_KEY)
-    return None if text is None else decode_board(text)
+    text: bytes | None = internal_kv._internal_kv_get(REPORT_KEY)
+    return None if text is None else decode_report(text)

@@ -71,7 +71,7 @@ class ListedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class FleetReport:
     """What the directory reports: since when it listens, and what it has heard."""
 
     started_at_s: float
@@ -136,7 +136,7 @@ def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> di
     return stats
 
 
-def listing_of_stats(stats: Mapping[str, float]) -> Listing | None:
+def fleet_report_of_stats(stats: Mapping[str, float]) -> FleetReport | None:
     """What the directory reported; `None` where this is no report of a directory.
 
     Raises:
@@ -157,7 +157,7 @@ def listing_of_stats(stats: Mapping[str, float]) -> Listing | None:
                 losses.append(loss)
         except ValueError as error:
             raise StatsError(f"the stat {name!r} is not in this version's form: {error}") from error
-    return Listing(stats[_STARTED], tuple(slices), tuple(losses))
+    return FleetReport(stats[_STARTED], tuple(slices), tuple(losses))
 
 
 def _slice_name(record: SliceRecord) -> str:

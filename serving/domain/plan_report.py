@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 # Where the policy keeps it and gateways find it.
-BOARD_KEY = b"slicewise:plan-board"
+REPORT_KEY = b"slicewise:plan-board"
 # The policy writes every few seconds; a plan this old is no plan any more.
 STALE_AFTER_S = 60.0
 # What a refused client may be told at most: a plan may be wrong, and clients forget.
@@ -18,7 +18,7 @@ _MAX_RETRY_AFTER_S = 3600.0
 Tuple = Field(strict=False)
 
 
-class PlanBoardError(ValueError):
+class PlanReportError(ValueError):
     """What was read is no plan board of this version. Keep the one before."""
 
 
@@ -28,7 +28,7 @@ class _Record(BaseModel):
     )
 
 
-class BoardChange(_Record):
+class PlanChange(_Record):
     """A change of a class's slices, planned or refused, and why. `compute_class` "": of all."""
 
     compute_class: str
@@ -50,16 +50,16 @@ class ModelPlan(_Record):
     next_slice_at_s: float | None
     """When one more slice is expected to be ready; `null`: none is on its way."""
     arithmetic: str
-    changes: Annotated[tuple[BoardChange, ...], Tuple]
+    changes: Annotated[tuple[PlanChange, ...], Tuple]
     """What the last change consisted of."""
-    refusals: Annotated[tuple[BoardChange, ...], Tuple]
+    refusals: Annotated[tuple[PlanChange, ...], Tuple]
     """What is wanted and not planned now."""
     alerts: Annotated[tuple[str, ...], Tuple]
     num_failures: int
     """Decisions that failed since the policy started; the plan before stood."""
 
 
-class PlanBoard(_Record):
+class PlanReport(_Record):
     """The plans of all models. `alerts` are of the policy as a whole."""
 
     written_at_s: float
@@ -79,19 +79,19 @@ class PlanBoard(_Record):
         return min(max(1.0, at_s - now_s), _MAX_RETRY_AFTER_S)
 
 
-def encode_board(board: PlanBoard) -> bytes:
+def encode_report(board: PlanReport) -> bytes:
     """JSON."""
     return board.model_dump_json().encode()
 
 
-def decode_board(text: bytes) -> PlanBoard:
+def decode_report(text: bytes) -> PlanReport:
     """The board again.
 
     Raises:
-        PlanBoardError: it is none.
+        PlanReportError: it is none.
     """
     try:
-        return PlanBoard.model_validate_json(text)
+        return PlanReport.model_validate_json(text)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, each["loc"])) or "all" for each in error.errors())
-        raise PlanBoardError(f"not a plan board of this version (wrong at: {where})") from error
+        raise PlanReportError(f"not a plan board of this version (wrong at: {where})") from error

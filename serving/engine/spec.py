@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from serving.config.slice_spec import SliceSpec
+from serving.domain import limits
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 from serving.telemetry.spans import NO_TRACES, TraceSettings
 
@@ -60,10 +61,10 @@ class EngineSpec:
     engine_env: Mapping[str, str] = field(default_factory=dict)
     paced: Mapping[str, Any] | None = None
     num_cpus: float = 0.1
-    check_period_s: float = 1.0
-    hang_timeout_s: float = 4.0
-    heartbeat_interval_s: float = 0.25
-    max_buffered_bytes: int = 8 * 1024 * 1024
+    check_period_s: float = limits.CHECK_PERIOD_S
+    hang_timeout_s: float = limits.HANG_TIMEOUT_S
+    heartbeat_interval_s: float = limits.HEARTBEAT_INTERVAL_S
+    max_buffered_bytes: int = limits.MAX_BUFFERED_BYTES
     listens_on_loopback: bool = False
     slice: SliceSpec | None = None
     log_style: LogStyle = DEFAULT_STYLE

@@ -30,10 +30,10 @@ from serving.dashboard.history import History
 from serving.dashboard.history_page import history_answer
 from serving.dashboard.metric_sampling import READ_SERIES
 from serving.directory.cluster_secret import cluster_secret
-from serving.directory.plan_store import read_board
+from serving.directory.plan_store import read_plan_report
 from serving.domain.errors import ConfigError
 from serving.domain.load_report import load_stats
-from serving.domain.plan_report import PlanBoard, PlanBoardError
+from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.auth import ApiKeys, KeysOfFile, read_keys
 from serving.gateway.class_terms import ClassTerms
@@ -155,7 +155,7 @@ class Gateway:
         self._follower = asyncio.create_task(self._membership.follow(self._watch_directory))
         self._model_follower = asyncio.create_task(self._follow_models())
         self._is_autoscaled = config.is_autoscaled
-        self._board: PlanBoard | None = None
+        self._board: PlanReport | None = None
         self._plans = asyncio.create_task(self._follow_plans()) if self._is_autoscaled else None
         self._ledger = Ledger(to_ms(time.time()))
         self._metrics = CollectorRegistry(auto_describe=False)
@@ -279,8 +279,8 @@ class Gateway:
         told = ""
         while True:
             try:
-                self._board = await asyncio.to_thread(read_board) or self._board
-            except (PlanBoardError, RuntimeError, RayError) as error:
+                self._board = await asyncio.to_thread(read_plan_report) or self._board
+            except (PlanReportError, RuntimeError, RayError) as error:
                 # The last plan is shown with its age until there is another.
                 if repr(error) != told:
                     told = repr(error)

@@ -6,6 +6,8 @@ or sockets. Pure: time is an argument (seconds of one monotonic clock), no I/O, 
 
 from dataclasses import dataclass
 
+from serving.domain.limits import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
+
 # uvloop rounds timers to whole milliseconds, so a tick may come half of one too early.
 EARLY_S = 0.001
 
@@ -17,8 +19,8 @@ class HeartbeatConfig:
     The peer's `interval_s` has to fit several times into `timeout_s`.
     """
 
-    interval_s: float = 0.25
-    timeout_s: float = 1.0
+    interval_s: float = HEARTBEAT_INTERVAL_S
+    timeout_s: float = HEARTBEAT_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if not 0 < self.interval_s < self.timeout_s:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from serving.domain.limits import MAX_BUFFERED_BYTES
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.errors import FrameError
@@ -44,18 +45,16 @@ from serving.telemetry.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 
-MIB = 1024 * 1024
-
 # A gateway may stand still for seconds (a long tokenization, a pause to collect garbage); cutting
 # it off costs every stream it carries, a dead one only keeps some slots busy meanwhile.
-DEFAULT_HEARTBEAT = HeartbeatConfig(interval_s=0.25, timeout_s=5.0)
+DEFAULT_HEARTBEAT = HeartbeatConfig(timeout_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Bounds of one engine host's links; the module says what happens at each."""
 
-    max_buffered_bytes: int = 8 * MIB
+    max_buffered_bytes: int = MAX_BUFFERED_BYTES
     max_waiting_messages: int = 16_384
     max_calls: int = 64
     max_unproven: int = 256

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 # A host that has ended closes its stream, and is known at once. Silence alone may be a host, or a
 # network, that is only slow, and giving a slice up for it costs a load of the model. The engine
 # on it is watched more closely, by the link and by the engine host.
-HEARTBEAT = HeartbeatConfig(interval_s=0.25, timeout_s=5.0)
+HEARTBEAT = HeartbeatConfig(timeout_s=5.0)
 # After a stream has ended, how long one attempt to connect again may take.
 RECONNECT_S = 0.3
 # A slice has one replica; an update may have a second one for a moment.

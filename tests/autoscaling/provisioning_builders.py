@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
-from autoscaling.provisioning.plan import Change, Plan
+from autoscaling.provisioning.plan import Change, ProvisioningPlan
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord, part_suffix
 
@@ -98,12 +98,12 @@ def group(
         max_replicas=max_replicas,
         num_hosts=num_hosts,
         slices=seen,
-        doomed_pods=frozenset(doomed),
+        pods_pending_deletion=frozenset(doomed),
         mirrored_replicas=mirrored,
     )
 
 
-def carried_out(groups: list[WorkerGroup], plan: Plan) -> list[WorkerGroup]:
+def carried_out(groups: list[WorkerGroup], plan: ProvisioningPlan) -> list[WorkerGroup]:
     """The groups once KubeRay and GKE have done everything that they are asked for."""
     changes = {change.group.name: change for change in plan.changes}
     return [_carried_out(each, changes.get(each.name)) for each in groups]
@@ -115,8 +115,12 @@ def _carried_out(each: WorkerGroup, change: Change | None) -> WorkerGroup:
     mirrored = None if each.mirrored_replicas is None else replicas
     if change is None or not change.is_scaling:
         # What was named before goes first; nothing else happens meanwhile.
-        dropped = {one.incarnation for one in each.slices if _pods(one) & each.doomed_pods}
-    after = replace(each, replicas=replicas, doomed_pods=frozenset(), mirrored_replicas=mirrored)
+        dropped = {
+            one.incarnation for one in each.slices if _pods(one) & each.pods_pending_deletion
+        }
+    after = replace(
+        each, replicas=replicas, pods_pending_deletion=frozenset(), mirrored_replicas=mirrored
+    )
     left = tuple(one for one in each.lasting if one.incarnation not in dropped)
     taken = {one.name for one in left}
     free = (name for name in map("s-{}".format, itertools.count()) if name not in taken)

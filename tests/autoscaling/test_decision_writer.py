@@ -3,14 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autoscaling.classes import ClassTerms
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import replay_log
 from serving.domain.capacity import CapacityProfile
-from serving.domain.plan_report import PlanBoard
+from serving.domain.compute_class import ComputeClass
+from serving.domain.plan_report import PlanReport
 
 PROFILE = CapacityProfile(
     model="m",
@@ -22,19 +22,19 @@ PROFILE = CapacityProfile(
     measured_on="2026-11-21",
     source="made up",
 )
-TERMS = (ClassTerms("spot", 4.0),)
+TERMS = (ComputeClass("spot", 4.0),)
 RULES = Rules(Objectives(3.0, 0.05))
-BOARD = PlanBoard(written_at_s=1.0, models=())
+BOARD = PlanReport(written_at_s=1.0, models=())
 
 
 class Store:
     """Keeps boards, when it can."""
 
     def __init__(self) -> None:
-        self.boards: list[PlanBoard] = []
+        self.boards: list[PlanReport] = []
         self.is_away = False
 
-    def write(self, board: PlanBoard) -> None:
+    def write(self, board: PlanReport) -> None:
         if self.is_away:
             raise ConnectionError("away")
         self.boards.append(board)

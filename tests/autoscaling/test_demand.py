@@ -14,12 +14,12 @@ from provisioning_builders import (
     waiting,
 )
 
-from autoscaling.provisioning.demand import Demand, TakenSlice, demand_by_kind
+from autoscaling.provisioning.demand import SliceDemand, TakenSlice, demand_by_kind
 from serving.domain.slice_records import SliceRecord
 
 
-def demand(*records: SliceRecord) -> Demand:
-    return demand_by_kind(records).get(SPOT, Demand(SPOT))
+def demand(*records: SliceRecord) -> SliceDemand:
+    return demand_by_kind(records).get(SPOT, SliceDemand(SPOT))
 
 
 @pytest.mark.parametrize(

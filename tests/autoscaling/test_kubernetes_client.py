@@ -24,7 +24,7 @@ from autoscaling.provisioning.errors import (
 )
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
-from autoscaling.provisioning.plan import Change, Drop, Plan
+from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan
 from serving.domain.topology import slice_shape
 
 pytestmark = pytest.mark.slow
@@ -196,7 +196,7 @@ async def scale(provisioner: KubeRayProvisioner, replicas: int, *dropped: str) -
         for each in group.slices
         if each.name in dropped
     )
-    await provisioner.apply(Plan((Change(group, replicas, drops, "because"),)))
+    await provisioner.apply(ProvisioningPlan((Change(group, replicas, drops, "because"),)))
 
 
 async def test_count_and_names_travel_in_one_guarded_patch(
@@ -232,7 +232,7 @@ async def test_patch_is_refused_when_groups_were_reordered(
         other = worker_group("other", SHAPE, "other", max_replicas=1)
         stored["spec"]["workerGroupSpecs"].insert(0, other)
     with pytest.raises(OutdatedError, match="groupName"):
-        await provisioner.apply(Plan((Change(group, 1, (), "because"),)))
+        await provisioner.apply(ProvisioningPlan((Change(group, 1, (), "because"),)))
     assert cluster.group("other")["replicas"] == 0
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from autoscaling.classes import ClassTerms
-from autoscaling.model_scaler import Bounds, ModelScaler, Situation
+from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
+from autoscaling.observations import Report, Tokens
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
-from autoscaling.signals import Report, Tokens
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.plan_report import ModelPlan
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
@@ -30,8 +30,8 @@ PROFILE = CapacityProfile(
     source="made up",
 )
 TERMS = (
-    ClassTerms("reserved", 0.0, is_prepaid=True, max_slices=2),
-    ClassTerms("spot", 4.0, is_revocable=True, max_slices=50),
+    ComputeClass("reserved", 0.0, is_prepaid=True, max_slices=2),
+    ComputeClass("spot", 4.0, is_revocable=True, max_slices=50),
 )
 RULES = Rules(
     Objectives(3.0, 0.05), tpot_margin=1.0, spread=0.0, floor_ratio=0.0, drain_delay_s=0.0, idle_s=0
@@ -44,12 +44,12 @@ EMPTY = {"reserved": Bounds(0, 0, 2), "spot": Bounds(0, 0, 50)}
 class Sink:
     """Keeps what is written."""
 
-    begun: list[tuple[ClassTerms, ...]] = field(default_factory=list)
+    begun: list[tuple[ComputeClass, ...]] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ClassTerms, ...], rules: Rules
+        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
     ) -> None:
         self.begun.append(terms)
 
@@ -75,9 +75,9 @@ class Stage:
     def step(self, rate: float = 0.0, **changes: Any) -> ModelPlan:
         """A decision ten seconds on, with everything reported, save `changes`."""
         self.now_s += 10.0
-        return self.scaler.decide(self.situation(rate, **changes))
+        return self.scaler.decide(self.serve_state(rate, **changes))
 
-    def situation(self, rate: float = 0.0, **changes: Any) -> Situation:
+    def serve_state(self, rate: float = 0.0, **changes: Any) -> ServeState:
         sample = LoadSample(rate, 0, 0.0, 0, None, None)
         stats = directory_stats(Snapshot("v", self.records, self.ended), 0.0, self.now_s)
         fields: dict[str, Any] = {
@@ -87,7 +87,7 @@ class Stage:
             "directory": (Report(self.now_s, stats),),
             "deployments": EMPTY,
         }
-        return Situation(**(fields | changes))
+        return ServeState(**(fields | changes))
 
 
 def lost(name: str, at_s: float) -> SliceRecord:
@@ -160,7 +160,7 @@ def test_policy_that_fails_scales_nothing_and_says_so_once(
         plans = [stage.step(5.0, deployments=have) for _ in range(3)]
     assert [plan.targets for plan in plans] == [{"reserved": 2, "spot": 3}] * 3
     assert [plan.num_failures for plan in plans] == [1, 2, 3]
-    assert "the policy failed (UnreachableError: tpot_s is 0.01" in plans[-1].alerts[0]
+    assert "the policy failed (UnreachableObjectiveError: tpot_s is 0.01" in plans[-1].alerts[0]
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) == 1
     assert told[0].exc_info is not None

@@ -16,26 +16,34 @@ from provisioning_builders import (
 
 from autoscaling.provisioning.demand import demand_by_kind
 from autoscaling.provisioning.groups import PodPhase, WorkerGroup
-from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
+from autoscaling.provisioning.plan import (
+    Change,
+    PlannerState,
+    ProvisioningPlan,
+    ProvisioningRules,
+    plan_slices,
+)
 from serving.domain.slice_records import LEASE_S, SliceRecord
 
-RULES = Rules(idle_s=60.0, min_change_interval_s=5.0)
+RULES = ProvisioningRules(idle_s=60.0, min_change_interval_s=5.0)
 
 
 class Planner:
     """Plans again and again with what it remembers."""
 
-    def __init__(self, rules: Rules = RULES) -> None:
+    def __init__(self, rules: ProvisioningRules = RULES) -> None:
         self._rules = rules
-        self.memory = Memory()
+        self.state = PlannerState()
 
-    def plan(self, records: list[SliceRecord], *groups: WorkerGroup, at_s: float = 0.0) -> Plan:
-        plan = plan_slices(demand_by_kind(records), groups, self._rules, at_s, self.memory)
-        self.memory = plan.memory
+    def plan(
+        self, records: list[SliceRecord], *groups: WorkerGroup, at_s: float = 0.0
+    ) -> ProvisioningPlan:
+        plan = plan_slices(demand_by_kind(records), groups, self._rules, at_s, self.state)
+        self.state = plan.state
         return plan
 
 
-def only(plan: Plan) -> Change:
+def only(plan: ProvisioningPlan) -> Change:
     (change,) = plan.changes
     return change
 
@@ -44,7 +52,7 @@ def dropped(change: Change) -> list[str]:
     return [drop.slice.name for drop in change.drops]
 
 
-def reasons(plan: Plan) -> str:
+def reasons(plan: ProvisioningPlan) -> str:
     return "\n".join(f"{refusal.about}: {refusal.reason}" for refusal in plan.refusals)
 
 
@@ -55,7 +63,7 @@ def test_plan_adds_what_replicas_wait_for() -> None:
 
 
 def test_plan_with_enough_slices_changes_nothing() -> None:
-    assert Planner().plan([holding("s-0"), waiting()], group("s-0", "s-1")) == Plan()
+    assert Planner().plan([holding("s-0"), waiting()], group("s-0", "s-1")) == ProvisioningPlan()
 
 
 def test_plan_asks_for_the_replacement_at_the_notice() -> None:
@@ -266,9 +274,9 @@ def test_plan_keeping_everything_changes_nothing() -> None:
 
 def test_rules_shorter_than_a_lease_are_refused() -> None:
     with pytest.raises(ValueError, match=r"idle_s is 4.9; allowed: at least 5, one lease"):
-        Rules(idle_s=LEASE_S - 0.1)
+        ProvisioningRules(idle_s=LEASE_S - 0.1)
     with pytest.raises(ValueError, match="min_change_interval_s"):
-        Rules(min_change_interval_s=-1.0)
+        ProvisioningRules(min_change_interval_s=-1.0)
 
 
 def test_plan_drops_a_condemned_slice_that_was_kept_as_soon_as_it_may() -> None:
@@ -278,6 +286,6 @@ def test_plan_drops_a_condemned_slice_that_was_kept_as_soon_as_it_may() -> None:
     both = group("s-0", "s-1")
     successor = holding("s-1")
     plan = planner.plan([successor], both, at_s=10.0)
-    planner.memory = plan.keeping({both.slices[0].incarnation: "host 0 is in use"}).memory
+    planner.state = plan.keeping({both.slices[0].incarnation: "host 0 is in use"}).state
     change = only(planner.plan([successor], both, at_s=20.0))
     assert dropped(change) == ["s-0"]

@@ -17,11 +17,17 @@ from provisioning_builders import (
 
 from autoscaling.provisioning.demand import demand_by_kind
 from autoscaling.provisioning.groups import PodPhase, WorkerGroup
-from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
+from autoscaling.provisioning.plan import (
+    Change,
+    PlannerState,
+    ProvisioningPlan,
+    ProvisioningRules,
+    plan_slices,
+)
 from serving.domain.slice_records import LEASE_S, SliceRecord
 
 IDLE_S = 60.0
-RULES = Rules(idle_s=IDLE_S, min_change_interval_s=0.0)
+RULES = ProvisioningRules(idle_s=IDLE_S, min_change_interval_s=0.0)
 NAMES = [f"s-{index}" for index in range(5)]
 
 
@@ -58,17 +64,17 @@ def worker_groups(draw: st.DrawFn) -> WorkerGroup:
     )
     pods = [pod.name for each in slices for pod in each.pods]
     is_deleting = draw(st.integers(0, 4)) == 0 and pods
-    return replace(made, doomed_pods=frozenset(pods[:1])) if is_deleting else made
+    return replace(made, pods_pending_deletion=frozenset(pods[:1])) if is_deleting else made
 
 
 @st.composite
-def memories(draw: st.DrawFn, of: WorkerGroup) -> Memory:
+def memories(draw: st.DrawFn, of: WorkerGroup) -> PlannerState:
     since_s = {
         each.incarnation: draw(st.floats(0.0, 100.0)) for each in of.slices if draw(st.booleans())
     }
     condemned = frozenset(draw(st.sets(st.sampled_from(NAMES))))
     changed = {of.name: draw(st.floats(0.0, 100.0))} if draw(st.booleans()) else {}
-    return Memory(since_s, {of.name: condemned}, changed)
+    return PlannerState(since_s, {of.name: condemned}, changed)
 
 
 situations = worker_groups().flatmap(
@@ -79,11 +85,11 @@ situations = worker_groups().flatmap(
 def plan_of(
     records: list[SliceRecord],
     each: WorkerGroup,
-    memory: Memory,
+    state: PlannerState,
     now_s: float,
-    rules: Rules = RULES,
-) -> Plan:
-    return plan_slices(demand_by_kind(records), [each], rules, now_s, memory)
+    rules: ProvisioningRules = RULES,
+) -> ProvisioningPlan:
+    return plan_slices(demand_by_kind(records), [each], rules, now_s, state)
 
 
 def check(change: Change, records: list[SliceRecord]) -> None:
@@ -103,20 +109,20 @@ def check(change: Change, records: list[SliceRecord]) -> None:
 @given(situations)
 @settings(deadline=None)
 def test_change_drops_no_held_slice_and_stays_within_bounds(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float],
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
 ) -> None:
-    records, each, memory, now_s = situation
-    for change in plan_of(records, each, memory, now_s).changes:
+    records, each, state, now_s = situation
+    for change in plan_of(records, each, state, now_s).changes:
         check(change, records)
 
 
 @given(situations, st.data())
 @settings(deadline=None)
 def test_change_that_keeps_some_slices_stays_within_bounds(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float], data: st.DataObject
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float], data: st.DataObject
 ) -> None:
-    records, each, memory, now_s = situation
-    plan = plan_of(records, each, memory, now_s)
+    records, each, state, now_s = situation
+    plan = plan_of(records, each, state, now_s)
     drops = [drop.slice.incarnation for change in plan.changes for drop in change.drops]
     kept = data.draw(st.sets(st.sampled_from(drops))) if drops else set()
     for change in plan.keeping(dict.fromkeys(kept, "in use")).changes:
@@ -127,13 +133,13 @@ def test_change_that_keeps_some_slices_stays_within_bounds(
 @given(situations)
 @settings(deadline=None)
 def test_drop_comes_only_after_the_slice_was_unwanted_for_long_or_announced_to_go(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float],
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
 ) -> None:
-    records, each, memory, now_s = situation
-    for change in plan_of(records, each, memory, now_s).changes:
+    records, each, state, now_s = situation
+    for change in plan_of(records, each, state, now_s).changes:
         for drop in change.drops:
-            since_s = memory.unwanted_since_s.get(drop.slice.incarnation, now_s)
-            was_announced = drop.slice.name in memory.condemned[each.name]
+            since_s = state.unwanted_since_s.get(drop.slice.incarnation, now_s)
+            was_announced = drop.slice.name in state.condemned[each.name]
             assert drop.is_condemned <= was_announced
             assert drop.is_condemned or now_s - since_s >= IDLE_S
 
@@ -141,61 +147,61 @@ def test_drop_comes_only_after_the_slice_was_unwanted_for_long_or_announced_to_g
 @given(situations)
 @settings(deadline=None)
 def test_plan_without_memory_drops_nothing(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float],
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
 ) -> None:
     records, each, _, now_s = situation
-    assert not any(change.drops for change in plan_of(records, each, Memory(), now_s).changes)
+    assert not any(change.drops for change in plan_of(records, each, PlannerState(), now_s).changes)
 
 
 @given(situations)
 @settings(deadline=None)
 def test_plan_changes_nothing_while_named_pods_are_there(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float],
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
 ) -> None:
-    records, each, memory, now_s = situation
-    if each.doomed_pods:
-        changes = plan_of(records, each, memory, now_s).changes
+    records, each, state, now_s = situation
+    if each.pods_pending_deletion:
+        changes = plan_of(records, each, state, now_s).changes
         assert not any(change.is_scaling for change in changes)
 
 
 @given(situations, st.floats(0.0, 300.0))
 @settings(deadline=None)
 def test_plan_keeps_the_time_between_changes(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float], interval_s: float
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float], interval_s: float
 ) -> None:
-    records, each, memory, now_s = situation
-    rules = Rules(idle_s=LEASE_S, min_change_interval_s=interval_s)
-    changes = plan_of(records, each, memory, now_s, rules).changes
+    records, each, state, now_s = situation
+    rules = ProvisioningRules(idle_s=LEASE_S, min_change_interval_s=interval_s)
+    changes = plan_of(records, each, state, now_s, rules).changes
     if any(change.is_scaling for change in changes):
-        assert now_s - memory.changed_at_s.get(each.name, float("-inf")) >= interval_s
+        assert now_s - state.changed_at_s.get(each.name, float("-inf")) >= interval_s
 
 
 @given(situations)
 @settings(deadline=None)
 def test_plan_carried_out_and_planned_again_asks_for_nothing(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float],
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
 ) -> None:
-    records, each, memory, now_s = situation
+    records, each, state, now_s = situation
     # What KubeRay itself deletes and makes anew meanwhile is a new situation.
-    assume(not each.doomed_pods and each.lasting == each.slices)
-    plan = plan_of(records, each, memory, now_s)
+    assume(not each.pods_pending_deletion and each.lasting == each.slices)
+    plan = plan_of(records, each, state, now_s)
     (after,) = carried_out([each], plan)
-    assert plan_of(records, after, plan.memory, now_s).changes == ()
+    assert plan_of(records, after, plan.state, now_s).changes == ()
 
 
 @given(situations)
 @settings(max_examples=50, deadline=None)
 def test_plans_settle_at_what_is_wanted(
-    situation: tuple[list[SliceRecord], WorkerGroup, Memory, float],
+    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
 ) -> None:
     """Under constant demand: within two rounds of patience, and then nothing moves."""
-    records, each, memory, now_s = situation
+    records, each, state, now_s = situation
     demand = demand_by_kind(records).get(SPOT)
     wanted = demand.num_to_exist if demand else 0
     for _ in range(4):
-        plan = plan_of(records, each, memory, now_s)
+        plan = plan_of(records, each, state, now_s)
         (each,) = carried_out([each], plan)
-        memory, now_s = plan.memory, now_s + IDLE_S
-    assert plan_of(records, each, memory, now_s).changes == ()
+        state, now_s = plan.state, now_s + IDLE_S
+    assert plan_of(records, each, state, now_s).changes == ()
     assert each.replicas >= min(wanted, each.max_replicas)
     assert each.replicas <= max(wanted, each.min_replicas, len(each.lasting))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
-from autoscaling.prices.table import Market, price_table
+from autoscaling.prices.table import PricedMarket, price_table
 from serving.domain.capacity import CapacityProfile, write_profile
+from serving.domain.compute_class import ComputeClass
 
 ROOT = Path(__file__).parents[2]
 PROFILE: dict[str, Any] = {
@@ -45,7 +45,7 @@ def settings(
     return read_policy_settings({"models": {"m": model}} | more, root)
 
 
-def terms(name: str, config: dict[str, Any], **more: Any) -> ClassTerms:
+def terms(name: str, config: dict[str, Any], **more: Any) -> ComputeClass:
     (model,) = settings({name: config}, **more).models
     (found,) = model.terms
     return found
@@ -55,7 +55,7 @@ def test_what_is_left_out_is_as_rules_and_terms_have_it() -> None:
     found = settings({"own": {"usd_per_slice_hour": 3.0}})
     (model,) = found.models
     assert model.rules == Rules(Objectives(3.0, 0.05))
-    assert model.terms == (ClassTerms("own", 3.0, load_s=45.0),)
+    assert model.terms == (ComputeClass("own", 3.0, load_s=45.0),)
     assert (found.decide_every_s, found.decision_log) == (5.0, None)
 
 
@@ -64,7 +64,7 @@ def test_what_is_given_is_taken() -> None:
     assert (found.models[0].rules.idle_s, found.models[0].rules.max_slices) == (5.0, 7)
     assert found.decision_log == ROOT / "logs" / "d.jsonl"
     given = {"usd_per_slice_hour": 1.0, "patience_s": 9.0, "load_s": 2.0, "is_revocable": False}
-    assert terms("spot", given) == ClassTerms("spot", 1.0, patience_s=9.0, load_s=2.0)
+    assert terms("spot", given) == ComputeClass("spot", 1.0, patience_s=9.0, load_s=2.0)
 
 
 def test_built_in_classes_know_their_market() -> None:
@@ -85,7 +85,7 @@ def test_price_by_the_chip_is_that_of_all_chips() -> None:
 
 def test_class_without_a_price_has_the_list_price_of_the_region() -> None:
     region = "us-east5"
-    listed = price_table().lookup(Market.ON_DEMAND, "v6e", region).usd_per_chip_hour
+    listed = price_table().lookup(PricedMarket.ON_DEMAND, "v6e", region).usd_per_chip_hour
     assert terms("on-demand", {}, region=region).usd_per_slice_hour == pytest.approx(8 * listed)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaling.prices.table import Market, PriceError, price_table
+from autoscaling.prices.table import PricedMarket, PriceError, price_table
 
 _DATA = Path(__file__).parents[2] / "../shared/data/prices.json"
 
@@ -13,16 +13,16 @@ _DATA = Path(__file__).parents[2] / "../shared/data/prices.json"
 def test_own_entry_of_a_region_comes_before_that_of_the_country() -> None:
     table = price_table()
 
-    assert table.lookup(Market.ON_DEMAND, "v5e", "us-south1").usd_per_chip_hour == 1.416
-    fallback = table.lookup(Market.ON_DEMAND, "v5e", "us-east5")
+    assert table.lookup(PricedMarket.ON_DEMAND, "v5e", "us-south1").usd_per_chip_hour == 1.416
+    fallback = table.lookup(PricedMarket.ON_DEMAND, "v5e", "us-east5")
     assert (fallback.usd_per_chip_hour, fallback.region) == (1.2, "us")
 
 
 def test_price_carries_source_date_and_whether_it_was_verified() -> None:
     table = price_table()
 
-    spot = table.lookup(Market.SPOT, "v6e", "us-east5")
-    committed = table.lookup(Market.COMMITTED_1Y, "v6e", "us-east5")
+    spot = table.lookup(PricedMarket.SPOT, "v6e", "us-east5")
+    committed = table.lookup(PricedMarket.COMMITTED_1Y, "v6e", "us-east5")
 
     assert (spot.is_verified, spot.read) == (True, "2026-11-20")
     assert "skypilot-catalog" in spot.source
@@ -32,13 +32,13 @@ def test_price_carries_source_date_and_whether_it_was_verified() -> None:
 @pytest.mark.parametrize(
     ("market", "generation", "region"),
     [
-        (Market.SPOT, "v6e", "us-west4"),  # `us` has no spot price
-        (Market.FLEX_START, "v5e", "us-east5"),
-        (Market.ON_DEMAND, "v6e", "mars-north1"),
+        (PricedMarket.SPOT, "v6e", "us-west4"),  # `us` has no spot price
+        (PricedMarket.FLEX_START, "v5e", "us-east5"),
+        (PricedMarket.ON_DEMAND, "v6e", "mars-north1"),
     ],
 )
 def test_missing_price_is_an_error_that_names_it(
-    market: Market, generation: str, region: str
+    market: PricedMarket, generation: str, region: str
 ) -> None:
     with pytest.raises(
         PriceError, match=f"market={market} generation={generation} region={region}"
@@ -59,9 +59,9 @@ tables:
     )
     table = price_table(file)
 
-    ours = table.lookup(Market.SPOT, "v6e", "us-east5")
+    ours = table.lookup(PricedMarket.SPOT, "v6e", "us-east5")
     assert (ours.usd_per_chip_hour, ours.source, ours.read) == (0.5, "our contract", "2027-01-02")
-    assert table.lookup(Market.ON_DEMAND, "v6e", "us-east5").usd_per_chip_hour == 2.7
+    assert table.lookup(PricedMarket.ON_DEMAND, "v6e", "us-east5").usd_per_chip_hour == 2.7
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_shipped_prices_are_those_of_the_reference() -> None:
     reference = json.loads(_DATA.read_text())
     table = price_table()
 
-    for market in (Market.ON_DEMAND, Market.SPOT, Market.FLEX_START):
+    for market in (PricedMarket.ON_DEMAND, PricedMarket.SPOT, PricedMarket.FLEX_START):
         for generation, regions in reference[market].items():
             for region, usd in regions.items():
                 found = table.lookup(market, generation, region)

@@ -17,7 +17,7 @@ from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import OutdatedError
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
-from autoscaling.provisioning.plan import Change, Drop, Plan, Rules
+from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan, ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
 from autoscaling.provisioning.reconcile import Reconciler, no_fence
 from autoscaling.provisioning.simulated import SimulatedGroup, SimulatedProvisioner
@@ -138,7 +138,7 @@ class Driver:
         self.records: list[SliceRecord] = []
         self.now_s = 0.0
         self._world = world
-        rules = Rules(idle_s=60.0, min_change_interval_s=0.0)
+        rules = ProvisioningRules(idle_s=60.0, min_change_interval_s=0.0)
         self._reconciler = Reconciler(
             self._read,
             world.provisioner,
@@ -148,7 +148,7 @@ class Driver:
             clock=lambda: self.now_s,
         )
 
-    async def round(self, *records: SliceRecord, at_s: float = 0.0) -> Plan:
+    async def round(self, *records: SliceRecord, at_s: float = 0.0) -> ProvisioningPlan:
         self.records, self.now_s = list(records), at_s
         plan = await self._reconciler.tick()
         self._world.settle()
@@ -170,7 +170,7 @@ async def change_of(world: World, kind: SliceKind, replicas: int, *dropped: str)
 
 
 async def apply(world: World, *changes: Change) -> None:
-    await world.provisioner.apply(Plan(changes))
+    await world.provisioner.apply(ProvisioningPlan(changes))
     world.settle()
 
 
@@ -189,7 +189,7 @@ async def test_added_slices_are_there_and_shown_by_name(world: World) -> None:
 
 
 async def test_slice_to_come_is_shown_and_does_not_run(world: World) -> None:
-    await world.provisioner.apply(Plan((await change_of(world, SPOT, 1),)))
+    await world.provisioner.apply(ProvisioningPlan((await change_of(world, SPOT, 1),)))
     shown = {group.kind: group for group in (await world.provisioner.observe()).groups}
     assert shown[SPOT].replicas == 1
     assert not any(each.is_running for each in shown[SPOT].slices)
@@ -218,7 +218,7 @@ async def test_change_planned_on_an_old_picture_is_refused_and_the_others_made(
     world.interfere(SPOT)
     world.settle()
     with pytest.raises(OutdatedError):
-        await world.provisioner.apply(Plan((outdated, other)))
+        await world.provisioner.apply(ProvisioningPlan((outdated, other)))
     world.settle()
     assert world.slices(SPOT) == {"spot-group-0"}
     assert world.slices(RESERVED) == {"reserved-group-0"}
@@ -264,9 +264,9 @@ async def test_static_shows_the_slices_that_are_there_and_refuses_every_change()
     provisioner = StaticProvisioner({SPOT: ["tpu-vm-0", "tpu-vm-1"]})
     (group,) = (await provisioner.observe()).groups
     assert [each.name for each in group.slices] == ["tpu-vm-0", "tpu-vm-1"]
-    await provisioner.apply(Plan())
+    await provisioner.apply(ProvisioningPlan())
     with pytest.raises(OutdatedError):
-        await provisioner.apply(Plan((Change(group, 3, (), "because"),)))
+        await provisioner.apply(ProvisioningPlan((Change(group, 3, (), "because"),)))
 
 
 async def test_static_plans_never_change_anything_and_say_what_is_missing() -> None:
@@ -274,6 +274,8 @@ async def test_static_plans_never_change_anything_and_say_what_is_missing() -> N
         return [waiting(), waiting(), holding("tpu-vm-0")]
 
     provisioner = StaticProvisioner({SPOT: ["tpu-vm-0", "tpu-vm-1"]})
-    plan = await Reconciler(read, provisioner, Rules(), fence=no_fence, interval_s=1.0).tick()
+    plan = await Reconciler(
+        read, provisioner, ProvisioningRules(), fence=no_fence, interval_s=1.0
+    ).tick()
     assert plan.changes == ()
     assert "maxReplicas is 2: 1 refused" in plan.refusals[0].reason

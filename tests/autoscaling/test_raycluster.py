@@ -116,7 +116,7 @@ def test_pods_being_deleted_count_neither_as_slices_nor_as_doomed() -> None:
         pod["metadata"]["deletionTimestamp"] = "2026-11-20T00:00:00Z"
     group = read(made, pods)
     assert [each.name for each in group.slices] == ["v6e-spot-1"]
-    assert group.doomed_pods == {doomed[1]}
+    assert group.pods_pending_deletion == {doomed[1]}
 
 
 def test_single_host_pod_without_kuberays_index_is_called_by_its_own_name() -> None:

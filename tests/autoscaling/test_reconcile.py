@@ -14,12 +14,12 @@ from autoscaling.provisioning.errors import (
     UnreachableError,
 )
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
-from autoscaling.provisioning.plan import Plan, Rules
-from autoscaling.provisioning.protocol import Observation
+from autoscaling.provisioning.plan import ProvisioningPlan, ProvisioningRules
+from autoscaling.provisioning.protocol import ClusterObservation
 from autoscaling.provisioning.reconcile import MAX_BACKOFF_S, Reconciler, no_fence
 from serving.domain.slice_records import SliceRecord
 
-RULES = Rules(idle_s=60.0, min_change_interval_s=0.0)
+RULES = ProvisioningRules(idle_s=60.0, min_change_interval_s=0.0)
 DEADLINE_S = 10.0
 
 
@@ -35,13 +35,13 @@ class FakeProvisioner:
         self.gate.set()
         self.is_applying = asyncio.Event()
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> ClusterObservation:
         self.num_looks += 1
         if self.failures:
             raise self.failures.pop(0)
-        return Observation(tuple(self.groups), self.notes)
+        return ClusterObservation(tuple(self.groups), self.notes)
 
-    async def apply(self, plan: Plan) -> None:
+    async def apply(self, plan: ProvisioningPlan) -> None:
         self.is_applying.set()
         await self.gate.wait()
         self.groups = carried_out(self.groups, plan)

@@ -9,9 +9,15 @@ import pytest
 from kuberay.recordings import Recording, environment, node_id, recording
 from provisioning_builders import waiting
 
-from autoscaling.provisioning.demand import Demand, SliceKind, TakenSlice, demand_by_kind
+from autoscaling.provisioning.demand import SliceDemand, SliceKind, TakenSlice, demand_by_kind
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
-from autoscaling.provisioning.plan import Change, Memory, Plan, Rules, plan_slices
+from autoscaling.provisioning.plan import (
+    Change,
+    PlannerState,
+    ProvisioningPlan,
+    ProvisioningRules,
+    plan_slices,
+)
 from serving.config.slice_spec import SliceSpec, slice_request
 from serving.directory.pending_grants import PendingGrants
 from serving.directory.quarantine import Quarantine
@@ -57,14 +63,18 @@ def holder(whole: Slice, *, is_leaving: bool = False) -> SliceRecord:
     return replace(record, drain_deadline_s=100.0) if is_leaving else record
 
 
-def planned(records: list[SliceRecord], group: WorkerGroup, memory: Memory, now_s: float) -> Plan:
-    return plan_slices(demand_by_kind(records), [group], Rules(idle_s=60.0), now_s, memory)
+def planned(
+    records: list[SliceRecord], group: WorkerGroup, state: PlannerState, now_s: float
+) -> ProvisioningPlan:
+    return plan_slices(
+        demand_by_kind(records), [group], ProvisioningRules(idle_s=60.0), now_s, state
+    )
 
 
 def settled(records: list[SliceRecord], group: WorkerGroup) -> Change | None:
     """What is changed once everything that nobody wants has been idle for long."""
-    first = planned(records, group, Memory(), 0.0)
-    changes = planned(records, group, replace(first.memory, changed_at_s={}), 100.0).changes
+    first = planned(records, group, PlannerState(), 0.0)
+    changes = planned(records, group, replace(first.state, changed_at_s={}), 100.0).changes
     assert len(changes) <= 1
     return changes[0] if changes else None
 
@@ -155,9 +165,9 @@ def test_slice_that_is_taken_away_does_not_condemn_its_namesake(
     by_address = {pod["status"]["podIP"]: pod["metadata"]["name"] for pod in found.hosts()}
     for doomed in free:
         stay = [holder(whole) for whole in free if whole is not doomed]
-        first = planned([*stay, holder(doomed, is_leaving=True)], group, Memory(), 0.0)
+        first = planned([*stay, holder(doomed, is_leaving=True)], group, PlannerState(), 0.0)
         assert first.changes == ()
-        (change,) = planned(stay, group, first.memory, 10.0).changes
+        (change,) = planned(stay, group, first.state, 10.0).changes
         assert [drop.is_condemned for drop in change.drops] == [True]
         dropped = pods_of([drop.slice for drop in change.drops])
         assert dropped == {by_address[doomed.hosts[0].address]}
@@ -199,7 +209,7 @@ def test_slices_of_several_hosts_go_by_their_name() -> None:
     assert sorted(free) == [each.name for each in group.slices]
     assert all([host.worker_id for host in each.hosts] == [0, 1] for each in free.values())
     records = [holder(each) for each in free.values()]
-    assert demand_by_kind(records)[KIND] == Demand(
+    assert demand_by_kind(records)[KIND] == SliceDemand(
         KIND,
         held=frozenset(TakenSlice(name) for name in free),
         addresses=frozenset(host.address for each in free.values() for host in each.hosts),

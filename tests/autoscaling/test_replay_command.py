@@ -8,13 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
 from autoscaling.replay_command import replay_command
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 
 PROFILE = CapacityProfile(
     model="m",
@@ -26,7 +26,7 @@ PROFILE = CapacityProfile(
     measured_on="2026-11-21",
     source="made up",
 )
-ALL = (ClassTerms("reserved", 0.0, is_prepaid=True, max_slices=1), ClassTerms("spot", 4.0))
+ALL = (ComputeClass("reserved", 0.0, is_prepaid=True, max_slices=1), ComputeClass("spot", 4.0))
 RULES = Rules(Objectives(ttft_s=3.0, tpot_s=0.05))
 APP = typer.Typer()
 APP.command()(replay_command)

@@ -10,7 +10,7 @@ from serving.domain.load_report import (
     LoadSample,
     StatsError,
     directory_stats,
-    listing_of_stats,
+    fleet_report_of_stats,
     load_of_stats,
     load_stats,
 )
@@ -42,33 +42,37 @@ def test_slices_and_losses_come_back() -> None:
     waiting = SliceRecord("r-1", MODEL, "spot", SliceLifecycle.begin(50.0))
     lost = SliceRecord("r-0", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "taken away"))
     snapshot = Snapshot("v", (waiting, SliceRecord(LIFE, MODEL, "spot", LOADING)), (lost,))
-    listing = listing_of_stats(directory_stats(snapshot, started_at_s=10.0, now_s=200.0))
-    assert listing is not None
-    assert listing.started_at_s == 10.0
-    assert listing.slices == (
+    fleet_report = fleet_report_of_stats(directory_stats(snapshot, started_at_s=10.0, now_s=200.0))
+    assert fleet_report is not None
+    assert fleet_report.started_at_s == 10.0
+    assert fleet_report.slices == (
         ListedSlice(MODEL, "spot", "r-1", SliceState.REQUESTED, 50.0, 50.0, None),
         ListedSlice(MODEL, "spot", LIFE, SliceState.LOADING, 140.125, 100.25, 130.5),
     )
-    assert listing.losses == (ListedLoss(MODEL, "spot", "r-0", EndCause.PREEMPTED, 190.0),)
+    assert fleet_report.losses == (ListedLoss(MODEL, "spot", "r-0", EndCause.PREEMPTED, 190.0),)
 
 
 @pytest.mark.parametrize("cause", list(EndCause))
 def test_wished_and_expected_ends_are_no_losses(cause: EndCause) -> None:
     ended = SliceRecord("r", MODEL, "spot", LOADING.end(cause, 190.0, "over"))
-    listing = listing_of_stats(directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=200.0))
-    assert listing is not None
-    assert bool(listing.losses) == (cause not in (EndCause.RELEASED, EndCause.EXPIRED))
+    fleet_report = fleet_report_of_stats(
+        directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=200.0)
+    )
+    assert fleet_report is not None
+    assert bool(fleet_report.losses) == (cause not in (EndCause.RELEASED, EndCause.EXPIRED))
 
 
 def test_old_loss_is_told_no_more() -> None:
     ended = SliceRecord("r", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "over"))
-    listing = listing_of_stats(directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=491.0))
-    assert listing is not None
-    assert listing.losses == ()
+    fleet_report = fleet_report_of_stats(
+        directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=491.0)
+    )
+    assert fleet_report is not None
+    assert fleet_report.losses == ()
 
 
 def test_report_of_a_gateway_is_no_listing() -> None:
-    assert listing_of_stats(load_stats(MODEL, SAMPLE)) is None
+    assert fleet_report_of_stats(load_stats(MODEL, SAMPLE)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,4 +80,4 @@ def test_report_of_a_gateway_is_no_listing() -> None:
 )
 def test_stats_of_another_version_are_refused(name: str) -> None:
     with pytest.raises(StatsError, match="not in this version's form"):
-        listing_of_stats({"directory|started": 1.0, name: 2.0})
+        fleet_report_of_stats({"directory|started": 1.0, name: 2.0})

@@ -4,18 +4,18 @@ import pytest
 
 from serving.domain.plan_report import (
     STALE_AFTER_S,
-    BoardChange,
     ModelPlan,
-    PlanBoard,
-    PlanBoardError,
-    decode_board,
-    encode_board,
+    PlanChange,
+    PlanReport,
+    PlanReportError,
+    decode_report,
+    encode_report,
 )
 
 NOW_S = 1000.0
 
 
-def board(next_slice_at_s: float | None = NOW_S + 90.0) -> PlanBoard:
+def board(next_slice_at_s: float | None = NOW_S + 90.0) -> PlanReport:
     plan = ModelPlan(
         model="demo",
         decided_at_s=NOW_S,
@@ -24,22 +24,22 @@ def board(next_slice_at_s: float | None = NOW_S + 90.0) -> PlanBoard:
         demand_slices=1.5,
         next_slice_at_s=next_slice_at_s,
         arithmetic="two are needed",
-        changes=(BoardChange(compute_class="spot", delta=1, reason="need 2"),),
+        changes=(PlanChange(compute_class="spot", delta=1, reason="need 2"),),
         refusals=(),
         alerts=("the load is 70 s old",),
         num_failures=0,
     )
-    return PlanBoard(written_at_s=NOW_S, models=(plan,))
+    return PlanReport(written_at_s=NOW_S, models=(plan,))
 
 
 def test_board_comes_back_as_it_was_written() -> None:
-    assert decode_board(encode_board(board())) == board()
+    assert decode_report(encode_report(board())) == board()
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"written_at_s": 1}', b'{"models": [], "x": 1}'])
 def test_text_that_is_no_board_is_refused(text: bytes) -> None:
-    with pytest.raises(PlanBoardError, match="not a plan board"):
-        decode_board(text)
+    with pytest.raises(PlanReportError, match="not a plan board"):
+        decode_report(text)
 
 
 @pytest.mark.parametrize(

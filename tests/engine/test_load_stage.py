@@ -69,13 +69,13 @@ async def test_paced_engine_loads_and_compiles_as_long_as_it_is_told() -> None:
     assert 0.02 <= at_s <= took_s - 0.03 + 0.001
 
 
-def test_stages_are_phases_of_one_state() -> None:
+def test_stages_are_transitions_of_one_state() -> None:
     life = SliceLifecycle.begin(0.0).enter(SliceState.RESERVED, 1.0, "", slice_name="s")
     life = life.enter(SliceState.LOADING, 2.0, "starts")
     life = life.enter(SliceState.LOADING, 5.0, "compiles", stage=LoadStage.COMPILING)
     again = life.enter(SliceState.LOADING, 6.0, "still", stage=LoadStage.COMPILING)
-    assert (life.stage, life.entered_at_s, len(life.phases)) == (LoadStage.COMPILING, 2.0, 4)
-    assert (again.reason, len(again.phases)) == ("still", 4)
+    assert (life.stage, life.entered_at_s, len(life.transitions)) == (LoadStage.COMPILING, 2.0, 4)
+    assert (again.reason, len(again.transitions)) == ("still", 4)
     assert life.enter(SliceState.READY, 9.0, "").seconds_by_state(9.0)[SliceState.LOADING] == 7.0
     with pytest.raises(TransitionError, match="no stage"):
         life.enter(SliceState.READY, 9.0, "", stage=LoadStage.COMPILING)

@@ -21,7 +21,7 @@ from serving.dashboard.fleet_view import (
 )
 from serving.dashboard.history import History
 from serving.dashboard.history_page import history_answer
-from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord
 from serving.gateway.auth import ApiKeys
@@ -167,7 +167,7 @@ def example_ended() -> Iterator[SliceRecord]:
         yield replace(record, replica_id=f"{record.replica_id}-before")
 
 
-def example_board(*alerts: str) -> PlanBoard:
+def example_board(*alerts: str) -> PlanReport:
     """A plan in the middle of a stock-out, decided four seconds ago."""
     plan = ModelPlan(
         model=CHAT,
@@ -177,16 +177,14 @@ def example_board(*alerts: str) -> PlanBoard:
         demand_slices=9.0,
         next_slice_at_s=NOW_S + 80,
         arithmetic="41.20 requests/s, 44.00 in 240 s by trend: 8.61 slices; need 9, floor 5",
-        changes=(BoardChange(compute_class="flex-start", delta=2, reason="need 9, 5 ready"),),
+        changes=(PlanChange(compute_class="flex-start", delta=2, reason="need 9, 5 ready"),),
         refusals=(
-            BoardChange(
-                compute_class="spot", delta=2, reason="not relied on: a wish is 131 s late"
-            ),
+            PlanChange(compute_class="spot", delta=2, reason="not relied on: a wish is 131 s late"),
         ),
         alerts=alerts,
         num_failures=0,
     )
-    return PlanBoard(written_at_s=NOW_S - 4, models=(plan,))
+    return PlanReport(written_at_s=NOW_S - 4, models=(plan,))
 
 
 class Stage:
@@ -198,7 +196,7 @@ class Stage:
         self.seats: dict[str, list[SeatView]] = {CHAT: [], CODE: []}
         self.num_waiting = dict.fromkeys(self.seats, 0)
         self.is_failing = False
-        self.board: PlanBoard | None = None  # nothing scales
+        self.board: PlanReport | None = None  # nothing scales
         # Of the gateways that answer in turns; without one, a gateway is too old to keep any.
         self.histories = [History("5f0c2a9b41de", NOW_S)]  # which has not looked yet
         self.edge = HttpEdge(

@@ -2,7 +2,7 @@
 
 from prometheus_client.registry import Collector
 
-from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
@@ -16,7 +16,7 @@ def record(state: SliceState, at_s: float, slice_name: str | None = None) -> Sli
     return SliceRecord(f"{state}-{at_s}", "chat", "spot", life)
 
 
-def plan(**changes: object) -> PlanBoard:
+def plan(**changes: object) -> PlanReport:
     values: dict[str, object] = {
         "model": "chat",
         "decided_at_s": 990.0,
@@ -27,14 +27,14 @@ def plan(**changes: object) -> PlanBoard:
         "arithmetic": "",
         "changes": (),
         "refusals": (
-            BoardChange(compute_class="spot", delta=2, reason="backs off"),
-            BoardChange(compute_class="spot", delta=1, reason="at its maximum"),
+            PlanChange(compute_class="spot", delta=2, reason="backs off"),
+            PlanChange(compute_class="spot", delta=1, reason="at its maximum"),
         ),
         "alerts": (),
         "num_failures": 2,
     }
     model = ModelPlan.model_validate(values | changes)
-    return PlanBoard(written_at_s=995.0, models=(model,), alerts=("no log",))
+    return PlanReport(written_at_s=995.0, models=(model,), alerts=("no log",))
 
 
 def samples(collector: Collector, name: str) -> dict[tuple[str, ...], float]:

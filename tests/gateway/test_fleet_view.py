@@ -12,7 +12,7 @@ from serving.dashboard.fleet_view import (
     describe_fleet,
     describe_plans,
 )
-from serving.domain.plan_report import BoardChange, ModelPlan, PlanBoard
+from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
@@ -258,8 +258,8 @@ def plan(**changes: Any) -> ModelPlan:
         "demand_slices": 2.0,
         "next_slice_at_s": NOW_S + 30.0,
         "arithmetic": "two are needed",
-        "changes": (BoardChange(compute_class="spot", delta=1, reason="need 2"),),
-        "refusals": (BoardChange(compute_class="", delta=1, reason="no room"),),
+        "changes": (PlanChange(compute_class="spot", delta=1, reason="need 2"),),
+        "refusals": (PlanChange(compute_class="", delta=1, reason="no room"),),
         "alerts": ("the load is old",),
         "num_failures": 1,
     }
@@ -267,7 +267,7 @@ def plan(**changes: Any) -> ModelPlan:
 
 
 def test_plan_is_told_with_its_reasons_and_in_seconds_from_now() -> None:
-    board = PlanBoard(written_at_s=NOW_S - 2.0, models=(plan(),), alerts=("no log",))
+    board = PlanReport(written_at_s=NOW_S - 2.0, models=(plan(),), alerts=("no log",))
     assert describe_plans(board, NOW_S) == {
         "age_s": 2.0,
         "alerts": ["no log"],
@@ -290,13 +290,13 @@ def test_plan_is_told_with_its_reasons_and_in_seconds_from_now() -> None:
 
 
 def test_unknown_times_of_a_plan_are_none() -> None:
-    board = PlanBoard(written_at_s=NOW_S, models=(plan(changed_at_s=None, next_slice_at_s=None),))
+    board = PlanReport(written_at_s=NOW_S, models=(plan(changed_at_s=None, next_slice_at_s=None),))
     (row,) = describe_plans(board, NOW_S)["models"]
     assert (row["changed_s"], row["next_slice_in_s"]) == (None, None)
 
 
 def test_old_plan_and_missing_plan_are_alerts() -> None:
-    old = describe_plans(PlanBoard(written_at_s=NOW_S - 75.0, models=(plan(),)), NOW_S)
+    old = describe_plans(PlanReport(written_at_s=NOW_S - 75.0, models=(plan(),)), NOW_S)
     assert old["alerts"] == ["the last plan is 75 s old: does Serve's controller run?"]
     assert old["models"], "what was planned last is still shown"
     missing = describe_plans(None, NOW_S)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from serving.directory.ray_hosts import look
+from serving.directory.ray_hosts import observe_cluster
 from serving.domain.inventory import Slice, SliceRequest, match_slices
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 class Replica:
-    """One replica from its start to `leave`. It begins to look for a slice when it is made."""
+    """One replica from its start to `leave`. It looks for a slice when it is made."""
 
     def __init__(self, replica_id: str, fleet: "Replicas") -> None:
         self._fleet = fleet
@@ -87,7 +87,7 @@ class Replica:
 
     async def _wait_lost(self, whole: Slice) -> None:
         async def is_incomplete() -> bool:
-            return not whole.node_ids <= {host.node_id for host in await look()}
+            return not whole.node_ids <= {host.node_id for host in await observe_cluster()}
 
         await until(is_incomplete, "its end", float("inf"))
 
@@ -138,7 +138,7 @@ class Replicas:
         """A whole free slice, as soon as there is one; one replica at a time is served."""
         while True:
             async with self._taking:
-                for free in match_slices(await look(), self._want).free:
+                for free in match_slices(await observe_cluster(), self._want).free:
                     with contextlib.suppress(ReservationError):
                         return await reserve((free,), self.shape, 0.0)
             await asyncio.sleep(_POLL_S)

@@ -16,7 +16,7 @@ import yaml
 from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
-from autoscaling.provisioning.plan import Rules
+from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
 from deployments.manifests.render import render
 from deployments.manifests.values import Values, parse_values
@@ -90,7 +90,7 @@ async def test_deployments_hold_slices_of_the_rendered_groups(cluster: EmulatedC
         reconciler = Reconciler(
             records,
             KubeRayProvisioner(api, RAYCLUSTER),
-            Rules(idle_s=LEASE_S, min_change_interval_s=1.0),
+            ProvisioningRules(idle_s=LEASE_S, min_change_interval_s=1.0),
             fence=RayFence(cluster.address),
             interval_s=0.5,
         )

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
-from autoscaling.provisioning.plan import Rules
+from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
 from serving.domain.slice_records import LEASE_S, SliceRecord
 from serving.domain.topology import slice_shape
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SHAPE = slice_shape("v6e", "2x4", 4)
 SPOT, FLEX = "v6e-2x4-spot", "v6e-2x4-flex"
 # As impatient as rules may be.
-RULES = Rules(idle_s=LEASE_S, min_change_interval_s=1.0)
+RULES = ProvisioningRules(idle_s=LEASE_S, min_change_interval_s=1.0)
 # Ray finds a host dead that was killed after 12 to 15 s.
 DEATH_S = 45.0
 

@@ -18,10 +18,10 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from autoscaling.simulator.baselines.sizing import Sizing
+from serving.domain.compute_class import ComputeClass
 
 TOLERANCE = 0.1
 SYNC_PERIOD_S = 15.0
@@ -34,7 +34,7 @@ class HorizontalPodAutoscaler:
 
     name = "hpa"
 
-    def __init__(self, terms: Sequence[ClassTerms], sizing: Sizing) -> None:
+    def __init__(self, terms: Sequence[ComputeClass], sizing: Sizing) -> None:
         self._layout = SingleClassLayout.of(terms)
         self._target = sizing.in_flight
         self._current = self._layout.min_slices

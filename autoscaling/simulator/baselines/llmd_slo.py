@@ -24,11 +24,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import ModelLoad, Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
 UP_THRESHOLD = 0.55
@@ -53,7 +53,7 @@ class LlmdSlo:
     name = "llmd-slo"
 
     def __init__(
-        self, terms: Sequence[ClassTerms], profile: CapacityProfile, objectives: Objectives
+        self, terms: Sequence[ComputeClass], profile: CapacityProfile, objectives: Objectives
     ) -> None:
         self._layout = SingleClassLayout.of(terms)
         self._profile, self._objectives = profile, objectives

@@ -24,10 +24,10 @@ from ray.serve.autoscaling_policy import (
 )
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from autoscaling.simulator.baselines.sizing import Sizing
+from serving.domain.compute_class import ComputeClass
 
 
 class RayServeDefault:
@@ -35,7 +35,7 @@ class RayServeDefault:
 
     name = "ray-serve-default"
 
-    def __init__(self, terms: Sequence[ClassTerms], sizing: Sizing) -> None:
+    def __init__(self, terms: Sequence[ComputeClass], sizing: Sizing) -> None:
         self._layout = SingleClassLayout.of(terms)
         self._config = AutoscalingConfig(
             min_replicas=self._layout.min_slices,

@@ -6,8 +6,8 @@ Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import Decision, Fleet, Observation, Plan
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
 
@@ -15,12 +15,12 @@ from serving.domain.slice_lifecycle import SliceState
 class SingleClassLayout:
     """Prepaid classes are kept whole: they are paid for anyway, and every baseline may use them."""
 
-    prepaid: tuple[ClassTerms, ...]
-    on_demand: ClassTerms
+    prepaid: tuple[ComputeClass, ...]
+    on_demand: ComputeClass
     others: tuple[str, ...]
 
     @classmethod
-    def of(cls, terms: Sequence[ClassTerms]) -> "SingleClassLayout":
+    def of(cls, terms: Sequence[ComputeClass]) -> "SingleClassLayout":
         """The layout over a scenario's classes.
 
         Raises:

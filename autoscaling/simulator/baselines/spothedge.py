@@ -23,10 +23,10 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import Decision, Fleet, Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from autoscaling.simulator.baselines.sizing import Sizing
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
 
 QPS_WINDOW_S = 60.0
@@ -43,7 +43,7 @@ class SpotHedge:
 
     name = "spothedge"
 
-    def __init__(self, terms: Sequence[ClassTerms], sizing: Sizing) -> None:
+    def __init__(self, terms: Sequence[ComputeClass], sizing: Sizing) -> None:
         self._layout = SingleClassLayout.of(terms)
         self._zones = {each.name: each for each in terms if each.is_revocable}
         self._target_rate = sizing.requests_per_s
@@ -156,7 +156,7 @@ class SpotHedge:
         )  # fmt: skip
 
 
-def _ready_spot(fleet: Fleet, zones: dict[str, ClassTerms]) -> int:
+def _ready_spot(fleet: Fleet, zones: dict[str, ComputeClass]) -> int:
     return sum(
         1 for each in fleet.slices if each.compute_class in zones and each.state == SliceState.READY
     )

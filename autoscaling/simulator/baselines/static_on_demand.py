@@ -8,11 +8,11 @@ the generous version, because it knows the busiest minute beforehand.
 import math
 from collections.abc import Sequence
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from autoscaling.simulator.baselines.sizing import HEADROOM
 from autoscaling.simulator.offered import Offered
+from serving.domain.compute_class import ComputeClass
 
 
 class StaticOnDemand:
@@ -20,7 +20,7 @@ class StaticOnDemand:
 
     name = "static-on-demand"
 
-    def __init__(self, terms: Sequence[ClassTerms], offered: Offered) -> None:
+    def __init__(self, terms: Sequence[ComputeClass], offered: Offered) -> None:
         self._layout = SingleClassLayout.of(terms)
         wanted = math.ceil(float(offered.slices.max(initial=0.0)) / HEADROOM - 1e-9)
         self._wanted = min(max(wanted, self._layout.min_slices), self._layout.max_slices)

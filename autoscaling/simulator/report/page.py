@@ -7,10 +7,15 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from autoscaling.simulator.comparison import SERVICE_LEVEL, Comparison, PolicyResult, Spread
+from autoscaling.simulator.comparison import (
+    SERVICE_LEVEL,
+    PolicyComparison,
+    PolicyResult,
+    SeedSpread,
+)
 from autoscaling.simulator.outcome import TimedDecision
+from autoscaling.simulator.policies import SLICEWISE
 from autoscaling.simulator.report.plots import draw_plots
-from autoscaling.simulator.roster import SLICEWISE
 from autoscaling.simulator.tables import price_lines
 from loadtest.scorecard.plot_style import THEME_CSS
 
@@ -27,7 +32,7 @@ class _DecisionRow:
     is_refusal: bool
 
 
-def report_page(comparison: Comparison) -> str:
+def report_page(comparison: PolicyComparison) -> str:
     """The page as text. In the middle stands our policy, or the first where it did not play."""
     names = [each.name for each in comparison.policies]
     shown = comparison.policy(SLICEWISE if SLICEWISE in names else names[0])
@@ -42,7 +47,7 @@ def report_page(comparison: Comparison) -> str:
     return environment.get_template("page.html").render(
         comparison=comparison,
         shown=shown,
-        floor=Spread.of([each.floor.cost_usd for each in comparison.oracles]),
+        floor=SeedSpread.of([each.floor.cost_usd for each in comparison.oracles]),
         kept=_kept(comparison),
         service_level=SERVICE_LEVEL,
         plots=[Markup(svg) for svg in draw_plots(comparison, shown)],
@@ -53,10 +58,10 @@ def report_page(comparison: Comparison) -> str:
     )
 
 
-def _kept(comparison: Comparison) -> Spread | None:
+def _kept(comparison: PolicyComparison) -> SeedSpread | None:
     """What the oracle costs that keeps the service level; `None` if it failed with a seed."""
     costs = [each.cost_usd for each in comparison.oracles if each.cost_usd is not None]
-    return Spread.of(costs) if len(costs) == len(comparison.oracles) else None
+    return SeedSpread.of(costs) if len(costs) == len(comparison.oracles) else None
 
 
 def _rows(result: PolicyResult) -> Iterator[_DecisionRow]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
-from autoscaling.simulator.comparison import Comparison, PolicyResult
+from autoscaling.simulator.comparison import PolicyComparison, PolicyResult
 from loadtest.scorecard.plot_style import (
     PATTERNS,
     SERIES,
@@ -25,7 +25,7 @@ _MOST_POINTS = 1200
 _F64 = npt.NDArray[np.float64]
 
 
-def draw_plots(comparison: Comparison, shown: PolicyResult) -> Iterator[str]:
+def draw_plots(comparison: PolicyComparison, shown: PolicyResult) -> Iterator[str]:
     """Each drawing as an SVG element, in the order of the page."""
     with styled():
         yield _load(shown)
@@ -94,7 +94,7 @@ def _states(shown: PolicyResult) -> str:
     return to_svg(figure, "states", "Slices by state", "Wished and held slices by state, stacked")
 
 
-def _cost(comparison: Comparison) -> str:
+def _cost(comparison: PolicyComparison) -> str:
     figure = new_figure(3.0)
     axes = figure.subplots()
     for number, result in enumerate(comparison.policies):
@@ -109,7 +109,7 @@ def _cost(comparison: Comparison) -> str:
     return to_svg(figure, "cost", "Cost per hour", "Dollars per hour of every policy over the run")
 
 
-def _ttft(comparison: Comparison, shown: PolicyResult) -> str:
+def _ttft(comparison: PolicyComparison, shown: PolicyResult) -> str:
     service = shown.course.service
     figure = new_figure(2.6)
     axes = figure.subplots()
@@ -140,7 +140,7 @@ def _goodput(shown: PolicyResult) -> str:
     return to_svg(figure, "goodput", "Goodput", "Arrivals per second and those that met both")
 
 
-def _policies(comparison: Comparison) -> str:
+def _policies(comparison: PolicyComparison) -> str:
     """Bars: the cost over the oracle's floor, and the share that missed an objective."""
     figure = new_figure(0.9 + 0.32 * len(comparison.policies))
     left, right = figure.subplots(1, 2, sharey=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serving.domain.plan_report import ModelPlan, PlanBoard
+from serving.domain.plan_report import ModelPlan, PlanReport
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import SliceRecord
 from serving.gateway.metrics.requests import Families
@@ -52,7 +52,7 @@ class SliceCollector(Collector):
 class PlanCollector(Collector):
     """The last plans. `read` gives `None` while none was seen."""
 
-    def __init__(self, read: Callable[[], PlanBoard | None]) -> None:
+    def __init__(self, read: Callable[[], PlanReport | None]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Family]:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
 # One slice of it carries exactly 10 requests per second of 100 prompt and 100 output tokens at a
@@ -24,10 +24,12 @@ PROFILE = CapacityProfile(
 OBJECTIVES = Objectives(ttft_s=3.0, tpot_s=0.05)
 RULES = Rules(OBJECTIVES, tpot_margin=1.0, spread=0.0, floor_ratio=0.0)
 
-RESERVED = ClassTerms("reserved", 10.0, is_prepaid=True, max_slices=2, provisioning_s=60, load_s=60)
-SPOT = ClassTerms("spot", 4.0, is_revocable=True, max_slices=50, provisioning_s=60, load_s=60)
-FLEX = ClassTerms("flex-start", 11.0, max_slices=50, provisioning_s=60, load_s=60)
-ON_DEMAND = ClassTerms("on-demand", 20.0, max_slices=50, provisioning_s=60, load_s=60)
+RESERVED = ComputeClass(
+    "reserved", 10.0, is_prepaid=True, max_slices=2, provisioning_s=60, load_s=60
+)
+SPOT = ComputeClass("spot", 4.0, is_revocable=True, max_slices=50, provisioning_s=60, load_s=60)
+FLEX = ComputeClass("flex-start", 11.0, max_slices=50, provisioning_s=60, load_s=60)
+ON_DEMAND = ComputeClass("on-demand", 20.0, max_slices=50, provisioning_s=60, load_s=60)
 ALL = (RESERVED, SPOT, FLEX, ON_DEMAND)
 TICK_S = 10.0
 
@@ -43,7 +45,7 @@ class World:
     """Carries plans out. `dry` are the classes that give no slice at present."""
 
     policy: SlicewisePolicy
-    terms: tuple[ClassTerms, ...] = ALL
+    terms: tuple[ComputeClass, ...] = ALL
     now_s: float = 0.0
     dry: set[str] = field(default_factory=set)
     slices: list[SliceView] = field(default_factory=list)
@@ -53,7 +55,7 @@ class World:
     _made: int = 0
 
     @classmethod
-    def of(cls, *terms: ClassTerms, rules: Rules = RULES) -> "World":
+    def of(cls, *terms: ComputeClass, rules: Rules = RULES) -> "World":
         terms = terms or ALL
         return cls(SlicewisePolicy(PROFILE, terms, rules), terms)
 
@@ -61,9 +63,9 @@ class World:
         """Time goes on by a tick, slices come and become ready, then a decision is carried out."""
         self.now_s += TICK_S
         self.slices = [self._aged(each) for each in self.slices]
-        seen = load(rate, self.now_s, **more)
+        observed = load(rate, self.now_s, **more)
         fleet = Fleet(tuple(self.slices), dict(self.targets), tuple(self.losses))
-        plan = self.policy.decide(Observation(self.now_s, seen, fleet))
+        plan = self.policy.decide(Observation(self.now_s, observed, fleet))
         self.losses = []
         self.plans.append(plan)
         self._carry_out(plan)
@@ -109,11 +111,13 @@ class World:
 
     def _carry_out(self, plan: Plan) -> None:
         for name, target in plan.targets.items():
-            have = [s for s in self.slices if s.compute_class == name]
-            for _ in range(target - len(have)):
+            supply = [s for s in self.slices if s.compute_class == name]
+            for _ in range(target - len(supply)):
                 self.slices.append(self._wish(name))
             worth = {slice_id: place for place, slice_id in enumerate(plan.drain_order)}
-            have.sort(key=lambda s: (s.state != SliceState.PROVISIONING, worth.get(s.slice_id, 0)))
-            for each in have[: max(0, len(have) - target)]:
+            supply.sort(
+                key=lambda s: (s.state != SliceState.PROVISIONING, worth.get(s.slice_id, 0))
+            )
+            for each in supply[: max(0, len(supply) - target)]:
                 self.slices.remove(each)
         self.targets = dict(plan.targets)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from policy_world import ALL, ON_DEMAND, RESERVED, RULES, SPOT, World
 
-from autoscaling.classes import ClassTerms
+from serving.domain.compute_class import ComputeClass
 
 RATE = 48.0
 NEED = 5
@@ -24,7 +24,7 @@ class Row:
     Classes that are not named have the target 0.
     """
 
-    terms: tuple[ClassTerms, ...]
+    terms: tuple[ComputeClass, ...]
     lost: str
     asked: dict[str, int]
     within_s: float

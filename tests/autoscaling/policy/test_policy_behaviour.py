@@ -55,7 +55,7 @@ def test_loss_of_all_spot_is_answered_within_one_decision() -> None:
     assert plan.targets["flex-start"] == 3
     assert plan.targets["spot"] == 3, "its wishes stay open"
     reasons = [each.reason for each in plan.refusals if each.compute_class == "spot"]
-    assert reasons == ["not relied on: all 3 slices were lost at once"]
+    assert reasons == ["backing off: all 3 slices were lost at once"]
 
 
 def test_load_returns_to_spot_when_it_is_back_and_the_bridge_goes_after_it_is_ready() -> None:

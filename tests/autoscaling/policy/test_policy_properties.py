@@ -145,7 +145,7 @@ def test_log_of_observations_gives_the_same_plans_again(
     story: list[tuple[float, int, str | None, str | None]],
 ) -> None:
     world = World.of(rules=BOUNDED)
-    seen: list[Observation] = []
+    observed: list[Observation] = []
     decide = world.policy.decide
 
     class Recording:
@@ -154,12 +154,12 @@ def test_log_of_observations_gives_the_same_plans_again(
         name = "slicewise"
 
         def decide(self, observation: Observation):  # type: ignore[no-untyped-def]
-            seen.append(observation)
+            observed.append(observation)
             return decide(observation)
 
     world.policy = Recording()  # type: ignore[assignment]
     told(story, world)
     again = SlicewisePolicy(PROFILE, ALL, BOUNDED)
-    for observation, plan in zip(seen, world.plans, strict=True):
+    for observation, plan in zip(observed, world.plans, strict=True):
         read = observation_of_json(observation_to_json(observation))
         assert plan_to_json(again.decide(read)) == plan_to_json(plan)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.arrivals import Requests, constant_lengths, draw_poisson, stages
 from autoscaling.simulator.engines import GatewayLimits
-from autoscaling.simulator.outcome import Outcome
+from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.slices import ClassSetup, Conditions
 from autoscaling.simulator.spot_capacity import CapacitySeries
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.03)
 
@@ -46,7 +46,7 @@ def class_setup(
     notice_s: float = 30.0,
     **terms: object,
 ) -> ClassSetup:
-    known = ClassTerms(name, **({"usd_per_slice_hour": 1.0, "max_slices": 50} | terms))  # type: ignore[arg-type]
+    known = ComputeClass(name, **({"usd_per_slice_hour": 1.0, "max_slices": 50} | terms))  # type: ignore[arg-type]
     return ClassSetup(
         known,
         Conditions(
@@ -86,7 +86,7 @@ def run_day(
     *classes: ClassSetup,
     duration_s: float = 1000.0,
     **changes: object,
-) -> Outcome:
+) -> SimulationOutcome:
     fields: dict[str, object] = {
         "requests": requests,
         "profile": profile(),

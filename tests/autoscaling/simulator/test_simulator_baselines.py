@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, Policy, SliceLoss, SliceView
 from autoscaling.simulator.baselines.hpa import HorizontalPodAutoscaler
@@ -17,6 +16,7 @@ from autoscaling.simulator.baselines.spothedge import SpotHedge
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
 from autoscaling.simulator.offered import Offered
 from serving.domain.capacity import CapacityProfile
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
 PROFILE = CapacityProfile(
@@ -31,9 +31,9 @@ PROFILE = CapacityProfile(
 )
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.1)
 TEN_EACH = Sizing(requests_per_s=1.0, in_flight=10.0, limit_requests_per_s=1.25)
-ON_DEMAND = ClassTerms("od", 10.0, max_slices=50)
+ON_DEMAND = ComputeClass("od", 10.0, max_slices=50)
 ZONES = tuple(
-    ClassTerms(f"spot-{zone}", 3.0, is_revocable=True, correlation_group=zone, max_slices=10)
+    ComputeClass(f"spot-{zone}", 3.0, is_revocable=True, correlation_group=zone, max_slices=10)
     for zone in "abc"
 )
 
@@ -94,7 +94,7 @@ def test_sizing_aims_below_the_limit_and_counts_who_is_there_by_littles_law() ->
 
 
 def test_layout_keeps_prepaid_whole_and_takes_the_rest_on_demand() -> None:
-    reserved = ClassTerms("reserved", 5.0, is_prepaid=True, max_slices=4)
+    reserved = ComputeClass("reserved", 5.0, is_prepaid=True, max_slices=4)
     layout = SingleClassLayout.of((reserved, *ZONES, ON_DEMAND))
     nothing = Observation(0.0, None, Fleet((), {}))
 
@@ -172,7 +172,7 @@ class TestRayServeDefault:
 
 class TestLlmdSlo:
     def test_idle_pool_walks_down_one_replica_in_two_minutes(self) -> None:
-        floor = ClassTerms("od", 10.0, min_slices=3, max_slices=8)
+        floor = ComputeClass("od", 10.0, min_slices=3, max_slices=8)
         desk = Desk(LlmdSlo((floor,), PROFILE, OBJECTIVES))
         desk.until(300, 15, in_flight=2400, rate=100.0)
         assert desk.plan.targets["od"] == 8
@@ -226,7 +226,7 @@ class TestSpotHedge:
 
     def test_wish_that_never_comes_true_is_moved(self) -> None:
         zones = tuple(
-            ClassTerms(f"spot-{zone}", 3.0, is_revocable=True, provisioning_s=30.0)
+            ComputeClass(f"spot-{zone}", 3.0, is_revocable=True, provisioning_s=30.0)
             for zone in "abc"
         )
         desk = Desk(SpotHedge((*zones, ON_DEMAND), TEN_EACH), zones_that_fail=["spot-a"])

@@ -170,11 +170,11 @@ def test_plan_says_classes_cost_and_what_without_spot(scenario: str) -> None:
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
     assert document["objectives"] == {"ttft_s": 4.0, "tpot_s": 0.3}
-    usual, dry = document["situations"]
+    usual, without_spot = document["situations"]
     assert usual["classes"]["spot"]["mean_slices"] > 0
-    assert dry["classes"]["spot"]["mean_slices"] == 0
-    assert dry["usd_per_month"] > usual["usd_per_month"]
-    for each in (usual, dry):
+    assert without_spot["classes"]["spot"]["mean_slices"] == 0
+    assert without_spot["usd_per_month"] > usual["usd_per_month"]
+    for each in (usual, without_spot):
         assert each["usd_per_month"] == pytest.approx(
             sum(use["usd_per_month"] for use in each["classes"].values())
         )

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.classes import ClassTerms
 from autoscaling.prices.table import price_table
 from autoscaling.records import Fleet, Observation
-from autoscaling.simulator.comparison import play, setup_of
+from autoscaling.simulator.comparison import setup_of, simulate_policy
 from autoscaling.simulator.oracle import (
     CapacityRange,
     OracleBound,
@@ -19,18 +18,19 @@ from autoscaling.simulator.oracle import (
     capacity_range,
     oracle_cost,
 )
-from autoscaling.simulator.roster import oracle_of
+from autoscaling.simulator.policies import oracle_of
+from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.run import simulate
 from autoscaling.simulator.scenario import Scenario, read_scenario
 from autoscaling.simulator.spot_capacity import CapacitySeries
-from autoscaling.simulator.staging import Replacements, stage
+from serving.domain.compute_class import ComputeClass
 
 HOUR_S = 3600.0
 
 
 def solve(
     demand: Sequence[float],
-    terms: Sequence[ClassTerms],
+    terms: Sequence[ComputeClass],
     capacity: Mapping[str, Sequence[int]] | None = None,
     interval_s: float = HOUR_S,
 ) -> OracleBound:
@@ -42,12 +42,12 @@ def solve(
     return oracle_cost(OracleProblem(interval_s, np.array(demand), tuple(terms), ranges))
 
 
-def on_demand(usd: float = 10.0, **terms: float) -> ClassTerms:
-    return ClassTerms("od", usd, load_s=terms.pop("load_s", 0.0), **terms)  # type: ignore[arg-type]
+def on_demand(usd: float = 10.0, **terms: float) -> ComputeClass:
+    return ComputeClass("od", usd, load_s=terms.pop("load_s", 0.0), **terms)  # type: ignore[arg-type]
 
 
-def spot(usd: float = 3.0, load_s: float = 0.0) -> ClassTerms:
-    return ClassTerms("spot", usd, is_revocable=True, load_s=load_s)
+def spot(usd: float = 3.0, load_s: float = 0.0) -> ComputeClass:
+    return ComputeClass("spot", usd, is_revocable=True, load_s=load_s)
 
 
 def test_one_class_follows_the_demand_in_whole_slices() -> None:
@@ -88,7 +88,7 @@ def test_slice_that_loads_needs_capacity_before_it_is_ready() -> None:
 
 
 def test_prepaid_is_paid_whole_and_used_first() -> None:
-    reserved = ClassTerms("reserved", 5.0, is_prepaid=True, max_slices=2, load_s=0.0)
+    reserved = ComputeClass("reserved", 5.0, is_prepaid=True, max_slices=2, load_s=0.0)
     bound = solve([1, 4], [reserved, on_demand()])
 
     assert bound.ready["od"].tolist() == [0, 2]
@@ -103,7 +103,7 @@ def test_demand_that_nobody_can_carry_is_reported_and_not_priced() -> None:
 
 
 def test_being_sent_away_costs_the_loading_again() -> None:
-    flex = ClassTerms("flex", 5.0, load_s=360.0, max_run_s=HOUR_S)
+    flex = ComputeClass("flex", 5.0, load_s=360.0, max_run_s=HOUR_S)
     bound = solve([1, 1], [flex])
 
     assert bound.cost_usd == pytest.approx(2 * 5 * 1.1 + 0.5)
@@ -141,7 +141,7 @@ def test_what_is_ready_at_the_start_serves_until_something_cheaper_could_have_co
 
 
 def test_player_asks_as_long_ahead_as_a_slice_takes_to_be_ready() -> None:
-    terms = ClassTerms("od", 10.0, provisioning_s=60.0, load_s=120.0)
+    terms = ComputeClass("od", 10.0, provisioning_s=60.0, load_s=120.0)
     bound = OracleBound(0.0, 0.0, {"od": np.array([1, 4, 2])}, 0.0, 300.0)
     policy = OraclePolicy([terms], bound)
 
@@ -164,11 +164,14 @@ def test_capacity_range_holds_what_is_there_at_any_instant_of_an_interval() -> N
 def test_no_policy_that_covers_the_demand_costs_less_than_the_bound(seed: int) -> None:
     whole = read_scenario("spot-drought").model_dump()
     scenario = Scenario.model_validate(whole | {"duration_s": 10_800.0})
-    staged = stage(scenario, seed, price_table(), Replacements())
-    bound = oracle_of(staged)
+    run_setup = prepare_run(scenario, seed, price_table(), Replacements())
+    bound = oracle_of(run_setup)
 
-    played = simulate(setup_of(staged), OraclePolicy(staged.terms, bound))
-    outcomes = [played, *(play(staged, name) for name in ("static-on-demand", "spothedge"))]
+    played = simulate(setup_of(run_setup), OraclePolicy(run_setup.terms, bound))
+    outcomes = [
+        played,
+        *(simulate_policy(run_setup, name) for name in ("static-on-demand", "spothedge")),
+    ]
 
     assert played.service.served_ratio > 0.999
     covering = [each for each in outcomes if each.service.slo_ratio > 0.95]

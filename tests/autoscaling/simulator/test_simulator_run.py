@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulated_days import OBJECTIVES, Scripted, always, class_setup, profile, run_day, steady
 
-from autoscaling.signals import Tokens
+from autoscaling.observations import Tokens
 from autoscaling.simulator.arrivals import Requests
 from autoscaling.simulator.engines import GatewayLimits
 from autoscaling.simulator.run import SimulationSetup, simulate

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from autoscaling.prices.table import price_table
+from autoscaling.simulator.preparation import Replacements, prepare_run, requests_of_file
 from autoscaling.simulator.scenario import ScenarioError, read_scenario, shipped_scenarios
-from autoscaling.simulator.staging import Replacements, requests_of_file, stage
 from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
 
 DATA = Path(__file__).parents[3] / "../shared/data/traces"
@@ -74,28 +74,30 @@ def test_the_scenarios_that_are_promised_ship() -> None:
 def test_shipped_scenario_stages_with_a_price_for_every_class(name: str) -> None:
     scenario = read_scenario(name)
 
-    staged = stage(scenario, scenario.seeds[0], price_table(), Replacements())
+    run_setup = prepare_run(scenario, scenario.seeds[0], price_table(), Replacements())
 
-    assert len(staged.requests) > 1000
-    assert all(each.usd_per_slice_hour > 0 for each in staged.terms)
+    assert len(run_setup.requests) > 1000
+    assert all(each.usd_per_slice_hour > 0 for each in run_setup.terms)
     load = scenario.load
     if load.kind == "day" and load.mean_slices is not None and scenario.duration_s >= 86_400:
-        assert staged.offered.mean_slices == pytest.approx(load.mean_slices, rel=0.03)
+        assert run_setup.offered.mean_slices == pytest.approx(load.mean_slices, rel=0.03)
 
 
 def test_price_of_a_slice_is_that_of_its_chips(tmp_path: Path) -> None:
-    staged = stage(read_scenario(written(tmp_path, small())), 1, price_table(), Replacements())
+    run_setup = prepare_run(
+        read_scenario(written(tmp_path, small())), 1, price_table(), Replacements()
+    )
 
-    assert staged.terms[0].usd_per_slice_hour == pytest.approx(8 * 2.70)
-    assert staged.prices[0].price is not None
-    assert staged.prices[0].price.read == "2026-11-20"
+    assert run_setup.terms[0].usd_per_slice_hour == pytest.approx(8 * 2.70)
+    assert run_setup.prices[0].price is not None
+    assert run_setup.prices[0].price.read == "2026-11-20"
 
 
 def test_staging_is_the_same_with_the_same_seed_and_differs_with_another(tmp_path: Path) -> None:
     scenario = read_scenario(written(tmp_path, small()))
 
     one, again, other = (
-        stage(scenario, seed, price_table(), Replacements()).requests.arrival_s
+        prepare_run(scenario, seed, price_table(), Replacements()).requests.arrival_s
         for seed in (1, 1, 2)
     )
 
@@ -143,14 +145,14 @@ def test_unknown_regime_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     raw["classes"][0]["capacity"] = {"kind": "regime", "regime": "monsoon"}
 
     with pytest.raises(ScenarioError, match="'monsoon'; allowed: calm"):
-        stage(read_scenario(written(tmp_path, raw)), 1, price_table(), Replacements())
+        prepare_run(read_scenario(written(tmp_path, raw)), 1, price_table(), Replacements())
 
 
 def test_more_spot_files_than_spot_classes_are_refused(tmp_path: Path) -> None:
     scenario = read_scenario(written(tmp_path, small()))
 
     with pytest.raises(ScenarioError, match="1 spot files; allowed: up to 0"):
-        stage(scenario, 1, price_table(), Replacements(spot=(tmp_path / "x.json",)))
+        prepare_run(scenario, 1, price_table(), Replacements(spot=(tmp_path / "x.json",)))
 
 
 def test_spot_file_takes_the_place_of_the_first_spot_class_capacity(tmp_path: Path) -> None:
@@ -162,9 +164,9 @@ def test_spot_file_takes_the_place_of_the_first_spot_class_capacity(tmp_path: Pa
     file.write_text('{"metadata": {"gap_seconds": 100}, "data": [1, 0, 1]}')
 
     scenario = read_scenario(written(tmp_path, raw))
-    staged = stage(scenario, 1, price_table(), Replacements(spot=(file,)))
+    run_setup = prepare_run(scenario, 1, price_table(), Replacements(spot=(file,)))
 
-    series = staged.classes[1].conditions.capacity
+    series = run_setup.classes[1].conditions.capacity
     assert series is not None
     assert (series.at(50.0), series.at(150.0), series.at(250.0)) == (4, 0, 4)
 

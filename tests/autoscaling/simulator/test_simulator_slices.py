@@ -3,15 +3,15 @@
 import pytest
 from simulated_days import Scripted, always, class_setup, run_day, steady
 
-from autoscaling.simulator.outcome import Outcome
-from autoscaling.simulator.slices import LifeRecord
+from autoscaling.simulator.outcome import SimulationOutcome
+from autoscaling.simulator.slices import SliceRun
 from autoscaling.simulator.spot_capacity import CapacitySeries
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 FEW = steady(rate=1.0, duration_s=1000.0)
 
 
-def lives_of(outcome: Outcome, cause: EndCause | None) -> list[LifeRecord]:
+def lives_of(outcome: SimulationOutcome, cause: EndCause | None) -> list[SliceRun]:
     return [life for life in outcome.lives if life.cause == cause]
 
 

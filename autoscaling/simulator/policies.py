@@ -16,44 +16,44 @@ from autoscaling.simulator.baselines.sizing import size
 from autoscaling.simulator.baselines.spothedge import SpotHedge
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
 from autoscaling.simulator.oracle import OracleBound, OracleProblem, capacity_range, oracle_cost
-from autoscaling.simulator.staging import Staged
+from autoscaling.simulator.preparation import PreparedRun
 
 SLICEWISE = "slicewise"
 STATIC = "static-on-demand"
 ORACLE_INTERVAL_S = 300.0
 
 
-def _slicewise(staged: Staged) -> Policy:
-    return SlicewisePolicy(staged.scenario.profile, staged.terms, staged.rules)
+def _slicewise(run_setup: PreparedRun) -> Policy:
+    return SlicewisePolicy(run_setup.scenario.profile, run_setup.terms, run_setup.rules)
 
 
-def _static(staged: Staged) -> Policy:
-    return StaticOnDemand(staged.terms, staged.offered)
+def _static(run_setup: PreparedRun) -> Policy:
+    return StaticOnDemand(run_setup.terms, run_setup.offered)
 
 
-def _hpa(staged: Staged) -> Policy:
-    sizing = size(staged.scenario.profile, staged.rules.objectives, *staged.mean_lengths)
-    return HorizontalPodAutoscaler(staged.terms, sizing)
+def _hpa(run_setup: PreparedRun) -> Policy:
+    sizing = size(run_setup.scenario.profile, run_setup.rules.objectives, *run_setup.mean_lengths)
+    return HorizontalPodAutoscaler(run_setup.terms, sizing)
 
 
-def _ray_serve_default(staged: Staged) -> Policy:
+def _ray_serve_default(run_setup: PreparedRun) -> Policy:
     # Ray takes seconds to import, and every `slicewise` command loads this module.
     from autoscaling.simulator.baselines.ray_serve_default import RayServeDefault  # noqa: PLC0415
 
-    sizing = size(staged.scenario.profile, staged.rules.objectives, *staged.mean_lengths)
-    return RayServeDefault(staged.terms, sizing)
+    sizing = size(run_setup.scenario.profile, run_setup.rules.objectives, *run_setup.mean_lengths)
+    return RayServeDefault(run_setup.terms, sizing)
 
 
-def _spothedge(staged: Staged) -> Policy:
-    sizing = size(staged.scenario.profile, staged.rules.objectives, *staged.mean_lengths)
-    return SpotHedge(staged.terms, sizing)
+def _spothedge(run_setup: PreparedRun) -> Policy:
+    sizing = size(run_setup.scenario.profile, run_setup.rules.objectives, *run_setup.mean_lengths)
+    return SpotHedge(run_setup.terms, sizing)
 
 
-def _llmd_slo(staged: Staged) -> Policy:
-    return LlmdSlo(staged.terms, staged.scenario.profile, staged.rules.objectives)
+def _llmd_slo(run_setup: PreparedRun) -> Policy:
+    return LlmdSlo(run_setup.terms, run_setup.scenario.profile, run_setup.rules.objectives)
 
 
-POLICIES: Mapping[str, Callable[[Staged], Policy]] = {
+POLICIES: Mapping[str, Callable[[PreparedRun], Policy]] = {
     SLICEWISE: _slicewise,
     STATIC: _static,
     "hpa": _hpa,
@@ -63,7 +63,7 @@ POLICIES: Mapping[str, Callable[[Staged], Policy]] = {
 }
 
 
-def oracle_of(staged: Staged, margin: float = 1.0) -> OracleBound:
+def oracle_of(run_setup: PreparedRun, margin: float = 1.0) -> OracleBound:
     """The floor under every policy of this run, for `margin` times the demand.
 
     With a margin of 1 the work is carried, but a slice then has nothing to spare for the bursts
@@ -72,22 +72,22 @@ def oracle_of(staged: Staged, margin: float = 1.0) -> OracleBound:
     Raises:
         OracleError: the solver gave up.
     """
-    per_interval = round(ORACLE_INTERVAL_S / staged.offered.interval_s)
-    minutes = staged.offered.slices
+    per_interval = round(ORACLE_INTERVAL_S / run_setup.offered.interval_s)
+    minutes = run_setup.offered.slices
     num_intervals = math.ceil(len(minutes) / per_interval)
     padded = np.zeros(num_intervals * per_interval)
     padded[: len(minutes)] = minutes
     # An interval needs what its busiest minute needs.
     demand = padded.reshape(num_intervals, per_interval).max(axis=1)
-    demand = np.clip(margin * demand, staged.rules.min_slices, staged.rules.max_slices)
+    demand = np.clip(margin * demand, run_setup.rules.min_slices, run_setup.rules.max_slices)
     capacity = {
         each.terms.name: capacity_range(
             each.conditions.capacity, each.terms.max_slices, num_intervals, ORACLE_INTERVAL_S
         )
-        for each in staged.classes
+        for each in run_setup.classes
     }
     return oracle_cost(
         OracleProblem(
-            ORACLE_INTERVAL_S, demand, staged.terms, capacity, staged.scenario.initial_slices
+            ORACLE_INTERVAL_S, demand, run_setup.terms, capacity, run_setup.scenario.initial_slices
         )
     )

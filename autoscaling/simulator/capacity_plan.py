@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from autoscaling.policy.rules import Objectives
-from autoscaling.simulator.comparison import play
-from autoscaling.simulator.outcome import Outcome
-from autoscaling.simulator.roster import SLICEWISE
+from autoscaling.simulator.comparison import simulate_policy
+from autoscaling.simulator.outcome import SimulationOutcome
+from autoscaling.simulator.policies import SLICEWISE
+from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.scenario import Scenario, ScenarioError
 from autoscaling.simulator.slices import ClassSetup
 from autoscaling.simulator.spot_capacity import CapacitySeries
-from autoscaling.simulator.staging import Staged, UsedPrice
 from serving.domain.capacity import CapacityProfile, read_profile
 from serving.domain.slice_lifecycle import HELD_STATES
 
@@ -26,7 +26,7 @@ _TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class ClassUse:
+class ClassHours:
     """What one class contributes: slices held, over time, and dollars per month of such days."""
 
     compute_class: str
@@ -36,11 +36,11 @@ class ClassUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class OperatingPoint:
     """One play. Dollars per million tokens are of tokens in and out that were served for."""
 
     name: str
-    uses: tuple[ClassUse, ...]
+    uses: tuple[ClassHours, ...]
     usd_per_month: float
     usd_per_million_tokens: float
     served_ratio: float
@@ -48,14 +48,14 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorPlan:
+class CapacityPlan:
     """The answer, with what it was answered for."""
 
     profile: CapacityProfile
     objectives: Objectives
     mean_requests_per_s: float
     peak_demand_slices: int
-    situations: tuple[Situation, ...]
+    operating_points: tuple[OperatingPoint, ...]
     prices: tuple[UsedPrice, ...]
 
 
@@ -82,24 +82,32 @@ def planned_scenario(
         raise ScenarioError(first["msg"]) from error
 
 
-def make_plan(staged: Staged) -> OperatorPlan:
+def make_plan(run_setup: PreparedRun) -> CapacityPlan:
     """Plays our policy twice and sums up."""
-    situations = [_situation("as the scenario has it", staged, play(staged, SLICEWISE))]
-    if any(each.terms.is_revocable for each in staged.classes):
-        dry = replace(staged, classes=tuple(_dried(each) for each in staged.classes))
-        situations.append(_situation("without any spot", dry, play(dry, SLICEWISE)))
-    objectives = staged.rules.objectives
-    return OperatorPlan(
-        profile=staged.scenario.profile,
+    operating_points = [
+        _operating_point("as the scenario has it", run_setup, simulate_policy(run_setup, SLICEWISE))
+    ]
+    if any(each.terms.is_revocable for each in run_setup.classes):
+        without_spot = replace(
+            run_setup, classes=tuple(_without_capacity(each) for each in run_setup.classes)
+        )
+        operating_points.append(
+            _operating_point(
+                "without any spot", without_spot, simulate_policy(without_spot, SLICEWISE)
+            )
+        )
+    objectives = run_setup.rules.objectives
+    return CapacityPlan(
+        profile=run_setup.scenario.profile,
         objectives=Objectives(objectives.ttft_s, objectives.tpot_s),
-        mean_requests_per_s=len(staged.requests) / staged.scenario.duration_s,
-        peak_demand_slices=staged.offered.peak_slices,
-        situations=tuple(situations),
-        prices=staged.prices,
+        mean_requests_per_s=len(run_setup.requests) / run_setup.scenario.duration_s,
+        peak_demand_slices=run_setup.offered.peak_slices,
+        operating_points=tuple(operating_points),
+        prices=run_setup.prices,
     )
 
 
-def plan_json(plan: OperatorPlan) -> dict[str, Any]:
+def plan_json(plan: CapacityPlan) -> dict[str, Any]:
     """The plan for machines."""
     return {
         "model": plan.profile.model,
@@ -123,7 +131,7 @@ def plan_json(plan: OperatorPlan) -> dict[str, Any]:
                     for use in each.uses
                 },
             }
-            for each in plan.situations
+            for each in plan.operating_points
         ],
     }
 
@@ -146,17 +154,19 @@ def _load_at(scenario: Scenario, rate: float) -> dict[str, Any]:
     return {"kind": "day", "trace": scenario.load.trace, "mean_requests_per_s": rate}
 
 
-def _dried(setup: ClassSetup) -> ClassSetup:
+def _without_capacity(setup: ClassSetup) -> ClassSetup:
     if not setup.terms.is_revocable:
         return setup
     conditions = replace(setup.conditions, capacity=CapacitySeries.constant(0))
     return ClassSetup(setup.terms, conditions)
 
 
-def _situation(name: str, staged: Staged, outcome: Outcome) -> Situation:
+def _operating_point(
+    name: str, run_setup: PreparedRun, outcome: SimulationOutcome
+) -> OperatingPoint:
     hours = outcome.timeline.end_s / 3600
     uses = []
-    for terms in staged.terms:
+    for terms in run_setup.terms:
         held = [
             counts
             for (compute_class, state), counts in outcome.timeline.slices.items()
@@ -164,7 +174,7 @@ def _situation(name: str, staged: Staged, outcome: Outcome) -> Situation:
         ]
         held_s = sum(outcome.seconds.get((terms.name, state), 0.0) for state in HELD_STATES)
         uses.append(
-            ClassUse(
+            ClassHours(
                 terms.name,
                 held_s / outcome.timeline.end_s,
                 int(sum(held).max()) if held else 0,  # type: ignore[union-attr]
@@ -173,7 +183,7 @@ def _situation(name: str, staged: Staged, outcome: Outcome) -> Situation:
         )
     tokens = outcome.requests.input_tokens.sum() + outcome.requests.output_tokens.sum()
     served_tokens = float(tokens) * outcome.service.served_ratio
-    return Situation(
+    return OperatingPoint(
         name,
         tuple(uses),
         outcome.cost.total_usd / hours * HOURS_PER_MONTH,

@@ -8,16 +8,16 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from autoscaling.classes import ClassTerms
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
-from serving.domain.load_report import Listing, StatsError, listing_of_stats, load_of_stats
+from serving.domain.compute_class import ComputeClass
+from serving.domain.load_report import FleetReport, StatsError, fleet_report_of_stats, load_of_stats
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
 
 # A directory that has just started has not heard of everybody yet.
 SETTLING_S = LEASE_S + RENEWAL_S
 
 
-class SignalMissingError(Exception):
+class ReportMissingError(Exception):
     """The load or the slices are not known now; the message says why. Hold the last plan."""
 
 
@@ -51,6 +51,10 @@ class Tokens:
     output: float
 
 
+# Of a request until the first have been measured, where nobody says otherwise.
+ASSUMED_TOKENS = Tokens(input=512, output=256)
+
+
 def latest_reports(
     raw: Mapping[str, Mapping[Hashable, Sequence[Point]]],
 ) -> dict[Hashable, Report]:
@@ -81,15 +85,15 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
     It is as old as its oldest part. `assumed` stands for a mean that no gateway knows yet.
 
     Raises:
-        SignalMissingError: not every running gateway has told its load.
+        ReportMissingError: not every running gateway has told its load.
     """
     reports = list(reports)
     if not reports or len(reports) < num_gateways:
-        raise SignalMissingError(f"{len(reports)} of {num_gateways} gateways tell their load")
+        raise ReportMissingError(f"{len(reports)} of {num_gateways} gateways tell their load")
     samples = [load_of_stats(model, report.stats) for report in reports]
     known = [sample for sample in samples if sample is not None]
     if len(known) < len(samples):
-        raise SignalMissingError(f"a gateway tells no load of {model}")
+        raise ReportMissingError(f"a gateway tells no load of {model}")
     return ModelLoad(
         at_s=min(report.at_s for report in reports),
         requests_per_s=sum(sample.requests_per_s for sample in known),
@@ -106,39 +110,39 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
     )
 
 
-def listing_of(reports: Iterable[Report], now_s: float, max_age_s: float) -> Listing:
+def fleet_report_of(reports: Iterable[Report], now_s: float, max_age_s: float) -> FleetReport:
     """What the directory lists.
 
     Raises:
-        SignalMissingError: it tells nothing, nothing new, or has not heard of everybody yet.
+        ReportMissingError: it tells nothing, nothing new, or has not heard of everybody yet.
     """
     newest = max(reports, key=lambda report: report.at_s, default=None)
     if newest is None:
-        raise SignalMissingError("the directory tells no slices")
+        raise ReportMissingError("the directory tells no slices")
     if now_s - newest.at_s > max_age_s:
-        raise SignalMissingError(
+        raise ReportMissingError(
             f"the directory's list is {now_s - newest.at_s:.0f} s old; allowed: {max_age_s:g} s"
         )
     try:
-        listing = listing_of_stats(newest.stats)
+        report = fleet_report_of_stats(newest.stats)
     except StatsError as error:
-        raise SignalMissingError(str(error)) from error
-    if listing is None:
-        raise SignalMissingError("the directory tells no slices")
-    if newest.at_s - listing.started_at_s < SETTLING_S:
-        raise SignalMissingError("the directory has just started and may not know every slice")
-    return listing
+        raise ReportMissingError(str(error)) from error
+    if report is None:
+        raise ReportMissingError("the directory tells no slices")
+    if newest.at_s - report.started_at_s < SETTLING_S:
+        raise ReportMissingError("the directory has just started and may not know every slice")
+    return report
 
 
 def slices_of(
-    model: str, listing: Listing, terms: Mapping[str, ClassTerms]
+    model: str, report: FleetReport, terms: Mapping[str, ComputeClass]
 ) -> tuple[SliceView, ...]:
     """The model's slices on the classes of `terms`, ordered by id.
 
     When a slice expires is reckoned from when its replica got it, which is the latest it can be.
     """
     views = []
-    for each in listing.slices:
+    for each in report.slices:
         if each.model != model or each.compute_class not in terms:
             continue
         max_run_s = terms[each.compute_class].max_run_s
@@ -158,11 +162,11 @@ def slices_of(
     return tuple(sorted(views, key=lambda view: view.slice_id))
 
 
-def losses_of(model: str, listing: Listing) -> tuple[SliceLoss, ...]:
+def losses_of(model: str, report: FleetReport) -> tuple[SliceLoss, ...]:
     """The model's losses that the directory still tells of, oldest first."""
     losses = [
         SliceLoss(each.replica_id, each.compute_class, each.at_s, str(each.cause))
-        for each in listing.losses
+        for each in report.losses
         if each.model == model
     ]
     return tuple(sorted(losses, key=lambda loss: (loss.at_s, loss.slice_id)))

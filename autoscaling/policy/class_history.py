@@ -1,9 +1,9 @@
-"""What the policy has learned of a compute class: how long slices take, how often they are lost.
+"""The history of a compute class: how long its slices take, how often they are lost, is it healthy.
 
-Owns the memory of one class, and from it whether the class can be relied on now. A class is relied
-on until a wish is later than usual or a whole group is lost at once; then what it has counts, what
-it was asked for does not, and others are asked. Its wishes stay open, so it is relied on again once
-it delivers and a while has passed, longer after each disappointment. Deterministic: time comes in.
+Owns the memory of one class. A class is healthy until an order is later than usual or a whole group
+is lost at once. Then it backs off: what it has counts, what was ordered from it does not, and
+others are asked. Its orders stay open. It is healthy again once it delivers and a while has passed,
+longer after each failure. Deterministic: time comes in.
 """
 
 import math
@@ -11,27 +11,27 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
+from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import HELD_STATES, WAITING, SliceState
 
 _SAMPLES_KEPT = 40
-# Fewer samples than this, and what the operator says counts.
+# With fewer samples than this, what the operator configured counts.
 _SAMPLES_NEEDED = 4
-# How much later than usual a wish may be where no patience is given.
+# How much later than usual an order may be where no patience is given.
 _LATE_FACTOR = 1.5
 # What a prior rate of losses weighs, in slice-hours of experience.
 _PRIOR_HOURS = 24.0
 # What it weighs for the loss of all at once, in hours in which the class is had.
 _PRIOR_OUTAGE_HOURS = 12.0
-# A class that has kept its word for so long is forgiven its last disappointment.
-_FORGIVEN_AFTER_S = 6 * 3600.0
+# After so long without a failure, the next one backs off for the shortest time again.
+_RESET_AFTER_S = 6 * 3600.0
 
 
 @dataclass(slots=True)
-class _Seen:
-    """A slice as it was last seen."""
+class _Observed:
+    """A slice as it was last observed."""
 
     state: SliceState
     since_s: float
@@ -39,30 +39,32 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class ClassExperience:
-    """The memory of one class. `observe` it before asking it anything about now."""
+class ClassHistory:
+    """The memory of one class. Call `observe` before asking it anything about now."""
 
-    terms: ClassTerms
+    terms: ComputeClass
     rules: Rules
     _provisioning_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
     _load_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _observed: dict[str, _Observed] = field(default_factory=dict)
     _held_hours: float = 0.0
     _had_hours: float = 0.0
     _num_losses: int = 0
     _num_outages: int = 0
     _observed_at_s: float | None = None
-    _distrusted_until_s: float = -math.inf
-    _distrusted_at_s: float = -math.inf
+    _backs_off_until_s: float = -math.inf
+    _last_failure_at_s: float = -math.inf
     _backoff_s: float = 0.0
-    _is_dry: bool = False
-    why_distrusted: str = ""
+    _is_out_of_stock: bool = False
+    backoff_reason: str = ""
 
     def observe(
         self, now_s: float, slices: Sequence[SliceView], losses: Sequence[SliceLoss]
     ) -> None:
-        """Takes in the class's slices of now and its losses since the last time."""
-        held_before = sum(1 for seen in self._seen.values() if seen.state in HELD_STATES)
+        """Records the class's slices of now and its losses since the last call."""
+        held_before = sum(
+            1 for observed in self._observed.values() if observed.state in HELD_STATES
+        )
         if self._observed_at_s is not None:
             elapsed_h = (now_s - self._observed_at_s) / 3600
             self._held_hours += held_before * elapsed_h
@@ -73,16 +75,16 @@ class ClassExperience:
         if len(losses) >= max(1, held_before / 2):
             self._num_outages += 1
         if self.terms.is_revocable and len(losses) >= max(1, held_before):
-            self._distrust(now_s, f"all {held_before} slices were lost at once")
+            self._back_off(now_s, f"all {held_before} slices were lost at once")
         if delivered:
-            self._is_dry = False
-        late_s = self._oldest_wish_s(now_s, slices) - self.patience_s
+            self._is_out_of_stock = False
+        late_s = self._oldest_order_s(now_s, slices) - self.patience_s
         if late_s > 0:
-            self._distrust(now_s, f"a wish is {late_s:.0f} s late")
+            self._back_off(now_s, f"an order is {late_s:.0f} s late")
 
     @property
     def provisioning_s(self) -> float:
-        """How long nine of ten slices take at most from the wish until they are there."""
+        """How long nine of ten slices take at most from their order until they exist."""
         return _typical(self._provisioning_s, self.terms.provisioning_s)
 
     @property
@@ -92,19 +94,19 @@ class ClassExperience:
 
     @property
     def lead_s(self) -> float:
-        """From the wish to a ready engine."""
+        """The time from an order to a ready engine."""
         return self.provisioning_s + self.load_s
 
     @property
     def patience_s(self) -> float:
-        """How long a wish may take before it is late."""
+        """How long an order may take before it is late."""
         if self.terms.patience_s is not None:
             return self.terms.patience_s
         return _LATE_FACTOR * self.provisioning_s
 
     @property
     def losses_per_hour(self) -> float:
-        """Expected losses of one slice in an hour, by the operator's word and by experience."""
+        """Expected losses of one slice in an hour, as configured and as observed."""
         prior = self.terms.losses_per_hour * _PRIOR_HOURS
         return (prior + self._num_losses) / (_PRIOR_HOURS + self._held_hours)
 
@@ -124,9 +126,9 @@ class ClassExperience:
             ends_per_hour += 3600 / self.terms.max_run_s
         return self.terms.usd_per_slice_hour * (1 + ends_per_hour * self.load_s / 3600)
 
-    def is_relied_on(self, now_s: float) -> bool:
-        """Whether what it was asked for counts as on its way."""
-        return not self._is_dry and now_s >= self._distrusted_until_s
+    def is_healthy(self, now_s: float) -> bool:
+        """Whether what was ordered from it counts as on its way."""
+        return not self._is_out_of_stock and now_s >= self._backs_off_until_s
 
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""
@@ -135,17 +137,17 @@ class ClassExperience:
         return each.since_s + self.load_s
 
     def _learn_times(self, slices: Sequence[SliceView]) -> bool:
-        """Whether a slice has come since the last time."""
+        """Records how long slices took; returns whether one has come since the last call."""
         delivered = False
-        seen: dict[str, _Seen] = {}
+        observed: dict[str, _Observed] = {}
         for each in slices:
-            before = self._seen.get(each.slice_id)
-            seen[each.slice_id] = _Seen(each.state, each.since_s, each.requested_at_s)
+            before = self._observed.get(each.slice_id)
+            observed[each.slice_id] = _Observed(each.state, each.since_s, each.requested_at_s)
             was_waiting = before is not None and before.state in WAITING
             if was_waiting and each.state in HELD_STATES:
                 delivered = True
                 # How long a stock-out lasts says nothing of how long a slice usually takes.
-                if not self._is_dry and each.state != SliceState.DRAINING:
+                if not self._is_out_of_stock and each.state != SliceState.DRAINING:
                     self._provisioning_s.append(each.since_s - each.requested_at_s)
             if (
                 before is not None
@@ -153,23 +155,23 @@ class ClassExperience:
                 and each.state == SliceState.READY
             ):
                 self._load_s.append(each.since_s - before.since_s)
-        self._seen = seen
+        self._observed = observed
         return delivered
 
-    def _oldest_wish_s(self, now_s: float, slices: Sequence[SliceView]) -> float:
+    def _oldest_order_s(self, now_s: float, slices: Sequence[SliceView]) -> float:
         ages = (now_s - each.requested_at_s for each in slices if each.state in WAITING)
         return max(ages, default=0.0)
 
-    def _distrust(self, now_s: float, why: str) -> None:
-        """Begins or prolongs a time of distrust; each one after another is twice as long."""
-        if not self._is_dry:
-            is_old = now_s - self._distrusted_at_s > _FORGIVEN_AFTER_S
+    def _back_off(self, now_s: float, why: str) -> None:
+        """Begins or prolongs a back-off; each one after another is twice as long."""
+        if not self._is_out_of_stock:
+            is_old = now_s - self._last_failure_at_s > _RESET_AFTER_S
             doubled = self.rules.backoff_s if is_old else 2 * self._backoff_s
             self._backoff_s = min(max(doubled, self.rules.backoff_s), self.rules.max_backoff_s)
-        self._is_dry = True
-        self._distrusted_at_s = now_s
-        self._distrusted_until_s = now_s + self._backoff_s
-        self.why_distrusted = why
+        self._is_out_of_stock = True
+        self._last_failure_at_s = now_s
+        self._backs_off_until_s = now_s + self._backoff_s
+        self.backoff_reason = why
 
 
 def _typical(samples: Sequence[float], prior: float) -> float:

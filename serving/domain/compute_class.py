@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ClassTerms:
+class ComputeClass:
     """The terms of one compute class for one model's slice shape.
 
     `usd_per_slice_hour` is what a slice costs while it is had. `is_prepaid`: capacity that is paid

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autoscaling.classes import ClassTerms
 from autoscaling.policy.rules import Objectives, Rules
-from autoscaling.prices.table import Market, Price, PriceTable
+from autoscaling.prices.table import Price, PricedMarket, PriceTable
 from autoscaling.simulator.arrivals import (
     Requests,
     build_day,
@@ -25,10 +24,10 @@ from autoscaling.simulator.arrivals import (
 from autoscaling.simulator.offered import Offered, offered_slices, slices_per_request_per_s
 from autoscaling.simulator.scenario import (
     AlwaysCapacity,
-    ClassConfig,
     DayLoad,
     RegimeCapacity,
     Scenario,
+    ScenarioClass,
     ScenarioError,
     StagesLoad,
     StepsCapacity,
@@ -42,6 +41,7 @@ from autoscaling.simulator.spot_capacity import (
 )
 from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
 from loadtest.workload.traces import read_trace
+from serving.domain.compute_class import ComputeClass
 from serving.domain.topology import slice_shape
 
 _DAY_S = 86_400.0
@@ -65,7 +65,7 @@ class UsedPrice:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class PreparedRun:
     """One run, ready to be played by any policy."""
 
     scenario: Scenario
@@ -77,7 +77,7 @@ class Staged:
     prices: tuple[UsedPrice, ...]
 
     @property
-    def terms(self) -> tuple[ClassTerms, ...]:
+    def terms(self) -> tuple[ComputeClass, ...]:
         """The terms of every class, in the scenario's order."""
         return tuple(each.terms for each in self.classes)
 
@@ -90,7 +90,9 @@ class Staged:
         )
 
 
-def stage(scenario: Scenario, seed: int, prices: PriceTable, files: Replacements) -> Staged:
+def prepare_run(
+    scenario: Scenario, seed: int, prices: PriceTable, files: Replacements
+) -> PreparedRun:
     """The run of `scenario` with `seed`.
 
     Raises:
@@ -125,7 +127,7 @@ def stage(scenario: Scenario, seed: int, prices: PriceTable, files: Replacements
         max_slices=scenario.rules.max_slices,
         floor_ratio=scenario.rules.floor_ratio,
     )
-    return Staged(scenario, seed, requests, classes, rules, offered, used)
+    return PreparedRun(scenario, seed, requests, classes, rules, offered, used)
 
 
 def _requests(scenario: Scenario, seed: int, trace: Path | None) -> Requests:
@@ -171,7 +173,7 @@ def requests_of_file(path: Path) -> Requests:
     return Requests.of_rows(rows)
 
 
-def _price(config: ClassConfig, scenario: Scenario, prices: PriceTable) -> UsedPrice:
+def _price(config: ScenarioClass, scenario: Scenario, prices: PriceTable) -> UsedPrice:
     if config.usd_per_slice_hour is not None:
         return UsedPrice(config.name, config.usd_per_slice_hour, None)
     profile = scenario.profile
@@ -184,7 +186,7 @@ def _price(config: ClassConfig, scenario: Scenario, prices: PriceTable) -> UsedP
 
 
 def _spot_files(scenario: Scenario, paths: Sequence[Path]) -> Mapping[str, Path]:
-    spot = [each.name for each in scenario.classes if each.market == Market.SPOT]
+    spot = [each.name for each in scenario.classes if each.market == PricedMarket.SPOT]
     if len(paths) > len(spot):
         raise ScenarioError(
             f"{len(paths)} spot files; allowed: up to {len(spot)}, one per spot class of "
@@ -194,13 +196,17 @@ def _spot_files(scenario: Scenario, paths: Sequence[Path]) -> Mapping[str, Path]
 
 
 def _class_setup(
-    config: ClassConfig, scenario: Scenario, usd_per_slice_hour: float, seed: int, file: Path | None
+    config: ScenarioClass,
+    scenario: Scenario,
+    usd_per_slice_hour: float,
+    seed: int,
+    file: Path | None,
 ) -> ClassSetup:
-    terms = ClassTerms(
+    terms = ComputeClass(
         config.name,
         usd_per_slice_hour,
         is_prepaid=config.is_prepaid,
-        is_revocable=config.market == Market.SPOT,
+        is_revocable=config.market == PricedMarket.SPOT,
         correlation_group=config.correlation_group,
         min_slices=config.min_slices,
         max_slices=config.max_slices,
@@ -218,7 +224,7 @@ def _class_setup(
     return ClassSetup(terms, Conditions.as_expected(terms, capacity))
 
 
-def _capacity(config: ClassConfig, duration_s: float, seed: int) -> CapacitySeries | None:
+def _capacity(config: ScenarioClass, duration_s: float, seed: int) -> CapacitySeries | None:
     match config.capacity:
         case AlwaysCapacity():
             return None

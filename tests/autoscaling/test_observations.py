@@ -4,19 +4,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from autoscaling.classes import ClassTerms
-from autoscaling.records import SliceLoss, SliceView
-from autoscaling.signals import (
+from autoscaling.observations import (
     SETTLING_S,
     Report,
-    SignalMissingError,
+    ReportMissingError,
     Tokens,
+    fleet_report_of,
     latest_reports,
-    listing_of,
     load_of,
     losses_of,
     slices_of,
 )
+from autoscaling.records import SliceLoss, SliceView
+from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
@@ -97,7 +97,7 @@ def test_mean_that_nobody_knows_is_assumed_and_one_known_without_load_is_kept() 
 def test_missing_load_is_no_load_of_zero(
     reports: list[Report], num_gateways: int, reason: str
 ) -> None:
-    with pytest.raises(SignalMissingError, match=reason):
+    with pytest.raises(ReportMissingError, match=reason):
         load_of("m", reports, num_gateways, ASSUMED)
 
 
@@ -106,7 +106,7 @@ def test_missing_load_is_no_load_of_zero(
 
 def test_slices_are_those_of_model_and_classes_with_their_end() -> None:
     held = SliceLifecycle.begin(NOW_S - 50).enter(SliceState.RESERVED, NOW_S - 20, "held")
-    listing = listing_of(
+    report = fleet_report_of(
         [
             directory(
                 SliceRecord("r-2", "m", "flex-start", SliceLifecycle.begin(NOW_S - 9)),
@@ -118,8 +118,8 @@ def test_slices_are_those_of_model_and_classes_with_their_end() -> None:
         NOW_S,
         max_age_s=60.0,
     )
-    terms = {"flex-start": ClassTerms("flex-start", 1.0, max_run_s=3600.0)}
-    assert slices_of("m", listing, terms) == (
+    terms = {"flex-start": ComputeClass("flex-start", 1.0, max_run_s=3600.0)}
+    assert slices_of("m", report, terms) == (
         SliceView(
             "r-1", "flex-start", SliceState.RESERVED, NOW_S - 20, NOW_S - 50,
             expires_at_s=NOW_S - 20 + 3600,
@@ -133,15 +133,15 @@ def test_losses_are_those_of_the_model() -> None:
     report = directory(
         SliceRecord("r-1", "m", "spot", ended), SliceRecord("r-2", "other", "spot", ended)
     )
-    listing = listing_of([report], NOW_S, max_age_s=60.0)
-    assert losses_of("m", listing) == (SliceLoss("r-1", "spot", NOW_S - 5, "preempted"),)
+    report = fleet_report_of([report], NOW_S, max_age_s=60.0)
+    assert losses_of("m", report) == (SliceLoss("r-1", "spot", NOW_S - 5, "preempted"),)
 
 
 def test_newest_of_two_directories_counts() -> None:
     record = SliceRecord("r", "m", "spot", SliceLifecycle.begin(NOW_S - 50))
     old, new = directory(record, at_s=NOW_S - 4), directory(at_s=NOW_S)
-    assert listing_of([old, new], NOW_S, 60.0).slices == ()
-    assert listing_of([new, old], NOW_S, 60.0).slices == ()
+    assert fleet_report_of([old, new], NOW_S, 60.0).slices == ()
+    assert fleet_report_of([new, old], NOW_S, 60.0).slices == ()
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_newest_of_two_directories_counts() -> None:
     ],
 )
 def test_unknown_slices_are_not_all_lost(reports: list[Report], reason: str) -> None:
-    with pytest.raises(SignalMissingError, match=reason):
-        listing_of(reports, NOW_S, max_age_s=60.0)
+    with pytest.raises(ReportMissingError, match=reason):
+        fleet_report_of(reports, NOW_S, max_age_s=60.0)

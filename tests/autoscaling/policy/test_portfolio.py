@@ -6,37 +6,37 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.policy.mix import Offer, cheapest_mix, safest_worth_buying
+from autoscaling.policy.portfolio import ClassOption, cheapest_portfolio, safest_worth_buying
 
 
 @st.composite
-def offers(draw: st.DrawFn) -> list[Offer]:
+def options(draw: st.DrawFn) -> list[ClassOption]:
     names = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
     made = []
     for name in names:
         least, most = sorted(draw(st.tuples(st.integers(0, 1), st.integers(0, 5))))
         price = draw(st.integers(0, 9))
         group = draw(st.sampled_from([None, "x", "y"]))
-        made.append(Offer(name, float(price), least, most, group))
+        made.append(ClassOption(name, float(price), least, most, group))
     return made
 
 
-def left_after_a_loss(slices: dict[str, int], made: list[Offer]) -> int:
-    groups = {offer.group for offer in made if offer.group is not None}
+def left_after_a_loss(slices: dict[str, int], made: list[ClassOption]) -> int:
+    groups = {option.group for option in made if option.group is not None}
     lost = [sum(slices[o.name] for o in made if o.group == group) for group in groups]
     return sum(slices.values()) - max(lost, default=0)
 
 
-@given(offers(), st.integers(0, 9), st.integers(0, 9))
+@given(options(), st.integers(0, 9), st.integers(0, 9))
 def test_no_mix_that_meets_both_bounds_is_cheaper(
-    made: list[Offer], total: int, floor: int
+    made: list[ClassOption], total: int, floor: int
 ) -> None:
     floor = min(floor, total)
-    found = cheapest_mix(total, floor, made)
-    counts = [range(offer.at_least, offer.at_most + 1) for offer in made]
+    found = cheapest_portfolio(total, floor, made)
+    counts = [range(option.at_least, option.at_most + 1) for option in made]
     costs = []
     for chosen in itertools.product(*counts):
-        slices = {offer.name: count for offer, count in zip(made, chosen, strict=True)}
+        slices = {option.name: count for option, count in zip(made, chosen, strict=True)}
         if sum(chosen) >= total and left_after_a_loss(slices, made) >= floor:
             costs.append(sum(o.usd_per_hour * slices[o.name] for o in made))
     if costs:
@@ -46,33 +46,35 @@ def test_no_mix_that_meets_both_bounds_is_cheaper(
         assert found.missing or found.unsafe
 
 
-@given(offers(), st.integers(0, 9), st.integers(0, 9))
-def test_within_bounds_and_true_of_what_it_says(made: list[Offer], total: int, floor: int) -> None:
-    found = cheapest_mix(total, floor, made)
-    for offer in made:
-        assert offer.at_least <= found.slices[offer.name] <= offer.at_most
-    have = sum(found.slices.values())
-    assert found.missing == max(0, total - have)
+@given(options(), st.integers(0, 9), st.integers(0, 9))
+def test_within_bounds_and_true_of_what_it_says(
+    made: list[ClassOption], total: int, floor: int
+) -> None:
+    found = cheapest_portfolio(total, floor, made)
+    for option in made:
+        assert option.at_least <= found.slices[option.name] <= option.at_most
+    supply = sum(found.slices.values())
+    assert found.missing == max(0, total - supply)
     kept = left_after_a_loss(dict(found.slices), made)
     assert found.unsafe == max(0, min(floor, total) - kept)
 
 
-@given(offers(), st.integers(0, 9))
-def test_as_many_as_there_are_when_they_do_not_suffice(made: list[Offer], floor: int) -> None:
-    there_are = sum(offer.at_most for offer in made)
-    found = cheapest_mix(there_are + 2, floor, made)
+@given(options(), st.integers(0, 9))
+def test_as_many_as_there_are_when_they_do_not_suffice(made: list[ClassOption], floor: int) -> None:
+    there_are = sum(option.at_most for option in made)
+    found = cheapest_portfolio(there_are + 2, floor, made)
     assert sum(found.slices.values()) == there_are
     assert found.missing == 2
 
 
 def test_equal_prices_are_taken_in_the_order_given() -> None:
-    made = [Offer("b", 1.0, 0, 3), Offer("a", 1.0, 0, 3)]
-    assert cheapest_mix(2, 0, made).slices == {"b": 2, "a": 0}
+    made = [ClassOption("b", 1.0, 0, 3), ClassOption("a", 1.0, 0, 3)]
+    assert cheapest_portfolio(2, 0, made).slices == {"b": 2, "a": 0}
 
 
-@given(offers(), st.integers(0, 7), st.integers(0, 7), st.integers(0, 200))
+@given(options(), st.integers(0, 7), st.integers(0, 7), st.integers(0, 200))
 def test_no_mix_is_cheaper_with_what_its_outages_cost(
-    made: list[Offer], total: int, floor: int, shortage_usd: int
+    made: list[ClassOption], total: int, floor: int, shortage_usd: int
 ) -> None:
     made = [
         replace(each, outages_per_hour=0.1 * place, lead_h=0.1) for place, each in enumerate(made)
@@ -90,14 +92,14 @@ def test_no_mix_is_cheaper_with_what_its_outages_cost(
 
     found = safest_worth_buying(total, floor, float(total), made, float(shortage_usd))
     for chosen in itertools.product(*(range(o.at_least, o.at_most + 1) for o in made)):
-        slices = {offer.name: count for offer, count in zip(made, chosen, strict=True)}
+        slices = {option.name: count for option, count in zip(made, chosen, strict=True)}
         if sum(chosen) >= total and left_after_a_loss(slices, made) >= floor:
             assert usd(dict(found.slices)) <= usd(slices) + 1e-6
 
 
-def zones(outages_per_hour: float) -> list[Offer]:
-    spot = [Offer(f"spot-{z}", 4.0, 0, 99, z, outages_per_hour, 0.1) for z in "abc"]
-    return [*spot, Offer("on-demand", 20.0, 0, 99)]
+def zones(outages_per_hour: float) -> list[ClassOption]:
+    spot = [ClassOption(f"spot-{z}", 4.0, 0, 99, z, outages_per_hour, 0.1) for z in "abc"]
+    return [*spot, ClassOption("on-demand", 20.0, 0, 99)]
 
 
 def test_safety_is_bought_while_it_is_cheaper_than_what_it_prevents() -> None:
@@ -121,6 +123,6 @@ def test_what_is_asked_for_is_kept_whatever_it_costs() -> None:
 
 
 def test_often_lost_class_gives_way_to_one_a_little_dearer() -> None:
-    flex = Offer("flex-start", 4.5, 0, 99)
+    flex = ClassOption("flex-start", 4.5, 0, 99)
     worth = safest_worth_buying(10, 0, 10.0, [zones(0.5)[0], flex], 1000.0)
     assert worth.slices == {"spot-a": 0, "flex-start": 10}

@@ -1,0 +1,33 @@
+"""Limits and rules of serving that more than one part has to know. Each default stands here alone.
+
+Configuration, the specs that it is handed down in, and the simulator take their defaults from here,
+so that a simulated gateway refuses, waits and drains as a real one does. Pure.
+"""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# How long a request waits for an engine before it fails.
+REQUEST_DEADLINE_S = 60.0
+# Requests that wait at one gateway for an engine. Further ones are refused.
+MAX_WAITING_REQUESTS = 1024
+# How often each end of a token link sends a sign of life, and when its silence ends the link.
+HEARTBEAT_INTERVAL_S = 0.25
+HEARTBEAT_TIMEOUT_S = 1.0
+# Bytes that a gateway may leave unread before its engine host gives it up.
+MAX_BUFFERED_BYTES = 8 * MIB
+# How often an engine is checked, and how long it may go without a step while it has requests.
+CHECK_PERIOD_S = 1.0
+HANG_TIMEOUT_S = 4.0
+# How long the probe of a slice may take.
+PROBE_TIMEOUT_S = 120.0
+
+# Of the time that a draining engine has left, this share is kept to migrate what did not finish.
+_MIGRATION_SHARE = 0.25
+_MIN_MIGRATION_S = 0.5
+
+
+def migrate_by_s(now_s: float, grace_s: float) -> float:
+    """Returns when the last request has to leave an engine that ends in `grace_s` seconds."""
+    return now_s + max(0.0, grace_s - max(_MIN_MIGRATION_S, grace_s * _MIGRATION_SHARE))

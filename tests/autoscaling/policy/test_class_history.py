@@ -1,0 +1,115 @@
+"""What is learned of a compute class, and when it is relied on."""
+
+from dataclasses import replace
+
+import pytest
+from policy_world import RULES, SPOT
+
+from autoscaling.policy.class_history import ClassHistory
+from autoscaling.records import SliceLoss, SliceView
+from serving.domain.slice_lifecycle import SliceState
+
+BACKING_OFF = replace(RULES, backoff_s=100.0, max_backoff_s=300.0)
+
+
+def view(name: str, state: SliceState, since_s: float, requested_at_s: float = 0.0) -> SliceView:
+    return SliceView(name, "spot", state, since_s, requested_at_s)
+
+
+def lost(name: str, at_s: float) -> SliceLoss:
+    return SliceLoss(name, "spot", at_s, "preempted")
+
+
+def disappoint(history: ClassHistory, at_s: float) -> float:
+    """All is lost at `at_s` and delivered anew 10 s later; how long it is not relied on after."""
+    history.observe(at_s - 1, [view("a", SliceState.READY, 0)], [])
+    history.observe(at_s, [view("b", SliceState.PROVISIONING, at_s, at_s)], [lost("a", at_s)])
+    assert not history.is_healthy(at_s)
+    history.observe(at_s + 10, [view("b", SliceState.LOADING, at_s + 10, at_s)], [])
+    instant_s = at_s
+    while not history.is_healthy(instant_s):
+        instant_s += 1
+    return instant_s - at_s
+
+
+def test_each_disappointment_counts_for_longer_up_to_a_bound() -> None:
+    history = ClassHistory(SPOT, BACKING_OFF)
+    assert [disappoint(history, at_s) for at_s in (1000, 2000, 3000, 4000)] == [
+        100,
+        200,
+        300,
+        300,
+    ]
+
+
+def test_old_disappointment_is_forgiven() -> None:
+    history = ClassHistory(SPOT, BACKING_OFF)
+    disappoint(history, 1000)
+    disappoint(history, 2000)
+    assert disappoint(history, 2000 + 7 * 3600) == 100
+
+
+def test_one_long_stock_out_is_one_disappointment() -> None:
+    history = ClassHistory(replace(SPOT, patience_s=50.0), BACKING_OFF)
+    for instant_s in range(0, 5000, 10):
+        history.observe(instant_s, [view("a", SliceState.PROVISIONING, 0)], [])
+        assert history.is_healthy(instant_s) == (instant_s <= 50)
+    history.observe(5000, [view("a", SliceState.LOADING, 5000)], [])
+    assert history.is_healthy(5000 + 100)
+
+
+def test_losing_one_of_many_keeps_the_trust() -> None:
+    history = ClassHistory(SPOT, BACKING_OFF)
+    slices = [view(name, SliceState.READY, 0) for name in "abc"]
+    history.observe(10, slices, [])
+    history.observe(20, slices[1:], [lost("a", 15)])
+    assert history.is_healthy(20)
+
+
+def test_times_are_learned_once_there_are_enough_of_them() -> None:
+    history = ClassHistory(SPOT, RULES)
+    for number in range(6):
+        asked_s = 1000.0 * number
+        name = f"s-{number}"
+        steps = [
+            (SliceState.PROVISIONING, asked_s),
+            (SliceState.LOADING, asked_s + 200),
+            (SliceState.READY, asked_s + 230),
+        ]
+        for state, at_s in steps:
+            history.observe(at_s, [view(name, state, at_s, asked_s)], [])
+        expected = (SPOT.provisioning_s, SPOT.load_s) if number < 3 else (200.0, 30.0)
+        assert (history.provisioning_s, history.load_s) == expected
+
+
+def test_prior_rate_of_losses_gives_way_to_experience() -> None:
+    history = ClassHistory(replace(SPOT, losses_per_hour=1.0), RULES)
+    held = [view("a", SliceState.READY, 0)]
+    history.observe(0, held, [])
+    assert history.losses_per_hour == pytest.approx(1.0)
+    history.observe(240 * 3600, held, [])
+    assert history.losses_per_hour == pytest.approx(24 / 264)
+
+
+def test_price_of_a_useful_hour_holds_the_loading_that_losses_cost() -> None:
+    hourly = replace(SPOT, losses_per_hour=1.0, load_s=360.0, usd_per_slice_hour=10.0)
+    assert ClassHistory(hourly, RULES).usd_per_useful_hour == pytest.approx(11.0)
+    prepaid = replace(hourly, is_prepaid=True)
+    assert ClassHistory(prepaid, RULES).usd_per_useful_hour == 0.0
+
+
+def test_end_that_is_known_beforehand_costs_a_reload_too() -> None:
+    hourly = replace(
+        SPOT, max_run_s=3600.0, losses_per_hour=0.0, load_s=360.0, usd_per_slice_hour=10.0
+    )
+    assert ClassHistory(hourly, RULES).usd_per_useful_hour == pytest.approx(11.0)
+
+
+def test_outage_is_the_loss_of_half_or_more_at_once() -> None:
+    history = ClassHistory(replace(SPOT, losses_per_hour=0.0), RULES)
+    slices = [view(name, SliceState.READY, 0) for name in "abcd"]
+    history.observe(0, slices, [])
+    history.observe(12 * 3600, slices[1:], [lost("a", 1)])
+    assert history.outages_per_hour == 0.0
+    history.observe(12 * 3600, slices[3:], [lost("b", 2), lost("c", 2)])
+    assert history.outages_per_hour == pytest.approx(1 / 24)
