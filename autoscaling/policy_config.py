@@ -5,7 +5,8 @@ are those of `Rules` and `ComputeClass`. Reads profile and price files, no clock
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,24 +16,15 @@ from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.prices.table import PricedMarket, PriceError, PriceTable, price_table
 from serving.domain.capacity import CapacityProfile, ProfileError, read_profile
-from serving.domain.compute_class import ComputeClass
+from serving.domain.compute_class import MARKETS, ComputeClass, Market
 from serving.domain.topology import TopologyError, slice_shape
 
 # Serve's controller starts anywhere: what the file names is looked for beside our packages.
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
-_DAY_S = 24 * 3600.0
-# What the built-in compute classes are, by name. A flex-start slice runs for seven days at most.
-# Source: GKE's page on flex-start, read 2026-11-20.
-_BUILT_IN: Mapping[str, Mapping[str, Any]] = {
-    "reserved": {"is_prepaid": True},
-    "spot": {"is_revocable": True},
-    "flex-start": {"max_run_s": 7 * _DAY_S},
-    "on-demand": {},
-}
-_LIST_MARKETS = {
-    "spot": PricedMarket.SPOT,
-    "flex-start": PricedMarket.FLEX_START,
-    "on-demand": PricedMarket.ON_DEMAND,
+_LIST_MARKETS: Mapping[str, PricedMarket] = {
+    Market.SPOT: PricedMarket.SPOT,
+    Market.FLEX_START: PricedMarket.FLEX_START,
+    Market.ON_DEMAND: PricedMarket.ON_DEMAND,
 }
 
 
@@ -65,30 +57,39 @@ class ObjectivesConfig(_Section):
     """Time per output token after the first, on average."""
 
 
+def _default(record: type, name: str) -> Any:
+    """The default that a field of `record` has: stated there, and nowhere else."""
+    return next(field.default for field in fields(record) if field.name == name)
+
+
+_rule = partial(_default, Rules)
+_term = partial(_default, ComputeClass)
+
+
 class RulesConfig(_Section):
     """How the policy plans; what is left out is as in `autoscaling.policy.rules.Rules`."""
 
-    min_slices: _Count = 0
+    min_slices: _Count = _rule("min_slices")
     """Slices of all classes together, at least."""
-    max_slices: _Count = 0
+    max_slices: _Count = _rule("max_slices")
     """The same, at most."""
-    idle_s: _NotNegative = 0
+    idle_s: _NotNegative = _rule("idle_s")
     """Without a request for so long, a model goes to zero slices."""
-    floor_ratio: _Share = 0
+    floor_ratio: _Share = _rule("floor_ratio")
     """Share of the demand that is left when any one group of revocable classes is lost."""
-    tpot_margin: _Share = 0
+    tpot_margin: _Share = _rule("tpot_margin")
     """Share of the TPOT objective that is planned for."""
-    spread: _NotNegative = 0
+    spread: _NotNegative = _rule("spread")
     """Standard deviations of the requests in flight that are kept free."""
-    forecast_share: _Share = 0
+    forecast_share: _Share = _rule("forecast_share")
     """Share of past forecasts that were no higher than what is planned for."""
-    drain_delay_s: _NotNegative = 0
+    drain_delay_s: _NotNegative = _rule("drain_delay_s")
     """A slice goes after it was more than enough for so long."""
-    max_load_age_s: _Positive = 0
+    max_load_age_s: _Positive = _rule("max_load_age_s")
     """An older load is no load: the last plan stands."""
-    backoff_s: _NotNegative = 0
-    """How long a class that disappointed is not relied on, the first time."""
-    max_backoff_s: _NotNegative = 0
+    backoff_s: _NotNegative = _rule("backoff_s")
+    """How long a class backs off after a failure, the first time."""
+    max_backoff_s: _NotNegative = _rule("max_backoff_s")
     """The same, at most."""
 
 
@@ -109,18 +110,18 @@ class PolicyClassConfig(_Section):
     """May be taken away at any time, all of it at once."""
     correlation_group: str = ""
     """What is lost together, such as a zone; the class itself, when left out."""
-    min_slices: _Count = 0
+    min_slices: _Count = _term("min_slices")
     """Slices kept whatever the load, besides the deployment's own `min_replicas`."""
-    max_slices: _Count = 0
+    max_slices: _Count = _term("max_slices")
     """Quota, besides the deployment's own `max_replicas`."""
-    provisioning_s: _NotNegative = 0
+    provisioning_s: _NotNegative = _term("provisioning_s")
     """How long a slice usually takes to come, until experience says better."""
-    load_s: _NotNegative = 0
+    load_s: _NotNegative = _term("load_s")
     """How long an engine then takes to be ready; by default the profile's `load_s`."""
-    losses_per_hour: _NotNegative = 0
+    losses_per_hour: _NotNegative = _term("losses_per_hour")
     """How often a slice is usually taken away, until experience says better."""
     patience_s: _Positive | None = None
-    """A wish may take so long before other classes are asked."""
+    """How long an order may take before other classes are asked."""
     max_run_s: _Positive | None = None
     """How long a slice is kept at most."""
 
@@ -226,7 +227,7 @@ def _model_settings(
         )
         rules = Rules(
             Objectives(model.objectives.ttft_s, model.objectives.tpot_s),
-            **model.rules.model_dump(exclude_unset=True),
+            **model.rules.model_dump(),
         )
     except ProfileError as error:
         raise PolicyConfigError(f"{at}.profile: {error}") from error
@@ -254,7 +255,7 @@ def _class_terms(
 ) -> ComputeClass:
     """The terms of a class; raises `ValueError` for a contradiction or a missing price."""
     given = config.model_dump(exclude_unset=True)
-    terms = {"load_s": profile.load_s} | dict(_BUILT_IN.get(name, {})) | given
+    terms = {"load_s": profile.load_s} | _built_in_terms(name) | given
     per_chip = terms.pop("usd_per_chip_hour", None)
     if per_chip is not None and "usd_per_slice_hour" in terms:
         raise ValueError("usd_per_slice_hour and usd_per_chip_hour; allowed: one of them")
@@ -264,6 +265,18 @@ def _class_terms(
         num_chips = _num_chips(profile) if per_chip else 0
         terms["usd_per_slice_hour"] = per_chip * num_chips
     return ComputeClass(name=name, **terms)
+
+
+def _built_in_terms(name: str) -> dict[str, Any]:
+    """The terms of a class that is called as a market is; none of another."""
+    if name not in tuple(Market):
+        return {}
+    market = MARKETS[Market(name)]
+    return {
+        "is_prepaid": market.is_prepaid,
+        "is_revocable": market.is_revocable,
+        "max_run_s": market.max_run_s,
+    }
 
 
 def _list_price(

@@ -10,7 +10,7 @@ from typing import Any
 
 from deployments.manifests.cluster_config import ClusterConfig, Provisioning
 from deployments.manifests.slice_groups import SliceGroup, shape_name
-from serving.config.slices import MAX_FLEX_START_RUN_S, Market
+from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
 from serving.domain.topology import Generation
 
 Json = dict[str, Any]

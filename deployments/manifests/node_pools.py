@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from deployments.manifests.compute_classes import NETWORK_PROFILE, node_pool_names, workload_policy
 from deployments.manifests.slice_groups import SliceGroup, shape_name
-from serving.config.slices import MAX_FLEX_START_RUN_S, Market
+from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
 from serving.domain.gke_names import GKE_COMPUTE_CLASS
 
 _HEAD = """\

@@ -16,7 +16,7 @@ from deployments.manifests.pods import gateway_template, head_template, host_tem
 from deployments.manifests.redis import PASSWORD_KEY, redis_address
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
-from serving.config.slices import DAY_S, Market
+from serving.domain.compute_class import DAY_S, Market
 from serving.domain.gke_names import NEVER_IDLE_S
 
 Json = dict[str, Any]

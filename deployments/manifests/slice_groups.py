@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from deployments.manifests.cluster_config import ClusterConfig, GkeClassConfig
 from serving.config.application import AppConfig, DeploymentConfig
 from serving.config.slice_settings import drain_s, node_labels, replica_end_s
-from serving.config.slices import MARKET_LABEL, Market
+from serving.config.slices import MARKET_LABEL
+from serving.domain.compute_class import Market
 from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,

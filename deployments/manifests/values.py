@@ -24,8 +24,8 @@ from serving.config.application import (
 from serving.config.check import IMPORT_PATH, check_serve_config
 from serving.config.rules import is_loopback, repeats
 from serving.config.schema import name_hint, problems_of, shown
-from serving.config.slices import Market
 from serving.config.vllm_args import VllmArgs
+from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.topology import Generation
 

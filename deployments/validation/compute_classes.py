@@ -17,7 +17,8 @@ from deployments.validation.groups import (
     generations_by_accelerator,
     slice_groups_in,
 )
-from serving.config.slices import MARKET_LABEL, Market
+from serving.config.slices import MARKET_LABEL
+from serving.domain.compute_class import Market
 from serving.domain.errors import Problem
 from serving.domain.gke_names import GKE_COMPUTE_CLASS
 from serving.domain.topology import Generation, TopologyError, slice_shape

@@ -18,7 +18,8 @@ from deployments.validation.documents import (
     sequence,
     texts,
 )
-from serving.config.slices import MARKET_LABEL, Market
+from serving.config.slices import MARKET_LABEL
+from serving.domain.compute_class import Market
 from serving.domain.errors import Problem
 from serving.domain.gke_names import (
     COMPUTE_CLASS_LABEL,

@@ -25,7 +25,7 @@ from serving.config.application import AppConfig, DeploymentConfig, check_app_co
 from serving.config.check import IMPORT_PATH
 from serving.config.slice_settings import replica_end_s, slice_spec
 from serving.config.slice_spec import SliceSpec, slice_request
-from serving.config.slices import Market
+from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
 from serving.domain.inventory import (

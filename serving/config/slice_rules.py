@@ -14,7 +14,7 @@ from serving.config.rules import (
     repeats,
 )
 from serving.config.schema import name_hint, shown
-from serving.config.slices import MAX_DRAIN_NOTICE_S, MAX_FLEX_START_RUN_S, Market
+from serving.domain.compute_class import MARKETS, MAX_FLEX_START_RUN_S, Market
 from serving.domain.errors import Problem
 from serving.domain.topology import (
     Generation,
@@ -156,7 +156,7 @@ def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]
                 f"allowed: at most {MAX_FLEX_START_RUN_S}",
                 shown("max_run_duration_s", entry["max_run_duration_s"]),
             )
-    longest_s = min(filter(None, (run_s, MAX_DRAIN_NOTICE_S.get(market))), default=None)
+    longest_s = min(filter(None, (run_s, MARKETS[market].max_drain_notice_s)), default=None)
     if notice_s is not None and longest_s is not None and notice_s > longest_s:
         yield Problem(
             f"{path}.drain_notice_s",

@@ -6,14 +6,13 @@ stands here. Pure.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from serving.domain.compute_class import DAY_S, MARKETS, MAX_FLEX_START_RUN_S, Market
 from serving.domain.topology import Generation, SliceShape, slice_shape
 
-DAY_S = 24 * 60 * 60
 # The label by which Ray's nodes tell their market. Source: Ray 2.60 `_raylet`, read 2026-11-21.
 MARKET_LABEL = "ray.io/market-type"
 
@@ -48,25 +47,6 @@ LabelValue = Annotated[
 ]
 # What the reference shows for a default that depends on the market.
 _BY_MARKET = {"default": "by market"}
-
-
-class Market(StrEnum):
-    """How the slices of a compute class are bought."""
-
-    RESERVED = "reserved"  # paid for ahead; nobody else may have them
-    FLEX_START = "flex-start"  # queued for, then kept for a time known at its start
-    SPOT = "spot"  # cheap, and taken away at any time
-    ON_DEMAND = "on-demand"  # at list price, for as long as they are kept
-
-
-# The longest notice that a slice gets of its end. Source for spot: GKE's spot VM page, as far as a
-# node setting extends it, unproven for TPU hosts; for the others: GKE's page on TPU disruption, as
-# far as a pod's grace period lasts in maintenance; read 2026-11-20.
-MAX_DRAIN_NOTICE_S = {Market.RESERVED: 3600, Market.SPOT: 120, Market.ON_DEMAND: 3600}
-# What ordinary pods get of it unless set. Sources as above, read 2026-11-20.
-_DRAIN_NOTICE_S = {Market.RESERVED: 3600, Market.SPOT: 15, Market.ON_DEMAND: 3600}
-# The longest run of a flex-start slice. Source: GKE's page on flex-start, read 2026-11-20.
-MAX_FLEX_START_RUN_S = 7 * DAY_S
 
 
 class _Section(BaseModel):
@@ -157,14 +137,14 @@ def built_in_classes() -> dict[str, ComputeClassConfig]:
 
 def _set_by_market(market: Market, given: Mapping[str, object]) -> dict[str, object]:
     """What a compute class of this market has unless `given` says otherwise."""
+    terms = MARKETS[market]
     # A flex-start slice is told of its end when it starts.
-    notice_s: float = _DRAIN_NOTICE_S.get(market, MAX_FLEX_START_RUN_S)
-    longest_s = MAX_FLEX_START_RUN_S if market is Market.FLEX_START else None
-    run_s = given.get("max_run_duration_s", longest_s)
+    notice_s: float = terms.drain_notice_s or MAX_FLEX_START_RUN_S
+    run_s = given.get("max_run_duration_s", terms.max_run_s)
     if isinstance(run_s, (int, float)) and 0 < run_s < notice_s:
         notice_s = run_s
     return {
         "node_labels": {MARKET_LABEL: market.value},
         "drain_notice_s": notice_s,
-        "max_run_duration_s": longest_s,
+        "max_run_duration_s": terms.max_run_s,
     }

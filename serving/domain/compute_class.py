@@ -1,20 +1,68 @@
-"""A compute class as the policy sees it: what its slices cost, how they come, how they go. Pure."""
+"""Compute classes: how their slices are bought, what they cost, how they come, how they go. Pure.
 
+Owns what follows from the market of a class. `serve_config.yaml`, the policy's settings, values
+files and scenarios each have keys of their own for a class; what a market sets in one stands here.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+DAY_S = 24 * 60 * 60
+MAX_FLEX_START_RUN_S = 7 * DAY_S
+
+
+class Market(StrEnum):
+    """How the slices of a compute class are bought."""
+
+    RESERVED = "reserved"  # paid for ahead; nobody else may have them
+    FLEX_START = "flex-start"  # queued for, then kept for a time known at its start
+    SPOT = "spot"  # cheap, and taken away at any time
+    ON_DEMAND = "on-demand"  # at list price, for as long as they are kept
+
+
+@dataclass(frozen=True, slots=True)
+class MarketTerms:
+    """The terms of a market, in seconds.
+
+    `max_run_s` is the longest run of a slice, `None` without an end. `drain_notice_s` is how long
+    before its end an ordinary pod is told of it, `max_drain_notice_s` as far as settings extend it;
+    `None` where the end is known from the start.
+    """
+
+    is_prepaid: bool = False
+    is_revocable: bool = False
+    max_run_s: int | None = None
+    drain_notice_s: int | None = None
+    max_drain_notice_s: int | None = None
+
+
+# Sources, read 2026-11-20. The run of flex-start: GKE's page on flex-start. Notices of spot: GKE's
+# spot VM page, as far as a node setting extends it, unproven for TPU hosts; of the others: GKE's
+# page on TPU disruption, as far as a pod's grace period lasts in maintenance.
+MARKETS: Mapping[Market, MarketTerms] = MappingProxyType(
+    {
+        Market.RESERVED: MarketTerms(is_prepaid=True, drain_notice_s=3600, max_drain_notice_s=3600),
+        Market.FLEX_START: MarketTerms(max_run_s=MAX_FLEX_START_RUN_S),
+        Market.SPOT: MarketTerms(is_revocable=True, drain_notice_s=15, max_drain_notice_s=120),
+        Market.ON_DEMAND: MarketTerms(drain_notice_s=3600, max_drain_notice_s=3600),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeClass:
     """The terms of one compute class for one model's slice shape.
 
-    `usd_per_slice_hour` is what a slice costs while it is had. `is_prepaid`: capacity that is paid
+    `usd_per_slice_hour` is what a slice costs while it is held. `is_prepaid`: capacity that is paid
     for whether used or not, up to `max_slices`. `is_revocable`: may be taken away at any time, and
     all of it at once. `correlation_group` names what is lost together (a zone, say); revocable
     classes of different groups are not lost together. `max_slices` is quota, `min_slices` are kept
     whatever the load. `provisioning_s` is how long a slice usually takes to come, until experience
     says better; `load_s` how long an engine then takes to be ready. `losses_per_hour` is how often
-    a slice is usually taken away, until experience says better. `patience_s` is how long a wished
-    slice may take before others are asked for it (`None`: as long as experience says is usual).
+    a slice is usually taken away, until experience says better. `patience_s` is how long an order
+    may take before other classes are asked (`None`: as long as experience says is usual).
     `max_run_s` is how long a slice is kept at most (`None`: no end).
     """
 

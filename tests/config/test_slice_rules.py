@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.config.application import AppConfig, check_app_config
-from serving.config.slices import MARKET_LABEL, Market
+from serving.config.slices import MARKET_LABEL
+from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError
 from serving.domain.topology import Generation, parallelism_choices, shapes, slice_shape
 

@@ -13,7 +13,7 @@ from deployments.manifests.slice_groups import SliceGroup, slice_groups
 from deployments.manifests.values import Values, parse_values
 from deployments.validation.documents import Folder, Manifest, parse_files
 from deployments.validation.validate import folder_problems
-from serving.config.slices import Market
+from serving.domain.compute_class import Market
 from serving.domain.topology import Generation, SliceShape
 
 ROOT = Path(__file__).parents[3]
