@@ -1,11 +1,11 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.domain.paced_tokens import paced_token
+from serving.domain.paced_tokens import paced_token, paced_tokens
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import Finish, TokenRequest
@@ -116,6 +116,34 @@ async def test_request_that_cannot_be_served_is_refused(
     with pytest.raises(ValueError, match=reason):
         await engine.submit(bad)
     assert len((await collect(engine, "live"))["live"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "position"),
+    [
+        pytest.param(lambda whole: [*whole[:2], 0], 2, id="another token"),
+        pytest.param(lambda whole: whole[1:4], 0, id="the first one lost"),
+        pytest.param(lambda whole: [whole[0], *whole[:2]], 1, id="one repeated"),
+        pytest.param(lambda whole: [whole[0], whole[2], whole[1]], 1, id="two exchanged"),
+    ],
+)
+async def test_resume_after_tokens_that_were_never_emitted_is_refused(
+    engine: PacedEngine, damage: Callable[[list[int]], list[int]], position: int
+) -> None:
+    whole = paced_tokens(PROMPT, 4, RANGE)
+    assert len(set(whole)) == 4
+    with pytest.raises(ValueError, match=f"emitted token {position} is"):
+        await engine.submit(TokenRequest("x", PROMPT, damage(whole), max_tokens=4))
+    await engine.submit(TokenRequest("x", PROMPT, whole[:3], max_tokens=4))
+    assert (await collect(engine, "x"))["x"] == whole[3:]
+
+
+async def test_resume_of_what_another_model_emitted_is_refused() -> None:
+    engine = PacedEngine(PacedConfig(model_seed=1))
+    with pytest.raises(ValueError, match="emitted token 0 is"):
+        await engine.submit(TokenRequest("x", PROMPT, paced_tokens(PROMPT, 3, RANGE), 5))
+    emitted = paced_tokens(PROMPT, 3, RANGE, model_seed=1)
+    await engine.submit(TokenRequest("x", PROMPT, emitted, 5))
 
 
 async def test_failed_submit_refuses_one_request_only(engine: PacedEngine) -> None:

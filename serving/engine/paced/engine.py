@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from serving.domain.paced_tokens import prompt_seed
+from serving.domain.paced_tokens import prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
 from serving.engine.stats import StepCount, VitalsMeter
 from serving.link.engine_protocol import EngineDiedError
@@ -209,16 +209,31 @@ class PacedEngine:
         if stop_position is not None and emitted >= stop_position:
             msg = f"{emitted} tokens already emitted, at most {stop_position} are allowed"
             raise ValueError(msg)
+        seed = prompt_seed(prompt, self._config.model_seed)
+        self._raise_if_altered(request.emitted_token_ids, seed)
         is_poisoned = not self._faults.poison_token_ids.isdisjoint(prompt)
         # What was emitted before has to be computed anew, like the prompt.
         return PacedSequence(
             request_id,
-            prompt_seed(prompt, self._config.model_seed),
+            seed,
             emitted,
             stop_position,
             len(prompt) + emitted,
             is_poisoned,
         )
+
+    def _raise_if_altered(self, emitted_token_ids: list[int], seed: int) -> None:
+        """Refuses a resume after tokens that no engine of this model has emitted.
+
+        A real engine would go on from whatever it is given. This one knows what was emitted, so
+        that tokens lost, repeated or mixed up on the way show, even in the right number.
+        """
+        token_range = self._config.token_range
+        for position, token_id in enumerate(emitted_token_ids):
+            expected = seeded_token(seed, position, token_range)
+            if token_id != expected:
+                msg = f"emitted token {position} is {token_id}, this model emits {expected} there"
+                raise ValueError(msg)
 
     async def _wait_for_change(self, loop: asyncio.AbstractEventLoop) -> None:
         """Waits for the next instant of the timetable, or for a submit, an abort or a failure."""
