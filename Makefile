@@ -9,9 +9,9 @@ TORCH_INDEX ?=
 CONFIG ?= serve_config.yaml
 VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
-FAST := not vllm and not e2e and not browser and not process and not slow and not long and not tpu_sim
+FAST := not starts_engine and not e2e and not browser and not process and not slow and not long and not tpu_sim
 # Those of `make test` that do. Not said by `not`: files are left out by what an expression excludes.
-STARTS := (vllm or e2e or browser or process or slow) and not waits and not long and not tpu_sim
+STARTS := (starts_engine or e2e or browser or process or slow) and not waits and not long and not tpu_sim
 # Those that take minutes and compute little: real time has to pass.
 WAITS := waits and not long
 

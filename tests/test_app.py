@@ -9,7 +9,7 @@ from ray.serve.exceptions import RayServeException
 
 from serving.app import build
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 
 def scaling_of(*deployments: dict[str, Any], **sections: Any) -> dict[str, tuple[Any, Any]]:

@@ -159,7 +159,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.vllm
+@pytest.mark.imports_vllm
 def test_reading_agrees_with_the_installed_vllm() -> None:
     read = installed_vllm_args()
     assert read is not None

@@ -10,7 +10,7 @@ from anthropic import Anthropic
 
 from .application import RunningApplication
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 MODEL = "slicewise-demo"
 QUESTION = [{"role": "user", "content": "What is Slicewise?"}]

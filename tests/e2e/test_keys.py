@@ -8,7 +8,7 @@ import pytest
 from .application import RunningApplication
 from .several_models import KEYS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 ROUTES = [
     ("GET", "/v1/models"),

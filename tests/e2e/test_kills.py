@@ -22,7 +22,7 @@ from .application import (
 )
 from .streams import Answer, Request, stream_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine, pytest.mark.timeout(420)]
 
 MODEL = "slicewise-demo"
 NUM_TOKENS = 400

@@ -140,7 +140,7 @@ def test_2000_requests_leave_nothing_behind(
     assert_nothing_is_left(paced_application, "paced", 2000, capsys)
 
 
-@pytest.mark.vllm
+@pytest.mark.starts_engine
 def test_200_requests_leave_nothing_behind_on_vllm(
     demo_application: RunningApplication, capsys: pytest.CaptureFixture[str]
 ) -> None:

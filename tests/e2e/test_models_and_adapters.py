@@ -12,7 +12,7 @@ from openai import OpenAI
 from .application import RunningApplication
 from .several_models import KEYS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 QUESTION = [{"role": "user", "content": "What is Slicewise?"}]
 

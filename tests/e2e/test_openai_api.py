@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .application import RunningApplication, engine_ids, is_idle
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 MODEL = "slicewise-demo"
 MAX_MODEL_LEN = 2048

@@ -24,7 +24,7 @@ from .application import (
     serve_config,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = pytest.mark.e2e
 
 KEY = "sk-operations-0123456789"
 BODY = {"model": "paced", "prompt": "a", "max_tokens": 4}
@@ -232,6 +232,7 @@ def test_serve_command_refuses_a_bad_config_within_seconds() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.starts_engine
 def test_serve_command_tells_why_vllm_refuses_its_arguments() -> None:
     arguments = demo_model()["engine_args"] | {"max_model_len": 100_000}
     args = application_args(demo_model(engine_args=arguments))

@@ -9,7 +9,7 @@ import pytest
 
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long]
+pytestmark = [pytest.mark.imports_vllm, pytest.mark.long]
 
 DEADLINE_S = 120.0
 NUM_MESSAGES = 3000

@@ -10,7 +10,7 @@ from vllm.v1.outputs import LogprobsLists
 from serving.engine.tpu.requests import fit_to_tpu
 from tests.gateway.engines import core_request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 # tpu-inference gives the chosen token's log-probability and those of this many likeliest ones,
 # however few were asked for (vLLM's `max_logprobs`).

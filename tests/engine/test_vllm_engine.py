@@ -29,7 +29,7 @@ from .vllm_requests import (
 )
 
 # One event loop for the module, because one engine serves it all.
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.starts_engine, pytest.mark.asyncio(loop_scope="module")]
 
 
 class EngineShelf:

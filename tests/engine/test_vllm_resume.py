@@ -21,7 +21,7 @@ from serving.link.vllm_codec import decode_output, output_decoder
 
 from .vllm_requests import RequestMaker, set_engine_environment, start_demo_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.starts_engine, pytest.mark.asyncio(loop_scope="module")]
 
 DEADLINE_S = 120.0
 THINK_END = "</think>"

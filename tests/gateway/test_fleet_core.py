@@ -20,7 +20,7 @@ from serving.link.vllm_codec import decode_request, request_decoder
 
 from .engines import ScriptedLink, answer_to, core_request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 DEADLINE_S = 10.0
 PATIENT = FleetLimits(request_deadline_s=600.0)

@@ -12,7 +12,7 @@ from serving.link.messages import Step
 
 from .engines import ScriptedLink, answer_to, core_request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 MAX_LOSSES = 4
 

@@ -19,7 +19,7 @@ from serving.link.server import LinkServer
 
 from .engines import answer_to, core_request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 30.0

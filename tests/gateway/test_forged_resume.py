@@ -16,7 +16,7 @@ from serving.link.vllm_codec import EMITTED_KEY, decode_request, emitted_token_i
 
 from .engines import ScriptedLink
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 DEADLINE_S = 60.0
 MODEL = "demo"

@@ -19,7 +19,7 @@ from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_confi
 
 from .engines import ScriptedLink
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 DEADLINE_S = 30.0
 

@@ -12,7 +12,7 @@ from serving.gateway.model_versions import ModelVersions, VersionUnknownError
 
 from .engines import ScriptedLink, core_request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 GATEWAY = GatewayConfig(request_deadline_s=0.05)
 ASKED = Asked("demo", "somebody")

@@ -30,7 +30,7 @@ from serving.telemetry.spans import NO_TRACER, Tracer
 
 from .test_http_edge import client_of, post_scope
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 60.0

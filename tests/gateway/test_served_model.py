@@ -9,7 +9,7 @@ from serving.gateway.served_model import ServedModel
 
 from .engines import ScriptedLink, core_request
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 MODEL = ModelConfig.model_validate(
     {

@@ -16,7 +16,7 @@ from serving.gateway.telemetry.request_metrics import ClassMeter
 from .engines import ScriptedLink, core_request
 from .test_http_edge import client_of
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 DEADLINE_S = 30.0
 

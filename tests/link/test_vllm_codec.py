@@ -29,7 +29,7 @@ from serving.link.vllm_codec import (
     request_decoder,
 )
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.imports_vllm
 
 # Every field of an output that travels in the payload, with a value that is not its default.
 PAYLOAD_FIELDS = {
