@@ -27,13 +27,14 @@ TPU_SIM_PACKAGES := $$($(TPU_SIM_PYTHON) -c "import sysconfig; print(sysconfig.g
 VLLM_TPU := vllm-tpu==0.32.0
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
-.PHONY: help setup setup-dev setup-tpu-sim serve sim observe check reads format unit test \
+.PHONY: help setup setup-dev setup-tpu-sim serve sim observe quick quick-times check reads format unit test \
 	test-long test-tpu-sim test-weekly bench lock model sizes clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) on port 8000"
 	@echo "make sim        the same on a simulated TPU cluster, with slices to take away"
 	@echo "make observe    Prometheus with our alerts, beside make serve or make sim"
+	@echo "make quick      lint, types and the tests of what changed"
 	@echo "make test       set up and run the tests"
 	@echo "make check      format, lint, types, import rules, unit tests"
 	@echo "make setup      the virtual environment alone, with the slicewise command"
@@ -83,6 +84,16 @@ sim: setup
 
 observe: setup
 	@exec $(BIN)/slicewise observe
+
+# What changed since HEAD, or since another commit: make quick SINCE=main
+QUICK = $(BIN)/python -m scripts.quick --fast "$(FAST)"
+
+quick: setup-dev
+	@$(QUICK) $(if $(SINCE),--since $(SINCE))
+
+# How long that takes for what each of the last 30 commits changed.
+quick-times: setup-dev
+	@$(QUICK) --last 30
 
 # The tests take one core and what reads the code the other.
 check: setup-dev

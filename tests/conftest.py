@@ -23,6 +23,7 @@ def pytest_configure() -> None:
     settings.register_profile(
         "slicewise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
+    settings.register_profile("quick", settings.get_profile("slicewise"), max_examples=10)
     settings.load_profile("slicewise")
 
 
