@@ -56,8 +56,9 @@ $(VENV)/.cpu: requirements/cpu.lock pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock $(VENV)/.cpu
+$(VENV)/.dev: requirements/dev.lock requirements/libtpu.lock $(VENV)/.cpu
 	@$(INSTALL) -r requirements/dev.lock
+	@$(INSTALL) --upgrade --target $(VENV)/libtpu -r requirements/libtpu.lock
 	@touch $@
 
 setup-tpu-sim: $(TPU_SIM_VENV)/.done

@@ -1,4 +1,4 @@
-"""Writes the pinned lists of packages: `requirements/{cpu,dev,tpu-sim}.lock`.
+"""Writes the pinned lists of packages: `requirements/{cpu,dev,libtpu,tpu-sim}.lock`.
 
 pip resolves; this script leaves out what CPU does not need and writes the rest with exact versions.
 The lists are installed with `--no-deps`, so what is left out stays out. With `--keep` every pin
@@ -78,6 +78,10 @@ def main() -> None:
     write(REQUIREMENTS / "cpu.lock", "The embedded default, x86-64, Python 3.11.", cpu)
     dev = {name: version for name, version in both.items() if name not in cpu}
     write(REQUIREMENTS / "dev.lock", "Checks, tests and benchmarks.", dev)
+    libtpu = REQUIREMENTS / "libtpu.lock"
+    kept = (libtpu,) if kept and libtpu.exists() else ()
+    alone = resolve(REQUIREMENTS / "libtpu.in", kept=kept)
+    write(libtpu, "The runtime of a TPU, in a folder of its own.", alone)
     # After the two lists that it takes versions from.
     simulated = resolve(REQUIREMENTS / "tpu-sim.in") | exact(REQUIREMENTS / "tpu-sim.pins")
     head = "tpu-inference on JAX CPU, x86-64, Python 3.11; vllm-tpu itself is in the Makefile."

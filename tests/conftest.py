@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import do_without, missing
 from tests.unselected import module_markers, selects_nothing
 
 _STATUS = pytest.StashKey[int]()
@@ -35,6 +36,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     markers = module_markers(collection_path.read_text())
     declared = (line.partition(":")[0].strip() for line in config.getini("markers"))
     return True if selects_nothing(expression, markers, frozenset(declared)) else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Does without a test that needs what is not here."""
+    for marker in item.iter_markers("needs"):
+        for reason in filter(None, map(missing, marker.args)):
+            do_without(reason)
 
 
 @pytest.hookimpl(trylast=True)

@@ -91,6 +91,8 @@ class Selection:
         self._files = _files_by_folder(paths)
         self._sources = {module_name(source.path): source for source in sources}
         self._below = _below(self._sources)
+        self._tops = {name.partition(".")[0] for name in self._sources}
+        self._bare = _bare_names(self._sources)
         self._entries = frozenset(_entry_points(tomllib.loads(pyproject)))
         self._reached = {name: self._reaches(name) for name in self._sources}
 
@@ -166,13 +168,14 @@ class Selection:
     def _resolve(self, dotted: str, path: str) -> Iterator[str]:
         """The module that a name leads to, with the packages around it; nothing if it is not ours.
 
-        A test without a package around it imports its neighbours by their bare names.
+        Pytest has the folders of tests that are no packages on the path: what lies in them is
+        imported by its bare name.
         """
-        if path and "." not in dotted:
-            neighbour = ".".join([*PurePosixPath(path).parent.parts, dotted])
-            if neighbour in self._sources:
-                yield neighbour
-                return
+        first, _, rest = dotted.partition(".")
+        if first not in self._tops and path.startswith(f"{TESTS}/"):
+            for module in self._bare.get(first, ()):
+                yield from self._resolve(f"{module}.{rest}".rstrip("."), "")
+            return
         parts = dotted.split(".")
         for length in range(len(parts), 0, -1):
             module = ".".join(parts[:length])
@@ -208,6 +211,17 @@ def _below(sources: Mapping[str, Source]) -> dict[str, frozenset[str]]:
     for name in sources:
         below.setdefault(name.rpartition(".")[0], set()).add(name)
     return {package: frozenset(names) for package, names in below.items()}
+
+
+def _bare_names(sources: Mapping[str, Source]) -> dict[str, set[str]]:
+    """The modules and packages of tests by the last part of their names."""
+    found: dict[str, set[str]] = {}
+    for name in sources:
+        parts = name.split(".")
+        if parts[0] == TESTS:
+            for length in range(2, len(parts) + 1):
+                found.setdefault(parts[length - 1], set()).add(".".join(parts[:length]))
+    return found
 
 
 def _entry_points(pyproject: dict[str, object]) -> Iterator[str]:

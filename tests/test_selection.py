@@ -31,6 +31,7 @@ FILES = {
     "tests/deep/helper.py": "",
     "tests/deep/test_deep.py": "",
     "tests/deep/test_helped.py": "import helper\n",
+    "tests/test_by_package.py": "from deep.helper import it\n",
     "tests/deep/test_also_helped.py": "from .helper import it\n",
 }
 OTHERS = ["notes/one.md", "notes/two.md", ".ci/run", "app/page/page.html", "other/three.txt"]
@@ -58,7 +59,7 @@ def names(selection: Selection, *changed: str) -> set[str]:
         ("app/lazy.py", {"lazy"}),
         # What Serve imports by name, once an application starts.
         ("app/started.py", set()),
-        ("tests/deep/helper.py", {"helped", "also_helped"}),
+        ("tests/deep/helper.py", {"helped", "also_helped", "by_package"}),
         ("app/page/page.html", {"page", "family"}),
         ("app/page/chart.py", {"family"}),
         ("notes/one.md", {"one_note", "all_notes"}),

@@ -33,7 +33,7 @@ class Schemas:
             for version in spec["versions"]:
                 key = (f"{spec['group']}/{version['name']}", spec["names"]["kind"])
                 schema = version["schema"]["openAPIV3Schema"]
-                strict = _strict(schema)
+                strict = strict_schema(schema)
                 strict["properties"]["metadata"] = {"type": "object"}
                 self._schemas[key] = (schema, jsonschema.Draft7Validator(strict))
 
@@ -51,7 +51,7 @@ class Schemas:
             return
         schema, validator = self._schemas[_key(manifest)]
         body = copy.deepcopy(manifest.body)
-        _fill_in(schema, body)
+        fill_in_defaults(schema, body)
         for error in itertools.islice(validator.iter_errors(body), _MAX_SHOWN):
             field = ".".join(map(str, error.absolute_path)) or "(object)"
             yield manifest.problem(field, error.message[:200], "see the schema of its kind")
@@ -94,7 +94,7 @@ def _key(manifest: Manifest) -> tuple[str, str]:
     return str(manifest.body.get("apiVersion", "")), manifest.kind
 
 
-def _strict(schema: Json) -> Json:
+def strict_schema(schema: Json) -> Json:
     """Kubernetes' structural schema as JSON schema that knows no other fields."""
     strict = {key: value for key, value in schema.items() if key not in ("format", "nullable")}
     if strict.pop("x-kubernetes-int-or-string", False):
@@ -103,7 +103,9 @@ def _strict(schema: Json) -> Json:
     if schema.get("nullable") and isinstance(strict.get("type"), str):
         strict["type"] = [strict["type"], "null"]
     if "properties" in strict:
-        strict["properties"] = {name: _strict(each) for name, each in strict["properties"].items()}
+        strict["properties"] = {
+            name: strict_schema(each) for name, each in strict["properties"].items()
+        }
         is_open = any(
             schema.get(f"x-kubernetes-{word}")
             for word in ("preserve-unknown-fields", "embedded-resource")
@@ -112,17 +114,18 @@ def _strict(schema: Json) -> Json:
             strict.setdefault("additionalProperties", False)
     for key in ("items", "additionalProperties"):
         if isinstance(strict.get(key), dict):
-            strict[key] = _strict(strict[key])
+            strict[key] = strict_schema(strict[key])
     return strict
 
 
-def _fill_in(schema: Json, value: Any) -> None:
+def fill_in_defaults(schema: Json, value: Any) -> None:
+    """Fills what `value` leaves out, in place, as the API server does before it validates."""
     if isinstance(value, list):
         for each in value:
-            _fill_in(schema.get("items", {}), each)
+            fill_in_defaults(schema.get("items", {}), each)
     elif isinstance(value, dict):
         for name, below in schema.get("properties", {}).items():
             if name not in value and "default" in below:
                 value[name] = copy.deepcopy(below["default"])
             if name in value:
-                _fill_in(below, value[name])
+                fill_in_defaults(below, value[name])

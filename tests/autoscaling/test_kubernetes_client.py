@@ -10,7 +10,7 @@ import pytest
 from kuberay.api_server import HEAD_POD_GRANTS, MIRROR_GRANTS, Fault
 from kuberay.by_hand import USER, ClusterByHand
 from kuberay.objects import RAYCLUSTER, RAYSERVICE, raycluster, rayservice, worker_group
-from kuberay.schema import CRD_FOLDER, crd_schema
+from kuberay.schema import crd_schema
 from kuberay.webhook import NAME, told_to
 
 from autoscaling.provisioning.errors import (
@@ -316,7 +316,7 @@ async def test_service_that_may_not_be_read_is_noted_and_the_cluster_still_scale
         await api.aclose()
 
 
-@pytest.mark.skipif(not CRD_FOLDER.is_dir(), reason="KubeRay's CRDs are not beside the project")
+@pytest.mark.needs("crds")
 async def test_patched_objects_are_valid_by_kuberays_schema(tmp_path: Path) -> None:
     schemas = {name: crd_schema(name) for name in ("rayclusters", "rayservices")}
     made = made_cluster(is_of_service=True)

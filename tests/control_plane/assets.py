@@ -6,9 +6,6 @@ Binaries go by the convention of controller-runtime's envtest: a folder named by
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
 
 VARIABLE = "KUBEBUILDER_ASSETS"
 BINARIES = ("etcd", "kube-apiserver")
@@ -46,10 +43,3 @@ def missing_crds(folder: Path) -> str | None:
     if missing:
         return f"these CRDs are not beside this repository: {', '.join(missing)}"
     return None
-
-
-def do_without(reason: str, environment: Mapping[str, str]) -> NoReturn:
-    """Skips the test with the reason; in continuous integration nothing is skipped in silence."""
-    if environment.get("CI") == "true":
-        pytest.fail(f"CI=true, and {reason}", pytrace=False)
-    pytest.skip(reason)

@@ -8,12 +8,11 @@ import pytest
 import yaml
 
 from deployments.validation.documents import LOADER
+from tests.needs import CRDS, do_without
 
 from .api import Api
-from .assets import CRD_FILES, VARIABLE, do_without, missing_binaries, missing_crds
+from .assets import CRD_FILES, VARIABLE, missing_binaries, missing_crds
 from .server import ControlPlane
-
-CRDS = Path(__file__).parents[3] / "shared" / "data" / "crds"
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +20,7 @@ def control_plane() -> Iterator[ControlPlane]:
     """Runs; about 0.5 GiB."""
     reason = missing_binaries(os.environ) or missing_crds(CRDS)
     if reason is not None:
-        do_without(reason, os.environ)
+        do_without(reason)
     with ControlPlane(Path(os.environ[VARIABLE])) as running:
         for name in CRD_FILES:
             for crd in yaml.load_all((CRDS / name).read_text(), Loader=LOADER):

@@ -5,7 +5,6 @@ replicas on two hosts without chips, whose own HTTP proxies answer. The policy s
 """
 
 import asyncio
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -41,10 +40,6 @@ LASTING = (
     Role.SLICE_REPLICA,
     Role.ENGINE_HOST,
     Role.HOST_AGENT,
-)
-
-needs_redis = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="no redis-server on PATH"
 )
 
 

@@ -16,7 +16,6 @@ from tests.disasters.lasting import (
     LastingApplication,
     args_of,
     model_on,
-    needs_redis,
     on,
     report,
     resumes,
@@ -30,7 +29,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    needs_redis,
+    pytest.mark.needs("redis-server"),
 ]
 
 # Alone a stream takes 1.5 s; six at once on one engine are what the objective allows.

@@ -14,7 +14,6 @@ from tests.disasters.lasting import (
     LastingApplication,
     args_of,
     model_on,
-    needs_redis,
     on,
     report,
     start_head,
@@ -26,7 +25,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
     pytest.mark.timeout(1200),
-    needs_redis,
+    pytest.mark.needs("redis-server"),
 ]
 
 PACE = {"ttft_ms": 50, "tpot_ms": 20, "tpot_per_seq_ms": 2}

@@ -14,10 +14,15 @@ import yaml
 from deployments.serve import child_environment, dashboard_port, free_ports
 from deployments.simulation.control import call
 from deployments.simulation.deployed import lasting_environment
-from tests.disasters.lasting import needs_redis, start_head_on
+from tests.disasters.lasting import start_head_on
 from tests.e2e.application import PROJECT_ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900), needs_redis]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.needs("redis-server"),
+]
 
 SOON_S = 240.0
 # Ray's own is a minute.

@@ -1,24 +1,22 @@
 """The fake runtime in the eyes of two readers that we did not write.
 
 They ask port 8431 of loopback and nothing else, so they run in network and mount namespaces of
-their own, with the fake and a PCI bus of four v6e chips. Without Linux namespaces or without the
-packages `tpu-info` and `libtpu` they are skipped. SLICEWISE_TPU_READERS names another Python that
-has them.
+their own, with the fake and a PCI bus of four v6e chips. libtpu lies in a folder of its own: vLLM
+would take this machine for a TPU host.
 """
 
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.needs import LIBTPU, do_without
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("unshare")]
 
 ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SLICEWISE_TPU_READERS", sys.executable)
 
 # What unshare runs: loopback up, a PCI bus, the fake, and then the reader.
 _INSIDE = """
@@ -43,21 +41,14 @@ for name in sys.argv[1:]:
 """
 
 
-def _has(module: str) -> bool:
-    if sys.executable == PYTHON:
-        return importlib.util.find_spec(module) is not None
-    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([PYTHON, "-c", probe], check=False).returncode == 0
-
-
-def _can_unshare() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False).returncode == 0
-
-
 _UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--map-root-user")
-needs_namespaces = pytest.mark.skipif(not _can_unshare(), reason="no Linux namespaces here")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    done = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        do_without(f"namespaces are not permitted here: {done.stderr.strip()}")
 
 
 def _read(tmp_path: Path, *reader: str) -> str:
@@ -74,7 +65,7 @@ def _read(tmp_path: Path, *reader: str) -> str:
     fake = ROOT / "tests" / "exporters" / "libtpu_fake.py"
     done = subprocess.run(
         [*_UNSHARE, sys.executable, "-c", _INSIDE, sys.executable, f"{fake}", f"{tree}", *reader],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}", "COLUMNS": "120"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{LIBTPU}", "COLUMNS": "120"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -84,10 +75,8 @@ def _read(tmp_path: Path, *reader: str) -> str:
     return done.stdout
 
 
-@needs_namespaces
-@pytest.mark.skipif(not _has("tpu_info"), reason="the package tpu-info is not installed")
 def test_the_tpu_info_cli_reads_the_fake(tmp_path: Path) -> None:
-    shown = _read(tmp_path, f"{Path(PYTHON).with_name('tpu-info')}")
+    shown = _read(tmp_path, f"{Path(sys.executable).with_name('tpu-info')}")
     assert shown.count("TPU v6e chip") == 4
     assert shown.count("18.00 GiB / 31.00 GiB") == 4
     assert shown.count("87.50%") == 4
@@ -95,11 +84,10 @@ def test_the_tpu_info_cli_reads_the_fake(tmp_path: Path) -> None:
     assert "3250.00 us" in shown
 
 
-@needs_namespaces
-@pytest.mark.skipif(not _has("libtpu"), reason="the package libtpu is not installed")
+@pytest.mark.needs("libtpu")
 def test_the_libtpu_sdk_reads_the_fake(tmp_path: Path) -> None:
     names = ("duty_cycle_pct", "hbm_capacity_usage", "hlo_queue_size", "idle_duration")
-    lines = _read(tmp_path, PYTHON, "-c", _SDK, *names).splitlines()
+    lines = _read(tmp_path, sys.executable, "-c", _SDK, *names).splitlines()
     assert [line for line in lines if line.startswith(names)] == [
         "duty_cycle_pct 87.50 87.50 87.50 87.50",
         f"hbm_capacity_usage {' '.join(['19327352832'] * 4)}",

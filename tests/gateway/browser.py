@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import re
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,14 +23,6 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-
-
-def missing_program() -> str | None:
-    """Which of the programs needed is not installed; `None` if none is missing."""
-    for names in (("chromium", "google-chrome"), ("chromedriver",)):
-        if not any(shutil.which(name) for name in names):
-            return names[0]
-    return None
 
 
 class Browser:

@@ -5,16 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from .browser import Browser, browser, missing_program
+from .browser import Browser, browser
 from .fleet_stage import CHAT, CODE, NOW_S, Stage, serving
 from .history_stage import example_history, pages
 from .test_fleet_in_browser import FAINT_TEXTS, IS_LIVE
 
 pytestmark = [
-    pytest.mark.skipif(
-        missing_program() is not None,
-        reason=f"{missing_program()} is not installed (in Debian: chromium, chromium-driver)",
-    ),
+    pytest.mark.needs("chromium", "chromedriver"),
     pytest.mark.browser,
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -9,7 +9,7 @@ import pytest_asyncio
 from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.domain.slice_records import HostRecord
 
-from .browser import Browser, browser, missing_program
+from .browser import Browser, browser
 from .fleet_stage import (
     CHAT,
     CODE,
@@ -24,10 +24,7 @@ from .fleet_stage import (
 )
 
 pytestmark = [
-    pytest.mark.skipif(
-        missing_program() is not None,
-        reason=f"{missing_program()} is not installed (in Debian: chromium, chromium-driver)",
-    ),
+    pytest.mark.needs("chromium", "chromedriver"),
     pytest.mark.browser,
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -14,7 +14,7 @@ from .by_hand import TOKEN, ClusterByHand
 from .json_patch import PatchError, apply_patch
 from .objects import RAYCLUSTER, raycluster, rayservice, worker_group
 from .operator import Operator
-from .schema import CRD_FOLDER, crd_schema
+from .schema import crd_schema
 from .store import InvalidError, Store
 from .webhook import NAME, told_to
 
@@ -225,7 +225,7 @@ def test_cloud_in_a_stock_out_delivers_nothing(cluster: ClusterByHand) -> None:
     assert cluster.slices("v6e-spot") == {"v6e-spot-0": 2}
 
 
-@pytest.mark.skipif(not CRD_FOLDER.is_dir(), reason="KubeRay's CRDs are not beside the project")
+@pytest.mark.needs("crds")
 def test_schema_refuses_what_the_crd_does_not_know() -> None:
     store = Store({"rayclusters": crd_schema("rayclusters")})
     store.create("rayclusters", raycluster(group()))

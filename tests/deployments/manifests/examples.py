@@ -18,7 +18,6 @@ from serving.domain.topology import Generation, SliceShape
 
 ROOT = Path(__file__).parents[3]
 VALUES = sorted((ROOT / "deployments" / "values").glob("*.yaml"))
-CRDS = ROOT.parent / "shared" / "data" / "crds"
 
 Raw = dict[str, Any]
 

@@ -1,15 +1,18 @@
-"""Kubernetes' own schemas and the CRDs' rules in CEL, where the libraries for them are at hand."""
+"""Kubernetes' own schemas and the CRDs' rules in CEL."""
 
 from collections.abc import Iterator
 from typing import Any
 
+import celpy
+import kubernetes_validate
 import pytest
 import yaml
 
 from deployments.validation.documents import LOADER
 from serving.domain.topology import Generation, shapes
+from tests.needs import CRDS
 
-from .examples import CRDS, in_memory, markets_of, raw_values
+from .examples import in_memory, markets_of, raw_values
 
 # The oldest Kubernetes that has all that is used: DRA is stable since then.
 VERSION = "1.34"
@@ -28,7 +31,6 @@ def _is_built_in(api_version: str) -> bool:
 
 
 def test_kubernetes_own_schemas_take_every_object() -> None:
-    library = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     shape = shapes("v6e")[4]
     raw = raw_values(
         (shape, "spot"),
@@ -40,25 +42,23 @@ def test_kubernetes_own_schemas_take_every_object() -> None:
     folder = in_memory(raw)
     held = [each for each in folder.manifests if _is_built_in(each.body["apiVersion"])]
     for each in held:
-        library.validate(each.body, VERSION, strict=True)
+        kubernetes_validate.validate(each.body, VERSION, strict=True)
     # The pods of a Ray cluster are pods.
     for each in folder.of_kind("RayCluster"):
         spec = each.body["spec"]
         for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
             pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
-            library.validate(pod, VERSION, strict=True)
+            kubernetes_validate.validate(pod, VERSION, strict=True)
     assert len({each.kind for each in held}) >= 10
 
 
+@pytest.mark.needs("crds")
 @pytest.mark.parametrize("generation", Generation)
 def test_rules_of_the_compute_class_hold(generation: Generation) -> None:
-    cel = pytest.importorskip("celpy", reason="cel-python is missing")
-    if not CRDS.is_dir():
-        pytest.skip("the CRDs are not beside this repository")
     path = CRDS / "computeclass" / "cloud.google.com_computeclasses.yaml"
     crd = next(iter(yaml.load_all(path.read_text(), Loader=LOADER)))
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    rules = Rules(cel)
+    rules = Rules()
     # CEL in Python is slow: one shape of one host and one of several.
     single = shapes(generation)[0]
     several = next(shape for shape in shapes(generation) if shape.num_hosts > 1)
@@ -72,9 +72,8 @@ def test_rules_of_the_compute_class_hold(generation: Generation) -> None:
 class Rules:
     """Evaluates `x-kubernetes-validations`, except rules on changes."""
 
-    def __init__(self, cel: Any) -> None:
-        self._cel = cel
-        self._environment = cel.Environment()
+    def __init__(self) -> None:
+        self._environment = celpy.Environment()
         self._programs: dict[str, Any] = {}
         self.num_held = 0
 
@@ -97,7 +96,7 @@ class Rules:
 
     def _holds(self, rule: str, value: Any) -> bool:
         if rule not in self._programs:
-            types = self._cel.celtypes
+            types = celpy.celtypes
             functions = {
                 "split": lambda text, separator: types.ListType(
                     [types.StringType(part) for part in str(text).split(str(separator))]
@@ -106,4 +105,4 @@ class Rules:
             }
             compiled = self._environment.compile(rule)
             self._programs[rule] = self._environment.program(compiled, functions=functions)
-        return bool(self._programs[rule].evaluate({"self": self._cel.json_to_cel(value)}))
+        return bool(self._programs[rule].evaluate({"self": celpy.json_to_cel(value)}))

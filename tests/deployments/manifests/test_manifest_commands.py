@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from deployments.cli import build_cli
 from deployments.validation.schemas import Schemas
 from serving.domain.topology import slice_shape
+from tests.needs import CRDS
 
-from .examples import CRDS, ROOT, raw_values
+from .examples import ROOT, raw_values
 
 
 def run(*arguments: str) -> Result:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -20,10 +19,6 @@ PASSWORD = "correct-horse"
 DEADLINE_S = 10.0
 
 Json = dict[str, Any]
-
-needs_redis = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="no redis-server is installed"
-)
 
 
 def own_redis(**more: Any) -> Json:
@@ -63,7 +58,7 @@ def test_cluster_with_the_address_of_one_makes_none() -> None:
     assert "llm-redis" not in folder.names("ServiceAccount")
 
 
-@needs_redis
+@pytest.mark.needs("redis-server")
 def test_rendered_command_keeps_what_was_written_when_it_is_killed(tmp_path: Path) -> None:
     container = one(in_memory(own_redis()), "StatefulSet").body["spec"]["template"]["spec"][
         "containers"

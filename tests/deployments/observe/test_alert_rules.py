@@ -1,7 +1,6 @@
 """The rules are what Prometheus takes, each alert is tested both ways and has its runbook."""
 
 import re
-import shutil
 import subprocess
 from collections import Counter
 from importlib.metadata import entry_points
@@ -14,10 +13,6 @@ from shipped import PROMETHEUS, RULE_FILES, RULE_TESTS, RUNBOOKS, loaded, rule_t
 
 from deployments.cli import COMMAND_GROUP, build_cli
 
-promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None,
-    reason="promtool is not on the PATH; Debian has it in the package prometheus",
-)
 _SECTIONS = ["Meaning", "What users feel", "Confirm", "Do", "When it clears"]
 
 
@@ -40,18 +35,18 @@ def firings(alert: str) -> list[list[dict[str, str]]]:
     return found
 
 
-@promtool
+@pytest.mark.needs("promtool")
 def test_promtool_accepts_every_rule_file() -> None:
     run_promtool("check", "rules", *RULE_FILES)
 
 
-@promtool
+@pytest.mark.needs("promtool")
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.name)
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
     run_promtool("test", "rules", path)
 
 
-@promtool
+@pytest.mark.needs("promtool")
 @pytest.mark.parametrize("name", ["laptop.yml", "gke.yml"])
 def test_promtool_accepts_the_scrape_configs(name: str, tmp_path: Path) -> None:
     config = yaml.safe_load((PROMETHEUS / name).read_text())

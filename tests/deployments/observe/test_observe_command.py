@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -96,7 +95,7 @@ def test_without_prometheus_the_user_is_told_how_to_get_it(tmp_path: Path) -> No
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on the PATH")
+@pytest.mark.needs("prometheus")
 def test_prometheus_runs_with_our_rules_and_ends_with_the_command(tmp_path: Path) -> None:
     ray = tmp_path / "ray.json"
     ray.write_text('[{"labels": {"job": "ray"}, "targets": ["127.0.0.1:1"]}]')

@@ -4,7 +4,6 @@ The rules are the shipped ones with their windows and waits shortened by code (`
 """
 
 import asyncio
-import shutil
 import sys
 import threading
 import time
@@ -34,7 +33,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.e2e,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on the PATH"),
+    pytest.mark.needs("prometheus"),
 ]
 
 MODEL = "paced"

@@ -1,6 +1,5 @@
 """A real Prometheus answers every query that we ship, with data."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,7 +12,7 @@ from staged_page import StagedPages
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on the PATH"),
+    pytest.mark.needs("prometheus"),
 ]
 
 DEADLINE_S = 60.0

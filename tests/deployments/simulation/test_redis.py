@@ -1,6 +1,5 @@
 """A simulated cluster's Redis keeps what it was given, unless it is lost."""
 
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from deployments.simulation.redis import RedisServer, RedisUnavailableError
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server on PATH"),
+    pytest.mark.needs("redis-server"),
 ]
 
 

@@ -12,7 +12,7 @@ from loadtest.records import EventRecord
 from loadtest.scorecard.measure import measure
 from loadtest.scorecard.report import report_page
 from loadtest.scorecard.slo import NO_OBJECTIVES, GoodputLimits, LatencyLimits, ServiceLevel
-from tests.gateway.browser import browser, missing_program
+from tests.gateway.browser import browser
 
 LEVEL = ServiceLevel(
     ttft_s=LatencyLimits(p95=1.0),
@@ -136,7 +136,7 @@ def test_state_of_each_class_is_drawn(eventful_page: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(missing_program() is not None, reason=f"{missing_program()} is not installed")
+@pytest.mark.needs("chromium", "chromedriver")
 async def test_browser_shows_the_page_without_complaint_or_request(
     tmp_path: Path, eventful_page: str
 ) -> None:
