@@ -17,6 +17,7 @@ from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.flights import CLEARING_TOKENS
 from serving.link.messages import EngineLoad, Finish, Step, TokenOutput
 from serving.link.vllm_codec import decode_request, request_decoder
+from tests.engine.simulated_time import run_simulated
 
 from .engines import ScriptedLink, answer_to, core_request
 
@@ -429,16 +430,21 @@ async def test_deadline_of_a_lost_request_starts_when_it_begins_to_wait() -> Non
     assert isinstance(fleet.failures["r"], NoEngineInTimeError)
 
 
-async def test_each_waiting_request_has_a_deadline_of_its_own() -> None:
-    fleet = Fleet(FleetLimits(request_deadline_s=0.05))
-    await fleet.add("first")
-    await asyncio.sleep(0.03)
-    await fleet.add("second")
-    async with asyncio.timeout(DEADLINE_S):
+def test_each_waiting_request_has_a_deadline_of_its_own() -> None:
+    async def main() -> None:
+        await asyncio.sleep(10.0)
+        fleet = Fleet(FleetLimits(request_deadline_s=5.0))
+        await fleet.add("first")
+        await asyncio.sleep(3.0)
+        await fleet.add("second")
         await fleet.failed.wait()
-    assert fleet.failures.keys() == {"first"}
-    link = ScriptedLink(fleet.core)
-    assert link.running == ["second"]
+        assert asyncio.get_running_loop().time() == pytest.approx(15.0)
+        assert fleet.failures.keys() == {"first"}
+        link = ScriptedLink(fleet.core)
+        assert link.running == ["second"]
+        fleet.core.shutdown()
+
+    run_simulated(main())
 
 
 async def test_request_too_large_for_a_frame_fails_alone() -> None:
@@ -609,13 +615,17 @@ async def test_operation_reaches_every_engine() -> None:
     ] * 2
 
 
-async def test_shutdown_forgets_everything() -> None:
-    fleet = Fleet(FleetLimits(request_deadline_s=0.01))
-    await fleet.add("a")
-    fleet.core.shutdown()
-    assert fleet.is_empty()
-    await asyncio.sleep(0.02)
-    assert fleet.failures == {}
+def test_shutdown_forgets_everything() -> None:
+    async def main() -> None:
+        await asyncio.sleep(10.0)
+        fleet = Fleet(FleetLimits(request_deadline_s=5.0))
+        await fleet.add("a")
+        fleet.core.shutdown()
+        assert fleet.is_empty()
+        await asyncio.sleep(10.0)
+        assert fleet.failures == {}
+
+    run_simulated(main())
 
 
 async def test_end_of_a_drained_engine_counts_against_no_request() -> None:

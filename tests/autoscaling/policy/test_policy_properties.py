@@ -29,6 +29,7 @@ def told(story: list[tuple[float, int, str | None, str | None]], world: World) -
             world.lose(lost)
         for _ in range(ticks):
             world.step(rate)
+    assert world.plans
     return world
 
 

@@ -111,6 +111,10 @@ def test_runbooks_name_only_commands_that_exist() -> None:
     own = build_cli(())
     commands = {each.name for each in (*own.registered_commands, *own.registered_groups)}
     commands |= {each.name for each in entry_points(group=COMMAND_GROUP)}
-    for path in RUNBOOKS:
-        for command in re.findall(r"slicewise ([a-z-]+)(?=[ `\n])", path.read_text()):
-            assert command in commands, f"{path.name}: slicewise {command}"
+    named = [
+        (path.name, command)
+        for path in RUNBOOKS
+        for command in re.findall(r"slicewise ([a-z-]+)(?=[ `\n])", path.read_text())
+    ]
+    assert len(named) > 5
+    assert [each for each in named if each[1] not in commands] == []

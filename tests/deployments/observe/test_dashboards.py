@@ -50,6 +50,7 @@ def test_variables_that_queries_use_are_there(path: Path) -> None:
     document = board(path)
     names = {each["name"] for each in document["templating"]["list"]}
     text = json.dumps(document)
+    assert len(names) > 2
     for name in names:
         assert f"${name}" in text or f"${{{name}}}" in text, f"{name} is used by no query"
     assert names >= {"datasource", "model", "compute_class"}
