@@ -15,6 +15,9 @@ STARTS := (starts_engine or e2e or browser or process or slow) and not waits and
 # Those that take minutes and compute little: real time has to pass.
 WAITS := waits and not long
 
+# One process a core; a file's tests stay together, because they share what they import and start.
+PARALLEL := -n $(shell nproc) --dist loadfile
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
@@ -96,10 +99,10 @@ quick: setup-dev
 quick-times: setup-dev
 	@$(QUICK) --last 30
 
-# The tests take one core and what reads the code the other.
+# What reads the code takes seconds once mypy has its cache.
 check: setup-dev
 	@words=$$(mktemp); $(MAKE) --no-print-directory reads > $$words 2>&1 & reading=$$!; \
-	$(BIN)/python -m pytest -q -m "$(FAST)"; tests=$$?; \
+	$(BIN)/python -m pytest -q -m "$(FAST)" $(PARALLEL); tests=$$?; \
 	wait $$reading; read=$$?; cat $$words; rm -f $$words; exit $$((tests | read))
 
 reads:
@@ -115,22 +118,12 @@ format: setup-dev
 	$(BIN)/ruff check --fix .
 
 unit: setup-dev
-	$(BIN)/python -m pytest -q -m "$(FAST)"
+	$(BIN)/python -m pytest -q -m "$(FAST)" $(PARALLEL)
 
-# Streams beside each other, because what starts Ray waits more than it computes: the applications, the
-# load tests and the simulator in one; the fast tests, and then all else that starts something, in the
-# other. What waits for minutes begins once the fast tests leave it a core.
+# Jobs beside each other, because what starts Ray waits more than it computes: scripts/gate.py.
 test: setup-dev
 	@KUBEBUILDER_ASSETS=$$(.ci/kube-assets) || exit 1; export KUBEBUILDER_ASSETS; \
-	others=$$(mktemp -d); \
-	{ failed=0; $(BIN)/python -m pytest -q -m "$(FAST)" || failed=1; \
-	  $(BIN)/python -m pytest -q -m "$(WAITS)" tests/e2e > $$others/third 2>&1 & third=$$!; \
-	  $(BIN)/python -m pytest -q -m "$(STARTS)" --ignore tests/e2e --ignore tests/loadtest \
-	    --ignore tests/autoscaling || failed=1; \
-	  wait $$third || failed=1; exit $$failed; } > $$others/second 2>&1 & second=$$!; \
-	trap 'kill $$second 2>/dev/null; rm -rf $$others' EXIT; \
-	$(BIN)/python -m pytest -m "$(STARTS)" tests/e2e tests/loadtest tests/autoscaling; failed=$$?; \
-	wait $$second || failed=1; cat $$others/second $$others/third; exit $$failed
+	exec $(BIN)/python -m scripts.gate --fast "$(FAST)" --starts "$(STARTS)" --waits "$(WAITS)"
 
 test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"

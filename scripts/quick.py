@@ -31,10 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="quick.py")
     parser.add_argument("--fast", required=True, help="the expression of markers of fast tests")
     parser.add_argument("--since", default="HEAD", help="the commit to compare with")
-    parser.add_argument("--last", type=int, help="measure what the last commits changed")
+    parser.add_argument("--last", type=int, help="measure so many commits up to that one")
     options = parser.parse_args()
     if options.last:
-        sys.exit(measure(options.last, options.fast))
+        sys.exit(measure(options.last, options.since, options.fast))
     changed = git("diff", "--name-only", options.since)
     changed += git("ls-files", "--others", "--exclude-standard")
     sys.exit(check(changed, options.fast))
@@ -92,11 +92,11 @@ def run_tests(tests: Sequence[str], fast: str) -> int:
     return 0 if code == 5 else code
 
 
-def measure(num_commits: int, fast: str) -> int:
-    """A line for each commit and the median; 1 if any of them failed."""
+def measure(num_commits: int, since: str, fast: str) -> int:
+    """A line for each commit up to `since`, and the median; 1 if any of them failed."""
     failed, walls_s = 0, []
     print("commit     files  test files   wall s    CPU s")
-    for commit in git("log", f"-{num_commits}", "--format=%h"):
+    for commit in git("log", f"-{num_commits}", "--format=%h", since):
         changed = git("diff", "--name-only", f"{commit}^", commit)
         begun_s, before_s = time.monotonic(), cpu_s()
         done = subprocess.run(

@@ -10,7 +10,7 @@ from .application import RunningApplication, application_args, demo_model, paced
 from .several_models import KEYS, adapted_model, embedding_model, write_adapter
 
 # In this order, so that each is started once and ended before the next one needs its memory.
-SHARED = ("demo_application", "keyed_application")
+SHARED = ("demo_application", "keyed_application", "operated_application")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,9 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[at] = item
 
 
-def _rank(item: pytest.Item) -> int:
+def _rank(item: pytest.Item) -> tuple[int, bool]:
     names = getattr(item, "fixturenames", ())
-    return next((rank for rank, name in enumerate(SHARED) if name in names), len(SHARED))
+    rank = next((rank for rank, name in enumerate(SHARED) if name in names), len(SHARED))
+    damages = getattr(getattr(item, "module", None), "LEAVES_IT_DAMAGED", False)
+    return rank, rank < len(SHARED) and damages
 
 
 class SharedApplications:
@@ -82,6 +84,28 @@ def keyed_application(
         return RunningApplication(args, api_key=KEYS[0])
 
     return shared_applications.get("keyed", build)
+
+
+OPERATOR_KEY = "sk-operations-0123456789"
+
+
+def operated_args(**gateway: Any) -> dict[str, Any]:
+    """Two paced engines and two gateways behind keys from an environment variable."""
+    return application_args(
+        paced_model(2, {"ttft_ms": 10, "tpot_ms": 10}),
+        auth={"keys_env": "OPERATIONS_KEYS"},
+        gateway={"replicas": 2, "num_cpus": 0.01, "request_deadline_s": 2.0, **gateway},
+    )
+
+
+@pytest.fixture(scope="module")
+def operated_application(shared_applications: SharedApplications) -> RunningApplication:
+    """What an operator updates and what loses gateways."""
+    environment = {"OPERATIONS_KEYS": f"{OPERATOR_KEY},sk-other"}
+    return shared_applications.get(
+        "operated",
+        lambda: RunningApplication(operated_args(), environment=environment, api_key=OPERATOR_KEY),
+    )
 
 
 @pytest.fixture(scope="module")

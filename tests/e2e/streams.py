@@ -123,10 +123,11 @@ class Request:
         return answer
 
 
-def client_of(base_url: str) -> httpx.AsyncClient:
+def client_of(base_url: str, api_key: str = "none") -> httpx.AsyncClient:
     """A client without a bound on connections: every stream has its own."""
     return httpx.AsyncClient(
         base_url=base_url,
+        headers={"Authorization": f"Bearer {api_key}"},
         timeout=httpx.Timeout(READ_TIMEOUT_S),
         limits=httpx.Limits(max_connections=None),
     )
@@ -136,9 +137,10 @@ async def stream_all(
     base_url: str,
     requests: list[Request],
     on_chunk: Callable[[int, Answer], None] = lambda *_: None,
+    api_key: str = "none",
 ) -> list[Answer]:
     """All at once; `on_chunk` gets the request's number and its answer so far."""
-    async with client_of(base_url) as client:
+    async with client_of(base_url, api_key) as client:
         return await asyncio.gather(
             *(
                 request.stream(client, lambda answer, number=number: on_chunk(number, answer))

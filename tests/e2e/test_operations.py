@@ -23,28 +23,16 @@ from .application import (
     paced_model,
     serve_config,
 )
+from .conftest import OPERATOR_KEY, operated_args
 
 pytestmark = pytest.mark.e2e
 
-KEY = "sk-operations-0123456789"
 BODY = {"model": "paced", "prompt": "a", "max_tokens": 4}
 
 
-def args_with(**gateway: Any) -> dict[str, Any]:
-    """Two paced engines behind keys from an environment variable."""
-    return application_args(
-        paced_model(2), auth={"keys_env": "OPERATIONS_KEYS"}, gateway=dict(gateway)
-    )
-
-
-@pytest.fixture(scope="module")
-def application() -> Iterator[RunningApplication]:
-    environment = {"OPERATIONS_KEYS": f"{KEY},sk-other"}
-    running = RunningApplication(
-        args_with(request_deadline_s=2.0), environment=environment, api_key=KEY
-    )
-    with running:
-        yield running
+@pytest.fixture
+def application(operated_application: RunningApplication) -> RunningApplication:
+    return operated_application
 
 
 def post(application: RunningApplication, **changes: Any) -> httpx.Response:
@@ -105,7 +93,7 @@ def test_keys_come_from_the_environment(application: RunningApplication) -> None
     url = f"{application.base_url}/v1/completions"
     assert httpx.post(url, json=BODY).status_code == 401
     for path in application.log_files():
-        assert KEY.encode() not in path.read_bytes(), path.name
+        assert OPERATOR_KEY.encode() not in path.read_bytes(), path.name
 
 
 def test_status_names_every_deployment(application: RunningApplication) -> None:
@@ -114,13 +102,12 @@ def test_status_names_every_deployment(application: RunningApplication) -> None:
         assert name in status
 
 
-@pytest.mark.long
 def test_bad_config_is_refused_while_the_application_goes_on(
     application: RunningApplication, tmp_path: Path
 ) -> None:
     before = engine_ids(application.fleet())
     bad = tmp_path / "bad.yaml"
-    args = args_with(request_deadline_s=-5)
+    args = operated_args(request_deadline_s=-5)
     bad.write_text(yaml.safe_dump(serve_config(args, application.port)))
     with calling(application) as caller:
         assert application.serve("deploy", str(bad)).returncode == 0
@@ -133,7 +120,7 @@ def test_bad_config_is_refused_while_the_application_goes_on(
     assert caller.num_answers > 0
     assert engine_ids(application.fleet()) == before
     # The good one again; nothing restarts.
-    good = application.write_config(args_with(request_deadline_s=2.0))
+    good = application.write_config(operated_args())
     assert application.serve("deploy", str(good)).returncode == 0
     wait_status(application, "RUNNING")
 
@@ -143,7 +130,7 @@ def test_more_replicas_are_added_to_those_that_run(
 ) -> None:
     before = engine_ids(application.fleet())
     assert len(before) == 2
-    config = serve_config(args_with(request_deadline_s=2.0), application.port)
+    config = serve_config(operated_args(), application.port)
     config["applications"][0]["deployments"] = [{"name": "engine-paced-local", "num_replicas": 3}]
     more = tmp_path / "more.yaml"
     more.write_text(yaml.safe_dump(config))
@@ -154,10 +141,9 @@ def test_more_replicas_are_added_to_those_that_run(
     application.wait_fleet(lambda fleet: len(engine_ids(fleet)) == 2, 60)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_update_of_a_gateway_option_loses_no_request(application: RunningApplication) -> None:
-    changed = application.write_config(args_with(request_deadline_s=2.0, max_body_bytes=2048))
+    changed = application.write_config(operated_args(max_body_bytes=2048))
     with calling(application) as caller:
         assert application.serve("deploy", str(changed)).returncode == 0
         deadline_s = time.monotonic() + 240

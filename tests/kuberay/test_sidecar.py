@@ -28,7 +28,11 @@ from .cluster import PROVISIONER, EmulatedCluster
 from .objects import RAYCLUSTER, raycluster, worker_group
 from .replicas import Replica, Replicas, replicas, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 GROUP = "v6e-2x4-spot"
@@ -130,13 +134,6 @@ async def leave(replica: Replica, directory: Any) -> None:
     await directory.end.remote(replica.record)
 
 
-async def test_directory_that_is_not_there_is_no_empty_directory(directory: Any) -> None:
-    with pytest.raises(RecordsUnavailableError, match="directory of application another"):
-        await DirectoryRecords("another")()
-    assert await DirectoryRecords(APPLICATION)() == ()
-
-
-@pytest.mark.long
 async def test_killed_provisioner_goes_on_from_what_it_sees(
     cluster: EmulatedCluster, directory: Any
 ) -> None:

@@ -1,0 +1,132 @@
+"""`make test`: every test but the long ones, in as many processes as there are cores.
+
+What starts Ray waits more than it computes, so the jobs below run side by side, the longest first;
+whoever is done takes the next one. Tests that wait for minutes and compute little have a
+place of their own beside them. What a job has printed appears whole once it has ended, and the
+last lines say how long each took.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path("tests")
+# Folders and files, the longest group first. What is named in no group is the last job, so that
+# nothing is forgotten; what a group names is left out of the others.
+GROUPS = (
+    ("e2e",),
+    ("e2e/test_slices.py", "kuberay"),
+    ("loadtest",),
+    ("engine", "gateway"),
+    ("slices", "autoscaling"),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of pytest: the markers selected, and the paths taken and left out."""
+
+    name: str
+    markers: str
+    paths: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What is run."""
+        left_out = [f"--ignore={path}" for path in self.ignored]
+        return [sys.executable, "-m", "pytest", "-q", "-m", self.markers, *left_out, *self.paths]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended. `code` is pytest's; 5 says that there was nothing to run."""
+
+    job: Job
+    code: int
+    wall_s: float
+
+
+def jobs(fast: str, starts: str) -> list[Job]:
+    """All that is run on cores, the longest first."""
+    groups = [tuple(f"{TESTS / each}" for each in group) for group in GROUPS]
+    named = {path for group in groups for path in group}
+    started = [Job(" ".join(group), starts, group, _others(group, named)) for group in groups]
+    rest = Job("the rest", starts, (f"{TESTS}",), tuple(sorted(named)))
+    return [started[0], Job("fast", fast, (f"{TESTS}",)), *started[1:], rest]
+
+
+def _others(group: tuple[str, ...], named: set[str]) -> tuple[str, ...]:
+    """What is named elsewhere and lies in this group."""
+    return tuple(sorted(path for path in named - {*group} if path.startswith(group)))
+
+
+class Queue:
+    """Jobs, and what became of them. Threads take from it."""
+
+    def __init__(self, waiting: list[Job]) -> None:
+        self._waiting = deque(waiting)
+        self._lock = threading.Lock()
+        self.ended: list[Ended] = []
+        self.one_has_ended = threading.Event()
+
+    def work(self, after: threading.Event | None = None) -> None:
+        """Runs one job after the other until none is left; the first one after this event."""
+        if after is not None:
+            after.wait()
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                job = self._waiting.popleft()
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        begun_s = time.monotonic()
+        with tempfile.TemporaryFile("w+") as said:
+            done = subprocess.run(
+                job.command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False
+            )
+            said.seek(0)
+            text = said.read()
+        with self._lock:
+            self.ended.append(Ended(job, done.returncode, time.monotonic() - begun_s))
+            print(f"==== {job.name}\n{text}", flush=True)
+        self.one_has_ended.set()
+
+
+def main() -> None:
+    """Ends with 1 if a job failed."""
+    parser = argparse.ArgumentParser(prog="gate.py")
+    parser.add_argument("--fast", required=True, help="the expression of markers of fast tests")
+    parser.add_argument("--starts", required=True, help="that of tests that start something")
+    parser.add_argument("--waits", required=True, help="that of tests that wait for minutes")
+    options = parser.parse_args()
+    cores = Queue(jobs(options.fast, options.starts))
+    waits = Queue([Job("what waits", options.waits, (f"{TESTS / 'e2e'}",))])
+    workers = [threading.Thread(target=cores.work) for _ in range(max(2, os.cpu_count() or 1))]
+    # The fast tests are over first: until then every core has enough to do.
+    workers.append(threading.Thread(target=waits.work, args=(cores.one_has_ended,)))
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    failed = 0
+    for each in sorted((*cores.ended, *waits.ended), key=lambda each: -each.wall_s):
+        is_well = each.code in (0, 5)
+        failed |= not is_well
+        word = "" if is_well else f"  failed ({each.code})"
+        print(f"{each.wall_s:7.0f} s  {each.job.name}{word}")
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()
