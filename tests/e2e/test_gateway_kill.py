@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.paced_tokens import LETTERS, paced_tokens
+from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 from .application import Role, RunningApplication, linked_engines
 from .streams import Answer, Request, stream_all

@@ -19,7 +19,7 @@ from ray.util.placement_group import placement_group_table
 
 from autoscaling.provisioning.errors import RecordsUnavailableError
 from autoscaling.provisioning.sidecar import DirectoryRecords
-from serving.paced_tokens import LETTERS, paced_tokens
+from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 from .application import RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, stream_all

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from tracing.collector import Collector, collecting, tracer_to
 
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
@@ -27,6 +26,7 @@ from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
 from serving.telemetry.otlp import OtlpTracer
 from serving.telemetry.spans import NO_TRACER, Tracer
+from tests.telemetry.collector import Collector, collecting, tracer_to
 
 from .test_http_edge import client_of, post_scope
 

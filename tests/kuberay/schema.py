@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from serving.manifests.schemas import fill_in_defaults, strict_schema
+from deployments.validation.schemas import fill_in_defaults, strict_schema
 from tests.needs import CRDS
 
 CRD_FOLDER = CRDS / "kuberay"

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 from ray import serve
 
-from autoscaling.provisioning.errors import RecordsUnavailableError
-from autoscaling.provisioning.sidecar import DirectoryRecords
 from serving.directory.deployment import FleetDirectory
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
 from serving.domain.topology import slice_shape

@@ -3,7 +3,6 @@
 import pytest
 
 from deployments.validation.schemas import Schemas, read_schemas
-
 from tests.needs import CRDS, do_without, missing
 
 _FILES = (
