@@ -97,7 +97,7 @@ def measure(num_commits: int, since: str, fast: str) -> int:
     failed, walls_s = 0, []
     print("commit     files  test files   wall s    CPU s")
     for commit in git("log", f"-{num_commits}", "--format=%h", since):
-        changed = git("diff", "--name-only", f"{commit}^", commit)
+        changed = touched(commit)
         begun_s, before_s = time.monotonic(), cpu_s()
         done = subprocess.run(
             [sys.executable, "-c", _PLAY, fast, *changed],
@@ -119,6 +119,14 @@ def measure(num_commits: int, since: str, fast: str) -> int:
             print(done.stdout, done.stderr, sep="\n")
     print(f"median {statistics.median(walls_s):.1f} s, longest {max(walls_s):.1f} s")
     return failed
+
+
+def touched(commit: str) -> list[str]:
+    """What a commit changed, by the names that these files have now."""
+    changed = git("diff", "--name-only", f"{commit}^", commit)
+    moves = git("diff", "--name-status", "-M", "-l0", "--diff-filter=R", commit)
+    names = dict(line.split("\t")[1:] for line in moves)
+    return [names.get(path, path) for path in changed]
 
 
 _PLAY = "import sys; from scripts.quick import check; sys.exit(check(sys.argv[2:], sys.argv[1]))"
