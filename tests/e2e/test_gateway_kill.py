@@ -48,6 +48,8 @@ def test_requests_of_the_other_gateway_are_untouched(
     operated_application: RunningApplication,
 ) -> None:
     application = operated_application
+    # The proxy knows both before it is given anything.
+    loads_by_gateway(application, 2)
     victim = application.processes(Role.GATEWAY)[0]
 
     async def run() -> tuple[list[Answer], dict[str, int]]:
