@@ -232,7 +232,11 @@ async def test_provisioner_reads_this_directory_and_knows_one_that_is_not_there(
     cluster: None,
 ) -> None:
     records = await DirectoryRecords("slicewise")()
-    assert sorted(record.slice_name for record in records) == ["kept-0", "spot-0", "spot-1"]
+    assert sorted(str(record.life.slice_name) for record in records) == [
+        "kept-0",
+        "spot-0",
+        "spot-1",
+    ]
     # Not the same as a directory without records.
     with pytest.raises(RecordsUnavailableError, match="directory of application another"):
         await DirectoryRecords("another")()
