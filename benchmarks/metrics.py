@@ -27,6 +27,8 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.domain.dashboard_messages import PageAnswer, PageRequest
+from serving.domain.errors import DashboardUnavailableError
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
@@ -137,7 +139,9 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
     model = await ModelVersions.build(config, GatewayConfig(vllm_request_metrics=has_vllms))
     if not has_ours:
         model.current.core.request_meter = NullRequestMeter()
-    edge = HttpEdge({_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), _empty_page, dict)
+    edge = HttpEdge(
+        {_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), _empty_page, dict, _no_dashboard
+    )
     if not has_ours:
         edge.meter = NullEdgeMeter()
     pace = PacedConfig(
@@ -190,6 +194,10 @@ def _scraper(
         await render_metrics(vllms, "g", ours=[ours])
 
     return scrape
+
+
+async def _no_dashboard(_request: PageRequest) -> PageAnswer:
+    raise DashboardUnavailableError("nobody asks for it here")
 
 
 async def _empty_page(_accept: str) -> tuple[bytes, str]:

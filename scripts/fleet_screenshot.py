@@ -7,8 +7,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tests.gateway.browser import browser
-from tests.gateway.fleet_stage import Stage, serving
+from tests.dashboard.browser import browser
+from tests.dashboard.fleet_stage import Stage, serving
 
 
 async def _take(address: str, width: int, scheme: str) -> bytes:

@@ -18,8 +18,9 @@ from serving.config.application import (
     parse_app_config,
 )
 from serving.config.slice_settings import replica_end_s, slice_spec
+from serving.dashboard.deployment import Dashboard, DashboardSettings
 from serving.directory.deployment import FleetDirectory
-from serving.domain.deployment_names import DIRECTORY, GATEWAY
+from serving.domain.deployment_names import DASHBOARD, DIRECTORY, GATEWAY
 from serving.domain.errors import ConfigError
 from serving.domain.inventory import ACCELERATOR_LABEL
 from serving.domain.topology import TPU_ACCELERATOR_TYPES
@@ -32,10 +33,13 @@ from serving.slices.replica import SliceReplica
 # module holds, and an undecorated one by name.
 _Gateway = serve.deployment(serve.ingress()(Gateway))
 _FleetDirectory = serve.deployment(FleetDirectory)
+_Dashboard = serve.deployment(Dashboard)
 
 # The control parts wait for messages; they need a place, not a core.
 _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
+# Of some hundred gateways a sample each, and the few pages that each of them forwards at once.
+_DASHBOARD_MAX_ONGOING = 10_000
 # How often gateways and directory tell the scaling policy what they see. Serve counts what it was
 # told over a period, which the policy does not use: the shortest one keeps reports small.
 _REPORT_INTERVAL_S = 2.0
@@ -69,6 +73,14 @@ def build(args: dict[str, Any]) -> Application:
         user_config={"models": [model.model_dump(mode="json") for model in config.models]},
     )
     directory = pin_version(directory, {}).bind()
+    settings = DashboardSettings(config.logging.style, config.gateway.tpu_exporter_port)
+    dashboard = _Dashboard.options(
+        name=DASHBOARD,
+        num_replicas=1,
+        ray_actor_options=_actor_options(config, _CONTROL_CPUS),
+        max_ongoing_requests=_DASHBOARD_MAX_ONGOING,
+    )
+    dashboard = pin_version(dashboard, _plain(asdict(settings))).bind(settings, directory)
     engines = []
     for model in config.models:
         for deployment in model.deployments:
@@ -90,7 +102,7 @@ def build(args: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=config.rollout.gateway_drain_s,
         graceful_shutdown_wait_loop_s=_IDLE_LOOK_S,
     )
-    return pin_version(gateway, _gateway_part(config)).bind(config, directory, *engines)
+    return pin_version(gateway, _gateway_part(config)).bind(config, directory, dashboard, *engines)
 
 
 def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentConfig) -> EngineSpec:
@@ -133,7 +145,8 @@ def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:
 
 def _gateway_part(config: AppConfig) -> dict[str, Any]:
     """What a gateway is replaced for when it changes: all but the models, which it is told."""
-    told = config.model_dump(exclude={"models": True, "rollout": True, "gateway": {"replicas"}})
+    of_others = {"replicas", "tpu_exporter_port"}
+    told = config.model_dump(exclude={"models": True, "rollout": True, "gateway": of_others})
     return _plain(told | {"is_autoscaled": config.is_autoscaled})
 
 

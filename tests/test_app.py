@@ -37,6 +37,7 @@ def test_without_bounds_nothing_scales() -> None:
         "engine-m-local": 3,
         "gateway": 2,
         "directory": 1,
+        "dashboard": 1,
     }
     assert all(scaling is None for _, scaling in found.values())
 

@@ -1,1 +1,1 @@
-"""The fleet page of gateways: what is where now, and how it was lately."""
+"""The fleet page in a process of its own: what is where now, and how it was lately."""

@@ -1,37 +1,43 @@
-"""A gateway's short history: what its metrics page showed in the last minutes, as points in time.
+"""The short history of the fleet: points in time, made of the samples of all gateways.
 
-Owns how readings become rates, quantiles and prices, and in which answer they are told. Counts
-nothing by itself: all of it comes from the families of the metrics page. Does not own their meaning
-(`history_reading`), nor HTTP (`history_page`). Pure: callers pass the time.
+Owns how samples become rates, quantiles and prices, how gateways are put together, and the answer
+that holds them. Does not own what is counted where (`metric_sampling`), nor HTTP (`history_page`).
+Pure: callers pass the time.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from prometheus_client import Metric as Family
 
 from serving.dashboard.metric_sampling import (
     COST,
     TOKENS,
     Increase,
-    Reading,
+    Key,
+    TpuSample,
+    add_buckets,
+    gauges,
     increase,
     quantile,
-    read,
 )
-from serving.dashboard.time_series import Key, Means, Ring
+from serving.dashboard.time_series import TimeSeries
+from serving.domain.dashboard_messages import GatewaySample
 
 # What is kept, as step and number of points: 5 minutes finely, an hour coarsely.
 FINE_STEP_S, FINE_POINTS = 1, 300
 COARSE_STEP_S, COARSE_POINTS = 10, 360
 STEPS_S = (FINE_STEP_S, COARSE_STEP_S)
-# Bounds the memory to 512 x 660 points of 8 bytes, 2.7 MB. Ten models on four compute classes each
-# have at most 396 series; one on two has 64, in 0.34 MB.
+# Bounds the memory: 512 x 660 points take some 22 MB. Ten models on four compute classes each have
+# at most 396 series; one on two has 64.
 MAX_SERIES = 512
 # Requests, quantiles and prices are of so long: in one second too little happens for them.
 WINDOW_S = 10.0
+# A gateway that is silent for longer is left out: it ended, or the points of all would wait for it.
+MAX_SILENCE_S = 3.0
+# Gateways take their samples in the middle of a second. One that arrives up to this much before its
+# end, or as much after it, is of that second.
+_HALF_STEP_S = FINE_STEP_S / 2
 
 _QUANTILES = (("p50", 0.5), ("p99", 0.99))
 # What is of the last ten seconds already: of such a series a coarse point is the last fine one.
@@ -48,137 +54,192 @@ _MILLION = 1e6
 class Wanted:
     """What a reader asks for: a step of `STEPS_S`, and a model or all (`ALL_MODELS`).
 
-    `since` is by gateway the first slot that the reader does not have; a gateway that is not in it
-    tells all it has.
+    `since` is the first slot that the reader does not have; `None`: it has nothing.
     """
 
     step_s: int
     model: str
-    since: Mapping[str, int]
+    since: int | None = None
+
+
+class _Gateway:
+    """The samples of one gateway: the last one, and what happened in the last ten seconds."""
+
+    def __init__(self) -> None:
+        self.last: GatewaySample | None = None
+        self.received_at_s = 0.0
+        self.latest = Increase()  # since the last point
+        self.window = Increase()  # of the last `WINDOW_S`
+        self._recent: deque[Increase] = deque()
+
+    def take(self, sample: GatewaySample, now_s: float) -> None:
+        if self.last is not None and sample.taken_at_s > self.last.taken_at_s:
+            grown = increase(self.last, sample)
+            self.latest.add(grown)
+            self._recent.append(grown)
+        self.last, self.received_at_s = sample, now_s
+
+    def roll(self) -> None:
+        """Forgets what is before the window."""
+        while sum(span.duration_s for span in self._recent) > WINDOW_S + _HALF_STEP_S:
+            if len(self._recent) == 1:
+                break
+            self._recent.popleft()
+        self.window = Increase()
+        for span in self._recent:
+            self.window.add(span)
+
+    @property
+    def slot(self) -> int:
+        """The second that the last sample is of."""
+        return _slot_of(self.received_at_s)
 
 
 class History:
-    """What one gateway saw. `started_at_s` is since the epoch, as all times here."""
+    """The history of all gateways. `started_at_s` is since the epoch, as all times here.
 
-    def __init__(self, gateway_id: str, started_at_s: float) -> None:
-        self.gateway_id = gateway_id
+    `read_chips` gives what TPU exporters reported lately.
+    """
+
+    def __init__(
+        self,
+        dashboard_id: str,
+        started_at_s: float,
+        read_chips: Callable[[], Iterable[TpuSample]] = tuple,
+    ) -> None:
+        self.dashboard_id = dashboard_id
         self._started_at_s = started_at_s
-        self._fine = Ring(FINE_STEP_S, FINE_POINTS, MAX_SERIES)
-        self._coarse = Ring(COARSE_STEP_S, COARSE_POINTS, MAX_SERIES)
-        self._means = Means()
-        self._last: tuple[float, Reading] | None = None
-        self._recent: deque[Increase] = deque()
-        self._latest: dict[Key, float] = {}  # windowed values of the last look
-        self._sums: dict[Key, float] = {}  # counted values of the coarse step
+        self._read_chips = read_chips
+        self._fine = TimeSeries(FINE_STEP_S, FINE_POINTS, MAX_SERIES)
+        self._coarse = TimeSeries(COARSE_STEP_S, COARSE_POINTS, MAX_SERIES)
+        self._gateways: dict[str, _Gateway] = {}
 
     @property
-    def max_bytes(self) -> int:
-        """What all points take at most."""
-        return self._fine.max_bytes + self._coarse.max_bytes
+    def models(self) -> set[str]:
+        """The models of which a gateway has reported."""
+        samples = (gateway.last for gateway in self._gateways.values())
+        return {counts.model for sample in samples if sample for counts in sample.models} - {""}
 
-    def observe(self, families: Iterable[Family], now_s: float) -> None:
-        """Takes what the metrics page shows now; a second look in the same second is passed over.
+    def take(self, sample: GatewaySample, now_s: float) -> None:
+        """Takes a sample, and makes the point of its second once all gateways have reported.
 
-        `now_s` goes only up, whatever is done to the clock. The first look is where counting
-        begins, so it has gauges alone.
+        The first sample of a gateway is where counting begins: it has gauges alone. A second in
+        which one of several gateways is late has no point: a part of the fleet would look like the
+        whole. What the late sample counts is in the next point.
         """
-        slot = int(now_s // FINE_STEP_S)
-        if self._fine.until is not None and slot < self._fine.until:
-            return
-        reading = read(families)
-        values = dict(reading.gauges)
-        duration_s = 0.0
-        if self._last is not None:
-            before_s, before = self._last
-            duration_s = now_s - before_s
-            values |= self._flows(increase(before, reading, duration_s), reading.bounds)
-        self._last = (now_s, reading)
-        values = {key: float(f"{value:.5g}") for key, value in values.items()}
-        self._close_coarse(slot)
-        self._fine.put(slot, values)
-        lasting = {
-            key: value for key, value in values.items() if key.name not in {*_WINDOWED, _COUNTED}
+        self._gateways.setdefault(sample.gateway_id, _Gateway()).take(sample, now_s)
+        self._gateways = {
+            gateway_id: gateway
+            for gateway_id, gateway in self._gateways.items()
+            if now_s - gateway.received_at_s <= MAX_SILENCE_S
         }
-        self._means.add(lasting, duration_s or FINE_STEP_S)
-        for key, value in values.items():
-            if key.name == _COUNTED:
-                self._sums[key] = self._sums.get(key, 0.0) + value
-        self._latest = {key: value for key, value in values.items() if key.name in _WINDOWED}
+        gateways = self._gateways.values()
+        slot = _slot_of(now_s)
+        if slot < self._fine.until or any(gateway.slot < slot for gateway in gateways):
+            return
+        values = gauges([gateway.last for gateway in gateways if gateway.last], self._read_chips())
+        values |= _flows([gateway for gateway in gateways if gateway.latest.duration_s > 0])
+        for gateway in gateways:
+            gateway.latest = Increase()
+        self._close_coarse(slot)
+        self._fine.put(slot, {key: float(f"{value:.5g}") for key, value in values.items()})
 
     def version(self, wanted: Wanted) -> str:
         """Changes whenever `describe` would say something else."""
-        ring = self._ring(wanted)
-        first = ring.first(wanted.since.get(self.gateway_id))
-        return f"{self.gateway_id}-{ring.step_s}-{first}-{ring.until}-{wanted.model}"
+        series = self._series(wanted)
+        first = series.first(wanted.since)
+        return f"{self.dashboard_id}-{series.step_s}-{first}-{series.until}-{wanted.model}"
 
     def describe(self, wanted: Wanted) -> dict[str, Any]:
         """The answer of `GET /fleet/history`; see `docs/operate/fleet.md` for its keys."""
-        ring = self._ring(wanted)
-        since = wanted.since.get(self.gateway_id)
+        kept = self._series(wanted)
         series: dict[str, dict[str, Any]] = {}
-        for key, points in ring.read(wanted.model, since):
+        for key, points in kept.read(wanted.model, wanted.since):
             series.setdefault(key.name, {})[key.label] = points
         return {
-            "gateway": {"id": self.gateway_id, "started_at_s": round(self._started_at_s, 3)},
+            "dashboard": {"id": self.dashboard_id, "started_at_s": round(self._started_at_s, 3)},
+            "gateways": sorted(self._gateways),
             "model": wanted.model or None,
-            "step_s": ring.step_s,
-            "num_points": ring.num_points,
-            "from": ring.first(since),
-            "until": ring.until or 0,
-            "num_left_out": ring.num_left_out,
+            "step_s": kept.step_s,
+            "num_points": kept.num_points,
+            "from": kept.first(wanted.since),
+            "until": kept.until,
+            "num_left_out": kept.num_left_out,
             "series": series,
         }
 
-    def _ring(self, wanted: Wanted) -> Ring:
+    def _series(self, wanted: Wanted) -> TimeSeries:
         return self._fine if wanted.step_s == FINE_STEP_S else self._coarse
 
     def _close_coarse(self, slot: int) -> None:
         """Writes the coarse point before this slot, if the slot is no longer in it."""
-        if self._fine.until is None:
+        if self._fine.until == 0:
             return
         last = (self._fine.until - 1) * FINE_STEP_S // COARSE_STEP_S
-        if slot * FINE_STEP_S // COARSE_STEP_S > last:
-            self._coarse.put(last, self._latest | self._means.take() | self._sums)
-            self._sums = {}
+        if slot * FINE_STEP_S // COARSE_STEP_S == last:
+            return
+        found: dict[Key, list[float]] = {}
+        points = self._fine.values_since(last * COARSE_STEP_S // FINE_STEP_S)
+        for values in points:
+            for key, value in values.items():
+                found.setdefault(key, []).append(value)
+        coarse: dict[Key, float] = {}
+        for key, numbers in found.items():
+            if key.name in _WINDOWED:
+                if key in points[-1]:
+                    coarse[key] = numbers[-1]
+            else:
+                coarse[key] = sum(numbers) if key.name == _COUNTED else sum(numbers) / len(numbers)
+        self._coarse.put(last, coarse)
 
-    def _flows(self, latest: Increase, bounds: Mapping[str, tuple[float, ...]]) -> dict[Key, float]:
-        self._recent.append(latest)
-        while sum(each.duration_s for each in self._recent) > WINDOW_S + FINE_STEP_S / 2:
-            if len(self._recent) == 1:
-                break
-            self._recent.popleft()
-        window = Increase(0.0)
-        for each in self._recent:
-            window.add(each)
-        values: dict[Key, float] = {}
-        for key, count in latest.counts.items():
-            if key.name == _COUNTED:
-                values[key] = count
-            elif key.name == TOKENS:
-                values[key] = count / latest.duration_s
-            elif key.name in _WINDOWED:
-                values[key] = window.counts[key] / window.duration_s
-        return values | dict(_quantiles(window, bounds)) | dict(_prices(window))
+
+def _slot_of(now_s: float) -> int:
+    return int((now_s - _HALF_STEP_S) // FINE_STEP_S)
+
+
+def _flows(gateways: Iterable[_Gateway]) -> dict[Key, float]:
+    """Rates and quantiles of all gateways together. Their costs are those of the same ledger."""
+    values: dict[Key, float] = {}
+    windowed: dict[Key, float] = {}  # per second
+    samples: dict[tuple[str, str], list[int]] = {}
+    bounds: dict[str, tuple[float, ...]] = {}
+    for gateway in gateways:
+        gateway.roll()
+        assert gateway.last is not None
+        bounds["ttft_s"] = gateway.last.to_first_token_bounds_s
+        bounds["tpot_s"] = gateway.last.per_output_token_bounds_s
+        for key, count in gateway.latest.counts.items():
+            if key.name in (_COUNTED, TOKENS):
+                rate = count if key.name == _COUNTED else count / gateway.latest.duration_s
+                values[key] = values.get(key, 0.0) + rate
+        for key, count in gateway.window.counts.items():
+            rate = count / gateway.window.duration_s
+            known = windowed.get(key, 0.0)
+            windowed[key] = max(known, rate) if key.name == COST else known + rate
+        for model_series, buckets in gateway.window.samples.items():
+            add_buckets(samples, model_series, buckets)
+    values |= {key: rate for key, rate in windowed.items() if key.name in _WINDOWED}
+    return values | dict(_quantiles(samples, bounds)) | dict(_prices(windowed))
 
 
 def _quantiles(
-    window: Increase, bounds: Mapping[str, tuple[float, ...]]
+    samples: dict[tuple[str, str], list[int]], bounds: dict[str, tuple[float, ...]]
 ) -> Iterator[tuple[Key, float]]:
-    for (model, series), samples in window.samples.items():
+    for (model, series), buckets in samples.items():
         for label, ratio in _QUANTILES:
-            value = quantile(ratio, bounds[series], samples)
+            value = quantile(ratio, bounds[series], buckets)
             if value is not None:
                 yield Key(model, series, label), value
 
 
-def _prices(window: Increase) -> Iterator[tuple[Key, float]]:
+def _prices(rates: dict[Key, float]) -> Iterator[tuple[Key, float]]:
     """Dollars per hour where a class has a price, and per million tokens where there were any."""
     tokens: dict[str, float] = {}
-    for key, count in window.counts.items():
+    for key, rate in rates.items():
         if key.name == TOKENS:
-            tokens[key.model] = tokens.get(key.model, 0.0) + count
-    for key, usd in window.counts.items():
+            tokens[key.model] = tokens.get(key.model, 0.0) + rate
+    for key, usd in rates.items():
         if key.name == COST:
-            yield Key(key.model, "usd_per_hour", ""), usd / window.duration_s * _S_PER_HOUR
+            yield Key(key.model, "usd_per_hour", ""), usd * _S_PER_HOUR
             if made := tokens.get(key.model):
                 yield Key(key.model, "usd_per_million_tokens", ""), usd / made * _MILLION

@@ -4,6 +4,7 @@ import re
 
 GATEWAY = "gateway"
 DIRECTORY = "directory"
+DASHBOARD = "dashboard"
 
 
 def engine_deployment_name(model: str, compute_class: str) -> str:

@@ -14,6 +14,7 @@
         ├── CannotResumeError        500, or 503 when another attempt may succeed
         ├── EngineRefusedError       503  retry: the engine took the request and would not run it
         ├── VersionRetiredError      503  retry: the answer will be of another version
+        ├── DashboardUnavailableError 503  ask for the page again later; requests for models go on
         └── NoEngineInTimeError      503  retry after the stated time
 
 Owns the errors and their two wire shapes, OpenAI's and Anthropic's. Does not own the HTTP response
@@ -193,6 +194,20 @@ class NoEngineInTimeError(RequestError):
             f"retry in {retry_after_s:.0f} s."
         )
         self.retry_after_s = retry_after_s
+
+
+class DashboardUnavailableError(RequestError):
+    """The dashboard cannot answer for its pages now. Ask again; requests for models go on."""
+
+    status = 503
+    kind = "server_error"
+    code = "dashboard_unavailable"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.message = (
+            f"The dashboard does not answer: {reason}. `slicewise status` shows the fleet."
+        )
 
 
 class VersionRetiredError(RequestError):

@@ -13,24 +13,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.artifacts.model_source import resolve_file
 from serving.config.application import AppConfig, AuthConfig, ModelConfig, exposure_problem
-from serving.dashboard.exporter_scraper import TpuReader
-from serving.dashboard.fleet_view import (
-    GatewayView,
-    ModelView,
-    SeatView,
-    describe_fleet,
-    describe_plans,
-)
-from serving.dashboard.history import History
-from serving.dashboard.history_page import history_answer
-from serving.dashboard.metric_sampling import READ_SERIES
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
+from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.errors import ConfigError
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
@@ -47,6 +36,15 @@ from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.metrics.spans import SpanCollector
 from serving.gateway.model_versions import ModelVersions
+from serving.gateway.reports.dashboard_client import DashboardClient
+from serving.gateway.reports.fleet_view import (
+    GatewayView,
+    ModelView,
+    SeatView,
+    describe_fleet,
+    describe_plans,
+)
+from serving.gateway.reports.gateway_sample import ledger_entries, take_sample
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
@@ -111,13 +109,18 @@ class Gateway:
     """vLLM's OpenAI frontend over the fleet, behind the HTTP edge. `app` makes it a deployment."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
-        self, config: AppConfig, directory: DeploymentHandle, *_engines: Any
+        self,
+        config: AppConfig,
+        directory: DeploymentHandle,
+        dashboard: DeploymentHandle,
+        *_engines: Any,
     ) -> None:
         # `_engines` binds the engine deployments into the application; requests reach them by link.
         log_as_replica(config.logging.style)
         ensure_not_exposed(config.auth)
         self._view = GatewayView(uuid.uuid4().hex[:12], time.time())
         self._directory = directory
+        self._dashboard = DashboardClient(dashboard)
         self._config = config
         # What is told of the models; changed in place, because all parts look at it.
         self._models: dict[str, ModelVersions] = {}
@@ -139,7 +142,7 @@ class Gateway:
             ),
             self._render_metrics,
             self._describe_fleet,
-            self._answer_history,
+            self._dashboard.ask,
             tracer=self._tracer,
         )
         link = config.link
@@ -174,21 +177,6 @@ class Gateway:
             )
         )
         self._metrics.register(PlanCollector(lambda: self._board))
-        self._history = History(self._view.gateway_id, self._view.started_at_s)
-        # The same series as the page's, read from the same meters; those it does not need are not
-        # made, because it reads them every second.
-        self._history_source = CollectorRegistry(auto_describe=False)
-        for collector in (
-            ServingCollector(self._models, self._edge.meter, READ_SERIES),
-            EngineCollector(self._read_engines, READ_SERIES),
-            LedgerCollector(self._ledger, self._terms.usd_per_chip_hour, READ_SERIES),
-        ):
-            self._history_source.register(collector)
-        self._chip_reader: asyncio.Task[None] | None = None
-        if config.gateway.tpu_exporter_port is not None:
-            chips = TpuReader(config.gateway.tpu_exporter_port, self._host_addresses)
-            self._history_source.register(chips)
-            self._chip_reader = asyncio.create_task(chips.follow())
         self._bookkeeper = asyncio.create_task(self._keep_ledger())
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -211,8 +199,7 @@ class Gateway:
             self._follower.cancel()
             self._model_follower.cancel()
             self._bookkeeper.cancel()
-            if self._chip_reader is not None:
-                self._chip_reader.cancel()
+            self._dashboard.close()
             if self._plans is not None:
                 self._plans.cancel()
             await self._membership.close()
@@ -298,7 +285,8 @@ class Gateway:
             now_s = epoch_s + time.monotonic()
             self._count_chips()
             self._tidy()
-            self._history.observe(self._history_source.collect(), now_s)
+            if self._dashboard.is_ready:
+                self._dashboard.send(self._take_sample())
             # In the middle of a second: a timer that is a little early or late is still in it.
             await asyncio.sleep(_LEDGER_PERIOD_S - (now_s - 0.5) % _LEDGER_PERIOD_S)
 
@@ -350,12 +338,15 @@ class Gateway:
         vllms = [REGISTRY, *(each for each in of_models if each is not None)]
         return await render_metrics(vllms, self._view.gateway_id, accept, ours=[self._metrics])
 
-    def _host_addresses(self) -> set[str]:
-        records = self._membership.snapshot.records
-        return {host.address for record in records for host in record.hosts}
-
-    def _answer_history(self, query: str, if_none_match: str) -> Response:
-        return history_answer(self._history, self._models, query, if_none_match)
+    def _take_sample(self) -> GatewaySample:
+        return take_sample(
+            self._view.gateway_id,
+            self._models,
+            self._edge.meter,
+            self._read_engines(),
+            ledger_entries(self._ledger, self._terms.usd_per_chip_hour),
+            time.monotonic(),
+        )
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [

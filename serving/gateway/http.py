@@ -16,9 +16,9 @@ import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.dashboard.history_page import AnswerHistory
-from serving.dashboard.page import FleetPage
+from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import (
+    DashboardUnavailableError,
     MalformedRequestError,
     RequestError,
     RequestTooLargeError,
@@ -36,6 +36,7 @@ from serving.gateway.refused_fields import (
     check_open_arguments,
     check_request_id,
 )
+from serving.gateway.reports.fleet_pages import is_static_page
 from serving.gateway.telemetry.request_metrics import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
 from serving.gateway.telemetry.request_trace import RequestTrace, request_attributes
 from serving.telemetry.log_lines import note
@@ -70,7 +71,7 @@ _ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_
 
 _OWN_ROUTES = frozenset({"/health", "/v1/models", "/metrics", "/fleet", "/fleet/history"})
 
-# The same address gives people a page (`fleet_page`). What was read with a key stays in no cache.
+# The same address gives people the dashboard's page. What was read with a key stays in no cache.
 _FLEET_HEADERS = {
     "content-type": "application/json",
     "vary": "Accept",
@@ -159,17 +160,16 @@ class HttpEdge:
         rules: EdgeRules,
         render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
         describe_fleet: Callable[[], dict[str, Any]],
-        answer_history: AnswerHistory | None = None,
+        ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]],
         tracer: Tracer = NO_TRACER,
     ) -> None:
-        """`render_metrics` is told what the reader accepts."""
+        """`render_metrics` takes what the reader accepts; `ask_dashboard` answers for the pages."""
         self._models = models
         self._rules = rules
         self._tracer = tracer
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
-        self._answer_history = answer_history  # `None`: none is kept, and there is no such route
-        self._fleet_page = FleetPage()
+        self._ask_dashboard = ask_dashboard
         self.meter = EdgeMeter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -189,9 +189,10 @@ class HttpEdge:
         if path == "/health":
             await exchange.respond(PlainTextResponse(""))
             return
-        page = self._fleet_page.answer(exchange.method, path, exchange.header(b"accept"))
-        if page is not None:
-            await exchange.respond(page)
+        if path.startswith("/fleet") and is_static_page(
+            exchange.method, path, exchange.header(b"accept")
+        ):
+            await self._serve_page(exchange)
             return
         exchange.tenant = self._authorize(exchange.scope)
         if path == "/v1/models":
@@ -203,10 +204,8 @@ class HttpEdge:
             # One loop serves this and every stream: a large fleet's answer has to be encoded fast.
             body = msgspec.json.encode(self._describe_fleet())
             await exchange.respond(Response(body, headers=_FLEET_HEADERS))
-        elif path == "/fleet/history" and self._answer_history is not None:
-            query = exchange.scope["query_string"].decode("latin-1")
-            tag = exchange.header(b"if-none-match")
-            await exchange.respond(self._answer_history(query, tag))
+        elif path == "/fleet/history":
+            await self._serve_page(exchange)
         elif path in _MODEL_ROUTES:
             await self._serve_model(exchange)
         else:
@@ -215,6 +214,19 @@ class HttpEdge:
 
     def _authorize(self, scope: Scope) -> str:
         return self._rules.keys.check(presented_key(scope["headers"])) or DEFAULT_TENANT
+
+    async def _serve_page(self, exchange: "_Exchange") -> None:
+        """Answers as the dashboard does; with the reason where it does not."""
+        query = exchange.scope["query_string"].decode("latin-1")
+        request = PageRequest(exchange.path, query, exchange.header(b"if-none-match"))
+        try:
+            answer = await self._ask_dashboard(request)
+        except DashboardUnavailableError as error:
+            # No refusal of a model request, and not counted as one.
+            body = openai_error_body(error)
+            await exchange.respond(JSONResponse(body, status_code=error.status))
+            return
+        await exchange.respond(Response(answer.body, answer.status, dict(answer.headers)))
 
     async def _serve_model(self, exchange: "_Exchange") -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)

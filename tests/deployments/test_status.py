@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gateway.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, ready, serving
+from dashboard.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, ready, serving
 
 from deployments.status import fetch_fleet, fleet_lines, parse_fleet
 

@@ -202,7 +202,7 @@ def ended(application: RunningApplication, slice_name: str, since_s: float) -> d
 
 
 def entered_at_s(row: dict[str, Any], state: str) -> float:
-    at_s = [phase["at_s"] for phase in row["history"] if phase["state"] == state]
+    at_s = [transition["at_s"] for transition in row["history"] if transition["state"] == state]
     assert at_s, f"never {state}: {row['history']}"
     return float(at_s[0])
 
@@ -247,7 +247,7 @@ def test_states_of_every_slice_sum_to_its_lifetime(application: RunningApplicati
     assert len(rows) == 3
     for row in rows:
         history = row["history"]
-        assert [phase["state"] for phase in history][-4:] == [
+        assert [transition["state"] for transition in history][-4:] == [
             "reserved",
             "probing",
             "loading",

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from serving.dashboard.fleet_view import (
+from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
+from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
+from serving.gateway.reports.fleet_view import (
     GatewayView,
     ModelView,
     SeatView,
     describe_fleet,
     describe_plans,
 )
-from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
-from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
 from serving.link.messages import EngineLoad
 
 NOW_S = 1000.0

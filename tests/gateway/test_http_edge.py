@@ -11,7 +11,10 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.domain.errors import NoEngineInTimeError, RequestError
+from serving.dashboard.history import History
+from serving.dashboard.pages import DashboardPages
+from serving.domain.dashboard_messages import PageAnswer, PageRequest
+from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
 from serving.gateway.asked import Asked
 from serving.gateway.auth import ApiKeys
 from serving.gateway.choice import CanaryView
@@ -74,7 +77,13 @@ def edge_over(*frontends: EchoFrontend, keys: tuple[str, ...] | ApiKeys = ()) ->
         EdgeRules(keys if isinstance(keys, ApiKeys) else ApiKeys(keys), MAX_BODY_BYTES),
         render_metrics=lambda _accept: asyncio.sleep(0, (b"up 1\n", "text/plain; version=0.0.4")),
         describe_fleet=lambda: {"models": []},
+        ask_dashboard=ask_dashboard,
     )
+
+
+async def ask_dashboard(request: PageRequest) -> PageAnswer:
+    """The dashboard without gateways, in this process."""
+    return DashboardPages(History("d", 0.0)).answer(request)
 
 
 @asynccontextmanager
@@ -263,6 +272,31 @@ async def test_no_other_file_is_served_beside_the_page(path: str) -> None:
     scope = post_scope(path, accept="text/html") | {"method": "GET"}
     sent = await run_raw(edge_over(EchoFrontend("one")), scope)
     assert sent[0]["status"] == 404
+
+
+async def test_page_without_a_dashboard_is_503_with_the_reason_and_all_else_goes_on() -> None:
+    async def nobody(_request: PageRequest) -> PageAnswer:
+        raise DashboardUnavailableError("its process is away")
+
+    one = EchoFrontend("one")
+    edge = HttpEdge(
+        {"one": one},
+        EdgeRules(ApiKeys(()), MAX_BODY_BYTES),
+        render_metrics=lambda _accept: asyncio.sleep(0, (b"", "text/plain")),
+        describe_fleet=lambda: {"models": []},
+        ask_dashboard=nobody,
+    )
+    async with client_of(edge) as client:
+        page = await client.get("/fleet", headers={"Accept": CHROMIUM})
+        history = await client.get("/fleet/history")
+        fleet = await client.get("/fleet")
+        answer = await client.post("/v1/completions", json={"model": "one"})
+    for refused in (page, history):
+        assert refused.status_code == 503
+        assert "its process is away" in refused.json()["error"]["message"]
+    assert (fleet.status_code, answer.status_code) == (200, 200)
+    # Nobody asked for a model in vain.
+    assert [result for _, result, _ in edge.meter.admissions] == ["admitted"]
 
 
 # -- admission --

@@ -28,7 +28,7 @@ from serving.telemetry.otlp import OtlpTracer
 from serving.telemetry.spans import NO_TRACER, Tracer
 from tests.telemetry.collector import Collector, collecting, tracer_to
 
-from .test_http_edge import client_of, post_scope
+from .test_http_edge import ask_dashboard, client_of, post_scope
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -71,6 +71,7 @@ class Stage:
             EdgeRules(ApiKeys(()), 10_000),
             lambda accept: render_metrics([metrics], "gw", accept),
             lambda: {},
+            ask_dashboard,
             tracer=tracer,
         )
         metrics.register(ServingCollector({"demo": model}, self.edge.meter))

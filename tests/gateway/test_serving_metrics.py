@@ -14,7 +14,7 @@ from serving.gateway.model_versions import ModelVersions
 from serving.gateway.telemetry.request_metrics import ClassMeter
 
 from .engines import ScriptedLink, core_request
-from .test_http_edge import client_of
+from .test_http_edge import ask_dashboard, client_of
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -104,6 +104,7 @@ async def test_times_of_a_request_reach_through_vllms_frontend(
         EdgeRules(ApiKeys(()), 10_000),
         lambda _accept: asyncio.sleep(0, (b"", "")),
         lambda: {},
+        ask_dashboard,
     )
     body = {"model": "demo", "prompt": [5, 6], "max_tokens": 4, "stream": is_streamed}
     async with asyncio.timeout(DEADLINE_S), client_of(edge) as client:

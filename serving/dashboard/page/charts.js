@@ -1,4 +1,4 @@
-// The charts above the slices: what gateways saw in the last minutes, and what happened to slices.
+// The charts above the slices: the last minutes of the fleet, and what happened to slices.
 //
 // All charts share one cursor: pointing at a time in one shows the values of that time in all.
 "use strict";
@@ -37,12 +37,13 @@ export class Charts {
     this.range = "5m";
     this.model = "";
     this.history = new Past(RANGES["5m"].stepS, "");
-    this.past = this.history.combined(0);
+    this.past = this.history; // as it is drawn
     this.position = null; // of the cursor, from the left; null: none
     this.events = [];
     this.colors = new Map();
     this.tag = null;
-    this.isKept = false; // whether the gateway keeps a history at all
+    this.isKept = false; // whether there is a history of this model
+    this.problem = ""; // why there is none now
     const template = document.getElementById("chart-template").content.firstElementChild;
     this.charts = CHARTS.map((kind) => new Chart(kind, this.part("charts").appendChild(template.cloneNode(true)), this));
     for (const input of root.querySelectorAll("input[name=range]"))
@@ -84,26 +85,31 @@ export class Charts {
     if (history !== this.history) return;
     this.isKept = true;
     this.tag = tag;
-    if (answer === null) history.heard(tag.slice(1).split("-")[0], Date.now());
-    else history.take(answer, Date.now());
+    this.problem = "";
+    if (answer !== null) history.take(answer);
   }
 
-  // The gateway keeps no history, or not of this model.
+  // No gateway has reported of this model.
   lack({ history }) {
     if (history === this.history) this.isKept = false;
+  }
+
+  // The dashboard does not answer; what is drawn is what it said before.
+  fail({ history }, problem) {
+    if (history === this.history) this.problem = problem;
   }
 
   show(fleet) {
     this.root.hidden = !this.isOff && (!this.isKept || this.history.isEmpty);
     // Of another range or model the charts stay as they are until it has been told.
-    if (this.root.hidden || this.isOff || this.history.numPoints === 0) return;
-    const before = this.past;
-    const past = (this.past = this.history.combined(Date.now()));
+    if (this.root.hidden || this.isOff || this.history.isEmpty) return;
+    const past = (this.past = this.history);
     // The cursor stays on its time.
     if (this.position !== null) {
-      this.position -= past.until - before.until;
-      if (this.position < 0 || before.stepS !== past.stepS) this.position = null;
+      this.position -= past.until - this.until;
+      if (this.position < 0) this.position = null;
     }
+    this.until = past.until;
     const [fromS, untilS] = [past.from * past.stepS, past.until * past.stepS];
     this.events = eventsOf(fleet, this.model, fromS, untilS);
     this.measure(); // before anything is written
@@ -144,13 +150,10 @@ export class Charts {
   tell() {
     say(this.part("time"), this.past.size === 0 ? "" : this.position === null ? `now, ${this.timeAt(null)}` : `at ${this.timeAt(this.position)}`);
     this.root.classList.toggle("pointed", this.position !== null);
-    const known = [...this.past.gateways];
-    const names = known.map(([id]) => id).join(", ");
-    const alone = `As gateway ${names} saw it, up since ${clock(known[0]?.[1].startedAtS ?? 0, true)}.`;
-    const together = `Of ${known.length} gateways together (${names}); of latencies the highest among them.`;
-    const numLeftOut = Math.max(0, ...known.map(([, { numLeftOut }]) => numLeftOut));
+    const { gateways, numLeftOut, startedAtS } = this.past;
+    const whose = gateways.length === 1 ? `Of gateway ${gateways[0]}` : `Of ${gateways.length} gateways together (${gateways.join(", ")})`;
     const left = numLeftOut ? ` ${numLeftOut} series are not kept: too many models and compute classes.` : "";
-    say(this.part("gateways"), known.length === 0 ? "" : (known.length === 1 ? alone : together) + left);
+    say(this.part("gateways"), this.problem || `${whose}, kept since ${clock(startedAtS, true)}.${left}`);
     this.tellEvents();
   }
 

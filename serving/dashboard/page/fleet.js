@@ -360,8 +360,8 @@ async function fetchFleet() {
   return body;
 }
 
-// What gateways saw since they were asked last. The charts can do without: a gateway may be too old to
-// keep a history, or not serve the model. What is wrong with the gateway itself, the fleet's answer says.
+// What is new in the history. The map can do without: the dashboard may be away while the gateway
+// serves. What is wrong with the gateway itself, the fleet's answer says.
 async function fetchPast() {
   if (charts.isOff) return;
   const question = charts.question;
@@ -370,6 +370,7 @@ async function fetchPast() {
     const { response, body } = await get(`fleet/history?${question.query}`, headers);
     if (response.ok || response.status === 304) charts.take(question, body, response.headers.get("etag"));
     else if (response.status === 404) charts.lack(question);
+    else if (response.status === 503) charts.fail(question, "The dashboard does not answer: the charts stand still.");
   } catch (error) {
     if (!(error instanceof NoAnswerError)) throw error;
   }

@@ -6,7 +6,7 @@ the same sum, to be read with `max by`, never added.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -49,31 +49,21 @@ def _named(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class LedgerCollector(Collector):
-    """The ledger's sums. `usd_per_chip_hour` is by compute class, of those that have a price.
+    """The ledger's sums. `usd_per_chip_hour` is by compute class, of those that have a price."""
 
-    `only` are the series that are wanted, `None` for all.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        usd_per_chip_hour: Mapping[str, float],
-        only: Container[str] | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, usd_per_chip_hour: Mapping[str, float]) -> None:
         self._ledger = ledger
         self._usd_per_chip_hour = usd_per_chip_hour
-        self._only = only
 
     def collect(self) -> Iterator[Family]:
         """The families of now."""
-        families, ledger = Families(self._only), self._ledger
+        families, ledger = Families(), self._ledger
         began_s = ledger.started_at_ms / _MS_PER_S
         families.add("slicewise_ledger_start_time_seconds", {}, began_s)
         totals = ledger.totals()
         _add_chip_seconds(families, "slicewise_ledger_chip_seconds_total", totals)
         by_slice = "slicewise_ledger_slice_chip_seconds_total"
-        if families.wants(by_slice):  # by far the most series of a large fleet
-            _add_chip_seconds(families, by_slice, ledger.slices())
+        _add_chip_seconds(families, by_slice, ledger.slices())
         for entry in ledger.chips():
             families.add("slicewise_ledger_chips", _labels(entry), entry.amount)
         for entry in totals:

@@ -5,7 +5,7 @@ Keeps no state and does not own the numbers (`request_meter`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
@@ -119,27 +119,17 @@ class EngineReading:
 
 
 class Families:
-    """Families of the registry, in the order in which they are first added to.
+    """Families of the registry, in the order in which they are first added to."""
 
-    `only` are the names that are wanted, `None` for all.
-    """
-
-    def __init__(self, only: Container[str] | None = None) -> None:
+    def __init__(self) -> None:
         self._families: dict[str, Family] = {}
-        self._only = only
-
-    def wants(self, name: str) -> bool:
-        """Whether a series of this name is kept."""
-        return self._only is None or name in self._only
 
     def add(self, name: str, labels: Mapping[str, str], value: float | Histogram) -> None:
-        """Adds a series, if it is wanted; a label without a value is left out.
+        """Adds a series; a label without a value is left out.
 
         Raises:
             KeyError: the registry of names does not have it.
         """
-        if not self.wants(name):
-            return
         metric = ALL[name]
         family = self._families.get(name)
         if family is None:
@@ -157,21 +147,15 @@ class Families:
 
 
 class ServingCollector(Collector):
-    """What a gateway's models and its edge have counted. `fleets` is by model.
+    """What a gateway's models and its edge have counted. `fleets` is by model."""
 
-    `only` are the series that are wanted, `None` for all.
-    """
-
-    def __init__(
-        self, fleets: Mapping[str, Fleet], edge: EdgeMeter, only: Container[str] | None = None
-    ) -> None:
+    def __init__(self, fleets: Mapping[str, Fleet], edge: EdgeMeter) -> None:
         self._fleets = fleets
         self._edge = edge
-        self._only = only
 
     def collect(self) -> Iterator[Family]:
         """The families of now."""
-        families = Families(self._only)
+        families = Families()
         for model, fleet in self._fleets.items():
             _add_classes(families, model, fleet.request_meter)
             _add_present(families, model, fleet)
@@ -194,20 +178,14 @@ class ServingCollector(Collector):
 
 
 class EngineCollector(Collector):
-    """What engines last told of themselves. An engine that has told nothing yet is left out.
+    """What engines last told of themselves. An engine that has told nothing yet is left out."""
 
-    `only` are the series that are wanted, `None` for all.
-    """
-
-    def __init__(
-        self, read: Callable[[], Iterable[EngineReading]], only: Container[str] | None = None
-    ) -> None:
+    def __init__(self, read: Callable[[], Iterable[EngineReading]]) -> None:
         self._read = read
-        self._only = only
 
     def collect(self) -> Iterator[Family]:
         """The families of now."""
-        families = Families(self._only)
+        families = Families()
         for reading in self._read():
             labels = {
                 "engine": reading.engine_id,

@@ -12,7 +12,7 @@ from loadtest.records import EventRecord
 from loadtest.scorecard.measure import measure
 from loadtest.scorecard.report import report_page
 from loadtest.scorecard.slo import NO_OBJECTIVES, GoodputLimits, LatencyLimits, ServiceLevel
-from tests.gateway.browser import browser
+from tests.dashboard.browser import browser
 
 LEVEL = ServiceLevel(
     ttft_s=LatencyLimits(p95=1.0),

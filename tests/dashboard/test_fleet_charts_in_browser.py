@@ -1,13 +1,14 @@
 """The charts of the fleet page in a real Chromium, over the real edge and a staged history."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from .browser import Browser, browser
 from .fleet_stage import CHAT, CODE, NOW_S, Stage, serving
-from .history_stage import example_history, pages
+from .history_stage import example_history, samples
 from .test_fleet_in_browser import FAINT_TEXTS, IS_LIVE
 
 pytestmark = [
@@ -69,7 +70,7 @@ async def page(chromium: Browser) -> Browser:
 
 def stage_of(*gateway_ids: str, num_seconds: int = 290) -> Stage:
     stage = Stage.example()
-    stage.histories = [example_history(each, num_seconds=num_seconds) for each in gateway_ids]
+    stage.show_history(example_history(*gateway_ids, num_seconds=num_seconds))
     return stage
 
 
@@ -129,7 +130,7 @@ async def test_seconds_without_a_look_are_gaps_and_chips_without_exporter_are_no
     page: Browser,
 ) -> None:
     stage = Stage.example()
-    stage.histories = [example_history(silent=range(60, 90))]
+    stage.show_history(example_history(silent=range(60, 90)))
     async with serving(stage) as url:
         await show(page, url)
         strokes = f"return ({CHART}).querySelector('.line').getAttribute('d').match(/M/g).length"
@@ -149,11 +150,12 @@ async def test_losses_of_slices_are_marked_and_said(page: Browser) -> None:
 
 
 async def test_several_gateways_are_added_up_and_the_page_says_so(page: Browser) -> None:
-    async with serving(stage_of("g1", "g2")) as url:
+    async with serving(stage_of("g1")) as url:
         await show(page, url)
         alone = await page.run(LEGEND, "Sequences")
-        assert "As gateway g1 saw it" in await page.text("#past [data-part=gateways]")
-        await page.run(ASK)
+        assert "Of gateway g1, kept since" in await page.text("#past [data-part=gateways]")
+    async with serving(stage_of("g1", "g2")) as url:
+        await show(page, url)
         await page.until_text("#past [data-part=gateways]", "Of 2 gateways together (g1, g2)")
         twice = [
             f"{words} {2 * int(count)}" for words, count in (each.rsplit(" ", 1) for each in alone)
@@ -163,16 +165,34 @@ async def test_several_gateways_are_added_up_and_the_page_says_so(page: Browser)
         assert await page.run(LEGEND, "Chips by compute class") == ["spot 16", "reserved 16"]
 
 
+async def test_charts_stand_still_while_the_dashboard_is_away_and_go_on_with_the_next(
+    page: Browser,
+) -> None:
+    stage = stage_of("g1")
+    async with serving(stage) as url:
+        await show(page, url)
+        stage.is_dashboard_away = True
+        await page.run(ASK)
+        await page.until_text("#past [data-part=gateways]", "The dashboard does not answer")
+        assert await page.run("return document.body.dataset.link") == "live"
+        assert await page.texts(".chart h3") == TITLES
+        stage.is_dashboard_away = False
+        stage.show_history(example_history("g2", dashboard_id="another", num_seconds=20))
+        await page.run(ASK)
+        await page.until_text("#past [data-part=gateways]", "Of gateway g2, kept since")
+        assert await page.texts(".chart h3") == TITLES
+
+
 async def test_day_of_answers_makes_the_page_no_larger(page: Browser) -> None:
     stage = stage_of("g1", num_seconds=10)
-    later = list(pages(60, 150))[10:]
+    later = list(samples(60, 150))[10:]
     async with serving(stage) as url:
         await show(page, url)
         await page.run("window.before = document.querySelector('#past .line')")
         num_nodes = await page.run(NUM_NODES)
         time_shown = await page.text("#past .time")
-        for second, families in enumerate(later):
-            stage.histories[0].observe(families, NOW_S + 0.5 + second)
+        for second, sample in enumerate(later):
+            stage.history.take(replace(sample, gateway_id="g1"), NOW_S + 0.5 + second)
             if second % 5 == 0:
                 await page.run(ASK)
         await page.until(
@@ -217,9 +237,9 @@ async def test_same_is_told_as_a_table(page: Browser) -> None:
         assert "Price of output" in await page.text("#past table")
 
 
-async def test_gateway_that_keeps_no_history_has_no_charts(page: Browser) -> None:
+async def test_without_a_dashboard_there_are_no_charts_and_the_map_is_shown(page: Browser) -> None:
     stage = Stage.example()
-    stage.histories = []
+    stage.is_dashboard_away = True
     async with serving(stage) as url:
         await show(page, url)
         assert not await page.texts(".chart")

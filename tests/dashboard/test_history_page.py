@@ -7,13 +7,13 @@ import httpx
 import pytest
 
 from serving.dashboard.history import History, Wanted
-from serving.dashboard.history_page import MAX_SINCE, history_answer, parse_query
-from serving.domain.errors import MalformedRequestError, UnknownModelError
+from serving.dashboard.history_page import parse_query
+from serving.dashboard.pages import DashboardPages
+from serving.domain.dashboard_messages import GatewaySample, ModelCounts, PageAnswer, PageRequest
+from serving.domain.errors import UnknownModelError
 from serving.gateway.auth import ApiKeys
 from serving.gateway.http import EdgeRules, HttpEdge
-from serving.gateway.metrics.requests import Families
-
-from .test_http_edge import client_of
+from tests.gateway.test_http_edge import client_of
 
 NOW_S = 1_795_226_400.5
 SLOT = int(NOW_S)
@@ -21,26 +21,25 @@ MODELS = ("chat", "café \N{GRINNING FACE}")
 
 
 def filled(seconds: int) -> History:
-    history = History("g1", NOW_S)
+    history = History("d1", NOW_S)
     for second in range(seconds):
         observe(history, second)
     return history
 
 
 def observe(history: History, second: int) -> None:
-    page = Families()
-    for model in MODELS:
-        page.add("slicewise_requests_waiting", {"model": model}, second)
-    history.observe(page, NOW_S + second)
+    models = tuple(ModelCounts(model, second, 0) for model in MODELS)
+    history.take(GatewaySample("g1", float(second), models=models), NOW_S + second)
 
 
 def client_over(history: History, *keys: str) -> httpx.AsyncClient:
+    pages = DashboardPages(history)
+
+    async def ask_dashboard(request: PageRequest) -> PageAnswer:
+        return pages.answer(request)
+
     edge = HttpEdge(
-        {},
-        EdgeRules(ApiKeys(keys), 1000),
-        lambda: (b"", "text/plain"),
-        lambda: {},
-        lambda query, tag: history_answer(history, MODELS, query, tag),
+        {}, EdgeRules(ApiKeys(keys), 1000), lambda: (b"", "text/plain"), lambda: {}, ask_dashboard
     )
     return client_of(edge)
 
@@ -57,9 +56,10 @@ async def test_answer_says_whose_it_is_and_when_its_points_are() -> None:
     assert waiting[-3:] == [0, 2, 4]
     assert len(waiting) == 300
     assert set(waiting[:-3]) == {None}
-    assert body.pop("series").keys() == {"sequences", "requests_per_s", "losses"}
+    assert body.pop("series").keys() == {"sequences", "requests_per_s", "losses", "chips"}
     assert body == {
-        "gateway": {"id": "g1", "started_at_s": NOW_S},
+        "dashboard": {"id": "d1", "started_at_s": NOW_S},
+        "gateways": ["g1"],
         "model": None,
         "step_s": 1,
         "num_points": 300,
@@ -70,23 +70,23 @@ async def test_answer_says_whose_it_is_and_when_its_points_are() -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_before_the_first_look_there_is_nothing() -> None:
-    body = (await ask(History("g1", NOW_S))).json()
+async def test_before_the_first_sample_there_is_nothing() -> None:
+    body = (await ask(History("d1", NOW_S))).json()
     assert (body["from"], body["until"], body["series"]) == (0, 0, {})
 
 
 async def test_reader_who_has_some_gets_the_rest() -> None:
-    body = (await ask(filled(9), f"?since=g1.{SLOT + 7}&since=g2.5")).json()
+    body = (await ask(filled(9), f"?since=d1.{SLOT + 7}")).json()
     assert (body["from"], body["until"]) == (SLOT + 7, SLOT + 9)
     assert body["series"]["sequences"]["waiting"] == [14, 16]
 
 
-async def test_what_another_gateway_told_is_no_reason_to_leave_anything_out() -> None:
-    body = (await ask(filled(9), f"?since=g2.{SLOT + 7}")).json()
+async def test_what_a_dashboard_before_told_is_no_reason_to_leave_anything_out() -> None:
+    body = (await ask(filled(9), f"?since=d0.{SLOT + 7}")).json()
     assert body["until"] - body["from"] == 300
 
 
-@pytest.mark.parametrize("query", ["", "?step=10", "?model=chat", f"?since=g1.{SLOT + 2}"])
+@pytest.mark.parametrize("query", ["", "?step=10", "?model=chat", f"?since=d1.{SLOT + 2}"])
 async def test_nothing_new_is_told_without_a_body(query: str) -> None:
     history = filled(12)
     first = await ask(history, query)
@@ -100,7 +100,7 @@ async def test_nothing_new_is_told_without_a_body(query: str) -> None:
 
 async def test_tag_is_of_one_question() -> None:
     history = filled(12)
-    queries = ["", "?step=10", "?model=chat", "?model=caf%C3%A9+%F0%9F%98%80", f"?since=g1.{SLOT}"]
+    queries = ["", "?step=10", "?model=chat", "?model=caf%C3%A9+%F0%9F%98%80", f"?since=d1.{SLOT}"]
     tags = {(await ask(history, query)).headers["etag"] for query in queries}
     assert len(tags) == len(queries)
 
@@ -126,10 +126,10 @@ async def test_history_needs_the_same_key_as_the_fleet() -> None:
         ("?step=5", "step: '5'; allowed: 1 or 10"),
         ("?step=", "step: ''; allowed: 1 or 10"),
         ("?steps=1", "'steps' is no parameter; allowed: step, model, since"),
-        ("?since=12", "since: '12'; allowed: a gateway's id, a dot and the 'until'"),
-        ("?since=g1.-1", "since: 'g1.-1'; allowed"),
-        ("?since=g1.%C2%B2", "since: 'g1.²'; allowed"),
-        ("?since=g1.9999999999999999999", "since: 'g1.9999999999999999999'; allowed"),
+        ("?since=12", "since: '12'; allowed: the dashboard's id, a dot and the 'until'"),
+        ("?since=d1.-1", "since: 'd1.-1'; allowed"),
+        ("?since=d1.%C2%B2", "since: 'd1.²'; allowed"),
+        ("?since=d1.9999999999999999999", "since: 'd1.9999999999999999999'; allowed"),
     ],
 )
 async def test_question_that_cannot_be_understood_is_answered_with_what_can(
@@ -140,20 +140,17 @@ async def test_question_that_cannot_be_understood_is_answered_with_what_can(
     assert words in answer.json()["error"]["message"]
 
 
-def test_unknown_model_and_too_many_gateways_are_refused() -> None:
+def test_query_is_of_known_models_and_of_this_dashboard() -> None:
     with pytest.raises(UnknownModelError, match="Served here: chat"):
-        parse_query("model=none", ("chat",))
-    many = "&".join(f"since=g{number}.1" for number in range(MAX_SINCE + 1))
-    with pytest.raises(MalformedRequestError, match="65 gateways; allowed: at most 64"):
-        parse_query(many, ())
-    assert parse_query("step=10&model=chat&since=g.h.7", ("chat",)) == Wanted(
-        10, "chat", {"g.h": 7}
-    )
+        parse_query("model=none", ("chat",), "d.1")
+    query = "step=10&model=chat&since=d.1.7"
+    assert parse_query(query, ("chat",), "d.1") == Wanted(10, "chat", 7)
+    assert parse_query(query, ("chat",), "d.2") == Wanted(10, "chat", None)
 
 
 async def test_polls_are_small() -> None:
     history = filled(300)
     whole = await ask(history)
-    rest = await ask(history, f"?since=g1.{SLOT + 298}")
-    assert len(rest.content) < 400 < 5000 < len(whole.content)
+    rest = await ask(history, f"?since=d1.{SLOT + 298}")
+    assert len(rest.content) < 430 < 5000 < len(whole.content)
     assert json.loads(rest.content)["series"]["requests_per_s"]["failed"] == [0, 0]

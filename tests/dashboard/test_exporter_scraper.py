@@ -1,13 +1,14 @@
 """The chips on the fleet page: pages over HTTP, of hosts that answer and of hosts that do not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
 import pytest
 
-from serving.dashboard.exporter_scraper import MAX_HOSTS, TpuReader, chip_families
+from serving.dashboard.exporter_scraper import MAX_HOSTS, ExporterScraper, chip_samples
 from serving.dashboard.history import History, Wanted
+from serving.domain.dashboard_messages import GatewaySample
 
 PAGE = """\
 # HELP tpu_duty_cycle_ratio Share of the runtime's last sample period in which the device was busy
@@ -39,22 +40,25 @@ def ok(page: str) -> bytes:
     return f"HTTP/1.0 200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}".encode()
 
 
-def shown(reader: TpuReader) -> dict[str, list[float]]:
-    history = History("g", 0.0)
-    history.observe(reader.collect(), 1000.5)
-    ratios = history.describe(Wanted(1, "chat", {}))["series"].get("tpu_ratio", {})
+def shown(reader: ExporterScraper) -> dict[str, list[float]]:
+    history = History("d", 0.0, reader.read)
+    history.take(GatewaySample("g", 0.0), 1000.5)
+    ratios = history.describe(Wanted(1, "chat"))["series"].get("tpu_ratio", {})
     return {label: points[-1] for label, points in ratios.items()}
 
 
-def at(*addresses: str) -> Callable[[], Collection[str]]:
-    return lambda: addresses
+def at(*addresses: str) -> Callable[[], Awaitable[Collection[str]]]:
+    async def listed() -> Collection[str]:
+        return addresses
+
+    return listed
 
 
 async def test_chips_of_a_host_that_answers_are_shown() -> None:
     async with exporter(lambda: ok(PAGE)) as port:
-        reader = TpuReader(port, at("127.0.0.1"))
+        reader = ExporterScraper(port, at("127.0.0.1"))
         assert shown(reader) == {}
-        await reader.read_once()
+        await reader.scrape_once()
     assert shown(reader) == {"duty_cycle": 0.5, "hbm": 0.25}
 
 
@@ -71,31 +75,35 @@ async def test_chips_of_a_host_that_answers_are_shown() -> None:
 )
 async def test_host_that_answers_anything_else_shows_nothing(answer: bytes) -> None:
     async with exporter(lambda: answer) as port:
-        reader = TpuReader(port, at("127.0.0.1"))
-        await reader.read_once()
+        reader = ExporterScraper(port, at("127.0.0.1"))
+        await reader.scrape_once()
     assert shown(reader) == {}
 
 
 async def test_host_without_exporter_is_passed_over() -> None:
     async with exporter(lambda: ok(PAGE)) as port:
-        reader = TpuReader(port, at("127.0.0.1", "127.0.0.2"))
-        await reader.read_once()
+        reader = ExporterScraper(port, at("127.0.0.1", "127.0.0.2"))
+        await reader.scrape_once()
     assert shown(reader)["duty_cycle"] == 0.5
 
 
 async def test_host_that_is_gone_is_shown_no_longer_and_too_many_are_not_asked() -> None:
     addresses = ["127.0.0.1"]
     async with exporter(lambda: ok(PAGE)) as port:
-        reader = TpuReader(port, lambda: addresses)
-        await reader.read_once()
+
+        async def listed() -> list[str]:
+            return addresses
+
+        reader = ExporterScraper(port, listed)
+        await reader.scrape_once()
         assert shown(reader)
-        addresses[:] = [f"127.1.0.{each}" for each in range(MAX_HOSTS + 1)]
-        await reader.read_once()
+        addresses[:] = [f"127.1.0.{number}" for number in range(MAX_HOSTS + 1)]
+        await reader.scrape_once()
     assert shown(reader) == {}
 
 
 def test_only_what_is_drawn_is_parsed() -> None:
-    assert {family.name for family in chip_families(PAGE)} == {
+    assert {sample.name for sample in chip_samples(PAGE)} == {
         "tpu_duty_cycle_ratio",
         "tpu_hbm_used_bytes",
         "tpu_hbm_capacity_bytes",

@@ -10,22 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 import uvicorn
-from starlette.responses import Response
 
-from serving.dashboard.fleet_view import (
+from serving.dashboard.history import History
+from serving.dashboard.pages import DashboardPages
+from serving.domain.dashboard_messages import PageAnswer, PageRequest
+from serving.domain.errors import DashboardUnavailableError
+from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
+from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
+from serving.domain.slice_records import Directory, HostRecord, SliceRecord
+from serving.gateway.auth import ApiKeys
+from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.reports.fleet_view import (
     GatewayView,
     ModelView,
     SeatView,
     describe_fleet,
     describe_plans,
 )
-from serving.dashboard.history import History
-from serving.dashboard.history_page import history_answer
-from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
-from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import Directory, HostRecord, SliceRecord
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge
 from serving.link.messages import EngineLoad
 
 MINUTE_S = 60.0
@@ -188,7 +189,7 @@ def example_board(*alerts: str) -> PlanReport:
 
 
 class Stage:
-    """A directory, one gateway's links, and its edge."""
+    """A directory, one gateway's links, its edge, and a dashboard in the same process."""
 
     def __init__(self, *keys: str) -> None:
         self.now_s = NOW_S
@@ -197,14 +198,15 @@ class Stage:
         self.num_waiting = dict.fromkeys(self.seats, 0)
         self.is_failing = False
         self.board: PlanReport | None = None  # nothing scales
-        # Of the gateways that answer in turns; without one, a gateway is too old to keep any.
-        self.histories = [History("5f0c2a9b41de", NOW_S)]  # which has not looked yet
+        self.history = History("5f0c2a9b41de", NOW_S)  # no gateway has reported yet
+        self.pages = DashboardPages(self.history)
+        self.is_dashboard_away = False
         self.edge = HttpEdge(
             {},
             EdgeRules(ApiKeys(keys), max_body_bytes=1000),
             render_metrics=lambda _accept: asyncio.sleep(0, (b"", "text/plain")),
             describe_fleet=self.describe,
-            answer_history=self.answer_history,
+            ask_dashboard=self.ask_dashboard,
         )
 
     @classmethod
@@ -237,12 +239,15 @@ class Stage:
         (found,) = (r for r in self.directory.snapshot().records if r.replica_id == replica_id)
         return found
 
-    def answer_history(self, query: str, if_none_match: str) -> Response:
-        """The next gateway's answer, as its deployment gives it; several answer in turns."""
-        if not self.histories:
-            return Response(status_code=404)
-        self.histories.append(self.histories.pop(0))
-        return history_answer(self.histories[-1], (CHAT, CODE), query, if_none_match)
+    def show_history(self, history: History) -> None:
+        """Makes the dashboard one that has this history."""
+        self.history, self.pages = history, DashboardPages(history)
+
+    async def ask_dashboard(self, request: PageRequest) -> PageAnswer:
+        """The dashboard's answer, as its deployment gives it."""
+        if self.is_dashboard_away and request.path == "/fleet/history":
+            raise DashboardUnavailableError("its process is away")
+        return self.pages.answer(request)
 
     def describe(self) -> dict[str, Any]:
         """The gateway's answer, as its deployment puts it together."""

@@ -1,0 +1,1 @@
+"""The fleet as a gateway reports it: as JSON, as samples for the dashboard, as its pages."""
