@@ -1,7 +1,6 @@
 """How slices come into being and go: the one seam between the plan and a cluster.
 
-Three implementations: `kuberay` (GKE), `static` (slices that are simply there) and `simulated`. One
-suite of tests holds for all of them (`tests/autoscaling/test_provisioners.py`).
+Two implementations: `kuberay` (GKE), and `static` (slices that are simply there).
 """
 
 from dataclasses import dataclass

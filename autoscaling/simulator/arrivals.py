@@ -163,18 +163,6 @@ def build_day(
     )
 
 
-def repeat_trace(trace: Requests, *, span_s: float = _DAY_S, speed: float = 1.0) -> Requests:
-    """The trace again and again until `span_s`, `speed` times as fast as it was recorded."""
-    gap_s = float(trace.arrival_s[-1] - trace.arrival_s[0]) / max(1, len(trace) - 1)
-    lap_s = (float(trace.arrival_s[-1] - trace.arrival_s[0]) + gap_s) / speed
-    laps = int(np.ceil(span_s / lap_s))
-    once_s = (trace.arrival_s - trace.arrival_s[0]) / speed
-    arrival_s = (np.arange(laps)[:, None] * lap_s + once_s[None, :]).ravel()
-    every = np.tile(np.arange(len(trace)), laps)
-    whole = Requests(arrival_s, trace.input_tokens[every], trace.output_tokens[every])
-    return whole.until(span_s)
-
-
 def draw_poisson(profile: RateProfile, lengths: Requests, seed: int) -> Requests:
     """Independent arrivals at the rates of `profile`; lengths in pairs drawn from `lengths`."""
     rng = np.random.default_rng(seed)

@@ -75,11 +75,6 @@ class OracleBound:
     short_slice_hours: float
     interval_s: float
 
-    @property
-    def gap_ratio(self) -> float:
-        """How far the plan lies above the bound, as a share of the bound; 0 if both are 0."""
-        return self.cost_usd / self.bound_usd - 1 if self.bound_usd > 0 else 0.0
-
 
 def oracle_cost(problem: OracleProblem, *, time_limit_s: float = 60.0) -> OracleBound:
     """The cheapest plan for `problem` and the bound below it.

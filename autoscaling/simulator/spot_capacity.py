@@ -143,11 +143,12 @@ class Regime:
         return self.plenty.mean_s / (self.plenty.mean_s + self.scarcity.mean_s)
 
 
-# Fitted with `fit_regime` on 2026-11-21 to the complete runs of three of the availability traces of
+# Fitted on 2026-11-21 to the complete runs of three of the availability traces of
 # skypilot-org/spot-traces @ 221da1a (AWS p3.2xlarge, 45 days from 2023-02-15, one node, asked every
-# 195 s): calm to us-west-2b, flapping to us-east-2a, dry to us-east-1a. They are GPUs of 2023:
-# shapes to test with, never a forecast of TPU capacity. One node cannot say how much a drop takes:
-# `total_drop_share` is our assumption, mostly everything, as when a zone is out of stock.
+# 195 s): calm to us-west-2b, flapping to us-east-2a, dry to us-east-1a. The fit was by expectation
+# maximisation; its code is in commit a07807c. They are GPUs of 2023: shapes to test with, never a
+# forecast of TPU capacity. One node cannot say how much a drop takes: `total_drop_share` is our
+# assumption, mostly everything, as when a zone is out of stock.
 REGIMES: Mapping[str, Regime] = {
     "calm": Regime(
         plenty=RunLengths(0.24, 620, 0.15, 10_700, 1.68),
@@ -187,61 +188,3 @@ def generate(regime: Regime, max_slices: int, seed: int, span_s: float = _DAY_S)
         now_s = end_s
         has_plenty = not has_plenty
     return CapacitySeries(tuple(times_s), tuple(slices))
-
-
-def fit_regime(series: CapacitySeries, total_drop_share: float) -> Regime:
-    """The regime whose runs are most like the complete runs of a series.
-
-    The first and the last run are cut off by the observation and are left out.
-
-    Raises:
-        ValueError: fewer than four complete runs of either kind.
-    """
-    plenty_s, scarcity_s = complete_runs(series)
-    return Regime(fit_run_lengths(plenty_s), fit_run_lengths(scarcity_s), total_drop_share)
-
-
-def complete_runs(
-    series: CapacitySeries,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Lengths in seconds of the runs at full capacity, and of those below it."""
-    is_full = np.array(series.slices) == max(series.slices)
-    firsts = np.flatnonzero(np.diff(is_full, prepend=not is_full[0]))
-    lengths_s = np.diff(np.array(series.times_s)[firsts])[1:]
-    kinds = is_full[firsts][1:-1]
-    return lengths_s[kinds], lengths_s[~kinds]
-
-
-def fit_run_lengths(lengths_s: npt.NDArray[np.float64]) -> RunLengths:
-    """The most likely mixture for these lengths, by expectation maximisation.
-
-    Raises:
-        ValueError: fewer than four lengths.
-    """
-    if len(lengths_s) < 4:
-        raise ValueError(f"{len(lengths_s)} complete runs are too few; allowed: at least 4")
-    logs = np.log(lengths_s)
-    means = np.percentile(logs, [25, 75])
-    spreads = np.full(2, max(float(logs.std()), _LEAST_SPREAD))
-    shares = np.array([0.5, 0.5])
-    for _ in range(200):
-        distance = (logs[:, None] - means) / spreads
-        weight = shares / spreads * np.exp(-(distance**2) / 2) + 1e-300
-        weight /= weight.sum(axis=1, keepdims=True)
-        total = weight.sum(axis=0)
-        shares = total / len(logs)
-        means = (weight * logs[:, None]).sum(axis=0) / total
-        variance = (weight * (logs[:, None] - means) ** 2).sum(axis=0) / total
-        spreads = np.maximum(np.sqrt(variance), _LEAST_SPREAD)
-    short, long = np.argsort(means)
-    return RunLengths(
-        short_share=float(shares[short]),
-        short_median_s=float(np.exp(means[short])),
-        short_spread=float(spreads[short]),
-        long_median_s=float(np.exp(means[long])),
-        long_spread=float(spreads[long]),
-    )
-
-
-# Lengths are multiples of the asking interval: without a bound a kind could shrink to one of them.
-_LEAST_SPREAD = 0.15

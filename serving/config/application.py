@@ -220,11 +220,6 @@ class ModelConfig(_Section):
         """The base names that its frontend takes; answers carry the first."""
         return (self.name,) if self.canary_of is None else (self.canary_of, self.name)
 
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        """The names a request may give: the model's, then its adapters'."""
-        return (self.name, *(adapter.name for adapter in self.lora_adapters))
-
     def paced_options(self) -> dict[str, float | int | None]:
         """The options of a `paced` engine, in the engine's own words; times are seconds."""
         pace = self.paced or PacedConfig()

@@ -81,17 +81,11 @@ def combine(notices: Iterable[Notice]) -> Notice | None:
     return replace(first, deadline_s=None if deadline_s == _NEVER else deadline_s)
 
 
-def plan_drain(
-    notices: Iterable[Notice],
-    drain_notice_s: float,
-    now_s: float,
-    standing: DrainOrder | None = None,
-) -> DrainOrder | None:
+def plan_drain(notices: Iterable[Notice], drain_notice_s: float, now_s: float) -> DrainOrder | None:
     """What the notices of a slice's hosts demand as of now; `None` as long as that is nothing.
 
     One host's end is the slice's. `drain_notice_s` is the compute class's: how long before a
-    scheduled end the slice starts to drain, and how long it has where no end was named. A
-    `standing` order is never revoked, and its deadline only moves forward.
+    scheduled end the slice starts to drain, and how long it has where no end was named.
     """
     due = [
         replace(each, deadline_s=_end_s(each, drain_notice_s, now_s))
@@ -100,10 +94,8 @@ def plan_drain(
     ]
     worst = combine(due)
     if worst is None or worst.deadline_s is None:
-        return standing
+        return None
     deadline_s = max(worst.deadline_s, now_s)
-    if standing is not None:
-        return replace(standing, deadline_s=min(standing.deadline_s, deadline_s))
     return DrainOrder(deadline_s, f"host {worst.worker_id}: {worst.reason}", _cause(due))
 
 

@@ -12,9 +12,7 @@ print(" ".join({"ray", "vllm", "torch", "jax"} & sys.modules.keys()))
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["command", "kuberay", "plan", "reconcile", "simulated", "static"]
-)
+@pytest.mark.parametrize("module", ["command", "kuberay", "plan", "reconcile", "static"])
 def test_importing_loads_no_framework(module: str) -> None:
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE, f"autoscaling.provisioning.{module}"],

@@ -4,7 +4,7 @@ KubeRay's is the real client over HTTPS, against an operator and a cloud that mo
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan, ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
 from autoscaling.provisioning.reconcile import Reconciler, no_fence
-from autoscaling.provisioning.simulated import SimulatedGroup, SimulatedProvisioner
 from autoscaling.provisioning.static import StaticProvisioner
 from serving.domain.slice_records import SliceRecord
 from serving.domain.topology import slice_shape
@@ -50,43 +49,6 @@ class World(ABC):
     @abstractmethod
     def lose(self, kind: SliceKind, name: str) -> None:
         """A slice is taken away."""
-
-
-class SimulatedWorld(World):
-    def __init__(self) -> None:
-        self._cluster = ClusterInMemory()
-        groups = [SimulatedGroup(name, kind, MAX_REPLICAS) for kind, name in GROUPS.items()]
-        self.provisioner = SimulatedProvisioner(self._cluster, groups)
-
-    def settle(self) -> None:
-        self._cluster.present = dict.fromkeys(self._cluster.present, True)
-
-    def slices(self, kind: SliceKind) -> set[str]:
-        return {name for name, is_there in self._cluster.slices(GROUPS[kind]).items() if is_there}
-
-    def interfere(self, kind: SliceKind) -> None:
-        self._cluster.add_slice(GROUPS[kind])
-
-    def lose(self, kind: SliceKind, name: str) -> None:
-        self._cluster.remove_slice(name)
-
-
-class ClusterInMemory:
-    """A cluster whose slices come when `present` says so."""
-
-    def __init__(self) -> None:
-        self.present: dict[str, bool] = {}
-
-    def slices(self, group: str) -> Mapping[str, bool]:
-        return {name: there for name, there in self.present.items() if name.startswith(group)}
-
-    def add_slice(self, group: str) -> None:
-        taken = self.slices(group)
-        free = next(i for i in range(len(taken) + 1) if f"{group}-{i}" not in taken)
-        self.present[f"{group}-{free}"] = False
-
-    def remove_slice(self, name: str) -> None:
-        self.present.pop(name, None)
 
 
 class KubeRayWorld(World):
@@ -122,11 +84,8 @@ async def kuberay_world(folder: Path) -> AsyncIterator[World]:
         await api.aclose()
 
 
-@pytest.fixture(params=["simulated", "kuberay"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    if request.param == "simulated":
-        yield SimulatedWorld()
-        return
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with kuberay_world(tmp_path) as made:
         yield made
 

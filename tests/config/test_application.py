@@ -72,7 +72,7 @@ def test_minimal_config_gets_the_documented_defaults() -> None:
     config = check(minimal())
     model = config.models[0]
     assert model.engine is EngineKind.VLLM
-    assert model.served_names == ("demo",)
+    assert model.name == "demo"
     assert (model.deployments[0].replicas, model.deployments[0].num_cpus) == (1, 0.1)
     assert config.gateway.max_body_bytes == 16 * 1024 * 1024
     assert config.gateway.request_deadline_s == 60.0
@@ -106,7 +106,7 @@ def test_full_config_is_taken_as_written() -> None:
     assert model.engine_args == raw["models"][0]["engine_args"]
     assert model.frontend_args == raw["models"][0]["frontend_args"]
     assert model.engine_env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    assert model.served_names == ("demo", "sql")
+    assert [adapter.name for adapter in model.lora_adapters] == ["sql"]
     assert [model.deployment_name(entry) for entry in model.deployments] == [
         "engine-demo-v6e-spot",
         "engine-demo-v6e-reserved",

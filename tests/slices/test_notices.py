@@ -111,18 +111,6 @@ _NOTICES = st.lists(
 )
 
 
-@given(_NOTICES, _NOTICES, st.floats(0, 1e4))
-def test_standing_order_is_never_revoked_nor_put_off(
-    first: list[Notice], later: list[Notice], passed_s: float
-) -> None:
-    order = plan_drain(first, DRAIN_NOTICE_S, NOW_S)
-    renewed = plan_drain(later, DRAIN_NOTICE_S, NOW_S + passed_s, order)
-    if order is not None:
-        assert renewed is not None
-        assert renewed.deadline_s <= order.deadline_s
-        assert (renewed.reason, renewed.cause) == (order.reason, order.cause)
-
-
 @given(_NOTICES, _NOTICES)
 def test_more_notices_never_leave_more_time(few: list[Notice], more: list[Notice]) -> None:
     order = plan_drain(few, DRAIN_NOTICE_S, NOW_S)

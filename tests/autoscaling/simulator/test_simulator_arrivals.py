@@ -13,7 +13,6 @@ from autoscaling.simulator.arrivals import (
     build_day,
     constant_lengths,
     draw_poisson,
-    repeat_trace,
     stages,
     weekday,
 )
@@ -85,12 +84,6 @@ def test_day_depends_on_its_seed_only() -> None:
 def test_day_from_a_trace_shorter_than_a_block_works() -> None:
     day = build_day(bursty(5), mean_rate=0.1, seed=1, block_s=1e6)
     assert len(day) == 8640
-
-
-def test_trace_repeats_until_the_end_of_the_span() -> None:
-    trace = Requests(np.array([0.0, 1.0, 3.0]), np.full(3, 5, np.int32), np.full(3, 5, np.int32))
-    assert repeat_trace(trace, span_s=9.0).arrival_s.tolist() == [0, 1, 3, 4.5, 5.5, 7.5]
-    assert len(repeat_trace(trace, span_s=9.0, speed=3.0)) == 18
 
 
 def test_stages_give_each_its_rate() -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
@@ -11,11 +12,7 @@ from autoscaling.simulator.spot_capacity import (
     REGIMES,
     CapacitySeries,
     Regime,
-    RunLengths,
     SpotTraceError,
-    complete_runs,
-    fit_regime,
-    fit_run_lengths,
     generate,
     read_spot_trace,
 )
@@ -97,18 +94,15 @@ def test_generated_capacity_depends_on_the_seed_and_on_nothing_else() -> None:
     assert first != other
 
 
-def test_fit_finds_the_law_that_runs_were_drawn_from() -> None:
-    law = RunLengths(0.4, 600.0, 0.3, 9000.0, 0.8)
-    found = fit_run_lengths(law.draw(20_000, np.random.default_rng(3)))
-    assert found.short_share == pytest.approx(0.4, abs=0.03)
-    assert found.short_median_s == pytest.approx(600, rel=0.05)
-    assert found.long_median_s == pytest.approx(9000, rel=0.05)
-    assert found.long_spread == pytest.approx(0.8, rel=0.05)
-
-
-def test_fit_of_too_few_runs_is_refused() -> None:
-    with pytest.raises(ValueError, match="complete runs are too few"):
-        fit_regime(CapacitySeries((0.0, 10.0, 20.0), (1, 0, 1)), 0.8)
+def complete_runs(
+    series: CapacitySeries,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Lengths in seconds of the runs at full capacity, and of those below it."""
+    is_full = np.array(series.slices) == max(series.slices)
+    firsts = np.flatnonzero(np.diff(is_full, prepend=not is_full[0]))
+    lengths_s = np.diff(np.array(series.times_s)[firsts])[1:]
+    kinds = is_full[firsts][1:-1]
+    return lengths_s[kinds], lengths_s[~kinds]
 
 
 @pytest.mark.parametrize("name", sorted(FITTED_TO))
