@@ -21,8 +21,8 @@ from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, plan_engine, slice_words
+from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
-from serving.tpu.wish import EngineWish
 
 _CANNOT, _UNUSABLE = 1, 2
 _NAME_WIDTH = 42
@@ -116,7 +116,7 @@ def plan_deployment(
         ModelConfigUnreadableError: a file that was found is of no use.
     """
     assert deployment.slice is not None
-    wish = EngineWish(
+    requirements = EngineRequirements(
         model=model.source,
         shape=deployment.slice.shape,
         args=model.engine_args,
@@ -126,16 +126,16 @@ def plan_deployment(
     )
     raw = find_model_config(model.source, facts_folders)
     facts: ModelFacts | None = None if raw is None else model_facts(raw)
-    return plan_engine(wish, facts, model.name)
+    return plan_engine(requirements, facts, model.name)
 
 
 def plan_lines(plan: EnginePlan) -> Iterator[str]:
     """The plan for a reader."""
-    wish, settings = plan.wish, plan.settings
-    shape = wish.shape
-    hosts = f"{wish.num_hosts} hosts" if wish.num_hosts > 1 else "1 host"
-    num_chips = wish.num_slices * shape.num_chips
-    yield f"{wish.model} on {slice_words(wish)}: {num_chips} chips, {hosts}"
+    requirements, settings = plan.requirements, plan.settings
+    shape = requirements.shape
+    hosts = f"{requirements.num_hosts} hosts" if requirements.num_hosts > 1 else "1 host"
+    num_chips = requirements.num_slices * shape.num_chips
+    yield f"{requirements.model} on {slice_words(requirements)}: {num_chips} chips, {hosts}"
     yield "  vLLM's arguments"
     yield from map(_setting_line, settings.args)
     if settings.env:
@@ -155,8 +155,8 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
     settings = plan.settings
     budget = plan.budget
     return {
-        "model": plan.wish.model,
-        "slice": slice_words(plan.wish),
+        "model": plan.requirements.model,
+        "slice": slice_words(plan.requirements),
         "engine_args": settings.engine_args,
         "environment": settings.environment,
         "reasons": {each.name: each.reason for each in (*settings.args, *settings.env)},

@@ -126,9 +126,10 @@ def devices(plan: EnginePlan) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     if found["platform"] != "tpu":
         raise MissingError(f"JAX shows {found['platform']}, no TPU")
-    if found["count"] != plan.wish.shape.num_devices:
+    if found["count"] != plan.requirements.shape.num_devices:
         raise MissingError(
-            f"JAX shows {found['count']} devices, the slice has {plan.wish.shape.num_devices}"
+            f"JAX shows {found['count']} devices,"
+            f" the slice has {plan.requirements.shape.num_devices}"
         )
     return found
 
@@ -152,7 +153,7 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
     Raises:
         MissingError: the engine did not start, or it is over more than one host.
     """
-    if plan.wish.num_hosts > 1:
+    if plan.requirements.num_hosts > 1:
         raise MissingError("an engine over several hosts is started by `slicewise serve FILE`")
     os.environ.update(plan.settings.environment)
     # After the environment: what vLLM and tpu-inference read at import has to stand.
@@ -167,7 +168,7 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
 
     def start() -> AsyncLLM:
         # With our worker, which tells when it has its weights.
-        return AsyncLLM.from_vllm_config(engine_config(plan.wish.model, arguments))
+        return AsyncLLM.from_vllm_config(engine_config(plan.requirements.model, arguments))
 
     started_s = time.monotonic()
     try:

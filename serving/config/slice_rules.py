@@ -23,8 +23,8 @@ from serving.domain.topology import (
     check_parallelism,
     slice_shape,
 )
+from serving.tpu.requirements import EngineRequirements
 from serving.tpu.rules import argument_problems
-from serving.tpu.wish import EngineWish
 
 _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
@@ -66,14 +66,14 @@ def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
         if shape is None:
             continue
         env = mapping_in(model, "engine_env")
-        wish = EngineWish(
+        requirements = EngineRequirements(
             model=str(model.get("name")),
             shape=shape,
             args=mapping_in(model, "engine_args"),
             env={name: value for name, value in env.items() if isinstance(value, str)},
             num_slices=_integer(mapping_in(deployment, "slice"), "num_slices") or 1,
         )
-        for problem in argument_problems(path, wish):
+        for problem in argument_problems(path, requirements):
             if problem not in told:
                 told.add(problem)
                 yield problem

@@ -22,7 +22,7 @@ from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, 
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
-from serving.engine.tpu.settings import settle_here
+from serving.engine.tpu.settings import resolve_settings_here
 from serving.slices.compile_cache_sync import CompileCacheSync
 from serving.slices.directory_reporter import DirectoryReporter, best_effort
 from serving.slices.held import HeldSlices, ProbeFailedError, acquire_slices
@@ -226,7 +226,7 @@ class SliceSession:
             await self._unless_lost(held.probe(spec.probe_timeout_s))
 
     async def _start_engine(self) -> HostReport:
-        spec = self._spec if self._spec.tpu is None else await self._settle()
+        spec = self._spec if self._spec.tpu is None else await self._resolve()
         await self._pull_programs(spec)
         options: dict[str, Any] = {
             "num_cpus": spec.num_cpus,
@@ -278,7 +278,7 @@ class SliceSession:
         joined = {} if self._held is None else multislice_environment(self._held.slices)
         return {**spec.engine_env, **joined}
 
-    async def _settle(self) -> EngineSpec:
+    async def _resolve(self) -> EngineSpec:
         """Resolves the settings of a TPU engine on the first host of its slices.
 
         Raises:
@@ -291,8 +291,10 @@ class SliceSession:
             "scheduling_strategy": self._held.reservation.on_host(0),
             "runtime_env": {"env_vars": dict(self._spec.engine_env)},
         }
-        settled: EngineSpec = await ray.remote(settle_here).options(**options).remote(self._spec)
-        return settled
+        resolved: EngineSpec = (
+            await ray.remote(resolve_settings_here).options(**options).remote(self._spec)
+        )
+        return resolved
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits `work`, unless a slice has to be left before it is done.

@@ -52,7 +52,7 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryWish:
+class MemoryRequirements:
     """What is asked of an engine. Lengths are tokens; `utilization` is a share of the memory."""
 
     max_model_len: int
@@ -128,21 +128,21 @@ def usable_hbm_bytes(shape: SliceShape) -> int:
 
 
 def hbm_budget(
-    facts: ModelFacts, shape: SliceShape, sharding: Sharding, wish: MemoryWish
+    facts: ModelFacts, shape: SliceShape, sharding: Sharding, requirements: MemoryRequirements
 ) -> HbmBudget:
     """The budget of the fullest device. `facts` have to be countable."""
     hbm = usable_hbm_bytes(shape)
-    reserve = int(hbm * (1 - wish.utilization))
+    reserve = int(hbm * (1 - requirements.utilization))
     weights = weight_bytes(facts, sharding)
     return HbmBudget(
         hbm_bytes=hbm,
         reserve_bytes=reserve,
-        workspace_bytes=_workspace_bytes(facts, sharding, wish),
+        workspace_bytes=_workspace_bytes(facts, sharding, requirements),
         weights_bytes=weights,
         cache_bytes=hbm - reserve - weights,
-        kv_bytes_per_token=kv_bytes_per_token(facts, sharding, wish.kv_cache_dtype),
+        kv_bytes_per_token=kv_bytes_per_token(facts, sharding, requirements.kv_cache_dtype),
         cache_groups=sharding.attention_data * sharding.slices,
-        max_model_len=wish.max_model_len,
+        max_model_len=requirements.max_model_len,
     )
 
 
@@ -188,15 +188,17 @@ def kv_bytes_per_token(facts: ModelFacts, sharding: Sharding, dtype: str) -> int
     return layers * _align(rows, packing) * lanes * itemsize
 
 
-def _workspace_bytes(facts: ModelFacts, sharding: Sharding, wish: MemoryWish) -> int:
+def _workspace_bytes(
+    facts: ModelFacts, sharding: Sharding, requirements: MemoryRequirements
+) -> int:
     """Activations of the largest step on one device: an upper guess, replaced by the first run."""
     itemsize = facts.weights.other_bytes
     qkv = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim / sharding.attention_shards
     mlp = facts.experts_per_token * facts.intermediate_size / sharding.tensor
     per_token = _RESIDUAL_BUFFERS * facts.hidden_size + qkv + _MLP_BUFFERS * mlp
     # Sampling gathers the logits of a step as float32 of the whole vocabulary.
-    logits = _LOGIT_BUFFERS * wish.max_num_seqs * facts.vocab_size * 4
-    return int(wish.max_num_batched_tokens * per_token * itemsize + logits)
+    logits = _LOGIT_BUFFERS * requirements.max_num_seqs * facts.vocab_size * 4
+    return int(requirements.max_num_batched_tokens * per_token * itemsize + logits)
 
 
 def _align(size: int, step: int) -> int:

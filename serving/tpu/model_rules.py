@@ -10,8 +10,8 @@ from serving.domain.errors import Problem
 from serving.domain.topology import SliceShape, parallelism_choices
 from serving.tpu.hbm import Sharding
 from serving.tpu.model_facts import ModelFacts
+from serving.tpu.requirements import EngineRequirements
 from serving.tpu.rules import MODEL_IMPL
-from serving.tpu.wish import EngineWish
 
 # Models whose JAX loader cannot repeat KV heads over more shards than there are heads: seen with
 # Qwen3, expected of Qwen2, which is loaded by the same code.
@@ -38,28 +38,32 @@ def needs_torch_model(facts: ModelFacts, sharding: Sharding) -> bool:
 
 
 def model_problems(
-    path: str, wish: EngineWish, facts: ModelFacts, sharding: Sharding
+    path: str, requirements: EngineRequirements, facts: ModelFacts, sharding: Sharding
 ) -> Iterator[Problem]:
     """What this model does not allow. `path` is where the model stands in the configuration."""
-    yield from _head_problems(path, wish.shape, facts, sharding)
-    impl = wish.env.get(MODEL_IMPL)
+    yield from _head_problems(path, requirements.shape, facts, sharding)
+    impl = requirements.env.get(MODEL_IMPL)
     if impl == "flax_nnx" and needs_torch_model(facts, sharding):
         yield Problem(
             f"{path}.engine_env.{MODEL_IMPL}",
             f"the JAX model of {facts.architecture} cannot load {facts.num_kv_heads} KV heads "
             f"over {sharding.attention_shards} shards",
-            f"allowed: vllm, or leave it out, or {_fewer_shards(wish.shape, facts)}",
+            f"allowed: vllm, or leave it out, or {_fewer_shards(requirements.shape, facts)}",
             impl,
         )
-    given = wish.args.get("max_model_len")
-    if facts.is_mla and wish.has_lora:
+    given = requirements.args.get("max_model_len")
+    if facts.is_mla and requirements.has_lora:
         yield Problem(
             f"{path}.engine_args.enable_lora",
             f"{facts.architecture} needs attention data parallelism, with which there is no LoRA",
             "allowed: false",
             "true",
         )
-    if isinstance(given, int) and given > facts.max_model_len and "hf_overrides" not in wish.args:
+    if (
+        isinstance(given, int)
+        and given > facts.max_model_len
+        and "hf_overrides" not in requirements.args
+    ):
         yield Problem(
             f"{path}.engine_args.max_model_len",
             "longer than the model's own context",

@@ -11,8 +11,8 @@ from serving.domain.errors import ConfigError
 from serving.domain.topology import SliceShape, parallelism_choices, shapes
 from serving.tpu.hbm import HbmBudget, hbm_budget
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, with_quantization
+from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import EngineSettings, engine_settings
-from serving.tpu.wish import EngineWish
 
 # A shorter context is offered in steps of this many tokens.
 _LENGTH_STEP = 1024
@@ -28,7 +28,7 @@ class EnginePlan:
     in which it would fit, best first; empty when it does, and when nothing was found.
     """
 
-    wish: EngineWish
+    requirements: EngineRequirements
     settings: EngineSettings
     budget: HbmBudget | None
     uncounted: str = ""
@@ -40,23 +40,25 @@ class EnginePlan:
         return self.budget is None or self.budget.fits
 
 
-def plan_engine(wish: EngineWish, facts: ModelFacts | None, path: str = "model") -> EnginePlan:
+def plan_engine(
+    requirements: EngineRequirements, facts: ModelFacts | None, path: str = "model"
+) -> EnginePlan:
     """The plan of one engine; `path` names the model in a refusal.
 
     Raises:
         ConfigError: tpu-inference would reject this or load it wrongly; says what would work.
     """
-    settings = engine_settings(wish, facts, path)
+    settings = engine_settings(requirements, facts, path)
     if facts is None:
-        return EnginePlan(wish, settings, None, "the model's config.json is not at hand")
+        return EnginePlan(requirements, settings, None, "the model's config.json is not at hand")
     try:
-        budget = _budget(wish, facts, settings)
+        budget = _budget(requirements, facts, settings)
     except ModelFactsError as error:
-        return EnginePlan(wish, settings, None, str(error))
+        return EnginePlan(requirements, settings, None, str(error))
     except ValueError as error:
-        return EnginePlan(wish, settings, None, str(error))
-    advice = () if budget.fits else tuple(_ways_out(wish, facts, budget))
-    return EnginePlan(wish, settings, budget, advice=advice)
+        return EnginePlan(requirements, settings, None, str(error))
+    advice = () if budget.fits else tuple(_ways_out(requirements, facts, budget))
+    return EnginePlan(requirements, settings, budget, advice=advice)
 
 
 def ensure_fits(plan: EnginePlan) -> None:
@@ -69,45 +71,51 @@ def ensure_fits(plan: EnginePlan) -> None:
         return
     complaint = "; ".join(plan.budget.complaints)
     raise ValueError(
-        f"{plan.wish.model} does not fit on {slice_words(plan.wish)}: {complaint}. "
+        f"{plan.requirements.model} does not fit on {slice_words(plan.requirements)}: {complaint}. "
         f"What would fit: {'; '.join(plan.advice) or 'nothing that was tried'}"
     )
 
 
-def slice_words(wish: EngineWish) -> str:
+def slice_words(requirements: EngineRequirements) -> str:
     """The slices of an engine, in words."""
-    kind = f"{wish.shape.generation} {wish.shape.topology}"
-    return kind if wish.num_slices == 1 else f"{wish.num_slices} x {kind}"
+    kind = f"{requirements.shape.generation} {requirements.shape.topology}"
+    return kind if requirements.num_slices == 1 else f"{requirements.num_slices} x {kind}"
 
 
-def _budget(wish: EngineWish, facts: ModelFacts, settings: EngineSettings) -> HbmBudget:
+def _budget(
+    requirements: EngineRequirements, facts: ModelFacts, settings: EngineSettings
+) -> HbmBudget:
     if not facts.is_countable:
         raise ModelFactsError(f"the parameters of a {facts.architecture} are not counted here")
-    method = wish.args.get("quantization")
+    method = requirements.args.get("quantization")
     if isinstance(method, str):
         facts = replace(facts, weights=with_quantization(facts.weights, method))
-    return hbm_budget(facts, wish.shape, settings.sharding, settings.memory)
+    return hbm_budget(facts, requirements.shape, settings.sharding, settings.memory)
 
 
-def _ways_out(wish: EngineWish, facts: ModelFacts, budget: HbmBudget) -> Iterator[str]:
+def _ways_out(
+    requirements: EngineRequirements, facts: ModelFacts, budget: HbmBudget
+) -> Iterator[str]:
     """What would fit: less of it, smaller numbers, or a larger slice."""
     shorter = budget.tokens_per_group // _LENGTH_STEP * _LENGTH_STEP
-    if shorter and _would_fit(_with(wish, max_model_len=shorter), facts):
+    if shorter and _would_fit(_with(requirements, max_model_len=shorter), facts):
         yield f"max_model_len {shorter}"
     for batched in (1024, 512, 256):
-        if _would_fit(_with(wish, max_num_batched_tokens=batched, max_num_seqs=64), facts):
+        if _would_fit(_with(requirements, max_num_batched_tokens=batched, max_num_seqs=64), facts):
             yield f"max_num_batched_tokens {batched} with max_num_seqs 64"
             break
-    quantized = _with(wish, quantization="fp8")
-    if facts.weights.method is None and "quantization" not in wish.args:
+    quantized = _with(requirements, quantization="fp8")
+    if facts.weights.method is None and "quantization" not in requirements.args:
         if _would_fit(quantized, facts):
             yield "quantization fp8"
         elif _would_fit(_with(quantized, max_model_len=_LENGTH_STEP * 8), facts):
             yield f"quantization fp8 with max_model_len {_LENGTH_STEP * 8}"
-    if "kv_cache_dtype" not in wish.args and _would_fit(_with(wish, kv_cache_dtype="fp8"), facts):
+    if "kv_cache_dtype" not in requirements.args and _would_fit(
+        _with(requirements, kv_cache_dtype="fp8"), facts
+    ):
         yield "kv_cache_dtype fp8"
-    for larger in shapes(wish.shape.generation):
-        stages = _fitting_stages(wish, larger, facts)
+    for larger in shapes(requirements.shape.generation):
+        stages = _fitting_stages(requirements, larger, facts)
         if stages is not None:
             hosts = f"{larger.num_hosts} hosts" if larger.num_hosts > 1 else "1 host"
             pipeline = f", pipeline_parallel_size {stages}" if stages > 1 else ""
@@ -116,25 +124,27 @@ def _ways_out(wish: EngineWish, facts: ModelFacts, budget: HbmBudget) -> Iterato
             return
 
 
-def _fitting_stages(wish: EngineWish, shape: SliceShape, facts: ModelFacts) -> int | None:
+def _fitting_stages(
+    requirements: EngineRequirements, shape: SliceShape, facts: ModelFacts
+) -> int | None:
     """The fewest pipeline stages with which it fits on a larger slice; `None` if it does not."""
-    if shape.num_chips <= wish.shape.num_chips:
+    if shape.num_chips <= requirements.shape.num_chips:
         return None
-    args = {name: value for name, value in wish.args.items() if name not in _OF_THE_SHAPE}
+    args = {name: value for name, value in requirements.args.items() if name not in _OF_THE_SHAPE}
     for tensor, stages in parallelism_choices(shape):
         sized = args | {"tensor_parallel_size": tensor, "pipeline_parallel_size": stages}
-        if _would_fit(replace(wish, shape=shape, args=sized), facts):
+        if _would_fit(replace(requirements, shape=shape, args=sized), facts):
             return stages
     return None
 
 
-def _with(wish: EngineWish, **changes: object) -> EngineWish:
-    return replace(wish, args=dict(wish.args) | changes)
+def _with(requirements: EngineRequirements, **changes: object) -> EngineRequirements:
+    return replace(requirements, args=dict(requirements.args) | changes)
 
 
-def _would_fit(wish: EngineWish, facts: ModelFacts) -> bool:
+def _would_fit(requirements: EngineRequirements, facts: ModelFacts) -> bool:
     try:
-        settings = engine_settings(wish, facts)
-        return _budget(wish, facts, settings).fits
+        settings = engine_settings(requirements, facts)
+        return _budget(requirements, facts, settings).fits
     except (ConfigError, ValueError):
         return False

@@ -11,7 +11,7 @@ Source of every rule, unless it says otherwise: the wheels of tpu-inference and 
 from collections.abc import Iterator
 
 from serving.domain.errors import Problem
-from serving.tpu.wish import Args, EngineWish, count, is_on, section
+from serving.tpu.requirements import Args, EngineRequirements, count, is_on, section
 
 MODEL_IMPL = "MODEL_IMPL_TYPE"
 NEW_DESIGN = "NEW_MODEL_DESIGN"
@@ -46,44 +46,44 @@ _CONNECTORS = ("TPUConnector", "TPUConnectorHMA", "TPUOffloadConnector", "Raiden
 _SPECULATIVE = ("ngram", "dflash", "dspark", "eagle", "eagle3", "mtp")
 
 
-def argument_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+def argument_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
     """What cannot work on any model. `path` is where the model stands in the configuration."""
-    yield from _owned_env_problems(f"{path}.engine_env", wish)
-    yield from _data_parallel_problems(path, wish)
-    yield from _joined_problems(path, wish)
-    yield from _context_parallel_problems(f"{path}.engine_args", wish)
-    yield from _feature_problems(f"{path}.engine_args", wish.args)
-    yield from _decode_problems(f"{path}.engine_args", wish)
-    if wish.has_lora and wish.env.get(MODEL_IMPL, "vllm") not in ("vllm", "auto"):
+    yield from _owned_env_problems(f"{path}.engine_env", requirements)
+    yield from _data_parallel_problems(path, requirements)
+    yield from _joined_problems(path, requirements)
+    yield from _context_parallel_problems(f"{path}.engine_args", requirements)
+    yield from _feature_problems(f"{path}.engine_args", requirements.args)
+    yield from _decode_problems(f"{path}.engine_args", requirements)
+    if requirements.has_lora and requirements.env.get(MODEL_IMPL, "vllm") not in ("vllm", "auto"):
         yield Problem(
             f"{path}.engine_env.{MODEL_IMPL}",
             "LoRA layers exist in the torch models only",
             "allowed with enable_lora: vllm, or leave it out",
-            wish.env[MODEL_IMPL],
+            requirements.env[MODEL_IMPL],
         )
 
 
-def _owned_env_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
-    for name, value in wish.env.items():
+def _owned_env_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
+    for name, value in requirements.env.items():
         if name in _OWNED_ENV:
             yield Problem(f"{path}.{name}", "set by Slicewise", _OWNED_ENV[name], value)
         elif name.startswith(_OWNED_PREFIX):
             yield Problem(f"{path}.{name}", "refused", _OWNED_ENV["NUM_SLICES"], value)
 
 
-def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+def _data_parallel_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
     """LoRA on more than one copy of an attention, and copies that do not divide."""
-    strategy = wish.strategy
+    strategy = requirements.strategy
     groups = count(strategy, "attn_dp_size")
     is_attention_data = strategy.get("enable_dp_attention") is True
-    if wish.has_lora and is_attention_data and groups != 1:
+    if requirements.has_lora and is_attention_data and groups != 1:
         yield Problem(
             f"{path}.engine_args.additional_config",
             "tpu-inference has no LoRA with attention data parallelism",
             "allowed: enable_dp_attention: false, or no enable_lora",
             "enable_dp_attention: true",
         )
-    tensor = count(wish.args, "tensor_parallel_size")
+    tensor = count(requirements.args, "tensor_parallel_size")
     if groups is not None and tensor is not None and (groups < 1 or tensor % groups):
         yield Problem(
             f"{path}.engine_args.additional_config",
@@ -91,28 +91,32 @@ def _data_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
             f"allowed: a divisor of {tensor}",
             f"{groups}",
         )
-    if is_attention_data and NEW_DESIGN in wish.env and not is_on(wish.env, NEW_DESIGN):
+    if (
+        is_attention_data
+        and NEW_DESIGN in requirements.env
+        and not is_on(requirements.env, NEW_DESIGN)
+    ):
         yield Problem(
             f"{path}.engine_env.{NEW_DESIGN}",
             "attention data parallelism exists in the new model design only",
             "allowed: 1, or leave it out",
-            wish.env[NEW_DESIGN],
+            requirements.env[NEW_DESIGN],
         )
 
 
-def _joined_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
+def _joined_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
     """What cannot be spread over joined slices: each holds the whole model and its own requests."""
-    if wish.num_slices == 1:
+    if requirements.num_slices == 1:
         return
-    joined = f"{wish.num_slices} joined slices"
-    if wish.has_lora:
+    joined = f"{requirements.num_slices} joined slices"
+    if requirements.has_lora:
         yield Problem(
             f"{path}.engine_args.enable_lora",
             f"tpu-inference has no LoRA with data parallelism, which {joined} need",
             "allowed: false, or num_slices: 1 and more replicas",
             "true",
         )
-    stages = count(wish.args, "pipeline_parallel_size") or 1
+    stages = count(requirements.args, "pipeline_parallel_size") or 1
     if stages > 1:
         yield Problem(
             f"{path}.engine_args.pipeline_parallel_size",
@@ -120,15 +124,15 @@ def _joined_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
             "allowed: 1, or num_slices: 1",
             f"{stages}",
         )
-    if NEW_DESIGN in wish.env and not is_on(wish.env, NEW_DESIGN):
+    if NEW_DESIGN in requirements.env and not is_on(requirements.env, NEW_DESIGN):
         yield Problem(
             f"{path}.engine_env.{NEW_DESIGN}",
             f"{joined} have a mesh in the new model design only",
             "allowed: 1, or leave it out",
-            wish.env[NEW_DESIGN],
+            requirements.env[NEW_DESIGN],
         )
     for kind in ("decode", "prefill"):
-        size = count(wish.args, f"{kind}_context_parallel_size") or 1
+        size = count(requirements.args, f"{kind}_context_parallel_size") or 1
         if size > 1:
             yield Problem(
                 f"{path}.engine_args.{kind}_context_parallel_size",
@@ -136,7 +140,7 @@ def _joined_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
                 "allowed: 1, or num_slices: 1",
                 f"{size}",
             )
-    if wish.strategy.get("device_indexes") is not None:
+    if requirements.strategy.get("device_indexes") is not None:
         yield Problem(
             f"{path}.engine_args.additional_config",
             f"the order of devices follows from the {joined}",
@@ -145,9 +149,9 @@ def _joined_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
         )
 
 
-def _context_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
-    decode = count(wish.args, "decode_context_parallel_size") or 1
-    prefill = count(wish.args, "prefill_context_parallel_size") or 1
+def _context_parallel_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
+    decode = count(requirements.args, "decode_context_parallel_size") or 1
+    prefill = count(requirements.args, "prefill_context_parallel_size") or 1
     if decode > 1 and prefill > 1:
         yield Problem(
             f"{path}.prefill_context_parallel_size",
@@ -158,7 +162,7 @@ def _context_parallel_problems(path: str, wish: EngineWish) -> Iterator[Problem]
     if prefill > 1 and prefill % 2:
         allowed = "allowed: 1, or an even number"
         yield Problem(f"{path}.prefill_context_parallel_size", "odd", allowed, f"{prefill}")
-    tensor = count(wish.args, "tensor_parallel_size")
+    tensor = count(requirements.args, "tensor_parallel_size")
     if decode > 1 and tensor is not None and tensor % decode:
         yield Problem(
             f"{path}.decode_context_parallel_size",
@@ -191,10 +195,12 @@ def _feature_problems(path: str, args: Args) -> Iterator[Problem]:
         )
 
 
-def _decode_problems(path: str, wish: EngineWish) -> Iterator[Problem]:
-    is_continued = section(wish.args, "additional_config").get("enable_continue_decode") is True
-    stages = count(wish.args, "pipeline_parallel_size") or 1
-    if is_continued and (stages > 1 or wish.args.get("runner") == "pooling"):
+def _decode_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
+    is_continued = (
+        section(requirements.args, "additional_config").get("enable_continue_decode") is True
+    )
+    stages = count(requirements.args, "pipeline_parallel_size") or 1
+    if is_continued and (stages > 1 or requirements.args.get("runner") == "pooling"):
         what = "a pipeline" if stages > 1 else "a pooling model"
         yield Problem(
             f"{path}.additional_config",

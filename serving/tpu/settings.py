@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from serving.artifacts.weights.sources import load_plan
 from serving.domain.errors import ConfigError
 from serving.domain.topology import SliceShape, parallelism_choices
-from serving.tpu.hbm import MemoryWish, Sharding
+from serving.tpu.hbm import MemoryRequirements, Sharding
 from serving.tpu.model_facts import ModelFacts
 from serving.tpu.model_rules import (
     AUTO_TORCH,
@@ -20,6 +20,7 @@ from serving.tpu.model_rules import (
     needs_torch_model,
     shards_more_than_heads,
 )
+from serving.tpu.requirements import EngineRequirements, count, is_on, section
 from serving.tpu.rules import (
     JAX_PROGRAM_FOLDER,
     MODEL_IMPL,
@@ -27,7 +28,6 @@ from serving.tpu.rules import (
     PROGRAM_FOLDER,
     argument_problems,
 )
-from serving.tpu.wish import EngineWish, count, is_on, section
 
 BY_HAND = "set by hand"
 
@@ -61,7 +61,7 @@ class EngineSettings:
     args: tuple[Setting, ...]
     env: tuple[Setting, ...]
     sharding: Sharding
-    memory: MemoryWish
+    memory: MemoryRequirements
     token_buckets: tuple[int, ...]
     request_buckets: tuple[int, ...]
     notes: tuple[str, ...]
@@ -78,7 +78,7 @@ class EngineSettings:
 
 
 def engine_settings(
-    wish: EngineWish, facts: ModelFacts | None, path: str = "model"
+    requirements: EngineRequirements, facts: ModelFacts | None, path: str = "model"
 ) -> EngineSettings:
     """The settings of one engine; `path` names the model in a refusal.
 
@@ -87,14 +87,14 @@ def engine_settings(
     Raises:
         ConfigError: tpu-inference would reject this or load it wrongly; says what would work.
     """
-    sharding = sharding_of(wish, facts)
-    problems = list(argument_problems(path, wish))
+    sharding = sharding_of(requirements, facts)
+    problems = list(argument_problems(path, requirements))
     if facts is not None and not problems:
-        problems += model_problems(path, wish, facts, sharding)
+        problems += model_problems(path, requirements, facts, sharding)
     if problems:
         raise ConfigError(problems)
-    args = tuple(_by_hand_or(wish.args, _args(wish, facts, sharding)))
-    env = tuple(_by_hand_or(wish.env, _env(wish, facts, sharding)))
+    args = tuple(_by_hand_or(requirements.args, _args(requirements, facts, sharding)))
+    env = tuple(_by_hand_or(requirements.env, _env(requirements, facts, sharding)))
     values = {setting.name: setting.value for setting in args}
     memory = _memory(values, facts)
     return EngineSettings(
@@ -102,22 +102,22 @@ def engine_settings(
         env=env,
         sharding=sharding,
         memory=memory,
-        token_buckets=token_buckets(memory.max_num_batched_tokens, wish.env),
+        token_buckets=token_buckets(memory.max_num_batched_tokens, requirements.env),
         request_buckets=request_buckets(memory.max_num_seqs),
-        notes=tuple(_notes(wish, facts, sharding)),
+        notes=tuple(_notes(requirements, facts, sharding)),
     )
 
 
-def sharding_of(wish: EngineWish, facts: ModelFacts | None) -> Sharding:
+def sharding_of(requirements: EngineRequirements, facts: ModelFacts | None) -> Sharding:
     """How the model is laid over the devices of its slice."""
-    shape, args, strategy = wish.shape, wish.args, wish.strategy
+    shape, args, strategy = requirements.shape, requirements.args, requirements.strategy
     stages = count(args, _PIPELINE) or 1
     tensor = count(strategy, "tensor_parallelism") or count(args, _TENSOR)
     tensor = tensor or _tensor_for(shape, stages)
     groups = 1
     if strategy.get("enable_dp_attention") is True or (facts is not None and facts.is_mla):
         groups = count(strategy, "attn_dp_size") or _derived_groups(tensor, facts)
-    return Sharding(tensor, stages, groups, wish.num_slices)
+    return Sharding(tensor, stages, groups, requirements.num_slices)
 
 
 def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[int, ...]:
@@ -145,10 +145,12 @@ def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
 # -- arguments --
 
 
-def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
-    shape = wish.shape
+def _args(
+    requirements: EngineRequirements, facts: ModelFacts | None, sharding: Sharding
+) -> Iterator[Setting]:
+    shape = requirements.shape
     devices = f"{shape.num_devices} devices of a {shape.generation} {shape.topology} slice"
-    slices = "the whole slice" if wish.num_slices == 1 else "each whole slice"
+    slices = "the whole slice" if requirements.num_slices == 1 else "each whole slice"
     if shape.devices_per_chip > 1:
         devices += f" ({shape.num_chips} chips of {shape.devices_per_chip})"
     share = "all" if sharding.pipeline == 1 else f"one of {sharding.pipeline} parts of the"
@@ -158,10 +160,10 @@ def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Ite
         sharding.pipeline,
         f"one stage over {slices}: the interconnect joins all its chips",
     )
-    if wish.num_slices > 1:
+    if requirements.num_slices > 1:
         yield Setting(
             _DATA,
-            wish.num_slices,
+            requirements.num_slices,
             "each slice holds the whole model and its own requests: between slices there is the "
             "data-centre network only",
         )
@@ -183,7 +185,7 @@ def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Ite
         _DEFAULT_UTILIZATION,
         "the cache takes this share less the weights, unmeasured; the rest is for activations",
     )
-    loaded = load_plan(wish.model, wish.args)
+    loaded = load_plan(requirements.model, requirements.args)
     for name, value in loaded.engine_args.items():
         yield Setting(name, value, loaded.reason)
     if facts is not None and facts.is_multimodal:
@@ -192,43 +194,49 @@ def _args(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Ite
     if facts is not None and facts.is_mla:
         yield Setting(
             "additional_config",
-            _with_attention_data(wish),
+            _with_attention_data(requirements),
             "models with latent attention run with attention data parallelism only",
         )
 
 
-def _with_attention_data(wish: EngineWish) -> dict[str, object]:
+def _with_attention_data(requirements: EngineRequirements) -> dict[str, object]:
     """`additional_config` as given, with attention data parallelism on."""
-    given = section(wish.args, "additional_config")
+    given = section(requirements.args, "additional_config")
     sharding = section(given, "sharding")
-    strategy = dict(wish.strategy) | {"enable_dp_attention": True}
+    strategy = dict(requirements.strategy) | {"enable_dp_attention": True}
     return dict(given) | {"sharding": dict(sharding) | {"sharding_strategy": strategy}}
 
 
 # -- environment --
 
 
-def _env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
-    if wish.num_hosts > 1:
-        reason = f"{wish.num_hosts} hosts: one worker on each, placed by Ray"
+def _env(
+    requirements: EngineRequirements, facts: ModelFacts | None, sharding: Sharding
+) -> Iterator[Setting]:
+    if requirements.num_hosts > 1:
+        reason = f"{requirements.num_hosts} hosts: one worker on each, placed by Ray"
         yield Setting("TPU_MULTIHOST_BACKEND", "ray", reason)
         yield Setting(
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
             "1",
             "message queues between hosts, and the whole environment carried to the workers",
         )
-    if wish.num_slices > 1:
-        yield Setting("NUM_SLICES", wish.num_slices, "the outer axis of the mesh is the slices")
+    if requirements.num_slices > 1:
+        yield Setting(
+            "NUM_SLICES", requirements.num_slices, "the outer axis of the mesh is the slices"
+        )
         reason = "one engine over all slices, which spreads requests over them itself"
         yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
-    yield from _model_env(wish, facts, sharding)
-    if wish.compile_cache is not None:
-        yield from _cache_env(wish.compile_cache)
+    yield from _model_env(requirements, facts, sharding)
+    if requirements.compile_cache is not None:
+        yield from _cache_env(requirements.compile_cache)
 
 
-def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[Setting]:
+def _model_env(
+    requirements: EngineRequirements, facts: ModelFacts | None, sharding: Sharding
+) -> Iterator[Setting]:
     """Which code the model is made of, and which mesh it is laid on."""
-    if wish.has_lora:
+    if requirements.has_lora:
         yield Setting(MODEL_IMPL, "vllm", "LoRA layers exist in the torch models only")
     elif facts is not None and needs_torch_model(facts, sharding):
         yield Setting(
@@ -238,11 +246,12 @@ def _model_env(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -
             f"{sharding.attention_shards} shards",
         )
     context = max(
-        count(wish.args, f"{kind}_context_parallel_size") or 1 for kind in ("decode", "prefill")
+        count(requirements.args, f"{kind}_context_parallel_size") or 1
+        for kind in ("decode", "prefill")
     )
     if sharding.attention_data > 1 or (facts is not None and facts.is_mla):
         yield Setting(NEW_DESIGN, "1", "attention data parallelism exists in this design only")
-    elif wish.num_slices > 1:
+    elif requirements.num_slices > 1:
         yield Setting(NEW_DESIGN, "1", "a mesh over several slices exists in this design only")
     elif context > 1:
         yield Setting(NEW_DESIGN, "1", "context parallelism exists in this design only")
@@ -282,9 +291,9 @@ def _by_hand_or(given: Mapping[str, object], chosen: Iterator[Setting]) -> Itera
             yield setting
 
 
-def _memory(values: Mapping[str, object], facts: ModelFacts | None) -> MemoryWish:
+def _memory(values: Mapping[str, object], facts: ModelFacts | None) -> MemoryRequirements:
     utilization = values["gpu_memory_utilization"]
-    return MemoryWish(
+    return MemoryRequirements(
         max_model_len=count(values, "max_model_len") or (facts.max_model_len if facts else 0),
         max_num_seqs=count(values, "max_num_seqs") or _DEFAULT_SEQS,
         max_num_batched_tokens=count(values, "max_num_batched_tokens") or _DEFAULT_BATCHED,
@@ -313,23 +322,28 @@ def _derived_groups(tensor: int, facts: ModelFacts | None) -> int:
     return max(1, int(tensor // max(1.0, heads * 2 / packing)))
 
 
-def _notes(wish: EngineWish, facts: ModelFacts | None, sharding: Sharding) -> Iterator[str]:
+def _notes(
+    requirements: EngineRequirements, facts: ModelFacts | None, sharding: Sharding
+) -> Iterator[str]:
     if facts is None:
         yield "no config.json at hand: nothing that depends on the model was decided or checked"
     else:
         yield from _model_notes(facts, sharding)
-    if wish.compile_cache is None:
+    if requirements.compile_cache is None:
         yield "no compile_cache: compiled programs are lost with the pod, each start compiles anew"
-    if is_on(wish.env, "VLLM_XLA_CHECK_RECOMPILATION"):
+    if is_on(requirements.env, "VLLM_XLA_CHECK_RECOMPILATION"):
         yield "VLLM_XLA_CHECK_RECOMPILATION fails a request whose shape was not warmed up"
-    if wish.args.get("enforce_eager") is True or is_on(wish.env, "SKIP_JAX_PRECOMPILE"):
+    if requirements.args.get("enforce_eager") is True or is_on(
+        requirements.env, "SKIP_JAX_PRECOMPILE"
+    ):
         yield "no warm-up: the first request of each bucket waits for a compilation"
-    if wish.num_slices > 1:
+    if requirements.num_slices > 1:
         yield (
-            f"each of the {wish.num_slices} slices has max_num_seqs and max_num_batched_tokens of "
+            f"each of the {requirements.num_slices} slices has max_num_seqs and"
+            " max_num_batched_tokens of "
             "its own; the loss of one ends the engine on all of them"
         )
-    if wish.shape.num_hosts > 1 and sharding.pipeline == 1:
+    if requirements.shape.num_hosts > 1 and sharding.pipeline == 1:
         yield (
             "tensor parallelism over several hosts is marked untested in upstream's table of "
             "2026-08-22; a pipeline stage per host is marked passing"

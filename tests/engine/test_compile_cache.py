@@ -26,7 +26,7 @@ FACTS = HostFacts("r1", "c1", {"jax": "0.10.2"}, {"XLA_FLAGS": "--pod"})
 LOG = {"life": "l1", "host": 0}
 
 
-def settled(store: str = "/store", **changes: object) -> EngineSpec:
+def resolved(store: str = "/store", **changes: object) -> EngineSpec:
     spec = EngineSpec(
         "m",
         "org/m",
@@ -46,7 +46,7 @@ def programs_of(spec: EngineSpec, facts: HostFacts = FACTS) -> Programs:
 
 
 def test_engine_reads_and_writes_the_folder_of_its_key() -> None:
-    spec = with_programs(settled(), FACTS)
+    spec = with_programs(resolved(), FACTS)
     assert spec.programs is not None
     folder = spec.engine_env[PROGRAM_FOLDER]
     assert spec.programs.folder == folder
@@ -59,27 +59,27 @@ def test_engine_reads_and_writes_the_folder_of_its_key() -> None:
 
 
 def test_what_the_configuration_sets_beats_the_pods_environment() -> None:
-    programs = programs_of(settled(engine_env={"XLA_FLAGS": "--mine"}))
+    programs = programs_of(resolved(engine_env={"XLA_FLAGS": "--mine"}))
     assert programs.parts["env"] == {"XLA_FLAGS": "--mine"}
 
 
 def test_joined_slices_and_other_slices_have_other_folders() -> None:
     shape = slice_shape("v6e", "2x4", 4)
     specs = [
-        settled(),
-        settled(slice=SliceSpec("spot", shape, num_slices=2)),
-        settled(slice=SliceSpec("spot", slice_shape("v6e", "2x4", 8))),
+        resolved(),
+        resolved(slice=SliceSpec("spot", shape, num_slices=2)),
+        resolved(slice=SliceSpec("spot", slice_shape("v6e", "2x4", 8))),
     ]
     assert len({programs_of(spec).folder for spec in specs}) == 3
 
 
 def test_other_compute_class_has_the_same_programs() -> None:
-    reserved = settled(slice=SliceSpec("reserved", slice_shape("v6e", "2x4", 4)))
-    assert programs_of(reserved).folder == programs_of(settled()).folder
+    reserved = resolved(slice=SliceSpec("reserved", slice_shape("v6e", "2x4", 4)))
+    assert programs_of(reserved).folder == programs_of(resolved()).folder
 
 
 def test_engine_without_a_cache_stays_as_it_is() -> None:
-    spec = settled(tpu=TpuSpec())
+    spec = resolved(tpu=TpuSpec())
     assert with_programs(spec, FACTS) == spec
 
 
@@ -93,7 +93,7 @@ def test_versions_and_variables_of_this_host() -> None:
 def test_host_pulls_and_pushes_and_says_so_in_one_line_each(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    programs = programs_of(settled(str(tmp_path / "store")))
+    programs = programs_of(resolved(str(tmp_path / "store")))
     with caplog.at_level(logging.INFO, "serving.engine.tpu.compile_cache"):
         assert pull_here(programs, LOG).outcome == Outcome.NOTHING
         assert push_here(programs, (), LOG).outcome == Outcome.NOTHING
@@ -103,14 +103,14 @@ def test_host_pulls_and_pushes_and_says_so_in_one_line_each(
 
 
 def test_store_that_cannot_be_opened_is_a_report() -> None:
-    programs = programs_of(settled("ftp://nowhere"))
+    programs = programs_of(resolved("ftp://nowhere"))
     pulled, pushed = pull_here(programs, LOG), push_here(programs, (), LOG)
     assert (pulled.outcome, pushed.outcome) == (Outcome.UNREACHABLE, Outcome.UNREACHABLE)
     assert pulled.reason == "'ftp://nowhere': no store is reached by ftp://"
 
 
 def test_disk_of_the_host_that_fails_is_a_report(tmp_path: Path) -> None:
-    programs = programs_of(settled(str(tmp_path / "store")))
+    programs = programs_of(resolved(str(tmp_path / "store")))
     first = replace(programs, folder=str(tmp_path / "first"))
     LocalFolder(tmp_path / "first").write("jit_a-1-cache", zlib.compress(b"program"))
     push_here(first, (), LOG)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from serving.artifacts.object_store.address import open_store
-from serving.engine.tpu.settings import settle_here
+from serving.engine.tpu.settings import resolve_settings_here
 from tests.artifacts.object_store.servers import BUCKET, client_variables, store_server
 
 from .test_tpu_engine import config_of, spec
@@ -23,11 +23,11 @@ def test_model_in_a_bucket_is_read_there_and_streamed(
         monkeypatch.setenv(name, value)
     config = json.dumps(config_of("llama-3.1-8b")).encode()
     open_store(f"{kind}://{BUCKET}/{kind}-m").put("llama/config.json", config)
-    settled = settle_here(spec("2x2", f"{kind}://{BUCKET}/{kind}-m/llama"))
-    assert settled.engine_args["max_model_len"] == 131072
-    assert settled.engine_args["load_format"] == "runai_streamer"
-    assert settled.programs is not None
-    assert str(settled.programs.parts["revision"]).startswith("objects:")
+    resolved = resolve_settings_here(spec("2x2", f"{kind}://{BUCKET}/{kind}-m/llama"))
+    assert resolved.engine_args["max_model_len"] == 131072
+    assert resolved.engine_args["load_format"] == "runai_streamer"
+    assert resolved.programs is not None
+    assert str(resolved.programs.parts["revision"]).startswith("objects:")
 
 
 def test_model_that_is_not_in_its_bucket_leaves_it_undecided(
@@ -35,5 +35,5 @@ def test_model_that_is_not_in_its_bucket_leaves_it_undecided(
 ) -> None:
     for name, value in client_variables(store_server).items():
         monkeypatch.setenv(name, value)
-    settled = settle_here(spec("2x2", f"s3://{BUCKET}/none/llama"))
-    assert "max_model_len" not in settled.engine_args
+    resolved = resolve_settings_here(spec("2x2", f"s3://{BUCKET}/none/llama"))
+    assert "max_model_len" not in resolved.engine_args

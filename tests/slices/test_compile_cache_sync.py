@@ -47,9 +47,9 @@ def programs(folder: Path, local: str, store: str | None = None) -> Programs:
         slice=SliceSpec("spot", slice_shape("v6e", "2x4", 4)),
         tpu=TpuSpec(cache),
     )
-    settled = with_programs(spec, HostFacts("r", "c", {}, {})).programs
-    assert settled is not None
-    return settled
+    resolved = with_programs(spec, HostFacts("r", "c", {}, {})).programs
+    assert resolved is not None
+    return resolved
 
 
 async def test_programs_of_one_life_come_to_the_next(

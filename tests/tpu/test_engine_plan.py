@@ -72,7 +72,7 @@ def test_serve_config_turns_into_arguments_and_environment(
 ) -> None:
     slice_name, num_hosts, args, env = EXPECTED[name]
     plan = plans[name]
-    shape = plan.wish.shape
+    shape = plan.requirements.shape
     assert (f"{shape.generation} {shape.topology}", shape.num_hosts) == (slice_name, num_hosts)
     assert plan.settings.engine_args | args == plan.settings.engine_args
     environment = dict(plan.settings.environment)

@@ -16,7 +16,7 @@ from scripts.first_tpu_run import (
 )
 from serving.domain.topology import slice_shape
 from serving.tpu.plan import EnginePlan, plan_engine
-from serving.tpu.wish import EngineWish
+from serving.tpu.requirements import EngineRequirements
 
 from .models import LLAMA_8B, facts_of
 
@@ -30,8 +30,8 @@ def has_vllm_tpu() -> bool:
 
 
 def plan(topology: str, num_slices: int = 1) -> EnginePlan:
-    wish = EngineWish("m", slice_shape("v6e", topology), num_slices=num_slices)
-    return plan_engine(wish, facts_of(LLAMA_8B))
+    requirements = EngineRequirements("m", slice_shape("v6e", topology), num_slices=num_slices)
+    return plan_engine(requirements, facts_of(LLAMA_8B))
 
 
 @pytest.mark.skipif(has_vllm_tpu(), reason="vllm-tpu is installed here")

@@ -4,7 +4,7 @@ import pytest
 
 from serving.domain.topology import GIB, slice_shape
 from serving.tpu.hbm import (
-    MemoryWish,
+    MemoryRequirements,
     Sharding,
     hbm_budget,
     kv_bytes_per_token,
@@ -14,7 +14,7 @@ from serving.tpu.hbm import (
 
 from .models import CODER_30B, LLAMA_8B, LLAMA_70B, QWEN_8B, QWEN_TINY, facts_of
 
-WISH = MemoryWish(
+WISH = MemoryRequirements(
     max_model_len=8192, max_num_seqs=256, max_num_batched_tokens=2048, utilization=0.9
 )
 
@@ -111,8 +111,8 @@ def test_weights_that_are_too_large_leave_no_cache_and_say_so() -> None:
 
 
 def test_step_that_outgrows_its_reserve_does_not_fit() -> None:
-    wish = MemoryWish(8192, 2048, 65536, 0.97)
-    budget = hbm_budget(facts_of(QWEN_8B), slice_shape("v5e", "2x4"), Sharding(8), wish)
+    requirements = MemoryRequirements(8192, 2048, 65536, 0.97)
+    budget = hbm_budget(facts_of(QWEN_8B), slice_shape("v5e", "2x4"), Sharding(8), requirements)
     assert not budget.fits
     assert "gpu_memory_utilization leaves" in " ".join(budget.complaints)
 

@@ -8,7 +8,7 @@ import pytest
 from serving.domain.topology import slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
-from serving.tpu.wish import EngineWish
+from serving.tpu.requirements import EngineRequirements
 
 from .models import (
     CODER_30B,
@@ -22,8 +22,8 @@ from .models import (
 
 
 def plan(model: str, generation: str, topology: str, **args: Any) -> EnginePlan:
-    wish = EngineWish(model, slice_shape(generation, topology), args)
-    return plan_engine(wish, facts_of(model))
+    requirements = EngineRequirements(model, slice_shape(generation, topology), args)
+    return plan_engine(requirements, facts_of(model))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_larger_slice_forgets_the_sizes_of_the_smaller_one() -> None:
 
 def test_model_that_is_not_counted_may_start_and_says_that_it_was_not() -> None:
     facts = replace(facts_of(LLAMA_8B), architecture="NewForCausalLM")
-    planned = plan_engine(EngineWish("m", slice_shape("v6e", "2x2")), facts)
+    planned = plan_engine(EngineRequirements("m", slice_shape("v6e", "2x2")), facts)
     assert (planned.budget, planned.can_start) == (None, True)
     assert "NewForCausalLM are not counted" in planned.uncounted
     ensure_fits(planned)
@@ -100,7 +100,7 @@ def test_sizes_that_are_not_known_are_not_guessed(args: dict[str, Any], words: s
 
 
 def test_without_the_models_file_nothing_of_the_model_is_decided() -> None:
-    planned = plan_engine(EngineWish("m", slice_shape("v6e", "2x2")), None)
+    planned = plan_engine(EngineRequirements("m", slice_shape("v6e", "2x2")), None)
     assert planned.can_start
     assert "not at hand" in planned.uncounted
     assert any("no config.json" in note for note in planned.settings.notes)
@@ -110,4 +110,6 @@ def test_tiny_model_fits_anywhere() -> None:
     tiny = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
             "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
             "vocab_size": 512, "max_position_embeddings": 64}  # fmt: skip
-    assert plan_engine(EngineWish("m", slice_shape("v5e", "1x1")), model_facts(tiny)).can_start
+    assert plan_engine(
+        EngineRequirements("m", slice_shape("v5e", "1x1")), model_facts(tiny)
+    ).can_start

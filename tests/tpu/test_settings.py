@@ -8,6 +8,7 @@ from serving.domain.errors import ConfigError
 from serving.domain.topology import parallelism_choices, shapes, slice_shape
 from serving.tpu.hbm import Sharding
 from serving.tpu.model_facts import ModelFacts, model_facts
+from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import (
     BY_HAND,
     EngineSettings,
@@ -15,27 +16,26 @@ from serving.tpu.settings import (
     request_buckets,
     token_buckets,
 )
-from serving.tpu.wish import EngineWish
 
 from .models import CODER_30B, LLAMA_8B, LLAMA_70B, QWEN_8B, facts_of
 
 ATTENTION_DATA = {"sharding": {"sharding_strategy": {"enable_dp_attention": True}}}
 
 
-def wish_of(slice_name: str, **changes: Any) -> EngineWish:
+def requirements_of(slice_name: str, **changes: Any) -> EngineRequirements:
     generation, topology, *chips = slice_name.split()
     shape = slice_shape(generation, topology, int(chips[0]) if chips else None)
-    return EngineWish(**({"model": "org/m", "shape": shape} | changes))
+    return EngineRequirements(**({"model": "org/m", "shape": shape} | changes))
 
 
-def settle(slice_name: str, model: str | None, **changes: Any) -> EngineSettings:
+def resolve_settings(slice_name: str, model: str | None, **changes: Any) -> EngineSettings:
     facts = None if model is None else facts_of(model)
-    return engine_settings(wish_of(slice_name, **changes), facts)
+    return engine_settings(requirements_of(slice_name, **changes), facts)
 
 
 def complaint(slice_name: str, facts: ModelFacts | None, **changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        engine_settings(wish_of(slice_name, **changes), facts)
+        engine_settings(requirements_of(slice_name, **changes), facts)
     return str(caught.value)
 
 
@@ -103,7 +103,7 @@ def complaint(slice_name: str, facts: ModelFacts | None, **changes: Any) -> str:
 def test_slice_and_model_turn_into_sizes_and_environment(
     slice_name: str, model: str, args: dict[str, Any], sharding: Sharding, env: dict[str, str]
 ) -> None:
-    settings = settle(slice_name, model, args=args)
+    settings = resolve_settings(slice_name, model, args=args)
     assert settings.sharding == sharding
     ray = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1"} if "TPU_MULTIHOST_BACKEND" in env else {}
     assert settings.environment == env | ray
@@ -128,7 +128,7 @@ def test_slice_and_model_turn_into_sizes_and_environment(
 def test_joined_slices_each_hold_the_model(
     slice_name: str, args: dict[str, Any], sharding: Sharding
 ) -> None:
-    settings = settle(slice_name, LLAMA_70B, args=args, num_slices=2)
+    settings = resolve_settings(slice_name, LLAMA_70B, args=args, num_slices=2)
     assert settings.sharding == sharding
     assert settings.environment == {
         "TPU_MULTIHOST_BACKEND": "ray",
@@ -145,20 +145,24 @@ def test_joined_slices_each_hold_the_model(
 @pytest.mark.parametrize("generation", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
 def test_sizes_fill_every_slice_there_is(generation: str) -> None:
     for shape in shapes(generation):
-        wish = EngineWish(model="m", shape=shape)
-        sharding = engine_settings(wish, None).sharding
+        requirements = EngineRequirements(model="m", shape=shape)
+        sharding = engine_settings(requirements, None).sharding
         assert (sharding.tensor, sharding.pipeline) in parallelism_choices(shape)
 
 
 def test_every_setting_says_why() -> None:
-    settings = settle("v6e 4x4", QWEN_8B, compile_cache="/xla", env={"HF_HOME": "/models"})
+    settings = resolve_settings(
+        "v6e 4x4", QWEN_8B, compile_cache="/xla", env={"HF_HOME": "/models"}
+    )
     assert all(len(setting.reason) > 10 for setting in (*settings.args, *settings.env))
     assert [s.reason for s in settings.env if s.name == "HF_HOME"] == [BY_HAND]
 
 
 def test_what_is_set_by_hand_stays() -> None:
     args = {"max_model_len": 4096, "max_num_seqs": 32, "gpu_memory_utilization": 0.8}
-    settings = settle("v6e 2x2", LLAMA_8B, args=args | {"seed": 7}, env={"MODEL_IMPL_TYPE": "vllm"})
+    settings = resolve_settings(
+        "v6e 2x2", LLAMA_8B, args=args | {"seed": 7}, env={"MODEL_IMPL_TYPE": "vllm"}
+    )
     chosen = settings.engine_args
     assert {name: chosen[name] for name in args} == args
     assert chosen["seed"] == 7
@@ -168,7 +172,7 @@ def test_what_is_set_by_hand_stays() -> None:
 
 
 def test_kept_programs_include_those_that_compile_fast() -> None:
-    env = settle("v6e 2x2", LLAMA_8B, compile_cache="/xla").environment
+    env = resolve_settings("v6e 2x2", LLAMA_8B, compile_cache="/xla").environment
     assert env["VLLM_XLA_CACHE_PATH"] == "/xla"
     assert env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
     # Or JAX would find them in this folder only.
@@ -190,7 +194,7 @@ def test_latent_attention_gets_attention_data_parallelism() -> None:
             "max_position_embeddings": 163840,
         }
     )
-    settings = engine_settings(wish_of("v6e 2x4"), facts)
+    settings = engine_settings(requirements_of("v6e 2x4"), facts)
     assert settings.engine_args["additional_config"] == ATTENTION_DATA
     assert settings.environment == {"NEW_MODEL_DESIGN": "1"}
     lora = complaint("v6e 2x4", facts, args={"enable_lora": True})
@@ -212,7 +216,7 @@ def test_multimodal_input_is_not_split() -> None:
             },
         }
     )
-    settings = engine_settings(wish_of("v6e 2x2"), facts)
+    settings = engine_settings(requirements_of("v6e 2x2"), facts)
     assert settings.engine_args["disable_chunked_mm_input"] is True
 
 

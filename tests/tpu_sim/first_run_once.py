@@ -14,7 +14,7 @@ from serving.artifacts.model_config_file import find_model_config
 from serving.domain.topology import slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import plan_engine
-from serving.tpu.wish import EngineWish
+from serving.tpu.requirements import EngineRequirements
 
 # The script's request has 512 tokens, and is answered by 64.
 ENGINE_ARGS = {
@@ -28,8 +28,8 @@ ENGINE_ARGS = {
 def main(model: str) -> None:
     config = find_model_config(model)
     assert config is not None
-    wish = EngineWish(model, slice_shape("v6e", "2x2"), args=ENGINE_ARGS)
-    plan = plan_engine(wish, model_facts(config))
+    requirements = EngineRequirements(model, slice_shape("v6e", "2x2"), args=ENGINE_ARGS)
+    plan = plan_engine(requirements, model_facts(config))
     print(json.dumps(asyncio.run(run_engine(plan))))  # noqa: T201
 
 

@@ -27,7 +27,7 @@ from serving.engine.tpu.compile_cache import (
     versions_here,
     with_programs,
 )
-from serving.engine.tpu.settings import settle
+from serving.engine.tpu.settings import resolve_settings
 
 from .engines import ANSWER_S, ENGINE_ARGS, START_S, simulation_environment
 from .evidence import Evidence
@@ -40,7 +40,7 @@ LOG = {"life": "test"}
 
 async def served(models: TinyModels, folder: Path, name: str) -> dict[str, Any]:
     """Pulls, starts an engine that answers all prompts, pushes; what `serve_once` says."""
-    spec = settled(models, folder, name)
+    spec = resolved(models, folder, name)
     assert spec.programs is not None
     pull_here(spec.programs, LOG)
     process = await asyncio.create_subprocess_exec(
@@ -60,7 +60,7 @@ async def served(models: TinyModels, folder: Path, name: str) -> dict[str, Any]:
     return told
 
 
-def settled(models: TinyModels, folder: Path, name: str) -> EngineSpec:
+def resolved(models: TinyModels, folder: Path, name: str) -> EngineSpec:
     """The engine as the first host of its slice settles it, with an empty folder for programs."""
     cache = CompileCacheSpec(str(folder / "store"), str(folder / name), 60.0)
     source = models.path(QWEN3)
@@ -74,7 +74,7 @@ def settled(models: TinyModels, folder: Path, name: str) -> EngineSpec:
         engine_args=ENGINE_ARGS,
     )
     facts = HostFacts(model_revision(source, {}), config_digest(config), versions_here(), {})
-    return with_programs(settle(spec, config), facts)
+    return with_programs(resolve_settings(spec, config), facts)
 
 
 def files(folder: Path, name: str) -> set[str]:

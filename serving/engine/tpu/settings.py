@@ -1,4 +1,4 @@
-"""A TPU engine settled on the first host of its slice: settings and memory, before anything starts.
+"""A TPU engine resolved on the first host of its slice: settings and memory, before anything starts.
 
 Owns when a plan is made and what becomes of it: there, because the model's files are reached from
 there, and before the engine host, because variables that are read at import have to stand when its
@@ -25,12 +25,12 @@ from serving.engine.tpu.compile_cache import (
 )
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
-from serving.tpu.wish import EngineWish
+from serving.tpu.requirements import EngineRequirements
 
 logger = logging.getLogger(__name__)
 
 
-def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
+def resolve_settings(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
     """The engine with everything that follows from its slice and its model filled in.
 
     `model_config` is the model's parsed `config.json`, `None` where it cannot be had: then nothing
@@ -42,7 +42,7 @@ def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
     """
     assert spec.slice is not None
     assert spec.tpu is not None
-    wish = EngineWish(
+    requirements = EngineRequirements(
         model=spec.source,
         shape=spec.slice.shape,
         args=spec.engine_args,
@@ -51,7 +51,7 @@ def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
         num_slices=spec.slice.num_slices,
     )
     try:
-        plan = plan_engine(wish, _facts(spec, model_config), spec.model)
+        plan = plan_engine(requirements, _facts(spec, model_config), spec.model)
     except ConfigError as error:
         raise ValueError(str(error)) from error
     _log(spec, plan)
@@ -60,14 +60,14 @@ def settle(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
     return replace(spec, engine_args=args, engine_env=plan.settings.environment)
 
 
-def settle_here(spec: EngineSpec) -> EngineSpec:
-    """As `settle`, with the `config.json` and the versions that this host has or can fetch.
+def resolve_settings_here(spec: EngineSpec) -> EngineSpec:
+    """As `resolve_settings`, with the `config.json` and the versions of this host.
 
     Raises:
-        ValueError: see `settle`.
+        ValueError: see `resolve_settings`.
     """
     config = _model_config(spec.source)
-    settled = settle(spec, config)
+    resolved = resolve_settings(spec, config)
     # Entry point of a task: what a pod's environment says of programs is read here, once.
     facts = HostFacts(
         revision=model_revision(spec.source, spec.engine_args),
@@ -75,7 +75,7 @@ def settle_here(spec: EngineSpec) -> EngineSpec:
         versions=versions_here(),
         environment=program_variables(os.environ),
     )
-    return with_programs(settled, facts)
+    return with_programs(resolved, facts)
 
 
 def _model_config(source: str) -> dict[str, Any] | None:

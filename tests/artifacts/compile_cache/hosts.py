@@ -17,8 +17,8 @@ from serving.artifacts.compile_cache.push import Writer, push
 from serving.artifacts.compile_cache.report import Damage, PullReport, PushReport
 from serving.artifacts.object_store.store import ObjectStore, StoredObject, StoreError
 from serving.domain.topology import slice_shape
+from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import engine_settings
-from serving.tpu.wish import EngineWish
 
 BUDGET_S = 30.0
 COMPILE_S = 60.0
@@ -69,7 +69,9 @@ class Host:
     async def compile(self, first: int, last: int) -> dict[str, int]:
         """Runs programs `first` to `last` in a new process; JAX's own count of what it did."""
         shape = slice_shape("v6e", "2x4", 8)
-        settings = engine_settings(EngineWish("m", shape, compile_cache=str(self.path)), None)
+        settings = engine_settings(
+            EngineRequirements("m", shape, compile_cache=str(self.path)), None
+        )
         jax = {n: value for n, value in settings.environment.items() if n.startswith("JAX_")}
         process = await asyncio.create_subprocess_exec(
             sys.executable,

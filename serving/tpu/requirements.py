@@ -9,7 +9,7 @@ Args = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineWish:
+class EngineRequirements:
     """One engine: its model's name, its slices, and what the configuration sets by hand.
 
     It owns `num_slices` of `shape`; more than one are joined over the data-centre network.
