@@ -1,4 +1,4 @@
-"""A TPU engine resolved on the first host of its slice: settings and memory, before anything starts.
+"""Resolves a TPU engine on the first host of its slice: settings and memory, before any start.
 
 Owns when a plan is made and what becomes of it: there, because the model's files are reached from
 there, and before the engine host, because variables that are read at import have to stand when its
