@@ -22,8 +22,9 @@ from serving.gateway.fleet_core import FleetCore, FleetLimits
 from serving.gateway.telemetry.request_metrics import ARRIVAL, Arrival
 from serving.gateway.telemetry.request_trace import RequestTrace, request_attributes
 from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
+from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.otlp import OtlpTracer
-from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer, TraceSettings, open_tracer
+from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer, TraceSettings
 
 _REQUESTS = 500
 _TOKENS = 64

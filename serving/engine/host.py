@@ -19,7 +19,7 @@ from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import ProgramsMoved
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
-from serving.telemetry.spans import open_tracer
+from serving.telemetry.open_tracer import open_tracer
 
 logger = logging.getLogger(__name__)
 

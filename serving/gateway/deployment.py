@@ -50,8 +50,8 @@ from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
+from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.process_log import log_as_replica
-from serving.telemetry.spans import open_tracer
 
 logger = logging.getLogger(__name__)
 

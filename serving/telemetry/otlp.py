@@ -1,8 +1,8 @@
 """Spans made by OpenTelemetry's SDK and sent to a collector by OTLP over HTTP.
 
-Owns the sampling of requests, the queue between the event loop and the collector, and the count of
-what is dropped. Does not own what the spans say. The event loop makes spans and puts them into the
-queue; a thread of its own encodes and sends them. A full queue drops what comes next.
+Owns the sampling of requests, the bound of the queue, the count of what is dropped and the time
+limit of closing. Does not own what the spans say, nor the queue and the thread that empties it:
+those are the SDK's `BatchSpanProcessor`. A full queue drops what comes next.
 
 What the exporter takes from the environment of its process is its own business: most useful is
 `OTEL_EXPORTER_OTLP_HEADERS`, in which a collector's key does not pass through a configuration file.
@@ -12,13 +12,15 @@ import logging
 import random
 import threading
 import time
-from collections import deque
+from collections.abc import Sequence
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -29,9 +31,9 @@ logger = logging.getLogger(__name__)
 # Some seconds of a busy gateway's spans at about 2 KB each; beyond it they are dropped.
 MAX_QUEUED = 8192
 _BATCH = 512
-_PERIOD_S = 1.0
+_PERIOD_MS = 1000
 # For one batch, attempts to send it again included.
-_SEND_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 5.0
 
 _KINDS = {
     SpanKind.SERVER: trace.SpanKind.SERVER,
@@ -58,17 +60,15 @@ class OtlpTracer:
         chance: random.Random | None = None,
     ) -> None:
         """`chance` decides who is sampled; `None`: by the system's randomness."""
-        exporter = OTLPSpanExporter(
-            endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_SEND_TIMEOUT_S
-        )
-        self._sender = _Sender(exporter, endpoint)
+        self._processor = _CountingProcessor(_CountingExporter(endpoint))
+        self._closing: threading.Thread | None = None
         # No detectors of resources: they ask machines around us, and take their time.
         resource = Resource({"service.name": service, "service.instance.id": instance})
         # Sampling is decided in `begin`; whatever reaches the SDK is sampled.
         self._provider = TracerProvider(
             sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False
         )
-        self._provider.add_span_processor(self._sender)
+        self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("slicewise")
         self._sample_ratio = sample_ratio
         self._chance = chance or random.SystemRandom()
@@ -100,24 +100,36 @@ class OtlpTracer:
     @property
     def counts(self) -> SpanCounts:
         """See `Tracer`."""
-        return self._sender.counts
+        return self._processor.counts
 
     @property
     def num_open(self) -> int:
         """Spans that were begun and not ended."""
-        return self._sender.num_open
+        return self._processor.num_open
 
     def flush(self) -> None:
         """Sends what waits now. Blocks as long as that takes."""
-        self._sender.flush()
+        self._processor.force_flush()
 
     def close(self, timeout_s: float) -> None:
         """See `Tracer`."""
-        self._sender.close(timeout_s)
+        if self._closing is not None:
+            return
+        until_s = time.monotonic() + timeout_s
+        # The SDK waits for its own thread, and takes no time limit for that.
+        self._closing = threading.Thread(
+            target=self._processor.shutdown, name="otlp-close", daemon=True
+        )
+        self._closing.start()
+        self._closing.join(timeout_s * 0.75)
+        if self._closing.is_alive():
+            self._processor.exporter.give_up()
+            self._closing.join(max(0.0, until_s - time.monotonic()))
 
     def join(self) -> None:
         """Waits, after `close`, until nothing of it runs."""
-        self._sender.join()
+        if self._closing is not None:
+            self._closing.join()
 
 
 class OtlpSpan:
@@ -165,105 +177,105 @@ class OtlpSpan:
         self._span.end()
 
 
-class _Sender(SpanProcessor):
-    """The queue of ended spans and the thread that empties it."""
+class _CountingProcessor(BatchSpanProcessor):
+    """The SDK's queue and thread, with counts and a bound that drops the newest span.
 
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        self._exporter = exporter
-        self._endpoint = endpoint
-        self._queue: deque[ReadableSpan] = deque()
-        self._wake = threading.Event()
-        self._is_closing = False
-        self._is_given_up = False
-        self._is_failing = False
-        self._sending = threading.Lock()  # held by who sends, who alone writes the last two
+    The SDK drops the oldest at its own bound and logs that on the event loop. Its bound is never
+    reached, because the spans that are being sent count as queued here.
+    """
+
+    def __init__(self, exporter: "_CountingExporter") -> None:
+        super().__init__(
+            exporter,
+            max_queue_size=MAX_QUEUED,
+            schedule_delay_millis=_PERIOD_MS,
+            max_export_batch_size=_BATCH,
+        )
+        self.exporter = exporter
         self._num_begun = self._num_ended = self._num_refused = 0
-        self._num_sent = self._num_failed = 0
-        self._excuse = _Excuse()
-        self._thread = threading.Thread(target=self._run, name="otlp-sender", daemon=True)
-        self._thread.start()
+        self._is_closed = False
 
     @property
     def counts(self) -> SpanCounts:
-        return SpanCounts(self._num_sent, self._num_refused + self._num_failed)
+        sent = self.exporter.counts
+        return SpanCounts(sent.num_sent, sent.num_dropped + self._num_refused)
 
     @property
     def num_open(self) -> int:
         return self._num_begun - self._num_ended
 
-    def on_start(self, span: object, parent_context: object = None) -> None:  # noqa: ARG002 - the SDK's
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:  # noqa: ARG002 - the SDK's
         self._num_begun += 1
 
     def on_end(self, span: ReadableSpan) -> None:
+        counts = self.counts
+        num_queued = self._num_ended - counts.num_sent - counts.num_dropped
         self._num_ended += 1
-        if len(self._queue) >= MAX_QUEUED or self._is_closing:
+        if self._is_closed or num_queued >= MAX_QUEUED:
             self._num_refused += 1
-            return
-        self._queue.append(span)
-        if len(self._queue) == _BATCH:
-            self._wake.set()
-
-    def close(self, timeout_s: float) -> None:
-        if self._is_closing:
-            return
-        until_s = time.monotonic() + timeout_s
-        self._is_closing = True
-        self._wake.set()
-        self._thread.join(timeout_s * 0.75)
-        if self._thread.is_alive():
-            # Ends the pause before the next attempt, not a call that is under way.
-            self._is_given_up = True
-            self._exporter.shutdown()
-            self._thread.join(max(0.0, until_s - time.monotonic()))
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def flush(self) -> None:
-        self._send_all()
-
-    def _run(self) -> None:
-        while not self._is_closing:
-            self._wake.wait(_PERIOD_S)
-            self._wake.clear()
-            self._send_all()
-        self._send_all()
-        with self._sending:
-            self._num_failed += len(self._queue)
-            self._queue.clear()
-        if not self._is_given_up:
-            self._exporter.shutdown()
-
-    def _send_all(self) -> None:
-        with self._sending:
-            while self._queue and not self._is_given_up:
-                batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
-                self._send(batch)
-
-    def _send(self, batch: list[ReadableSpan]) -> None:
-        try:
-            has_come = self._export(batch)
-        except Exception as error:  # noqa: BLE001 - a trace is worth no thread
-            has_come, self._excuse.reason = False, repr(error)
-        if has_come:
-            self._num_sent += len(batch)
         else:
-            self._num_failed += len(batch)
-        self._tell(has_come=has_come)
+            super().on_end(span)
 
-    def _export(self, batch: list[ReadableSpan]) -> bool:
+    def shutdown(self) -> None:
+        self._is_closed = True
+        super().shutdown()  # type: ignore[no-untyped-call]
+
+
+class _CountingExporter(SpanExporter):
+    """The SDK's exporter, with counts and one log line where it has one for every attempt.
+
+    The processor calls `export` from one thread at a time.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._exporter = OTLPSpanExporter(
+            endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=SEND_TIMEOUT_S
+        )
+        self._endpoint = endpoint
+        self._excuse = _Excuse()
+        self._is_failing = False
+        self._is_shut_down = threading.Event()
+        self.counts = SpanCounts()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._is_shut_down.is_set():
+            result = SpanExportResult.FAILURE
+        else:
+            result = self._export(spans)
+            self._report(has_arrived=result is SpanExportResult.SUCCESS)
+        num_sent, num_dropped = self.counts.num_sent, self.counts.num_dropped
+        if result is SpanExportResult.SUCCESS:
+            num_sent += len(spans)
+        else:
+            num_dropped += len(spans)
+        self.counts = SpanCounts(num_sent, num_dropped)
+        return result
+
+    def give_up(self) -> None:
+        """Ends the pause before the next attempt, not a call that is under way."""
+        if not self._is_shut_down.is_set():
+            self._is_shut_down.set()
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def shutdown(self) -> None:
+        self.give_up()
+
+    def _export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         _EXPORTER_LOGGER.addFilter(self._excuse)
         try:
-            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+            return self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001 - a trace is worth no thread
+            self._excuse.reason = repr(error)
+            return SpanExportResult.FAILURE
         finally:
             _EXPORTER_LOGGER.removeFilter(self._excuse)
 
-    def _tell(self, *, has_come: bool) -> None:
+    def _report(self, *, has_arrived: bool) -> None:
         """One line when the collector goes away, one when it is back."""
-        if has_come != self._is_failing:
+        if has_arrived != self._is_failing:
             return
-        self._is_failing = not has_come
-        if has_come:
+        self._is_failing = not has_arrived
+        if has_arrived:
             num_dropped = self.counts.num_dropped
             logger.info("collector_back endpoint=%s dropped=%d", self._endpoint, num_dropped)
         else:
@@ -272,7 +284,7 @@ class _Sender(SpanProcessor):
 
 
 class _Excuse(logging.Filter):
-    """Keeps the exporter's words to itself: `reason` is the last of them."""
+    """Keeps the exporter's log lines back: `reason` is the last of them."""
 
     reason = "unknown"
 

@@ -1,9 +1,8 @@
 """The seam to OpenTelemetry: what the rest of Slicewise may know of tracing.
 
 Owns the two protocols and their empty implementation. Knows no OpenTelemetry, and neither does who
-uses it: `open_tracer` imports `serving.telemetry.otlp`, and with it the SDK, only when spans have
-somewhere to go. A request that is not sampled has no span, so that a check for `None` is all that
-it costs.
+uses it: `open_tracer` has a module of its own. A request that is not sampled has no span, so that a
+check for `None` is all that it costs.
 """
 
 from collections.abc import Mapping
@@ -136,18 +135,3 @@ class TraceSettings:
 
 
 NO_TRACES = TraceSettings()
-
-
-def open_tracer(settings: TraceSettings, service: str, instance: str) -> Tracer:
-    """The tracer of this process. `service` and `instance` name it in every span that it sends.
-
-    Returns at once: whether a collector answers is found out when there is something to send.
-    """
-    if settings.otlp_endpoint is None:
-        return NO_TRACER
-    # Imported here because only who traces shall pay for the SDK.
-    from serving.telemetry.otlp import OtlpTracer  # noqa: PLC0415
-
-    return OtlpTracer(
-        settings.otlp_endpoint, settings.sample_ratio, service=service, instance=instance
-    )

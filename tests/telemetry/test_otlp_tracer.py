@@ -5,12 +5,13 @@ import random
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from serving.telemetry import otlp
-from serving.telemetry.otlp import OtlpTracer
-from serving.telemetry.spans import NO_TRACER, SpanCounts, SpanKind, TraceSettings, open_tracer
+from serving.telemetry.open_tracer import open_tracer
+from serving.telemetry.otlp import MAX_QUEUED, SEND_TIMEOUT_S, OtlpTracer
+from serving.telemetry.spans import NO_TRACER, SpanCounts, SpanKind, TraceSettings
 
 from .collector import DEADLINE_S, collecting, tracer_to
 
@@ -90,7 +91,7 @@ def test_collector_that_is_away_costs_counted_drops_and_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tracer = tracer_to(f"http://127.0.0.1:{closed_port()}")
-    num_spans = otlp.MAX_QUEUED + 2000
+    num_spans = MAX_QUEUED + 2000
     for _ in range(num_spans):
         span = tracer.begin("r", SpanKind.SERVER, {})
         assert span is not None
@@ -101,6 +102,21 @@ def test_collector_that_is_away_costs_counted_drops_and_one_warning(
     assert tracer.counts == SpanCounts(num_sent=0, num_dropped=num_spans)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.getMessage().split()[0] for record in warnings] == ["collector_unreachable"]
+
+
+def test_closing_waits_no_longer_for_a_silent_collector_than_it_is_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracer = tracer_to(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        late, span = (tracer.begin("r", SpanKind.SERVER, {}) for _ in range(2))
+        assert late is not None
+        assert span is not None
+        span.end()
+        began_s = time.monotonic()
+        tracer.close(0.2)
+        assert time.monotonic() - began_s < SEND_TIMEOUT_S
+        late.end()
+    tracer.join()
+    assert tracer.counts == SpanCounts(num_sent=0, num_dropped=2)
 
 
 def test_collector_that_refuses_drops_and_one_that_is_back_is_told(
@@ -133,7 +149,8 @@ def test_tracing_that_is_off_has_no_spans() -> None:
 _PROBE = """
 import sys
 import serving.gateway.http, serving.link.server, serving.engine.host
-from serving.telemetry.spans import TraceSettings, open_tracer
+from serving.telemetry.open_tracer import open_tracer
+from serving.telemetry.spans import TraceSettings
 open_tracer(TraceSettings(), "service", "instance")
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """

@@ -1,0 +1,22 @@
+"""Opens the tracer of a process.
+
+Imports `serving.telemetry.otlp`, and with it OpenTelemetry's SDK, only when spans have somewhere to
+go.
+"""
+
+from serving.telemetry.spans import NO_TRACER, Tracer, TraceSettings
+
+
+def open_tracer(settings: TraceSettings, service: str, instance: str) -> Tracer:
+    """Returns the tracer of this process. `service` and `instance` name it in every span it sends.
+
+    Returns at once: whether a collector answers is found out when there is something to send.
+    """
+    if settings.otlp_endpoint is None:
+        return NO_TRACER
+    # Imported here because only who traces shall pay for the SDK.
+    from serving.telemetry.otlp import OtlpTracer  # noqa: PLC0415
+
+    return OtlpTracer(
+        settings.otlp_endpoint, settings.sample_ratio, service=service, instance=instance
+    )
