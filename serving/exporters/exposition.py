@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from prometheus_client import Metric as Family
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from serving.exporters.board import Series
@@ -29,22 +28,6 @@ _RAYS_NAMES = {
 }
 # Ray takes an id apart at its first dash, so the instance has to be without one.
 _RAYS_INSTANCE = "0"
-
-
-class _Page:
-    """What prometheus-client's encoders want of a registry."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = list(families)
-
-    def collect(self) -> list[Family]:
-        return self._families
-
-
-def encode(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
-    """The page and its content type, in the text format that the header `Accept` asks for."""
-    encoder, content_type = choose_encoder(accept)
-    return encoder(_Page(families)), content_type  # type: ignore[arg-type]  # it only collects
 
 
 def families(series: Iterable[Series]) -> list[Family]:

@@ -16,7 +16,7 @@ from libtpu_fake import EXECUTION, TRANSFER, FakeLibtpu, distribution, metric, o
 from scrapes import FixedCollector, bus, exporter
 
 from serving.domain.topology import slice_shape
-from serving.exporters.exposition import encode, families
+from serving.exporters.exposition import families
 from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.telemetry.metric_names import Metric
 
@@ -89,11 +89,10 @@ def test_the_worst_that_a_runtime_can_say_is_within_the_bound() -> None:
         ],
     }
     source = exporter(LibtpuCollector(fake.target), FixedCollector("pci", bus()))
-    body, _ = encode(families(source.scrape()), "")
+    samples = [sample for family in families(source.scrape()) for sample in family.samples]
     fake.stop()
-    lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
-    by_chip = Counter("chip=" in line for line in lines)
+    by_chip = Counter("chip" in sample.labels for sample in samples)
     shape = slice_shape("v6e", "4x4")
     assert by_chip[True] <= 4 * series_per_chip(shape)
     assert by_chip[False] <= series_per_host()
-    assert sum(line.startswith("tpu_dcn_transfer_latency_seconds_count") for line in lines) == 4
+    assert sum(sample.name == "tpu_dcn_transfer_latency_seconds_count" for sample in samples) == 4

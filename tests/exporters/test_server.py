@@ -1,10 +1,12 @@
 """The exporter over HTTP, as Prometheus, Ray and a person with a capture meet it."""
 
+import gzip
 import http.client
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -112,6 +114,37 @@ def test_more_scrapes_at_a_time_than_there_is_room_for_are_refused() -> None:
         for connection in connections:
             connection.close()
     assert statuses == [200] * 8 + [503] * 3
+
+
+def test_page_is_compressed_for_a_reader_who_takes_it_so() -> None:
+    with serving(exporter(FixedCollector("pci", bus()))) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", METRICS_PATH, headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        body = gzip.decompress(answer.read()).decode()
+        connection.close()
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert "tpu_chips_detected" in body
+
+
+@pytest.mark.parametrize("request_line", [b"\r\n", b"nonsense\r\n\r\n", b"GET /" + b"a" * 70_000])
+def test_bad_clients_and_those_that_leave_take_nothing_from_the_next(request_line: bytes) -> None:
+    with serving(exporter(FixedCollector("pci", bus()))) as port:
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(20)]
+        for client in clients:
+            client.sendall(request_line)
+        assert get(port, METRICS_PATH)[0] == 200
+        for client in clients:
+            client.close()
+        assert get(port, METRICS_PATH)[0] == 200
+
+
+@pytest.mark.parametrize("query", ["", "?name[]=elsewhere", "?%gg"])
+def test_page_is_whole_whatever_the_query_says(query: str) -> None:
+    with serving(exporter(FixedCollector("pci", bus()))) as port:
+        status, _, body = get(port, f"{METRICS_PATH}{query}")
+    assert status == 200
+    assert "tpu_chips_detected" in body
 
 
 @pytest.mark.parametrize(
