@@ -5,18 +5,24 @@ contract: it takes what it knows and passes over what a newer gateway adds.
 """
 
 import http.client
-import shutil
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from deployments.terminal import build_table, plain_lines, printable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -30,8 +36,6 @@ WATCH_PERIOD_S = 2.0
 _SLICE_HEADER = (
     "SLICE", "COMPUTE CLASS", "STATE", "SINCE", "SHAPE", "HOSTS", "MODEL", "IN FLIGHT", "REASON",
 )  # fmt: skip
-# Each line is overwritten and what is left of it erased: a redraw that does not flicker.
-_HOME, _ERASE_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class FleetUnavailableError(Exception):
@@ -147,56 +151,48 @@ def status_command(
 ) -> None:
     """Show the models, their engines and slices, and their load, as one gateway sees them."""
 
-    def look() -> list[str]:
+    def read_report() -> str:
         body = fetch_fleet(url, api_key, timeout_s)
-        return [body] if as_json else list(fleet_lines(parse_fleet(body)))
+        return body if as_json else "\n".join(plain_lines(fleet_report(parse_fleet(body))))
 
     try:
         if is_watching:
-            _watch(look)
+            _watch(read_report)
         else:
-            _print_lines(look())
+            typer.echo(read_report())
     except FleetUnavailableError as error:
         typer.echo(f"slicewise status: {error}", err=True)
         raise typer.Exit(_UNUSABLE) from error
 
 
-def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def _watch(look: Callable[[], list[str]]) -> None:
-    """Prints what `look` finds until Ctrl-C: on a terminal in place, else one after the other.
+def _watch(read_report: Callable[[], str]) -> None:
+    """Prints the report until Ctrl-C: on a terminal in place, else one after the other.
 
     A gateway that stops to answer is asked again. One that does not answer at first is an error,
     most likely of the address.
     """
-    lines, problem = look(), None
+    report, problem = read_report(), None
+    console = Console(highlight=False)
     try:
-        while True:
-            if sys.stdout.isatty():
-                typer.echo(_screen(lines if problem is None else [problem, "", *lines]), nl=False)
-            elif problem is None:
-                _print_lines(lines)
-            else:
-                typer.echo(problem, err=True)
-            time.sleep(WATCH_PERIOD_S)
-            try:
-                lines, problem = look(), None
-            except FleetUnavailableError as error:
-                problem = f"{error}; the fleet as it was last:"
+        with ExitStack() as stack:
+            screen = None
+            if console.is_terminal:
+                screen = stack.enter_context(Live(console=console, auto_refresh=False))
+            while True:
+                if screen is not None:
+                    text = report if problem is None else f"{problem}\n\n{report}"
+                    screen.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+                elif problem is None:
+                    typer.echo(report)
+                else:
+                    typer.echo(problem, err=True)
+                time.sleep(WATCH_PERIOD_S)
+                try:
+                    report, problem = read_report(), None
+                except FleetUnavailableError as error:
+                    problem = f"{error}; the fleet as it was last:"
     except KeyboardInterrupt:
         return
-
-
-def _screen(lines: list[str]) -> str:
-    """The lines as they overwrite what is on the terminal, cut to its size."""
-    columns, rows = shutil.get_terminal_size()
-    fitting = (
-        lines if len(lines) < rows else [*lines[: rows - 2], f"… {len(lines) - rows + 2} more"]
-    )
-    return _HOME + "".join(f"{line[:columns]}{_ERASE_LINE}\n" for line in fitting) + _ERASE_BELOW
 
 
 def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
@@ -216,7 +212,7 @@ def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
             return body.decode("utf-8")
     except urllib.error.HTTPError as error:
         error.close()
-        raise FleetUnavailableError(_status_words(address, error.code)) from error
+        raise FleetUnavailableError(_describe_status(address, error.code)) from error
     # A timeout while the body is read, unlike one before it, is not a URLError.
     except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
         reason = getattr(error, "reason", error)
@@ -240,43 +236,51 @@ def parse_fleet(body: str) -> FleetView:
         ) from error
 
 
-def fleet_lines(fleet: FleetView) -> Iterator[str]:
-    """The fleet: a table of engines per model, one of all slices, and what is planned."""
+def fleet_report(fleet: FleetView) -> Group:
+    """Returns the fleet: a table of engines per model, one of all slices, and what is planned."""
     gateway = fleet.gateway
-    yield f"gateway {gateway.id}, running for {duration_words(gateway.uptime_s)}"
+    parts: list[RenderableType] = [
+        _line(f"gateway {gateway.id}, running for {duration_words(gateway.uptime_s)}")
+    ]
     for model in fleet.models:
-        yield ""
-        yield f"{model.name}: {model.waiting} requests wait for an engine"
-        if not model.engines:
-            yield "  no engines"
-            continue
-        yield from _table([_HEADER, *(_cells(engine) for engine in model.engines)])
+        parts += [Text(), _line(f"{model.name}: {model.waiting} requests wait for an engine")]
+        if model.engines:
+            parts.append(_indented(build_table(_HEADER, map(_cells, model.engines), 8)))
+        else:
+            parts.append(_line("  no engines"))
     if fleet.slices is not None:
-        yield ""
-        yield f"slices: {_counts(fleet.slices)}"
+        parts += [Text(), _line(f"slices: {_counts(fleet.slices)}")]
         if fleet.slices:
-            ordered = sorted(fleet.slices, key=_slice_order)
-            yield from _table([_SLICE_HEADER, *(_slice_cells(each) for each in ordered)])
+            rows = map(_slice_cells, sorted(fleet.slices, key=_slice_order))
+            parts.append(_indented(build_table(_SLICE_HEADER, rows, 9)))
     if fleet.autoscaling is not None:
-        yield ""
-        yield from _plan_lines(fleet.autoscaling)
+        parts += [Text(), *map(_line, _plan_lines(fleet.autoscaling))]
+    return Group(*parts)
+
+
+def _line(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _indented(table: Table) -> Padding:
+    return Padding.indent(table, 2)
 
 
 def _plan_lines(autoscaling: AutoscalingView) -> Iterator[str]:
     age = "" if autoscaling.age_s is None else f", planned {duration_words(autoscaling.age_s)} ago"
     yield f"autoscaling{age}"
-    yield from (f"  ALERT {alert}" for alert in _words(*autoscaling.alerts))
+    yield from (f"  ALERT {alert}" for alert in autoscaling.alerts)
     for plan in autoscaling.models:
         targets = ", ".join(f"{name} {count}" for name, count in sorted(plan.targets.items()))
         coming = ""
         if plan.next_slice_in_s is not None:
             coming = f"; next slice in {duration_words(plan.next_slice_in_s)}"
-        yield from _words(f"  {plan.model}: {targets or 'no slices'}{coming}")
-        yield from (f"    ALERT {alert}" for alert in _words(*plan.alerts))
-        yield from _words(f"    {plan.arithmetic}")
-        for each in plan.refusals:
-            name = each.compute_class or "all classes"
-            yield from _words(f"    refused: {name} {each.delta:+d}: {each.reason}")
+        yield f"  {plan.model}: {targets or 'no slices'}{coming}"
+        yield from (f"    ALERT {alert}" for alert in plan.alerts)
+        yield f"    {plan.arithmetic}"
+        for refusal in plan.refusals:
+            name = refusal.compute_class or "all classes"
+            yield f"    refused: {name} {refusal.delta:+d}: {refusal.reason}"
 
 
 def duration_words(seconds: float) -> str:
@@ -291,9 +295,9 @@ def duration_words(seconds: float) -> str:
     return f"{whole // DAY_S}d{whole % DAY_S // HOUR_S:02d}h"
 
 
-def _cells(engine: EngineView) -> tuple[str, ...]:
+def _cells(engine: EngineView) -> tuple[object, ...]:
     since_s, usage = engine.since_s, engine.kv_usage_ratio
-    return _words(
+    return (
         engine.engine_id,
         engine.compute_class,
         engine.state,
@@ -305,23 +309,23 @@ def _cells(engine: EngineView) -> tuple[str, ...]:
     )
 
 
-def _slice_cells(row: SliceView) -> tuple[str, ...]:
+def _slice_cells(row: SliceView) -> tuple[object, ...]:
     shape = [word for word in (row.generation, row.topology) if word is not None]
-    return _words(
+    return (
         # What has no name is told apart by its replica; a waiting one has nothing else.
         row.name or row.replica_id,
         row.compute_class,
         row.state,
         None if row.since_s is None else duration_words(row.since_s),
         " ".join(shape) or None,
-        _hosts_words(row.hosts),
+        _format_hosts(row.hosts),
         row.model,
         row.in_flight,
         row.reason,
     )
 
 
-def _hosts_words(hosts: tuple[HostView, ...]) -> str | None:
+def _format_hosts(hosts: tuple[HostView, ...]) -> str | None:
     """Such as `4 x 4 chips`: hosts times the chips of each, or all chips where hosts differ."""
     if not hosts:
         return None
@@ -341,20 +345,7 @@ def _counts(slices: tuple[SliceView, ...]) -> str:
     return ", ".join(words) or "none"
 
 
-def _words(*values: object) -> tuple[str, ...]:
-    # What came from elsewhere may not move the cursor or colour the terminal.
-    texts = ("-" if value is None else str(value) for value in values)
-    return tuple("".join(c if c.isprintable() else "?" for c in text) for text in texts)
-
-
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()
-
-
-def _status_words(address: str, status: int) -> str:
+def _describe_status(address: str, status: int) -> str:
     if status == 401:
         return f"{address} wants an API key: give --api-key, or set SLICEWISE_API_KEY"
     if 300 <= status < 400:

@@ -26,6 +26,7 @@ from deployments.doctor.serving_config import (
 from deployments.doctor.simulated import what_is_simulated
 from deployments.doctor.tpu_environment import check_tpu_environment, is_tpu_host
 from deployments.doctor.versions import check_versions
+from deployments.terminal import printable
 from serving.config.check import CheckReport
 
 _GATEWAY_PORT, _EXPORTER_PORT, _GCS_PORT = 8000, 9450, 6379
@@ -144,16 +145,11 @@ def _print(findings: list[Finding]) -> None:
     for each in sorted(findings, key=lambda finding: _ORDER.index(finding.level)):
         level = Text(each.level.value, style=_STYLES[each.level])
         # Text, because a found value may hold what rich would take for markup.
-        found = Text(_printable(each.found))
+        found = Text(printable(each.found))
         for word, text in (("allowed", each.allowed), ("fix", each.fix)):
             if text:
-                found.append(f"\n{word}: ", style="bold").append(_printable(text))
-        table.add_row(level, Text(_printable(each.what)), found)
+                found.append(f"\n{word}: ", style="bold").append(printable(text))
+        table.add_row(level, Text(printable(each.what)), found)
     Console(highlight=False).print(table)
     counts = {level: sum(each.level == level for each in findings) for level in _ORDER}
     typer.echo(f"\n{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings")
-
-
-def _printable(text: str) -> str:
-    """What came from elsewhere may not move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)

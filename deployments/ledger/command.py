@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import typer
 
 from deployments.ledger.daily import LedgerReading, TableFileError, parse_reading
-from deployments.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
+from deployments.ledger.table import LedgerPageError, hours_table, merge, parse_page, to_csv
+from deployments.terminal import plain_lines
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _UNUSABLE = 2
@@ -78,8 +79,7 @@ def ledger_command(
     num_gateways = len({page.gateway_id for page in pages})
     hours = (now_s - min(page.started_at_s for page in pages)) / 3600
     typer.echo(f"chip-hours of the last {hours:.2f} h; tokens of {num_gateways} gateway(s)")
-    for line in lines(rows):
-        typer.echo(line)
+    typer.echo("\n".join(plain_lines(hours_table(rows))))
 
 
 def _readings(urls: Iterable[str], api_key: str | None, timeout_s: float) -> list[LedgerReading]:

@@ -7,12 +7,14 @@ tokens of its own requests. A page that was read twice counts once.
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from rich.table import Table
 
+from deployments.terminal import build_table
 from serving.ledger.states import LedgerState
 from serving.telemetry.metric_names import GATEWAY_LABEL
 
@@ -70,7 +72,7 @@ def parse_page(text: str) -> Page:
     """
     try:
         samples = [
-            each for family in text_string_to_metric_families(text) for each in family.samples
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
         ]
         started = [sample for sample in samples if sample.name == _STARTED]
         if len(started) != 1:
@@ -138,28 +140,19 @@ def to_csv(rows: Iterable[Row], read_at_s: float) -> str:
     return text.getvalue()
 
 
-def lines(rows: Iterable[Row]) -> Iterator[str]:
-    """The rows for people, in chip-hours."""
+def hours_table(rows: Iterable[Row]) -> Table:
+    """Returns the rows for people, in chip-hours."""
     head = ["MODEL", "COMPUTE CLASS", *(state.upper() for state in _STATES)]
-    cells = [[*head, "USD", "USD/M OUTPUT TOKENS"], *(_cells(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        names, numbers = line[:2], line[2:]
-        padded = [text.ljust(width) for text, width in zip(names, widths, strict=False)]
-        padded += [text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True)]
-        yield "  ".join(padded).rstrip()
+    return build_table([*head, "USD", "USD/M OUTPUT TOKENS"], map(_cells, rows), 2)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row) -> list[str | None]:
     hours = [row.chip_seconds.get(state, 0.0) / _S_PER_HOUR for state in _STATES]
     price = row.usd_per_million_output_tokens
     return [
-        # What came from elsewhere may not move the cursor or colour the terminal.
-        *(
-            "".join(c if c.isprintable() else "?" for c in text)
-            for text in (row.model, row.compute_class)
-        ),
+        row.model,
+        row.compute_class,
         *(f"{value:.2f}" for value in hours),
-        "-" if row.usd is None else f"{row.usd:.2f}",
-        "-" if price is None else f"{price:.2f}",
+        None if row.usd is None else f"{row.usd:.2f}",
+        None if price is None else f"{price:.2f}",
     ]

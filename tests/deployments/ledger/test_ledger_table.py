@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter
 from typer.testing import CliRunner
 
 from deployments.ledger.command import ledger_command
-from deployments.ledger.table import LedgerPageError, lines, merge, parse_page, to_csv
+from deployments.ledger.table import LedgerPageError, hours_table, merge, parse_page, to_csv
+from deployments.terminal import plain_lines
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.metrics.ledger import LedgerCollector, is_busy
@@ -114,7 +115,8 @@ def test_csv_reads_back_with_every_state_as_a_column() -> None:
 
 def test_table_is_in_chip_hours_and_prints_no_escape() -> None:
     text = page(hour_long_ledger(), "g", PRICES, 1_000_000).replace("chat", "\x1b[31mchat")
-    table = [line.split() for line in lines(merge([parse_page(text)]))]
+    rows = merge([parse_page(text)])
+    table = [line.split() for line in plain_lines(hours_table(rows))]
     assert table[0][:3] == ["MODEL", "COMPUTE", "CLASS"]
     assert table[2] == [
         "?[31mchat",
