@@ -27,8 +27,8 @@ from serving.config.check import CheckReport, check_serve_config, load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.exporters.chips import chips_on_bus
+from serving.exporters.collector import CollectError
 from serving.exporters.host_sources import PciCollector
-from serving.exporters.readings import CollectError
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CONNECT_S = 2.0

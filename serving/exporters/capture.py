@@ -12,16 +12,16 @@ from pydantic import ValidationError
 
 from serving.config.schema import problems_of
 from serving.domain.errors import ConfigError
-from serving.exporters.host_sources import PodCollector, WorkloadCollector
-from serving.exporters.identity import Identity
-from serving.exporters.page import HostFacts
-from serving.exporters.readings import (
+from serving.exporters.collector import (
     AnyRaw,
     Code,
     CollectError,
+    CollectorSample,
     Raw,
-    Reading,
 )
+from serving.exporters.compose import HostDescription
+from serving.exporters.host_sources import PodCollector, WorkloadCollector
+from serving.exporters.identity import Identity
 from serving.telemetry.metric_names import HOST_LABELS
 
 _KEPT_LABELS = ("worker", "accelerator", "topology")
@@ -29,8 +29,8 @@ _KEPT_LABELS = ("worker", "accelerator", "topology")
 _PRIVATE = (PodCollector.name, WorkloadCollector.name)
 
 
-class CapturedReading(Raw):
-    """A reading as the file has it."""
+class CapturedSample(Raw):
+    """The sample of one collector as the file has it."""
 
     collector: str
     target: str
@@ -48,13 +48,13 @@ class Capture(Raw):
     accelerator: str
     topology: str
     expected_chips: int | None
-    readings: tuple[CapturedReading, ...]
+    readings: tuple[CapturedSample, ...]
 
-    def facts(self) -> HostFacts:
+    def facts(self) -> HostDescription:
         """The captured host, as far as the file says who it is."""
         kept = {label: getattr(self, label) for label in _KEPT_LABELS}
         labels = tuple((label, kept.get(label, "")) for label in HOST_LABELS)
-        return HostFacts(Identity(labels), self.expected_chips)
+        return HostDescription(Identity(labels), self.expected_chips)
 
     def collectors(self) -> tuple["ReplayCollector", ...]:
         """A collector for each that was captured."""
@@ -64,7 +64,7 @@ class Capture(Raw):
 class ReplayCollector:
     """Says what was captured, whenever it is asked."""
 
-    def __init__(self, captured: CapturedReading) -> None:
+    def __init__(self, captured: CapturedSample) -> None:
         self._captured = captured
         self.name = captured.collector
         self.target = captured.target
@@ -81,7 +81,7 @@ class ReplayCollector:
 
 
 def write_capture(
-    path: Path, readings: Iterable[Reading], facts: HostFacts, exporter_version: str
+    path: Path, samples: Iterable[CollectorSample], facts: HostDescription, exporter_version: str
 ) -> None:
     """Writes the file whole or not at all.
 
@@ -92,9 +92,7 @@ def write_capture(
         format=1,
         exporter_version=exporter_version,
         expected_chips=facts.expected_chips,
-        readings=tuple(
-            _captured(reading) for reading in readings if reading.collector not in _PRIVATE
-        ),
+        readings=tuple(_captured(sample) for sample in samples if sample.collector not in _PRIVATE),
         worker=facts.identity["worker"],
         accelerator=facts.identity["accelerator"],
         topology=facts.identity["topology"],
@@ -117,11 +115,11 @@ def read_capture(path: Path) -> Capture:
         raise ConfigError(problems_of(error, Capture.model_json_schema())) from error
 
 
-def _captured(reading: Reading) -> CapturedReading:
-    return CapturedReading(
-        collector=reading.collector,
-        target=reading.target,
-        code=reading.code,
-        reason=reading.reason,
-        raw=reading.raw,
+def _captured(sample: CollectorSample) -> CapturedSample:
+    return CapturedSample(
+        collector=sample.collector,
+        target=sample.target,
+        code=sample.code,
+        reason=sample.reason,
+        raw=sample.raw,
     )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from serving.domain.topology import Generation, TopologyError, shapes, slice_shape
-from serving.exporters.readings import PciBus
+from serving.exporters.collector import PciBus
 
 # PCI devices of Google's vendor id that are chips. Source: tpu-info 0.14.2 `device.py`, read
 # 2026-11-21.
@@ -35,7 +35,7 @@ class HostChip:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeviceLocation:
     """A device of the host, as labels say it.
 
     `core` is `None` where a chip is one device. `chip` is `None` where the device cannot be placed,
@@ -58,34 +58,34 @@ class DeviceMap:
     num_devices: int | None = None
     ids: tuple[int, ...] = ()
 
-    def by_id(self, device: int) -> Place:
+    def by_id(self, device: int) -> DeviceLocation:
         """The place of a device that is numbered within the slice."""
         if device not in self.ids:
-            return Place(None, device_id=device)
+            return DeviceLocation(None, device_id=device)
         return self.by_rank(self.ids.index(device))
 
-    def by_rank(self, rank: int) -> Place:
+    def by_rank(self, rank: int) -> DeviceLocation:
         """The place of a device that is numbered within the host."""
         if self.devices_per_chip == 1:
-            return Place(rank)
-        return Place(*divmod(rank, self.devices_per_chip))
+            return DeviceLocation(rank)
+        return DeviceLocation(*divmod(rank, self.devices_per_chip))
 
-    def by_ordinals(self, ordinals: Collection[int]) -> dict[int, Place]:
+    def by_ordinals(self, ordinals: Collection[int]) -> dict[int, DeviceLocation]:
         """The places of devices that are numbered in one way or the other, all in the same."""
         if set(ordinals) <= set(self.ids):
             return {ordinal: self.by_id(ordinal) for ordinal in ordinals}
         if self.ids and max(ordinals) < len(self.ids):
             return {ordinal: self.by_rank(ordinal) for ordinal in ordinals}
-        return {ordinal: Place(None, device_id=ordinal) for ordinal in ordinals}
+        return {ordinal: DeviceLocation(None, device_id=ordinal) for ordinal in ordinals}
 
-    def by_position(self, positions: Collection[int]) -> dict[int, Place] | None:
+    def by_position(self, positions: Collection[int]) -> dict[int, DeviceLocation] | None:
         """The places of what a source numbers within the host, by chips or else by devices.
 
         `None` if the host has not so many.
         """
         highest = max(positions, default=-1)
         if self.num_devices is None or highest < self.num_devices // self.devices_per_chip:
-            return {position: Place(position) for position in positions}
+            return {position: DeviceLocation(position) for position in positions}
         if highest < self.num_devices:
             return {position: self.by_rank(position) for position in positions}
         return None
@@ -128,7 +128,7 @@ def sized(known: DeviceMap, devices_per_chip: int, num_chips: int | None) -> Dev
 def chips_on_bus(bus: PciBus) -> tuple[HostChip, ...]:
     """The chips among the functions, in order of address. Google has other devices too."""
     first_functions: dict[str, tuple[Generation, str | None]] = {}
-    for function in sorted(bus.functions, key=lambda each: each.address):
+    for function in sorted(bus.functions, key=lambda pci_function: pci_function.address):
         generation = _GENERATIONS.get(function.device)
         if generation is not None:
             base = function.address.rpartition(".")[0] or function.address
@@ -164,7 +164,7 @@ def chips_of_host(generation: Generation | None, topology: str) -> int | None:
         name = slice_shape(generation, topology).topology
     except TopologyError:
         return None
-    sizes = {each.chips_per_host for each in shapes(generation) if each.topology == name}
+    sizes = {shape.chips_per_host for shape in shapes(generation) if shape.topology == name}
     return sizes.pop() if len(sizes) == 1 else None
 
 

@@ -65,7 +65,7 @@ def tpu_exporter_command(
         ExporterOptions,
         ExporterService,
         replaying_exporter,
-        serve_until_told,
+        serve_until_signal,
     )
 
     if no_libtpu and libtpu:
@@ -73,7 +73,7 @@ def tpu_exporter_command(
     try:
         if replay is not None:
             exporter = replaying_exporter(replay, budget)
-            serve = serve_until_told
+            serve = serve_until_signal
         else:
             options = ExporterOptions(
                 () if no_libtpu else tuple(libtpu) if libtpu else None,

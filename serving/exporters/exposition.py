@@ -9,10 +9,9 @@ from statistics import fmean
 from prometheus_client import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from serving.exporters.board import Series
 from serving.exporters.identity import Identity
 from serving.exporters.libtpu_service.metric_table import RULES
-from serving.exporters.points import Histogram
+from serving.exporters.series import HistogramValue, Series
 from serving.telemetry.metric_names import ALL, Kind, Unit
 
 _SOURCES = {rule.metric: name for name, rule in RULES.items()}
@@ -33,8 +32,8 @@ _RAYS_INSTANCE = "0"
 def families(series: Iterable[Series]) -> list[Family]:
     """Our page, in the registry's order. A family without series is left out."""
     by_metric: dict[str, list[Series]] = {}
-    for each in series:
-        by_metric.setdefault(each.metric, []).append(each)
+    for one_series in series:
+        by_metric.setdefault(one_series.metric, []).append(one_series)
     return [_family(name, by_metric[name]) for name in ALL if name in by_metric]
 
 
@@ -43,16 +42,16 @@ def _family(name: str, series: Sequence[Series]) -> Family:
     stem = name.removesuffix("_total") if metric.kind == Kind.COUNTER else name
     source = f" (libtpu's {_SOURCES[name]})" if name in _SOURCES else ""
     family = Family(stem, metric.help + source, metric.kind)
-    for each in series:
-        labels = dict(each.labels)
-        if isinstance(each.value, Histogram):
-            _add_histogram(family, labels, each.value)
+    for one_series in series:
+        labels = dict(one_series.labels)
+        if isinstance(one_series.value, HistogramValue):
+            _add_histogram(family, labels, one_series.value)
         else:
-            family.add_sample(name, labels, each.value)
+            family.add_sample(name, labels, one_series.value)
     return family
 
 
-def _add_histogram(family: Family, labels: dict[str, str], value: Histogram) -> None:
+def _add_histogram(family: Family, labels: dict[str, str], value: HistogramValue) -> None:
     for bound, count in value.buckets:
         le = floatToGoString(bound)  # type: ignore[no-untyped-call]
         family.add_sample(f"{family.name}_bucket", {**labels, "le": le}, float(count))
@@ -68,11 +67,11 @@ def device_plugin_families(series: Iterable[Series], identity: Identity) -> list
     absent as 0, and refuses more devices than chips: those of a chip are joined.
     """
     by_chip: dict[tuple[str, str], list[float]] = {}
-    for each in series:
-        chip = dict(each.labels).get("chip")
-        if each.metric in _RAYS_NAMES and chip is not None:
-            assert not isinstance(each.value, Histogram)
-            by_chip.setdefault((each.metric, chip), []).append(each.value)
+    for one_series in series:
+        chip = dict(one_series.labels).get("chip")
+        if one_series.metric in _RAYS_NAMES and chip is not None:
+            assert not isinstance(one_series.value, HistogramValue)
+            by_chip.setdefault((one_series.metric, chip), []).append(one_series.value)
     pages: dict[str, Family] = {}
     for (metric, chip), values in by_chip.items():
         name, scale = _RAYS_NAMES[metric]

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.exporters.chips import HostChip, index_of
-from serving.exporters.points import BadValueError, Decoded, Point, checked_number
-from serving.exporters.readings import Code, PluginPage, PodList, SdkValues
+from serving.exporters.collector import Code, PluginPage, PodList, SdkValues
+from serving.exporters.series import BadValueError, Decoded, MetricPoint, checked_number
 from serving.exporters.wire import POD_RESOURCES, MessageClass
 from serving.telemetry.metric_names import ALL, Unit
 
@@ -76,7 +76,7 @@ def decode_plugin_page(page: PluginPage, *, is_only_source: bool) -> Decoded:
             decoded.problems[Code.BAD_ATTRIBUTE] += 1
             continue
         try:
-            point = Point(metric, _checked(metric, sample.value / divisor), int(number))
+            point = MetricPoint(metric, _checked(metric, sample.value / divisor), int(number))
         except BadValueError:
             decoded.problems[Code.BAD_VALUE] += 1
             continue
@@ -96,38 +96,38 @@ def decode_sdk_values(sdk: SdkValues) -> Decoded:
                 continue
             (decoded.points if point.device is None else decoded.host_points).append(point)
     if decoded.points or decoded.host_points:
-        decoded.points.append(Point("tpu_host_sample_age_seconds", sdk.age_s))
+        decoded.points.append(MetricPoint("tpu_host_sample_age_seconds", sdk.age_s))
     return decoded
 
 
-def _tensorcore(position: int, text: str) -> Point:
+def _tensorcore(position: int, text: str) -> MetricPoint:
     metric = "tpu_tensorcore_utilization_ratio"
-    return Point(metric, _checked(metric, _number(text) / _PERCENT), position)
+    return MetricPoint(metric, _checked(metric, _number(text) / _PERCENT), position)
 
 
-def _bandwidth(position: int, text: str) -> Point:
+def _bandwidth(position: int, text: str) -> MetricPoint:
     metric = "tpu_hbm_bandwidth_utilization_ratio"
-    return Point(metric, _checked(metric, _number(text) / _PERCENT), position)
+    return MetricPoint(metric, _checked(metric, _number(text) / _PERCENT), position)
 
 
-def _throttle(_position: int, text: str) -> Point:
+def _throttle(_position: int, text: str) -> MetricPoint:
     found = _THROTTLE_FORM.fullmatch(text.strip())
     if found is None or int(found[2]) > _MAX_SCORE:
         raise BadValueError(text)
-    return Point("tpu_throttle_ratio", int(found[2]) / _MAX_SCORE, int(found[1]))
+    return MetricPoint("tpu_throttle_ratio", int(found[2]) / _MAX_SCORE, int(found[1]))
 
 
-def _link_health(_position: int, text: str) -> Point:
+def _link_health(_position: int, text: str) -> MetricPoint:
     found = _LINK_FORM.fullmatch(text.strip())
     if found is None or int(found[4]) > _MAX_SCORE:
         raise BadValueError(text)
     labels = (("tray", found[1]), ("tray_chip", found[2]), ("port", found[3]))
-    return Point("tpu_ici_link_health_score", float(found[4]), None, labels)
+    return MetricPoint("tpu_ici_link_health_score", float(found[4]), None, labels)
 
 
 # By the SDK's name, of which older releases have another. These alone are worth a child process:
 # libtpu's own service has the rest.
-_SDK_FORMS: Mapping[str, Callable[[int, str], Point]] = {
+_SDK_FORMS: Mapping[str, Callable[[int, str], MetricPoint]] = {
     "tensorcore_util": _tensorcore,
     "tensorcore_utilization": _tensorcore,
     "hbm_util": _bandwidth,

@@ -13,14 +13,14 @@ import grpc
 from pydantic import ValidationError
 
 from serving.exporters.chips import GOOGLE_VENDOR
-from serving.exporters.readings import (
+from serving.exporters.collector import (
+    AnnouncedWorkload,
     Code,
     CollectError,
     PciBus,
     PciFunction,
     PluginPage,
     PodList,
-    Workload,
     WorkloadFiles,
 )
 from serving.exporters.wire import LIST_PODS
@@ -166,7 +166,7 @@ class WorkloadCollector:
         workloads, unreadable = [], 0
         for path in paths:
             try:
-                workload = Workload.model_validate_json(path.read_bytes())
+                workload = AnnouncedWorkload.model_validate_json(path.read_bytes())
             except FileNotFoundError:
                 continue
             except (OSError, ValidationError):
@@ -176,7 +176,7 @@ class WorkloadCollector:
                 workloads.append(workload)
         return WorkloadFiles(workloads=tuple(workloads), unreadable=unreadable)
 
-    def _is_at_work(self, workload: Workload) -> bool:
+    def _is_at_work(self, workload: AnnouncedWorkload) -> bool:
         process = self._proc / f"{workload.pid}"
         if start_ticks(process) != workload.started_ticks:
             return False
@@ -223,7 +223,7 @@ def announce_workload(
     """
     pid = os.getpid()
     ticks = start_ticks(Path("/proc") / f"{pid}")
-    workload = Workload(
+    workload = AnnouncedWorkload(
         pid=pid,
         started_ticks=ticks or 0,
         model=model,

@@ -1,8 +1,8 @@
 """One scrape: every collector at once, one deadline, and a page of what answered.
 
 Owns the threads, the clock and what outlives a scrape: the numbering of devices and the counts of
-errors. Does not own what a page shows (`page`). A collector that hangs costs one scrape its budget;
-until it comes back it is reported as hanging at once and not started again.
+errors. Does not own what a page shows (`compose`). A collector that hangs costs one scrape its
+budget; until it comes back it is reported as hanging at once and not started again.
 """
 
 import logging
@@ -11,10 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from serving.exporters.board import Board, Series
 from serving.exporters.chips import DeviceMap
-from serving.exporters.page import HostFacts, Outcome, compose_page
-from serving.exporters.readings import AnyRaw, Code, CollectError, Collector, Reading
+from serving.exporters.collector import AnyRaw, Code, CollectError, Collector, CollectorSample
+from serving.exporters.compose import CollectorOutcome, HostDescription, compose_page
+from serving.exporters.series import Series, SeriesCollector
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +26,14 @@ _COLLECTOR_SHARE = 0.8
 _PATIENCE_SHARE = 0.9
 
 
-class _Run:
+class _Collection:
     """One collection, in a thread of its own."""
 
     def __init__(self, collector: Collector, budget_s: float, clock: Clock) -> None:
         self.started_s = clock()
         self.deadline_s = self.started_s + budget_s * _PATIENCE_SHARE
         self.is_done = threading.Event()
-        self.reading: Reading | None = None
+        self.sample: CollectorSample | None = None
         self._collector = collector
         self._clock = clock
         threading.Thread(
@@ -55,7 +55,7 @@ class _Run:
             code, reason = Code.CRASHED, f"{error!r}"
         duration_s = self._clock() - self.started_s
         name, target = self._collector.name, self._collector.target
-        self.reading = Reading(name, target, duration_s, code, raw, reason)
+        self.sample = CollectorSample(name, target, duration_s, code, raw, reason)
         self.is_done.set()
 
 
@@ -66,21 +66,21 @@ class _Slot:
         self.collector = collector
         self._clock = clock
         self._lock = threading.Lock()
-        self._run: _Run | None = None
+        self._run: _Collection | None = None
 
-    def begin(self, budget_s: float) -> _Run:
+    def begin(self, budget_s: float) -> _Collection:
         """A new run, or the one under way: two scrapes at a time ask the source once."""
         with self._lock:
             if self._run is None or self._run.is_done.is_set():
-                self._run = _Run(self.collector, budget_s, self._clock)
+                self._run = _Collection(self.collector, budget_s, self._clock)
             return self._run
 
-    def finish(self, run: _Run, deadline_s: float) -> Reading:
-        """The run's reading, or that it hangs; waits no longer than until its deadline and ours."""
+    def finish(self, run: _Collection, deadline_s: float) -> CollectorSample:
+        """The run's sample, or that it hangs; waits no longer than until its deadline and ours."""
         run.is_done.wait(max(0.0, min(deadline_s, run.deadline_s) - self._clock()))
-        if run.reading is not None:
-            return run.reading
-        return Reading(
+        if run.sample is not None:
+            return run.sample
+        return CollectorSample(
             self.collector.name,
             self.collector.target,
             self._clock() - run.started_s,
@@ -98,7 +98,7 @@ class Exporter:
     def __init__(
         self,
         collectors: Iterable[Collector],
-        facts: HostFacts,
+        facts: HostDescription,
         version: str,
         budget_s: float = 2.0,
         clock: Clock = time.monotonic,
@@ -113,8 +113,8 @@ class Exporter:
         self._errors: Counter[tuple[str, str, str]] = Counter()
         self._codes: dict[tuple[str, str], tuple[str, ...]] = {}
 
-    def collect(self, budget_s: float | None = None) -> tuple[Reading, ...]:
-        """Every collector's reading, within the budget: the lesser of ours and the asker's."""
+    def collect(self, budget_s: float | None = None) -> tuple[CollectorSample, ...]:
+        """Returns every collector's sample within the lesser budget of ours and the asker's."""
         budget_s = self._budget_s if budget_s is None else min(budget_s, self._budget_s)
         deadline_s = self._clock() + budget_s * _PATIENCE_SHARE
         runs = [(slot, slot.begin(budget_s)) for slot in self._slots]
@@ -122,38 +122,40 @@ class Exporter:
 
     def scrape(self, budget_s: float | None = None) -> tuple[Series, ...]:
         """The page of now, the exporter's own series included."""
-        readings = self.collect(budget_s)
+        samples = self.collect(budget_s)
         with self._lock:
-            page = compose_page(readings, self.facts, self._devices)
+            page = compose_page(samples, self.facts, self._devices)
             self._devices = page.devices
             for outcome in page.outcomes:
                 for code, count in outcome.problems.items():
                     self._errors[outcome.collector, outcome.target, code] += count
-            self._log_changes(page.outcomes, readings)
+            self._log_changes(page.outcomes, samples)
             return (*page.series, *self._own_series(page.outcomes))
 
-    def _own_series(self, outcomes: Sequence[Outcome]) -> tuple[Series, ...]:
-        board = Board(self.facts.identity.labels)
-        board.state("tpu_exporter_build_info", 1, version=self._version)
+    def _own_series(self, outcomes: Sequence[CollectorOutcome]) -> tuple[Series, ...]:
+        collected = SeriesCollector(self.facts.identity.labels)
+        collected.add_own("tpu_exporter_build_info", 1, version=self._version)
         for outcome in outcomes:
-            whose = {"collector": outcome.collector, "target": outcome.target}
-            board.state("tpu_scrape_collector_success", float(outcome.is_success), **whose)
-            board.state("tpu_scrape_collector_duration_seconds", outcome.duration_s, **whose)
+            scope = {"collector": outcome.collector, "target": outcome.target}
+            collected.add_own("tpu_scrape_collector_success", float(outcome.is_success), **scope)
+            collected.add_own("tpu_scrape_collector_duration_seconds", outcome.duration_s, **scope)
         for (collector, target, code), count in self._errors.items():
-            whose = {"collector": collector, "target": target, "code": code}
-            board.state("tpu_scrape_collector_errors_total", count, **whose)
-        return board.series
+            scope = {"collector": collector, "target": target, "code": code}
+            collected.add_own("tpu_scrape_collector_errors_total", count, **scope)
+        return collected.series
 
-    def _log_changes(self, outcomes: Sequence[Outcome], readings: Sequence[Reading]) -> None:
+    def _log_changes(
+        self, outcomes: Sequence[CollectorOutcome], samples: Sequence[CollectorSample]
+    ) -> None:
         """A line when a collector fails otherwise than in the scrape before, or no longer."""
-        for outcome, reading in zip(outcomes, readings, strict=True):
-            whose = (outcome.collector, outcome.target)
+        for outcome, sample in zip(outcomes, samples, strict=True):
+            scope = (outcome.collector, outcome.target)
             codes = tuple(sorted(outcome.problems))
-            if self._codes.get(whose, ()) != codes:
+            if self._codes.get(scope, ()) != codes:
                 logger.info(
                     "collector_changed collector=%s target=%s codes=%s reason=%r",
-                    *whose,
+                    *scope,
                     ",".join(codes) or Code.OK,
-                    reading.reason,
+                    sample.reason,
                 )
-            self._codes[whose] = codes
+            self._codes[scope] = codes

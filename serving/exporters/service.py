@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from serving.exporters.capture import read_capture, write_capture
+from serving.exporters.collector import Collector
+from serving.exporters.compose import HostDescription
 from serving.exporters.host_sources import (
     PciCollector,
     PluginCollector,
@@ -20,8 +22,6 @@ from serving.exporters.host_sources import (
 from serving.exporters.identity import read_identity, runtime_targets
 from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.exporters.libtpu_service.sdk import SdkChild, SdkCollector, sdk_command
-from serving.exporters.page import HostFacts
-from serving.exporters.readings import Collector
 from serving.exporters.scrape import Exporter
 from serving.exporters.server import ExporterServer
 
@@ -53,7 +53,7 @@ class ExporterService:
         if targets is None:
             targets = runtime_targets(environment)
         collectors: list[Collector] = [
-            LibtpuCollector(checked_address(each)) for each in dict.fromkeys(targets)
+            LibtpuCollector(checked_address(target)) for target in dict.fromkeys(targets)
         ]
         if options.device_plugin is not None:
             collectors.append(PluginCollector(checked_address(options.device_plugin)))
@@ -64,7 +64,7 @@ class ExporterService:
         collectors += [PciCollector(), PodCollector()]
         if options.run_dir is not None:
             collectors.append(WorkloadCollector(options.run_dir))
-        facts = HostFacts(read_identity(environment), options.expected_chips)
+        facts = HostDescription(read_identity(environment), options.expected_chips)
         self.exporter = Exporter(collectors, facts, installed_version(), options.budget_s)
         self._budget_s = options.budget_s
 
@@ -76,15 +76,15 @@ class ExporterService:
         """
         if self._sdk is not None:
             self._sdk.poll()
-        readings = self.exporter.collect()
-        write_capture(path, readings, self.exporter.facts, installed_version())
-        return sum(reading.raw is not None for reading in readings)
+        samples = self.exporter.collect()
+        write_capture(path, samples, self.exporter.facts, installed_version())
+        return sum(sample.raw is not None for sample in samples)
 
     def serve(self, server: ExporterServer) -> None:
         """Serves until the process is told to end."""
         if self._sdk is not None:
             threading.Thread(target=self._sdk.run, name="sdk", daemon=True).start()
-        serve_until_told(server)
+        serve_until_signal(server)
         if self._sdk is not None:
             self._sdk.close()
 
@@ -100,14 +100,14 @@ def replaying_exporter(path: Path, budget_s: float) -> Exporter:
     return Exporter(capture.collectors(), capture.facts(), installed_version(), budget_s)
 
 
-def serve_until_told(server: ExporterServer) -> None:
-    """Serves until SIGTERM or SIGINT; scrapes that are under way are answered."""
-    told = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: told.set())
+def serve_until_signal(server: ExporterServer) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    has_ended = threading.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: has_ended.set())
     thread = threading.Thread(target=server.serve_forever, name="serve", daemon=True)
     thread.start()
-    told.wait()
+    has_ended.wait()
     server.shutdown()
     server.server_close()
     thread.join()

@@ -1,7 +1,7 @@
 """How many series exporters and gateways can show at most, from the registry of names.
 
 Owns the arithmetic. The bound holds because nothing gets on a page beyond the registry's limits
-(`board`). Pure.
+(`series`). Pure.
 """
 
 from collections.abc import Iterable

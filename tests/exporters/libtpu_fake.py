@@ -78,14 +78,14 @@ class FakeLibtpu:
         self._server.wait_for_termination()
 
     def metrics(self) -> dict[str, Callable[[], list[MessageClass]]]:
-        devices = [each for each in self.devices if each not in self.faults.missing_devices]
+        devices = [device for device in self.devices if device not in self.faults.missing_devices]
         first = self.devices[0]
         return {
-            HBM_TOTAL: lambda: [by_device(each, gauge(31 * GIB)) for each in devices],
-            HBM_USED: lambda: [by_device(each, gauge(18 * GIB)) for each in devices],
-            DUTY: lambda: [by_device(each, gauge(87.5)) for each in devices],
-            BANDWIDTH: lambda: [by_device(each, gauge(41.25)) for each in devices],
-            IDLE: lambda: [by_device(each, gauge(0.5)) for each in devices],
+            HBM_TOTAL: lambda: [by_device(device, gauge(31 * GIB)) for device in devices],
+            HBM_USED: lambda: [by_device(device, gauge(18 * GIB)) for device in devices],
+            DUTY: lambda: [by_device(device, gauge(87.5)) for device in devices],
+            BANDWIDTH: lambda: [by_device(device, gauge(41.25)) for device in devices],
+            IDLE: lambda: [by_device(device, gauge(0.5)) for device in devices],
             UPTIME: lambda: [
                 metric(
                     several(
@@ -94,10 +94,10 @@ class FakeLibtpu:
                     gauge=gauge(7)["gauge"],
                 )
             ],
-            QUEUE: lambda: [metric(of_program(each), **gauge(3)) for each in devices],
+            QUEUE: lambda: [metric(of_program(device), **gauge(3)) for device in devices],
             EXECUTION: lambda: [
-                metric(of_program(each), **distribution([0, 1, 5, 20, 4, 0], 100.0, 560.0))
-                for each in devices
+                metric(of_program(device), **distribution([0, 1, 5, 20, 4, 0], 100.0, 560.0))
+                for device in devices
             ],
             TRANSFER: lambda: [
                 metric(

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from serving.exporters.board import Series
+from serving.exporters.collector import Collector, PciBus, PciFunction
+from serving.exporters.compose import HostDescription
 from serving.exporters.identity import read_identity
-from serving.exporters.page import HostFacts
-from serving.exporters.points import Histogram
-from serving.exporters.readings import Collector, PciBus, PciFunction
 from serving.exporters.scrape import Exporter
+from serving.exporters.series import HistogramValue, Series
 
 V6E_HOST = {
     "TPU_NAME": "slice-0",
@@ -49,7 +48,7 @@ def exporter(
     expected_chips: int | None = None,
 ) -> Exporter:
     identity = read_identity(V6E_HOST if environment is None else environment)
-    return Exporter(collectors, HostFacts(identity, expected_chips), "1.2.3", budget_s)
+    return Exporter(collectors, HostDescription(identity, expected_chips), "1.2.3", budget_s)
 
 
 class Scrape:
@@ -60,24 +59,24 @@ class Scrape:
 
     @property
     def names(self) -> set[str]:
-        return {each.metric for each in self.series}
+        return {one_series.metric for one_series in self.series}
 
     def all(self, metric: str, **labels: str) -> list[Series]:
         wanted = labels.items()
         return [
-            each
-            for each in self.series
-            if each.metric == metric and wanted <= dict(each.labels).items()
+            one_series
+            for one_series in self.series
+            if one_series.metric == metric and wanted <= dict(one_series.labels).items()
         ]
 
     def by(self, label: str, metric: str, **labels: str) -> dict[str, float]:
         """Values by one label; an empty text for a series without it."""
         found = {}
-        for each in self.all(metric, **labels):
-            assert not isinstance(each.value, Histogram)
-            key = dict(each.labels).get(label, "")
+        for one_series in self.all(metric, **labels):
+            assert not isinstance(one_series.value, HistogramValue)
+            key = dict(one_series.labels).get(label, "")
             assert key not in found, f"two series of {metric} with {label}={key}"
-            found[key] = each.value
+            found[key] = one_series.value
         return found
 
     def value(self, metric: str, **labels: str) -> float | None:
@@ -85,7 +84,7 @@ class Scrape:
         assert len(found) <= 1, found
         if not found:
             return None
-        assert not isinstance(found[0].value, Histogram)
+        assert not isinstance(found[0].value, HistogramValue)
         return found[0].value
 
     def success(self, collector: str) -> float | None:

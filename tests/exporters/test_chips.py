@@ -7,8 +7,8 @@ from scrapes import bus
 
 from serving.domain.topology import Generation
 from serving.exporters.chips import (
+    DeviceLocation,
     DeviceMap,
-    Place,
     TooManyDevicesError,
     chips_of_host,
     chips_on_bus,
@@ -18,14 +18,14 @@ from serving.exporters.chips import (
     named_generation,
     sized,
 )
-from serving.exporters.readings import PciBus, PciFunction
+from serving.exporters.collector import PciBus, PciFunction
 
 FULL = (404, 405, 412, 413)
 
 
 def test_ids_within_the_slice_are_ranked_within_the_host() -> None:
     devices = learn_devices(sized(DeviceMap(), 1, 4), FULL)
-    assert [devices.by_id(device) for device in FULL] == [Place(rank) for rank in range(4)]
+    assert [devices.by_id(device) for device in FULL] == [DeviceLocation(rank) for rank in range(4)]
 
 
 @given(st.sets(st.sampled_from(FULL), min_size=1))
@@ -37,12 +37,12 @@ def test_a_part_of_a_known_set_renames_no_device(part: set[int]) -> None:
 def test_other_ids_after_a_restart_are_ranked_afresh() -> None:
     known = learn_devices(DeviceMap(1, 4), FULL)
     again = learn_devices(known, range(8, 12))
-    assert again.by_id(9) == Place(1)
-    assert again.by_id(404) == Place(None, device_id=404)
+    assert again.by_id(9) == DeviceLocation(1)
+    assert again.by_id(404) == DeviceLocation(None, device_id=404)
 
 
 def test_small_ids_of_an_incomplete_set_are_ranks_themselves() -> None:
-    assert learn_devices(DeviceMap(1, 4), (0, 2, 3)).by_id(2) == Place(2)
+    assert learn_devices(DeviceMap(1, 4), (0, 2, 3)).by_id(2) == DeviceLocation(2)
 
 
 def test_too_many_devices_are_refused() -> None:
@@ -53,22 +53,24 @@ def test_too_many_devices_are_refused() -> None:
 def test_devices_of_a_chip_with_two_are_its_cores() -> None:
     devices = learn_devices(sized(DeviceMap(), 2, 4), range(8, 16))
     assert [devices.by_id(device) for device in (8, 9, 15)] == [
-        Place(0, 0),
-        Place(0, 1),
-        Place(3, 1),
+        DeviceLocation(0, 0),
+        DeviceLocation(0, 1),
+        DeviceLocation(3, 1),
     ]
 
 
 @pytest.mark.parametrize("ordinals", [FULL, (0, 1, 2, 3)])
 def test_ordinals_are_ids_or_ranks_as_the_whole_set_says(ordinals: tuple[int, ...]) -> None:
     devices = learn_devices(DeviceMap(1, 4), FULL)
-    assert list(devices.by_ordinals(ordinals).values()) == [Place(rank) for rank in range(4)]
+    assert list(devices.by_ordinals(ordinals).values()) == [
+        DeviceLocation(rank) for rank in range(4)
+    ]
 
 
 def test_positions_are_chips_if_they_fit_and_devices_if_not() -> None:
     devices = DeviceMap(2, 8)
-    assert devices.by_position({3}) == {3: Place(3)}
-    assert devices.by_position({3, 7}) == {3: Place(1, 1), 7: Place(3, 1)}
+    assert devices.by_position({3}) == {3: DeviceLocation(3)}
+    assert devices.by_position({3, 7}) == {3: DeviceLocation(1, 1), 7: DeviceLocation(3, 1)}
     assert devices.by_position({8}) is None
 
 
@@ -116,7 +118,9 @@ def test_expected_chips_are_known_where_the_topology_leaves_no_choice(
 
 
 def test_devices_per_chip_come_from_the_generation() -> None:
-    assert [devices_per_chip(each) for each in (None, Generation.V6E, Generation.TPU7X)] == [
+    assert [
+        devices_per_chip(generation) for generation in (None, Generation.V6E, Generation.TPU7X)
+    ] == [
         1,
         1,
         2,

@@ -24,12 +24,12 @@ from libtpu_fake import (
 from scrapes import write_files
 
 from serving.config.slice_spec import Work
+from serving.exporters.collector import AnnouncedWorkload, LibtpuAnswers, PluginPage
 from serving.exporters.host_decode import decode_plugin_page
 from serving.exporters.host_sources import WorkloadCollector, announce_workload, start_ticks
 from serving.exporters.libtpu_service.decode import decode_libtpu
 from serving.exporters.libtpu_service.sdk import SdkChild, sdk_command
-from serving.exporters.points import Decoded, Histogram
-from serving.exporters.readings import LibtpuAnswers, PluginPage, Workload
+from serving.exporters.series import Decoded, HistogramValue
 from serving.exporters.wire import LIBTPU, MessageClass
 from serving.slices.host_agent import announce_work
 
@@ -68,7 +68,7 @@ def test_every_layout_of_buckets_gives_its_bounds(
 ) -> None:
     # The last of three counts is missing, as trailing zeros may be.
     (point,) = decoded(EXECUTION, with_buckets([1, 2], **layout)).ordinals
-    assert isinstance(point.value, Histogram)
+    assert isinstance(point.value, HistogramValue)
     assert point.value.buckets == tuple(zip(bounds, [1, 3], strict=True))
 
 
@@ -141,10 +141,10 @@ def test_plugin_values_that_cannot_be_meant_are_dropped() -> None:
 
 def test_a_process_announces_itself_with_its_own_start(tmp_path: Path) -> None:
     path = announce_workload(tmp_path, "gemma", "gemma:v6e", "r1", (0, 1))
-    said = Workload.model_validate_json(path.read_bytes())
+    said = AnnouncedWorkload.model_validate_json(path.read_bytes())
     assert said.started_ticks == start_ticks(Path("/proc/self"))
     assert (said.pid, said.model, said.replica, said.chips) == (os.getpid(), "gemma", "r1", (0, 1))
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 def test_process_that_holds_the_host_counts_without_an_open_chip(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_process_that_holds_the_host_counts_without_an_open_chip(tmp_path: Path)
     assert without is not None
     assert held is not None
     assert without.workloads == ()
-    assert [(each.model, each.replica, each.chips) for each in held.workloads] == [
+    assert [(workload.model, workload.replica, workload.chips) for workload in held.workloads] == [
         ("gemma", "r1", None)
     ]
 

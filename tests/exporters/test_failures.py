@@ -24,10 +24,10 @@ from libtpu_fake import (
 )
 from scrapes import FixedCollector, bus, exporter, scrape
 
+from serving.exporters.collector import CollectError, PciBus
 from serving.exporters.host_sources import PluginCollector, PodCollector, WorkloadCollector
 from serving.exporters.libtpu_service.client import LibtpuCollector
 from serving.exporters.libtpu_service.sdk import SdkChild, SdkCollector
-from serving.exporters.readings import CollectError, PciBus
 from serving.exporters.scrape import Exporter
 
 DOCUMENT = Path(__file__).parents[2] / "docs/operate/tpu-exporter.md"
@@ -152,7 +152,9 @@ def test_eight_devices_against_four_chips_are_shown_by_device_and_fail() -> None
     fake.stop()
     assert (seen.success("libtpu"), seen.errors("libtpu")) == (0, {"CHIP_COUNT": 1})
     assert seen.by("device_id", "tpu_duty_cycle_ratio").keys() == set("01234567")
-    assert all("chip" not in dict(each.labels) for each in seen.all("tpu_duty_cycle_ratio"))
+    assert all(
+        "chip" not in dict(one_series.labels) for one_series in seen.all("tpu_duty_cycle_ratio")
+    )
 
 
 def test_wrong_types_drop_the_samples_and_nothing_else(fake: FakeLibtpu) -> None:

@@ -22,8 +22,8 @@ from scrapes import V6E_HOST, FixedCollector, bus, exporter
 
 from serving.domain.errors import ConfigError
 from serving.exporters.capture import read_capture, write_capture
+from serving.exporters.collector import WorkloadFiles
 from serving.exporters.libtpu_service.client import LibtpuCollector
-from serving.exporters.readings import WorkloadFiles
 from serving.exporters.scrape import Exporter
 from serving.exporters.server import (
     DEVICE_PLUGIN_PATH,
@@ -176,7 +176,9 @@ def test_chips_of_two_devices_are_joined_for_ray() -> None:
     with serving(exporter(LibtpuCollector(fake.target), environment=environment)) as port:
         body = get(port, DEVICE_PLUGIN_PATH)[2]
     fake.stop()
-    samples = [each for family in text_string_to_metric_families(body) for each in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(body) for sample in family.samples
+    ]
     used = {s.labels["accelerator_id"]: s.value for s in samples if s.name == "memory_used"}
     assert used == dict.fromkeys(("0-0", "0-1", "0-2", "0-3"), 2 * 18 * 2**30)
 
@@ -201,17 +203,20 @@ def test_a_capture_replayed_shows_the_same_values_without_names(
     replayed = Exporter(capture.collectors(), capture.facts(), "1.2.3").scrape()
     names = {"slice", "node", "compute_class"}
     live = {
-        (each.metric, tuple(pair for pair in each.labels if pair[0] not in names)): each.value
-        for each in source.scrape()
-        if "scrape_collector" not in each.metric
+        (
+            one_series.metric,
+            tuple(pair for pair in one_series.labels if pair[0] not in names),
+        ): one_series.value
+        for one_series in source.scrape()
+        if "scrape_collector" not in one_series.metric
     }
     again = {
-        (each.metric, each.labels): each.value
-        for each in replayed
-        if "scrape_collector" not in each.metric
+        (one_series.metric, one_series.labels): one_series.value
+        for one_series in replayed
+        if "scrape_collector" not in one_series.metric
     }
     assert again == live
-    assert any("UNAVAILABLE" in dict(each.labels).values() for each in replayed)
+    assert any("UNAVAILABLE" in dict(one_series.labels).values() for one_series in replayed)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from serving.exporters.collector import Code, CollectError, LibtpuAnswers
 from serving.exporters.libtpu_service.metric_table import RULES
-from serving.exporters.readings import Code, CollectError, LibtpuAnswers
 from serving.exporters.wire import GET_METRIC, LIBTPU, LIST_SUPPORTED
 
 # The service speaks plain HTTP/2 on loopback and pod addresses; local credentials work on loopback
@@ -62,7 +62,7 @@ def _ask(channel: grpc.Channel, deadline_s: float) -> LibtpuAnswers:
         listed = list_supported(b"", timeout=_left_s(deadline_s))
     except grpc.RpcError as error:
         raise _translated(error) from error
-    supported = tuple(each.metric_name for each in listed.supported_metric)
+    supported = tuple(metric.metric_name for metric in listed.supported_metric)
     calls = {
         name: get_metric.future(
             LIBTPU["MetricRequest"](metric_name=name).SerializeToString(),

@@ -9,17 +9,17 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
+from serving.exporters.collector import Code, LibtpuAnswers
 from serving.exporters.libtpu_service.metric_table import RULES, Form, Rule
-from serving.exporters.points import (
+from serving.exporters.series import (
     BadDistributionError,
     BadValueError,
     Decoded,
-    Histogram,
-    Point,
+    HistogramValue,
+    MetricPoint,
     checked_number,
     histogram,
 )
-from serving.exporters.readings import Code, LibtpuAnswers
 from serving.exporters.wire import LIBTPU, MessageClass
 from serving.telemetry.metric_names import ALL, Unit
 
@@ -67,34 +67,34 @@ def _decode_family(rule: Rule, metrics: Iterable[MessageClass], decoded: Decoded
             decoded.points += points
 
 
-def _merged(rule: Rule, points: Iterable[Point]) -> list[Point]:
+def _merged(rule: Rule, points: Iterable[MetricPoint]) -> list[MetricPoint]:
     """One point for each set of labels: any of several flags, the sum of several counters."""
     merged: defaultdict[tuple[tuple[str, str], ...], float] = defaultdict(float)
     for point in points:
-        assert not isinstance(point.value, Histogram)
+        assert not isinstance(point.value, HistogramValue)
         if rule.form == Form.FLAG:
             merged[point.labels] = max(merged[point.labels], float(point.value != 0))
         else:
             merged[point.labels] += point.value
-    return [Point(rule.metric, value, None, labels) for labels, value in merged.items()]
+    return [MetricPoint(rule.metric, value, None, labels) for labels, value in merged.items()]
 
 
-def _point(rule: Rule, metric: MessageClass) -> Point:
+def _point(rule: Rule, metric: MessageClass) -> MetricPoint:
     attributes = _attributes(metric)
     labels = tuple((ours, attributes.get(theirs, "")) for theirs, ours in rule.labels.items())
     match rule.form:
         case Form.DEVICE_GAUGE:
-            return Point(rule.metric, _gauge(rule, metric), _device_id(metric), labels)
+            return MetricPoint(rule.metric, _gauge(rule, metric), _device_id(metric), labels)
         case Form.ORDINAL_GAUGE:
-            return Point(rule.metric, _gauge(rule, metric), _ordinal(attributes), labels)
+            return MetricPoint(rule.metric, _gauge(rule, metric), _ordinal(attributes), labels)
         case Form.ORDINAL_HISTOGRAM:
-            return Point(rule.metric, _histogram(rule, metric), _ordinal(attributes), labels)
+            return MetricPoint(rule.metric, _histogram(rule, metric), _ordinal(attributes), labels)
         case Form.RUNTIME_GAUGE | Form.FLAG:
-            return Point(rule.metric, _gauge(rule, metric), None, labels)
+            return MetricPoint(rule.metric, _gauge(rule, metric), None, labels)
         case Form.HOST_HISTOGRAM:
-            return Point(rule.metric, _histogram(rule, metric), None, labels)
+            return MetricPoint(rule.metric, _histogram(rule, metric), None, labels)
         case Form.HOST_COUNTER:
-            return Point(rule.metric, _counter(rule, metric), None, labels)
+            return MetricPoint(rule.metric, _counter(rule, metric), None, labels)
 
 
 def _device_id(metric: MessageClass) -> int:
@@ -143,7 +143,7 @@ def _in_our_unit(rule: Rule, value: float) -> float:
     return checked_number(value / rule.divisor, is_ratio=is_ratio)
 
 
-def _histogram(rule: Rule, metric: MessageClass) -> Histogram:
+def _histogram(rule: Rule, metric: MessageClass) -> HistogramValue:
     if metric.WhichOneof("measure") != "distribution":
         raise BadDistributionError("no distribution")
     message = metric.distribution

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from serving.exporters.collector import Code, CollectError, SdkValues
 from serving.exporters.host_decode import SDK_METRICS
-from serving.exporters.readings import Code, CollectError, SdkValues
 
 # Google advises against more (GKE troubleshooting of the vbar agent, read 2026-11-21).
 MIN_INTERVAL_S = 60.0

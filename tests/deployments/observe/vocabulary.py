@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from serving.domain.errors import RequestError
 from serving.domain.slice_lifecycle import EndCause, SliceState
-from serving.exporters.readings import Code
+from serving.exporters.collector import Code
 from serving.ledger.states import LedgerState
 
 # What Prometheus and its client libraries give of every target.

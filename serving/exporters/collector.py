@@ -1,8 +1,8 @@
-"""What a collector brought back from its source, undecoded, and how that went.
+"""The samples of collectors: undecoded answers of a source, and how the collection went.
 
 Owns the shapes of raw answers, which are also what a capture file holds, and the codes of failure.
-Does not own how an answer is got (`libtpu`, `device_plugin`, `sdk`, `host`) nor what it means
-(`decode`, `host_decode`).
+Does not own how an answer is got (`libtpu_service`, `host_sources`) nor what it means
+(`libtpu_service.decode`, `host_decode`).
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class PodList(Raw):
     answer: bytes
 
 
-class Workload(Raw):
+class AnnouncedWorkload(Raw):
     """What a process of ours says of itself in `<run dir>/workloads/<pid>.json`.
 
     `started_ticks` is field 22 of its `/proc/<pid>/stat`: another process with its id has another.
@@ -118,7 +118,7 @@ class WorkloadFiles(Raw):
     """
 
     kind: Literal["workloads"] = "workloads"
-    workloads: tuple[Workload, ...]
+    workloads: tuple[AnnouncedWorkload, ...]
     unreadable: int = 0
 
 
@@ -159,7 +159,7 @@ class Collector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CollectorSample:
     """One collector's part in one scrape.
 
     `code` is OK, or why there is nothing: `raw` is `None` then. `raw` is also `None` where the

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from libtpu_fake import FakeLibtpu
 from scrapes import FixedCollector, Scrape, bus, exporter, scrape, write_files
 
+from serving.exporters.collector import AnnouncedWorkload, PluginPage, SdkValues, WorkloadFiles
 from serving.exporters.host_sources import PciCollector, PodCollector, WorkloadCollector
 from serving.exporters.libtpu_service.client import LibtpuCollector
-from serving.exporters.points import Histogram, histogram, thinned
-from serving.exporters.readings import PluginPage, SdkValues, Workload, WorkloadFiles
+from serving.exporters.series import HistogramValue, histogram, thinned
 from serving.exporters.wire import POD_RESOURCES
 from serving.telemetry.metric_names import HOST_LABELS
 
@@ -51,7 +51,7 @@ def test_values_are_in_base_units_and_carry_who_the_host_is() -> None:
 
 def test_histograms_keep_their_counts_in_our_unit() -> None:
     (found,) = healthy().all("tpu_hlo_execution_seconds", chip="2")
-    assert found.value == Histogram(
+    assert found.value == HistogramValue(
         ((0.0001, 0), (0.0002, 1), (0.0004, 6), (0.0008, 26), (0.0016, 30)), 30, 0.0168
     )
     (sent,) = healthy().all("tpu_dcn_transfer_latency_seconds", buffer_size="8MB+")
@@ -142,7 +142,7 @@ def test_sdk_that_only_answers_with_nothing_is_empty() -> None:
 
 
 def test_workload_labels_are_on_the_chips_that_it_has() -> None:
-    workload = Workload(
+    workload = AnnouncedWorkload(
         pid=1, started_ticks=1, model="gemma", deployment="gemma:v6e", replica="r1", chips=(0, 1)
     )
     seen = healthy(FixedCollector("workloads", WorkloadFiles(workloads=(workload,))))
@@ -201,7 +201,7 @@ def test_workload_counts_while_its_process_lives_and_holds_a_chip(tmp_path: Path
     process(11, 500, "/dev/vfio/vfio")
     process(12, 999, "/dev/accel0")
     for pid in (10, 11, 12, 13):
-        workload = Workload(
+        workload = AnnouncedWorkload(
             pid=pid, started_ticks=500, model="m", deployment="d", replica=f"r{pid}"
         )
         write_files(tmp_path, [(f"workloads/{pid}.json", workload.model_dump_json())])

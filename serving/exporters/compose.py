@@ -1,4 +1,4 @@
-"""From the readings of one scrape to the series that it shows.
+"""Composes the page of one scrape from the samples of its collectors.
 
 Owns which source wins, whose a chip is, and what each collector's success means. Does not own
 decoding, nor the text of the page (`exposition`). Pure: what one scrape has to remember for the
@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from serving.exporters.board import Board, Series
 from serving.exporters.chips import (
+    DeviceLocation,
     DeviceMap,
     HostChip,
-    Place,
     TooManyDevicesError,
     chips_of_host,
     chips_on_bus,
@@ -25,25 +24,25 @@ from serving.exporters.chips import (
     named_generation,
     sized,
 )
-from serving.exporters.host_decode import decode_plugin_page, decode_pods, decode_sdk_values
-from serving.exporters.identity import Identity
-from serving.exporters.libtpu_service.decode import decode_libtpu
-from serving.exporters.points import Decoded, Point
-from serving.exporters.readings import (
+from serving.exporters.collector import (
     Code,
+    CollectorSample,
     LibtpuAnswers,
     PciBus,
     PluginPage,
     PodList,
-    Reading,
     SdkValues,
     WorkloadFiles,
 )
+from serving.exporters.host_decode import decode_plugin_page, decode_pods, decode_sdk_values
+from serving.exporters.identity import Identity
+from serving.exporters.libtpu_service.decode import decode_libtpu
+from serving.exporters.series import Decoded, MetricPoint, Series, SeriesCollector
 from serving.telemetry.metric_names import ALL, Scope
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostDescription:
     """What is known of the host without asking anybody.
 
     `expected_chips` is `None` if the topology is to tell.
@@ -54,7 +53,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CollectorOutcome:
     """How one collector did. `problems` are counts by code, to be added to those of before."""
 
     collector: str
@@ -65,19 +64,19 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ScrapePage:
     """What a scrape shows, how that came about, and the device map for the next one."""
 
     series: tuple[Series, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CollectorOutcome, ...]
     devices: DeviceMap
 
 
 @dataclass(slots=True)
-class _Source:
-    """A reading on its way to the page. `reporting` are the places that it has a value of."""
+class _DecodedSample:
+    """A sample on its way to the page. `reporting` are the locations that it has a value of."""
 
-    reading: Reading
+    sample: CollectorSample
     decoded: Decoded
     reporting: set[int] = field(default_factory=set)
 
@@ -92,31 +91,35 @@ class _Host:
     devices: DeviceMap
 
 
-def compose_page(readings: Sequence[Reading], facts: HostFacts, known: DeviceMap) -> Page:
+def compose_page(
+    samples: Sequence[CollectorSample], facts: HostDescription, known: DeviceMap
+) -> ScrapePage:
     """The page of one scrape.
 
-    Readings come in order of preference. `known` is the device map of the page before.
+    Samples come in order of preference. `known` is the device map of the page before.
     """
-    has_libtpu = any(reading.collector == "libtpu" for reading in readings)
+    has_libtpu = any(sample.collector == "libtpu" for sample in samples)
     sources = [
-        _Source(reading, _decode(reading, is_only_source=not has_libtpu)) for reading in readings
+        _DecodedSample(sample, _decode(sample, is_only_source=not has_libtpu)) for sample in samples
     ]
-    host = _look_at_host(sources, facts, known)
+    host = _inspect_host(sources, facts, known)
     owners = _find_owners(sources, host)
-    board = Board(facts.identity.labels)
+    collected = SeriesCollector(facts.identity.labels)
     for rank, source in enumerate(sources):
-        for point, place in _placed(source.decoded, host.devices):
-            if isinstance(point.device, int) and place is not None:
-                source.reporting.add(point.device if place.chip is None else place.chip)
-            problem = board.show(point, _scope_labels(point, place, source.reading, owners), rank)
+        for point, location in _located(source.decoded, host.devices):
+            if isinstance(point.device, int) and location is not None:
+                source.reporting.add(point.device if location.chip is None else location.chip)
+            problem = collected.add(
+                point, _scope_labels(point, location, source.sample, owners), rank
+            )
             if problem is not None:
                 source.decoded.problems[problem] += 1
-    _describe_host(board, host, owners, sources)
-    return Page(board.series, tuple(map(_outcome, sources)), host.devices)
+    _describe_host(collected, host, owners, sources)
+    return ScrapePage(collected.series, tuple(map(_outcome, sources)), host.devices)
 
 
-def _decode(reading: Reading, *, is_only_source: bool) -> Decoded:
-    match reading.raw:
+def _decode(sample: CollectorSample, *, is_only_source: bool) -> Decoded:
+    match sample.raw:
         case LibtpuAnswers() as answers:
             return decode_libtpu(answers)
         case PluginPage() as page:
@@ -129,9 +132,11 @@ def _decode(reading: Reading, *, is_only_source: bool) -> Decoded:
             assert_never(unknown)
 
 
-def _look_at_host(sources: Sequence[_Source], facts: HostFacts, known: DeviceMap) -> _Host:
+def _inspect_host(
+    sources: Sequence[_DecodedSample], facts: HostDescription, known: DeviceMap
+) -> _Host:
     """The host's chips, and the numbering of its devices after all sources have spoken."""
-    buses = [source.reading.raw for source in sources if isinstance(source.reading.raw, PciBus)]
+    buses = [source.sample.raw for source in sources if isinstance(source.sample.raw, PciBus)]
     chips = chips_on_bus(buses[0]) if buses else None
     generation = chips[0].generation if chips else named_generation(facts.identity["accelerator"])
     expected = facts.expected_chips
@@ -158,13 +163,13 @@ def _device_ids(decoded: Decoded) -> set[int]:
     return {point.device for point in decoded.points if point.device is not None}
 
 
-def _find_owners(sources: Sequence[_Source], host: _Host) -> Mapping[int, Mapping[str, str]]:
+def _find_owners(sources: Sequence[_DecodedSample], host: _Host) -> Mapping[int, Mapping[str, str]]:
     """Workload labels by chip. Kubernetes knows the pod, a process of ours its replica."""
     owners: dict[int, dict[str, str]] = {}
     num_devices = host.devices.num_devices or len(host.devices.ids)
     every_chip = tuple(range(num_devices // host.devices.devices_per_chip))
     for source in sources:
-        raw = source.reading.raw
+        raw = source.sample.raw
         if isinstance(raw, PodList):
             pods, problems = decode_pods(raw, host.chips)
             source.decoded.problems.update(problems)
@@ -185,15 +190,17 @@ def _find_owners(sources: Sequence[_Source], host: _Host) -> Mapping[int, Mappin
     return owners
 
 
-def _placed(decoded: Decoded, devices: DeviceMap) -> Iterable[tuple[Point, Place | None]]:
+def _located(
+    decoded: Decoded, devices: DeviceMap
+) -> Iterable[tuple[MetricPoint, DeviceLocation | None]]:
     """Every point and where it belongs; `None` for one of the whole host."""
     for point in decoded.points:
         yield point, None if point.device is None else devices.by_id(point.device)
     ordinals = {point.device for point in decoded.ordinals if point.device is not None}
-    places = devices.by_ordinals(ordinals) if ordinals else {}
+    locations = devices.by_ordinals(ordinals) if ordinals else {}
     for point in decoded.ordinals:
         if point.device is not None:
-            yield point, places[point.device]
+            yield point, locations[point.device]
     # A source may number chips in one metric and devices in another.
     for metric in dict.fromkeys(point.metric for point in decoded.host_points):
         points = {
@@ -210,50 +217,54 @@ def _placed(decoded: Decoded, devices: DeviceMap) -> Iterable[tuple[Point, Place
 
 
 def _scope_labels(
-    point: Point,
-    place: Place | None,
-    reading: Reading,
+    point: MetricPoint,
+    location: DeviceLocation | None,
+    sample: CollectorSample,
     owners: Mapping[int, Mapping[str, str]],
 ) -> Mapping[str, str]:
     if ALL[point.metric].scope == Scope.COLLECTOR:
-        return {"collector": reading.collector, "target": reading.target}
-    return {} if place is None else _place_labels(place, owners)
+        return {"collector": sample.collector, "target": sample.target}
+    return {} if location is None else _location_labels(location, owners)
 
 
-def _place_labels(place: Place, owners: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
-    if place.chip is None:
-        return {"device_id": f"{place.device_id}"}
-    core = {} if place.core is None else {"core": f"{place.core}"}
-    return {"chip": f"{place.chip}", **core, **owners.get(place.chip, {})}
+def _location_labels(
+    location: DeviceLocation, owners: Mapping[int, Mapping[str, str]]
+) -> dict[str, str]:
+    if location.chip is None:
+        return {"device_id": f"{location.device_id}"}
+    core = {} if location.core is None else {"core": f"{location.core}"}
+    return {"chip": f"{location.chip}", **core, **owners.get(location.chip, {})}
 
 
 def _describe_host(
-    board: Board,
+    collected: SeriesCollector,
     host: _Host,
     owners: Mapping[int, Mapping[str, str]],
-    sources: Sequence[_Source],
+    sources: Sequence[_DecodedSample],
 ) -> None:
     """What a host has, should have and speaks of."""
     if host.expected is not None:
-        board.state("tpu_chips_expected", host.expected)
+        collected.add_own("tpu_chips_expected", host.expected)
     if host.num_detected is not None:
-        board.state("tpu_chips_detected", host.num_detected)
+        collected.add_own("tpu_chips_detected", host.num_detected)
     reporting: dict[str, set[int]] = {}
     for source in sources:
         if source.reporting:
-            reporting.setdefault(source.reading.collector, set()).update(source.reporting)
-    for name, places in reporting.items():
-        board.state("tpu_chips_reporting", len(places), source=name)
+            reporting.setdefault(source.sample.collector, set()).update(source.reporting)
+    for name, locations in reporting.items():
+        collected.add_own("tpu_chips_reporting", len(locations), source=name)
     by_index = {chip.index: chip for chip in host.chips}
-    named = {place.chip for place in map(host.devices.by_id, host.devices.ids)}
+    named = {location.chip for location in map(host.devices.by_id, host.devices.ids)}
     for device in host.devices.ids:
-        place = host.devices.by_id(device)
-        labels = {**_place_labels(place, owners), "device_id": f"{device}"}
-        board.state("tpu_chip_info", 1, **labels, **_chip_names(by_index.get(place.chip or 0)))
+        location = host.devices.by_id(device)
+        labels = {**_location_labels(location, owners), "device_id": f"{device}"}
+        collected.add_own(
+            "tpu_chip_info", 1, **labels, **_chip_names(by_index.get(location.chip or 0))
+        )
     for chip in by_index.values():
         if chip.index not in named:
-            labels = _place_labels(Place(chip.index), owners)
-            board.state("tpu_chip_info", 1, **labels, **_chip_names(chip))
+            labels = _location_labels(DeviceLocation(chip.index), owners)
+            collected.add_own("tpu_chip_info", 1, **labels, **_chip_names(chip))
 
 
 def _chip_names(chip: HostChip | None) -> dict[str, str]:
@@ -262,17 +273,17 @@ def _chip_names(chip: HostChip | None) -> dict[str, str]:
     return {"pci": chip.address, "dev_path": chip.dev_path, "generation": chip.generation}
 
 
-def _outcome(source: _Source) -> Outcome:
-    reading = source.reading
+def _outcome(source: _DecodedSample) -> CollectorOutcome:
+    sample = source.sample
     problems = Counter(source.decoded.problems)
-    if reading.code != Code.OK:
-        problems[reading.code] += 1
-    if isinstance(reading.raw, LibtpuAnswers) and reading.raw.failures:
-        problems[_code_of_failures(reading.raw)] += 1
-    elif isinstance(reading.raw, LibtpuAnswers | PluginPage | SdkValues) and not source.reporting:
+    if sample.code != Code.OK:
+        problems[sample.code] += 1
+    if isinstance(sample.raw, LibtpuAnswers) and sample.raw.failures:
+        problems[_code_of_failures(sample.raw)] += 1
+    elif isinstance(sample.raw, LibtpuAnswers | PluginPage | SdkValues) and not source.reporting:
         problems[Code.EMPTY] += 1
-    return Outcome(
-        reading.collector, reading.target, reading.duration_s, not problems, dict(problems)
+    return CollectorOutcome(
+        sample.collector, sample.target, sample.duration_s, not problems, dict(problems)
     )
 
 
