@@ -24,11 +24,11 @@ from autoscaling.records import Observation, Plan
 from autoscaling.replay import observation_of_json, plan_of_json
 from autoscaling.simulator.arrivals import Requests
 from benchmarks.servers import MODEL
-from loadtest.check_kind import CheckKind
-from loadtest.planned import Api
-from loadtest.prompting import find_prompts
-from loadtest.run import RunParts, run_load
-from loadtest.run_plan import PLAN_FILE, PROMPTS_FILE, RunPlan
+from loadtest.client.check_kind import CheckKind
+from loadtest.client.prompt_source import find_prompts
+from loadtest.planned_request import Api
+from loadtest.run.plan import PLAN_FILE, PROMPTS_FILE, RunPlan
+from loadtest.run.supervisor import RunParts, run_load
 from loadtest.scorecard.stored_run import StoredRun, read_run
 from loadtest.workload.arrival_laws import ReplayArrivals
 from loadtest.workload.spec import WorkloadSpec

@@ -26,7 +26,7 @@ from benchmarks.calibration import (
     short_conversations,
 )
 from benchmarks.calibration_live import PACE, TPOT_OBJECTIVE_S, TTFT_OBJECTIVE_S, Step
-from loadtest.scorecard.plot_style import (
+from loadtest.report.plot_style import (
     PATTERNS,
     SERIES,
     THEME_CSS,

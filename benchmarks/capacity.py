@@ -19,10 +19,10 @@ import psutil
 
 from benchmarks.ray_serve_llm import Mode, missing_packages, ray_serve_llm
 from benchmarks.servers import MODEL, Server, cpu_s, paced, slicewise
-from loadtest.planned import Api
-from loadtest.prompting import PromptFile, find_prompts
-from loadtest.run import RunParts, run_load
-from loadtest.run_plan import PLAN_FILE, PROMPTS_FILE, RunPlan
+from loadtest.client.prompt_source import PromptFile, find_prompts
+from loadtest.planned_request import Api
+from loadtest.run.plan import PLAN_FILE, PROMPTS_FILE, RunPlan
+from loadtest.run.supervisor import RunParts, run_load
 from loadtest.scorecard.measure import Scorecard, measure
 from loadtest.scorecard.slo import ServiceLevel
 from loadtest.scorecard.stored_run import StoredRun, read_run

@@ -24,7 +24,7 @@ from benchmarks.client_figures import (
     truth_of,
 )
 from benchmarks.servers import MODEL, paced, slicewise
-from loadtest.planned import Api
+from loadtest.planned_request import Api
 from tests.loadtest.golden_server import golden_server
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from loadtest.check_kind import CheckKind
-from loadtest.errors import LoadTestError
-from loadtest.exit_codes import ExitCode
-from loadtest.planned import Api
+from loadtest.client.check_kind import CheckKind
+from loadtest.errors import ExitCode, LoadTestError
+from loadtest.planned_request import Api
 
 
 def loadtest_command(
@@ -95,7 +94,7 @@ def loadtest_command(
     objective was missed, 4 when the client itself distorted the numbers, 130 after Ctrl-C.
     """
     # Plots and prompts take a second to import, and every `slicewise` command loads this module.
-    from loadtest.launch import Order, Source, launch  # noqa: PLC0415
+    from loadtest.run.launch import Order, Source, launch  # noqa: PLC0415
 
     source = Source(
         rate_per_s=rate,

@@ -1,6 +1,6 @@
-"""The kinds of failure a request can have, and what a load test refuses."""
+"""The kinds of failure a request can have, what a load test refuses, and how a run ends."""
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class ErrorKind(StrEnum):
@@ -17,6 +17,16 @@ class ErrorKind(StrEnum):
     MALFORMED = "malformed"  # not what the protocol says
     NO_TOKENS = "no_tokens"  # a whole answer without a token
     UNFINISHED = "unfinished"  # still running when the run was over
+
+
+class ExitCode(IntEnum):
+    """What `slicewise loadtest` exits with. Judged in this order: 4, 1, 3."""
+
+    OK = 0  # valid, nothing failed, all objectives met
+    FAILED = 1  # requests failed, tokens were lost or wrong, or nothing succeeded
+    USAGE = 2  # the command or a file is wrong
+    OBJECTIVE_MISSED = 3  # valid, and an objective was missed or had no samples
+    CLIENT_INVALID = 4  # the numbers describe the client, not the server
 
 
 class LoadTestError(ValueError):

@@ -16,16 +16,16 @@ from functools import cache
 from locust import User, events, task
 from locust.env import Environment
 
-from loadtest.body import BodyMaker
-from loadtest.client import Client
+from loadtest.client.body import BodyMaker
+from loadtest.client.http_client import Client
+from loadtest.client.limits import Limits
+from loadtest.client.prompt_source import ServerPrompts, find_prompts
+from loadtest.client.sender import RunClock, Sender
+from loadtest.client.server_models import choose_models
 from loadtest.errors import ErrorKind
-from loadtest.limits import Limits
-from loadtest.locust_events import fire_request
-from loadtest.planned import Api, PlannedRequest, PromptBlock
-from loadtest.prompting import ServerPrompts, find_prompts
+from loadtest.planned_request import Api, PlannedRequest, PromptBlock
 from loadtest.records import RequestRecord
-from loadtest.sender import RunClock, Sender
-from loadtest.server_models import choose_models
+from loadtest.run.locust_events import fire_request
 
 # A user whose request failed waits so long: a server that is gone is not to be hammered.
 _PAUSE_S = 1.0

@@ -48,7 +48,7 @@ LEAVES = [
     "autoscaling.policy.policy",
     "autoscaling.replay",
     "loadtest.chaos.runner",
-    "loadtest.known_answer",
+    "loadtest.client.expected_output",
 ]
 HEAVY = ("ray", "vllm", "torch", "transformers", "jax")
 

@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.launch import Order, Source, run_order
-from loadtest.planned import Api
+from loadtest.planned_request import Api
 from loadtest.profile.measure import ClosedLoad, Objective, OpenLoad
+from loadtest.report.outputs import make_scorecard
+from loadtest.run.launch import Order, Source, run_order
 from loadtest.scorecard.measure import Scorecard
-from loadtest.scorecard.outputs import make_scorecard
 from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
 
 # Of each load, this much is sent and not judged: the batch has to fill first.

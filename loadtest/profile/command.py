@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loadtest.errors import LoadTestError
-from loadtest.exit_codes import ExitCode
+from loadtest.errors import ExitCode, LoadTestError
 
 
 def profile_command(
@@ -40,11 +39,11 @@ def profile_command(
     objective still holds. Load nothing else meanwhile.
     """
     # Every `slicewise` command loads this module; these take a second.
-    from loadtest.fleet_watch import read_fleet  # noqa: PLC0415
-    from loadtest.launch import read_api_key  # noqa: PLC0415
     from loadtest.profile import measure  # noqa: PLC0415
     from loadtest.profile.bench import LoadTestBench  # noqa: PLC0415
     from loadtest.profile.law_fit import UnfitError  # noqa: PLC0415
+    from loadtest.run.fleet_watch import read_fleet  # noqa: PLC0415
+    from loadtest.run.launch import read_api_key  # noqa: PLC0415
     from serving.domain.capacity import write_profile  # noqa: PLC0415
 
     try:

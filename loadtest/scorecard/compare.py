@@ -11,15 +11,14 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from loadtest.exit_codes import ExitCode
+from loadtest.errors import ExitCode
 from loadtest.scorecard import latency
 from loadtest.scorecard.bootstrap import Figure, mean_figure, percentile_figure, share_figure
 from loadtest.scorecard.formats import DASH, number_words, ratio_words, seconds_words
 from loadtest.scorecard.measure import Scorecard, is_good, measure
-from loadtest.scorecard.plan_lines import plan_lines
 from loadtest.scorecard.slo import ServiceLevel
 from loadtest.scorecard.spread import SHARES
-from loadtest.scorecard.stored_run import StoredRun
+from loadtest.scorecard.stored_run import StoredRun, plan_lines
 from loadtest.scorecard.token_flow import TokenFlow
 
 VERSION = 1

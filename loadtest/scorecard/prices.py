@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, RootModel
 
-from loadtest.scorecard.strict_yaml import read_strict_yaml
+from loadtest.strict_yaml import read_strict_yaml
 
 # Ten times the dearest chip on any price list; above it somebody wrote cents, or a slice's price.
 MAX_USD_PER_CHIP_HOUR = 100.0

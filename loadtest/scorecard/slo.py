@@ -12,7 +12,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loadtest.scorecard.spread import Spread
-from loadtest.scorecard.strict_yaml import read_strict_yaml
+from loadtest.strict_yaml import read_strict_yaml
 
 _Seconds = Annotated[float, Field(gt=0)]
 _Ratio = Annotated[float, Field(ge=0, le=1)]

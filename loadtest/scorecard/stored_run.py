@@ -3,6 +3,7 @@
 Owns the reading of `requests.jsonl` and the window that is looked at. Measures nothing.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -129,3 +130,12 @@ def read_run(directory: Path) -> StoredRun:
         raise LoadTestError(f"{path}: a line is no record: {error}") from error
     except LoadTestError as error:
         raise LoadTestError(f"{path}: {error}") from error
+
+
+def plan_lines(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every value that is set, with its dotted name, in the order of the plan."""
+    for key, value in plan.items():
+        if isinstance(value, Mapping):
+            yield from plan_lines(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", str(value)

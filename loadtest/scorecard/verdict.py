@@ -6,7 +6,7 @@ run says nothing about objectives, and a broken one is not merely slow.
 
 from dataclasses import dataclass
 
-from loadtest.exit_codes import ExitCode
+from loadtest.errors import ExitCode
 from loadtest.scorecard.client_gates import ClientReport
 from loadtest.scorecard.counts import Correctness, RequestCounts
 from loadtest.scorecard.formats import counted

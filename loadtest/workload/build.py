@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import PlannedRequest
+from loadtest.planned_request import PlannedRequest
 from loadtest.workload.arrival_laws import ClosedArrivals, ReplayArrivals, ServegenArrivals
 from loadtest.workload.conversations import Planner, planner, seed_of
 from loadtest.workload.schedule import Unit, rate_instants, replayed, servegen_instants, units_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import Api, PlannedRequest, PromptBlock
+from loadtest.planned_request import Api, PlannedRequest, PromptBlock
 from loadtest.workload.arrival_laws import ClosedArrivals
 from loadtest.workload.prompts import first_tokens
 from loadtest.workload.schedule import Unit

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import PromptBlock
+from loadtest.planned_request import PromptBlock
 
 _BYTES_PER_DRAW = 4
 

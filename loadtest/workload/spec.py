@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import Api
+from loadtest.planned_request import Api
 from loadtest.workload.arrival_laws import Arrivals, ReplayArrivals
 from loadtest.workload.laws import STRICT, Count, CountLaw, WaitLaw
 from loadtest.workload.traces import TraceError, TraceFormat, detect_format

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.planned import PromptBlock
+from loadtest.planned_request import PromptBlock
 
 # Tokens of a hash id's block. Source: Mooncake's FAST25 release, read 2026-11-21.
 MOONCAKE_BLOCK_TOKENS = 512

@@ -9,7 +9,7 @@ from typing import Self
 
 import httpx
 
-from loadtest.known_answer import RIGHT, compare
+from loadtest.client.expected_output import RIGHT, compare
 from serving.domain.paced_tokens import LETTERS, paced_tokens
 from tests.e2e.streams import Answer
 

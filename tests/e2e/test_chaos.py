@@ -13,7 +13,7 @@ from loadtest.chaos.actors import SimulationActor
 from loadtest.chaos.resolution import RunLoad
 from loadtest.chaos.runner import ChaosRunner, slices_in_fleet
 from loadtest.chaos.schedule import parse_schedule
-from loadtest.known_answer import RIGHT, compare
+from loadtest.client.expected_output import RIGHT, compare
 from loadtest.records import EventRecord
 from serving.domain.paced_tokens import LETTERS, paced_tokens
 

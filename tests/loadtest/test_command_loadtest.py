@@ -12,9 +12,9 @@ from golden_server import Golden, golden_server
 from typer.testing import CliRunner
 
 from loadtest.command import loadtest_command
-from loadtest.launch import default_sim_socket
 from loadtest.recorder import merge_parts
 from loadtest.records import RequestRecord, RunEnd, RunStart, read_records
+from loadtest.run.launch import default_sim_socket
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from autoscaling.simulator.outcome import TimedDecision
 from autoscaling.simulator.policies import SLICEWISE
 from autoscaling.simulator.report.plots import draw_plots
 from autoscaling.simulator.tables import price_lines
-from loadtest.scorecard.plot_style import THEME_CSS
+from loadtest.report.plot_style import THEME_CSS
 
 _FOLDER = Path(__file__).parent
 # Every decision is shown. Of refusals there may be ten times as many, mostly alike.

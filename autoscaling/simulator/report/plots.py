@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from autoscaling.simulator.comparison import PolicyComparison, PolicyResult
-from loadtest.scorecard.plot_style import (
+from loadtest.report.plot_style import (
     PATTERNS,
     SERIES,
     add_legend,

@@ -21,8 +21,8 @@ from loadtest.profile.measure import (
 )
 from loadtest.recorder import RECORDS_FILE
 from loadtest.records import ClientSample, RequestRecord, RunEnd, RunStart, encode
+from loadtest.report.outputs import make_scorecard
 from loadtest.scorecard.measure import Scorecard
-from loadtest.scorecard.outputs import make_scorecard
 from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
 from serving.domain.capacity import CapacityProfile
 

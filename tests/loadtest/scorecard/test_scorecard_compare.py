@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from made_run import MadeRun, eventful_run, failed_request, made_request
 
-from loadtest.exit_codes import ExitCode
+from loadtest.errors import ExitCode
+from loadtest.report.html import comparison_page
 from loadtest.scorecard.bootstrap import mean_figure, percentile_figure, share_figure
 from loadtest.scorecard.compare import Comparison, Difference, NamedRun, Outcome, compare
-from loadtest.scorecard.report import comparison_page
 from loadtest.scorecard.slo import NO_OBJECTIVES, GoodputLimits, ServiceLevel
 
 

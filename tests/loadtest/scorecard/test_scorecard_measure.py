@@ -15,8 +15,7 @@ from made_run import (
     steady_run,
 )
 
-from loadtest.errors import LoadTestError
-from loadtest.exit_codes import ExitCode
+from loadtest.errors import ExitCode, LoadTestError
 from loadtest.histogram import bucket_of
 from loadtest.records import EventRecord, FleetSample, RunEnd
 from loadtest.scorecard.measure import Scorecard, measure

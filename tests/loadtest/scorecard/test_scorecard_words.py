@@ -2,8 +2,7 @@
 
 import pytest
 
-from loadtest.scorecard.formats import DASH, number_words, ratio_words, seconds_words, usd_words
-from loadtest.scorecard.plot_style import (
+from loadtest.report.plot_style import (
     EventMark,
     add_legend,
     colour,
@@ -13,6 +12,7 @@ from loadtest.scorecard.plot_style import (
     time_axis,
     to_svg,
 )
+from loadtest.scorecard.formats import DASH, number_words, ratio_words, seconds_words, usd_words
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import yaml
 from public_traces import public_trace
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import Api, PlannedRequest
+from loadtest.planned_request import Api, PlannedRequest
 from loadtest.workload.build import Workload, build_workload
 from loadtest.workload.prompts import Vocabulary, prompt_token_ids
 from loadtest.workload.spec import WorkloadSpec, workload_from_file

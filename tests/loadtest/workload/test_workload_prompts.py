@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import PromptBlock
+from loadtest.planned_request import PromptBlock
 from loadtest.workload.discovery import discover_vocabulary
 from loadtest.workload.prompts import (
     ChatFit,

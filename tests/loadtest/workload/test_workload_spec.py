@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.planned import Api
+from loadtest.planned_request import Api
 from loadtest.workload.arrival_laws import (
     ClosedArrivals,
     ConstantArrivals,

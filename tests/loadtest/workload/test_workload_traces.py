@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from public_traces import public_trace
 
-from loadtest.planned import PromptBlock
+from loadtest.planned_request import PromptBlock
 from loadtest.workload.traces import Trace, TraceError, TraceFormat, detect_format, read_trace
 
 pytestmark = pytest.mark.slow
@@ -217,7 +217,7 @@ def test_reading_traces_loads_nothing_of_the_load_test_beyond_blocks() -> None:
 
     ours, heavy = done.stdout.split("\n")[:2]
     assert set(ours.split()) == {
-        "loadtest.planned",
+        "loadtest.planned_request",
         "loadtest.workload",
         "loadtest.workload.traces",
         "loadtest.workload.servegen",

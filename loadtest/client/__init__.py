@@ -1,0 +1,1 @@
+"""The client of a load test: requests over HTTP, read token by token, and their answers checked."""

@@ -1,0 +1,150 @@
+"""Whether an answer is the one that is known: by formula, or from a pass that nothing disturbed.
+
+Owns what the right answer to a request is. Does not own how two answers are compared
+(`answer_damage`) nor how tokens come out of a response (the client).
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from loadtest.client.answer_diff import damages
+from loadtest.errors import LoadTestError
+from loadtest.planned_request import PlannedRequest
+from serving.domain.paced_tokens import LETTERS, paced_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCheck:
+    """Tokens of one answer that are missing, came twice, or belong elsewhere."""
+
+    lost: int
+    repeated: int
+    foreign: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the answer is the known one."""
+        return not (self.lost or self.repeated or self.foreign)
+
+
+RIGHT = AnswerCheck(0, 0, 0)
+
+
+class AnswerChecker(Protocol):
+    """Knows right answers."""
+
+    def check(
+        self,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        planned: PlannedRequest,
+    ) -> AnswerCheck | None:
+        """The whole answer against the known one; `None` if that is not known."""
+        ...
+
+
+def compare(expected: Sequence[int], received: Sequence[int]) -> AnswerCheck:
+    """Counts what is wrong with `received`; the definitions are those of `answer_damage`."""
+    if len(expected) == len(received) and list(expected) == list(received):
+        return RIGHT
+    found = list(damages(expected, received))
+    return AnswerCheck(
+        sum(each.lost for each in found),
+        sum(each.repeated for each in found),
+        sum(each.foreign for each in found),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PacedAnswers:
+    """The answers of paced engines, whatever their pace. `token_range` is without its end."""
+
+    token_range: tuple[int, int] = LETTERS
+
+    def check(
+        self,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        planned: PlannedRequest,
+    ) -> AnswerCheck | None:
+        """Against the formula; it knows every answer."""
+        expected = paced_tokens(prompt_token_ids, planned.output_tokens, self.token_range)
+        return compare(expected, output_token_ids)
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prompt: str
+    tokens: list[int]
+
+
+class RecordedAnswers:
+    """Answers of an undisturbed greedy pass, by model and prompt.
+
+    The first answer to a prompt stands; a shorter request is answered by its beginning.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        """Prompts with a known answer."""
+        return len(self._answers)
+
+    def record(
+        self,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        planned: PlannedRequest,
+    ) -> None:
+        """Remembers an answer, unless one to this prompt is known."""
+        key = _key(prompt_token_ids, planned.model)
+        self._answers.setdefault(key, list(output_token_ids))
+
+    def check(
+        self,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        planned: PlannedRequest,
+    ) -> AnswerCheck | None:
+        """Against the recorded answer; `None` without one, or where it is shorter than asked."""
+        known = self._answers.get(_key(prompt_token_ids, planned.model))
+        if known is None or len(known) < planned.output_tokens:
+            return None
+        return compare(known[: planned.output_tokens], output_token_ids)
+
+    def save(self, path: Path) -> None:
+        """Writes one line of JSON for each prompt."""
+        lines = (msgspec.json.encode(_Line(key, known)) for key, known in self._answers.items())
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    @classmethod
+    def load(cls, path: Path) -> "RecordedAnswers":
+        """What `save` wrote.
+
+        Raises:
+            LoadTestError: the file cannot be read, or a line of it; record the answers anew.
+        """
+        answers = cls()
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise LoadTestError(f"answers {path} cannot be read: {error}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                parsed = msgspec.json.decode(line, type=_Line)
+            except msgspec.DecodeError as error:
+                raise LoadTestError(f"answers {path}, line {number}: {error}") from error
+            answers._answers.setdefault(parsed.prompt, parsed.tokens)
+        return answers
+
+
+def _key(prompt_token_ids: Sequence[int], model: str) -> str:
+    digest = hashlib.blake2b(model.encode() + b"\0", digest_size=16)
+    digest.update(array("q", prompt_token_ids).tobytes())
+    return digest.hexdigest()

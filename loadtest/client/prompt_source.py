@@ -1,0 +1,163 @@
+"""What prompts are made of for each model of a run: found out once, used by every worker.
+
+Asks the server's `/tokenize` and `/detokenize`, where there are any, so that prompts have exactly
+the lengths that were asked for. Owns the asking and the file; how words are found is `discovery`'s.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from loadtest.errors import LoadTestError
+from loadtest.planned_request import PromptBlock
+from loadtest.workload.discovery import discover_vocabulary
+from loadtest.workload.prompts import ChatFit, Vocabulary, prompt_text, prompt_token_ids
+
+_TIMEOUT_S = 10.0
+# Without /tokenize: words that nearly every tokenizer has as one token, and ids that every
+# vocabulary of a thousand tokens has. `usage` then shows how far a prompt is off.
+# fmt: off
+_LIKELY_WORDS = (
+    "time", "year", "way", "day", "man", "world", "life", "hand", "part", "child", "eye", "woman",
+    "place", "work", "week", "case", "point", "company", "number", "group", "problem", "fact",
+)
+# fmt: on
+_LIKELY_IDS = (256, 999)
+
+
+class ModelPrompts(BaseModel):
+    """What one model's prompts are made of.
+
+    `is_exact` is whether the server's tokenizer was asked. `template_tokens` are what a chat
+    template adds to a message, 0 where that is not known.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    is_exact: bool
+    token_ids: tuple[int, ...]
+    words: tuple[str, ...]
+    openers: tuple[str, ...]
+    template_tokens: int
+
+
+class PromptFile(BaseModel):
+    """The file of a run that hands it to the workers, by model."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    models: dict[str, ModelPrompts]
+
+    @classmethod
+    def read(cls, path: Path) -> "PromptFile":
+        """What the parent of the run wrote."""
+        return cls.model_validate_json(path.read_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPrompts:
+    """Makes the prompts of a run's models."""
+
+    vocabularies: dict[str, Vocabulary]
+    fits: dict[str, ChatFit]
+
+    @classmethod
+    def of(cls, file: PromptFile) -> "ServerPrompts":
+        """From what was found out."""
+        return cls(
+            {
+                name: Vocabulary(each.token_ids, each.words, each.openers)
+                for name, each in file.models.items()
+            },
+            {name: ChatFit(each.template_tokens) for name, each in file.models.items()},
+        )
+
+    def token_ids(self, model: str, blocks: Sequence[PromptBlock]) -> list[int]:
+        """Exactly the blocks' tokens."""
+        return prompt_token_ids(blocks, self.vocabularies[model])
+
+    def chat_text(self, model: str, blocks: Sequence[PromptBlock]) -> str:
+        """A user's message of the blocks' tokens, what the chat template adds to it included."""
+        return prompt_text(self.fits[model].fitted(blocks), self.vocabularies[model])
+
+
+def find_prompts(url: str, models: Iterable[str], api_key: str | None) -> PromptFile:
+    """Asks the server about each model's tokenizer; what it cannot tell is guessed."""
+    return PromptFile(
+        models={model: _model_prompts(_Tokenizer(url, model, api_key)) for model in models}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenizer:
+    """The server's tokenizer of one model.
+
+    Its methods raise LoadTestError where the server has none.
+    """
+
+    url: str
+    model: str
+    api_key: str | None
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._tokens({"prompt": text, "add_special_tokens": False})
+
+    def tokenize_messages(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._tokens({"messages": messages, "add_generation_prompt": True})
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        text = self._post("/detokenize", {"tokens": token_ids}).get("prompt")
+        if not isinstance(text, str):
+            raise LoadTestError(f"{self.url}/detokenize answers without a prompt")
+        return text
+
+    def _tokens(self, body: dict[str, object]) -> list[int]:
+        tokens = self._post("/tokenize", body).get("tokens")
+        if not isinstance(tokens, list):
+            raise LoadTestError(f"{self.url}/tokenize answers without tokens")
+        return [int(token) for token in tokens]
+
+    def _post(self, path: str, body: dict[str, object]) -> dict[str, object]:
+        headers = {"content-type": "application/json"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        data = json.dumps({"model": self.model, **body}).encode()
+        request = urllib.request.Request(self.url.rstrip("/") + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+                answer = json.load(response)
+        except (OSError, ValueError) as error:
+            raise LoadTestError(f"{self.url}{path}: {error}") from error
+        if not isinstance(answer, dict):
+            raise LoadTestError(f"{self.url}{path} answers no object")
+        return answer
+
+
+def _model_prompts(tokenizer: _Tokenizer) -> ModelPrompts:
+    try:
+        vocabulary = discover_vocabulary(tokenizer.tokenize, tokenizer.detokenize)
+    except LoadTestError:
+        low, high = _LIKELY_IDS
+        vocabulary = Vocabulary(range(low, high + 1), _LIKELY_WORDS, _LIKELY_WORDS)
+        is_exact = False
+    else:
+        is_exact = True
+    return ModelPrompts(
+        is_exact=is_exact,
+        token_ids=tuple(vocabulary.token_ids),
+        words=vocabulary.words,
+        openers=vocabulary.openers,
+        template_tokens=_template_tokens(tokenizer, vocabulary) if is_exact else 0,
+    )
+
+
+def _template_tokens(tokenizer: _Tokenizer, vocabulary: Vocabulary) -> int:
+    """0 for a model without a chat template."""
+    try:
+        return ChatFit.measure(tokenizer.tokenize_messages, vocabulary).overhead_tokens
+    except LoadTestError:
+        return 0

@@ -1,0 +1,132 @@
+"""Sends one planned request, checks its answer and leaves its record.
+
+The joint of a worker: body, client, check and recorder meet here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gevent
+
+from loadtest.client.body import BodyMaker, Conversation
+from loadtest.client.expected_output import AnswerCheck, AnswerChecker
+from loadtest.client.http_client import Client, Exchange, OutgoingRequest
+from loadtest.errors import ErrorKind
+from loadtest.planned_request import PlannedRequest
+from loadtest.records import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """Whose record it is and when the run began, in monotonic seconds."""
+
+    worker: int
+    start_s: float
+
+
+class Sender:
+    """Sends for one worker. `write` takes each record as it is made."""
+
+    def __init__(
+        self,
+        client: Client,
+        bodies: BodyMaker,
+        checker: AnswerChecker | None,
+        clock: RunClock,
+        write: Callable[[RequestRecord], None],
+    ) -> None:
+        self._client = client
+        self._bodies = bodies
+        self._checker = checker
+        self._clock = clock
+        self._write = write
+        self.num_sent = 0
+
+    def prepare(self, planned: PlannedRequest, so_far: Conversation | None) -> OutgoingRequest:
+        """Makes it ready, ahead of its instant."""
+        return self._bodies.make(planned, so_far)
+
+    def send(
+        self,
+        planned: PlannedRequest,
+        request: OutgoingRequest,
+        due_s: float,
+        so_far: Conversation | None,
+    ) -> float | None:
+        """Sends it, records it and adds its answer to the conversation.
+
+        Returns when its answer was over, `None` if there was no whole one. A greenlet that is
+        killed meanwhile leaves its record before it ends.
+        """
+        self.num_sent += 1
+        # Answers are added to the conversation below, so this is the length of this prompt.
+        num_input = planned.input_tokens if so_far is None else so_far.num_tokens
+        exchange = self._client.send(request)
+        check = self._checked(planned, request, exchange)
+        self._write(self._record(planned, exchange, due_s, num_input, check))
+        if exchange.error == ErrorKind.UNFINISHED:
+            # Recorded, the kill goes on: whoever sends would otherwise send the next.
+            raise gevent.GreenletExit
+        if exchange.error is not None:
+            return None
+        if so_far is not None:
+            self._bodies.add_answer(planned, so_far, exchange)
+        return exchange.ended_s
+
+    def _checked(
+        self, planned: PlannedRequest, request: OutgoingRequest, exchange: Exchange
+    ) -> AnswerCheck | None:
+        """A whole answer against the known one; one that failed is counted as that already."""
+        if self._checker is None or exchange.error is not None:
+            return None
+        # Our own tokens where we know them: a server that mixed prompts up would tell the others'.
+        prompt = request.prompt_token_ids or exchange.answer.prompt_token_ids
+        if prompt is None or not exchange.answer.token_ids:
+            return None
+        return self._checker.check(prompt, exchange.answer.token_ids, planned)
+
+    def _record(
+        self,
+        planned: PlannedRequest,
+        exchange: Exchange,
+        due_s: float,
+        num_input: int,
+        check: AnswerCheck | None,
+    ) -> RequestRecord:
+        answer, usage, start_s = exchange.answer, exchange.answer.usage, self._clock.start_s
+        return RequestRecord(
+            request_id=planned.request_id,
+            worker=self._clock.worker,
+            model=planned.model,
+            api=planned.api,
+            scheduled_s=due_s - start_s,
+            sent_s=exchange.sent_s - start_s,
+            first_s=_since(answer.first_s, start_s),
+            last_s=_since(answer.last_s, start_s),
+            ended_s=exchange.ended_s - start_s,
+            planned_input_tokens=num_input,
+            planned_output_tokens=planned.output_tokens,
+            error=exchange.error,
+            detail=exchange.detail,
+            http_status=exchange.http_status,
+            attempts=exchange.attempts,
+            input_tokens=None if usage is None else usage.prompt_tokens,
+            output_tokens=None if usage is None else usage.completion_tokens,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            num_chunks=answer.num_chunks,
+            gap_counts=answer.gap_counts,
+            longest_gap_s=answer.longest_gap_s,
+            longest_gap_at_s=_since(answer.longest_gap_at_s, start_s),
+            finish_reason=answer.finish_reason,
+            session_id=planned.session_id,
+            turn=planned.turn,
+            tenant=planned.tenant,
+            priority=planned.priority,
+            lost_tokens=None if check is None else check.lost,
+            repeated_tokens=None if check is None else check.repeated,
+            foreign_tokens=None if check is None else check.foreign,
+        )
+
+
+def _since(at_s: float | None, start_s: float) -> float | None:
+    return None if at_s is None else at_s - start_s

@@ -1,0 +1,113 @@
+"""What one response said and when: its tokens, their gaps, its usage, how it ended.
+
+Owns what counts as a token event and as a whole answer. Does not own the socket. Pure: instants are
+arguments, monotonic seconds of one clock.
+"""
+
+from loadtest.client.sse import DONE, EventDecoder, Usage, parse_event
+from loadtest.errors import ErrorKind, RequestFailedError
+from loadtest.histogram import bucket_of
+
+
+class Answer:
+    """One response as it comes in. Instants are `None` before the first token event.
+
+    `is_done` is whether the server said that this was all. `keeps_content` keeps what the answer
+    says, for a conversation that goes on or a check.
+    """
+
+    __slots__ = (
+        "_decoder", "_keeps_content", "_texts", "finish_reason", "first_s",
+        "gap_counts", "is_done", "last_s", "longest_gap_at_s", "longest_gap_s", "num_chunks",
+        "prompt_token_ids", "token_ids", "usage",
+    )  # fmt: skip
+
+    def __init__(self, *, keeps_content: bool) -> None:
+        self._decoder = EventDecoder()
+        self.is_done = False
+        self._keeps_content = keeps_content
+        self._texts: list[str] = []
+        self.finish_reason: str | None = None
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.gap_counts: dict[int, int] = {}
+        self.longest_gap_s: float | None = None
+        self.longest_gap_at_s: float | None = None
+        self.num_chunks = 0
+        self.usage: Usage | None = None
+        self.token_ids: list[int] = []
+        self.prompt_token_ids: list[int] | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer so far, empty where content is not kept."""
+        return "".join(self._texts)
+
+    def take_line(self, line: bytes, now_s: float) -> None:
+        """Takes in one line of the stream, read at `now_s`.
+
+        Raises:
+            RequestFailedError: an error of the server in the stream, or an unreadable event.
+        """
+        self._take(self._decoder.feed(line), now_s)
+
+    def take_whole(self, body: bytes, now_s: float) -> None:
+        """Takes in a response that is no stream: all its tokens come at once.
+
+        Raises:
+            RequestFailedError: the server answered an error, or something unreadable.
+        """
+        self._take(body, now_s)
+        self.is_done = True
+
+    def finish(self, now_s: float) -> None:
+        """The response is over.
+
+        Raises:
+            RequestFailedError: it was no whole answer.
+        """
+        self._take(self._decoder.finish(), now_s)
+        # A server that loses the end of a stream also closes it in order: FIN proves nothing.
+        if self.finish_reason is None or not self.is_done:
+            missing = "[DONE]" if self.finish_reason else "finish_reason"
+            msg = f"ended without {missing} after {self.num_chunks} token events"
+            raise RequestFailedError(ErrorKind.TRUNCATED, msg)
+        if self.first_s is None:
+            raise RequestFailedError(ErrorKind.NO_TOKENS, f"finish_reason={self.finish_reason}")
+
+    def _take(self, data: bytes | None, now_s: float) -> None:
+        if data is None:
+            return
+        if data == DONE:
+            self.is_done = True
+            return
+        event = parse_event(data)
+        if event.usage is not None:  # with or without choices
+            self.usage = event.usage
+        if event.prompt_token_ids is not None:
+            self.prompt_token_ids = event.prompt_token_ids
+        choice = event.choice
+        if choice is None:
+            return
+        if choice.finish_reason is not None:
+            self.finish_reason = choice.finish_reason
+        if choice.prompt_token_ids is not None:
+            self.prompt_token_ids = choice.prompt_token_ids
+        if not choice.has_tokens:
+            return
+        self._count(now_s)
+        if self._keeps_content:
+            self._texts.append(choice.content)
+            self.token_ids.extend(choice.token_ids or ())
+
+    def _count(self, now_s: float) -> None:
+        self.num_chunks += 1
+        if self.last_s is None:
+            self.first_s = self.last_s = now_s
+            return
+        gap_s = now_s - self.last_s
+        bucket = bucket_of(gap_s)
+        self.gap_counts[bucket] = self.gap_counts.get(bucket, 0) + 1
+        if self.longest_gap_s is None or gap_s > self.longest_gap_s:
+            self.longest_gap_s, self.longest_gap_at_s = gap_s, self.last_s
+        self.last_s = now_s

@@ -1,0 +1,1 @@
+"""Reports: scorecards and comparisons as files, tables and pages."""

@@ -1,0 +1,83 @@
+"""The report of a run and of a comparison as pages that need nothing but themselves.
+
+Owns the making of the page. Its words and order are the templates' in `page/`.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from loadtest.errors import ExitCode
+from loadtest.report.comparison_plot import draw_comparison
+from loadtest.report.plot_style import THEME_CSS
+from loadtest.report.plots import draw_plots
+from loadtest.report.table import latency_rows, objective_words, verdict_word
+from loadtest.scorecard import formats
+from loadtest.scorecard.compare import Comparison, interval_words, signed_words, value_words
+from loadtest.scorecard.measure import Scorecard
+from loadtest.scorecard.stored_run import StoredRun, plan_lines
+
+_FOLDER = Path(__file__).parent / "page"
+
+
+def report_page(card: Scorecard, run: StoredRun) -> str:
+    """The report of one run as HTML."""
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            card=card,
+            code=ExitCode(card.verdict.exit_code),
+            started_at=datetime.fromtimestamp(card.run.at_unix_s, UTC).strftime(
+                "%Y-%m-%d %H:%M:%S UTC"
+            ),
+            latencies=latency_rows(card),
+            plan=list(plan_lines(card.run.plan)),
+            plots=draw_plots(card, run),
+            groups=[
+                (title, groups)
+                for title, groups in (
+                    ("Models", card.by_model),
+                    ("Tenants", card.by_tenant),
+                    ("Priorities", card.by_priority),
+                )
+                if len(groups) > 1
+            ],
+        )
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """A comparison of two runs as HTML."""
+    page = _environment().get_template("comparison.html")
+    return page.render(comparison=comparison, plot=draw_comparison(comparison))
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "seconds": formats.seconds_words,
+        "number": formats.number_words,
+        "ratio": formats.ratio_words,
+        "usd": formats.usd_words,
+        "count": lambda number: formats.DASH if number is None else f"{number:,}",
+        "objective": objective_words,
+        "latency": lambda name: str(name).removesuffix("_s").upper(),
+        "value": value_words,
+        "signed": signed_words,
+        "interval": interval_words,
+        "verdict": verdict_word,
+        # Drawn by us, with every name in it escaped.
+        "drawing": Markup,
+    }
+    # Written by us: no value of a run is in it.
+    environment.globals["theme_css"] = Markup(THEME_CSS)
+    return environment

@@ -1,0 +1,244 @@
+"""One run from its plan to its records: workers begun and started together, watched, ended, merged.
+
+Owns the order of a run and its end, Ctrl-C included. Does not own what is sent (`worker`) nor what
+is made of the records (`scorecard`).
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from loadtest.chaos.resolution import RunLoad
+from loadtest.chaos.runner import ChaosRunner
+from loadtest.client.check_kind import CheckKind
+from loadtest.errors import LoadTestError
+from loadtest.histogram import added, quantile
+from loadtest.recorder import RECORDS_FILE, Recorder, answers_part, merge_parts, run_part
+from loadtest.records import RunEnd, RunStart
+from loadtest.run.chaos_thread import ChaosThread
+from loadtest.run.control import Go, Progress, Ready, Stop
+from loadtest.run.fleet_watch import FleetWatch
+from loadtest.run.plan import RunPlan
+from loadtest.run.worker_processes import WorkerProcesses
+
+# A trace of ten million rows is read and planned in about this time on a slow core.
+_READY_S = 300.0
+# From the word to the first request: every worker has heard it by then.
+_HEAD_START_S = 0.5
+_HEAR_S = 0.25
+_STATUS_PERIOD_S = 2.0
+# After the drain's bound workers end by themselves, within their last write.
+_GRACE_S = 30.0
+INTERRUPTED = "interrupted"
+
+
+class RunFailedError(Exception):
+    """The run did not come about, or a worker broke. The message has the worker's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a run needs beside its plan.
+
+    `offsets_s` are the instants of the schedule, `None` for a closed loop; `chaos` is `None` for a
+    run without; `show` takes a line of progress every few seconds.
+    """
+
+    out_dir: Path
+    api_key: str | None
+    offsets_s: Sequence[float] | None
+    chaos: ChaosRunner | None
+    show: Callable[[str], None]
+
+
+def refuse_used_folder(out_dir: Path) -> None:
+    """Makes the folder of a run.
+
+    Raises:
+        LoadTestError: there is a run in it already.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    if (out_dir / RECORDS_FILE).exists() or run_part(out_dir).exists():
+        raise LoadTestError(f"out={out_dir} holds a run already; allowed: a new or empty folder")
+
+
+def run_load(plan: RunPlan, parts: RunParts) -> str | None:
+    """Does the run and leaves its records merged in `out_dir`; why it was cut short, or `None`.
+
+    `plan` and the prompts' file lie in `out_dir`. The first Ctrl-C ends the run in order, the
+    second at once; both keep the records.
+
+    Raises:
+        RunFailedError: a worker did not become ready; nothing was sent.
+    """
+    with _interrupts() as interrupts:
+        workers = WorkerProcesses(parts.out_dir, plan.num_workers)
+        try:
+            _await_ready(workers, plan.num_workers, interrupts)
+        except RunFailedError as error:
+            raise RunFailedError("; ".join([str(error), *workers.close()])) from None
+        with Recorder(run_part(parts.out_dir)) as recorder:
+            reason = _Run(plan, parts, workers, recorder, interrupts).supervise()
+    merge_parts(parts.out_dir)
+    if plan.check == CheckKind.RECORDED:
+        _collect_answers(plan, parts.out_dir)
+    return reason
+
+
+@dataclass(slots=True)
+class _Interrupts:
+    count: int = 0
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    """Counts the signals that ask for the end, instead of being torn out of what is being done."""
+    interrupts = _Interrupts()
+
+    def count(_signal: int, _frame: FrameType | None) -> None:
+        interrupts.count += 1
+
+    before = {each: signal.signal(each, count) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _await_ready(workers: WorkerProcesses, num_workers: int, interrupts: _Interrupts) -> None:
+    until_s = time.monotonic() + _READY_S
+    num_ready = 0
+    while num_ready < num_workers:
+        num_ready += sum(isinstance(said, Ready) for _, said in workers.hear(_HEAR_S))
+        if workers.num_open < num_workers:
+            raise RunFailedError("a worker ended before the run began")
+        if interrupts.count:
+            raise RunFailedError(f"{INTERRUPTED} before the run began")
+        if time.monotonic() > until_s:
+            raise RunFailedError(f"{num_ready} of {num_workers} workers ready in {_READY_S:g} s")
+
+
+class _Run:
+    """The time between the start and the end."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        parts: RunParts,
+        workers: WorkerProcesses,
+        recorder: Recorder,
+        interrupts: _Interrupts,
+    ) -> None:
+        self._plan = plan
+        self._parts = parts
+        self._workers = workers
+        self._recorder = recorder
+        self._interrupts = interrupts
+        self._start_s = time.monotonic() + _HEAD_START_S
+        self._progress: dict[int, Progress] = {}
+        self._rate_per_s = 0.0
+
+    def supervise(self) -> str | None:
+        """From the word to go until no worker is left; why the run was cut short, or `None`."""
+        self._write_start(until_s=self._plan.duration_s)
+        self._workers.tell(Go(self._start_s))
+        fleet = FleetWatch(self._plan.url, self._parts.api_key, self._start_s, self._recorder.write)
+        fleet.start()
+        chaos = None
+        if self._parts.chaos is not None:
+            chaos = ChaosThread(
+                self._parts.chaos,
+                self._start_s,
+                self._load,
+                lambda: fleet.latest,
+                self._recorder.write,
+            )
+            chaos.start()
+        reason = self._listen()
+        failures = self._workers.close()
+        ended_s = time.monotonic() - self._start_s
+        if chaos is not None:
+            chaos.stop()
+        fleet.stop()
+        reason = "; ".join(([reason] if reason else []) + failures) or None
+        self._recorder.write(RunEnd(ended_s, reason))
+        return reason
+
+    def _listen(self) -> str | None:
+        plan = self._plan
+        given_up_s = self._start_s + plan.duration_s + plan.drain_s + _GRACE_S
+        shown_s, sent_before = self._start_s, 0
+        stopped_s: float | None = None
+        while self._workers.num_open:
+            for number, said in self._workers.hear(_HEAR_S):
+                if isinstance(said, Progress):
+                    self._progress[number] = said
+            now_s = time.monotonic()
+            if now_s - shown_s >= _STATUS_PERIOD_S:
+                self._rate_per_s = (self._num_sent - sent_before) / (now_s - shown_s)
+                sent_before = self._num_sent
+                self._show(now_s)
+                shown_s = now_s
+            if self._interrupts.count and stopped_s is None:
+                stopped_s = now_s - self._start_s
+                self._workers.tell(Stop())
+                # What was scheduled for later is not missing.
+                self._write_start(until_s=min(stopped_s, plan.duration_s))
+            if self._interrupts.count > 1:
+                break
+            if now_s > given_up_s:
+                return f"{self._workers.num_open} workers did not end in time and were killed"
+        return None if stopped_s is None else INTERRUPTED
+
+    def _write_start(self, until_s: float) -> None:
+        offsets_s = self._parts.offsets_s
+        self._recorder.write(
+            RunStart(
+                at_unix_s=time.time() + self._start_s - time.monotonic(),
+                url=self._plan.url,
+                duration_s=self._plan.duration_s,
+                warmup_s=self._plan.warmup_s,
+                num_workers=self._plan.num_workers,
+                seed=self._plan.seed,
+                num_scheduled=None
+                if offsets_s is None
+                else sum(offset_s < until_s for offset_s in offsets_s),
+                plan=self._plan.model_dump(mode="json"),
+            )
+        )
+
+    @property
+    def _num_sent(self) -> int:
+        return sum(each.num_sent for each in self._progress.values())
+
+    def _load(self) -> RunLoad:
+        progress = list(self._progress.values())
+        return RunLoad(sum(each.num_in_flight for each in progress), self._rate_per_s)
+
+    def _show(self, now_s: float) -> None:
+        progress = list(self._progress.values())
+        ttft_s = quantile(added(each.ttft_counts for each in progress), 0.5)
+        words = [
+            f"{now_s - self._start_s:6.0f} s",
+            f"sent {self._num_sent}",
+            f"in flight {sum(each.num_in_flight for each in progress)}",
+            f"failed {sum(each.num_failed for each in progress)}",
+            "TTFT p50 " + ("-" if ttft_s is None else f"{ttft_s:.3f} s"),
+        ]
+        self._parts.show("  ".join(words))
+
+
+def _collect_answers(plan: RunPlan, out_dir: Path) -> None:
+    """Puts the answers that workers recorded into one file, for a later run to compare with."""
+    assert plan.answers_file is not None, "the plan was checked"
+    parts = [answers_part(out_dir, worker) for worker in range(plan.num_workers)]
+    recorded = [part for part in parts if part.exists()]
+    if recorded:
+        plan.answers_file.write_bytes(b"".join(part.read_bytes() for part in recorded))
+    for part in recorded:
+        part.unlink()
