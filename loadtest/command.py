@@ -94,9 +94,9 @@ def loadtest_command(
     objective was missed, 4 when the client itself distorted the numbers, 130 after Ctrl-C.
     """
     # Plots and prompts take a second to import, and every `slicewise` command loads this module.
-    from loadtest.run.launch import Order, Source, launch  # noqa: PLC0415
+    from loadtest.run.launch import LoadSource, LoadTestOptions, launch  # noqa: PLC0415
 
-    source = Source(
+    source = LoadSource(
         rate_per_s=rate,
         num_users=users,
         trace=trace,
@@ -109,7 +109,7 @@ def loadtest_command(
         api=api,
         max_context_tokens=max_context_tokens,
     )
-    order = Order(
+    options = LoadTestOptions(
         url=url,
         source=source,
         duration_s=duration,
@@ -130,7 +130,7 @@ def loadtest_command(
         api_key_env=api_key_env,
     )
     try:
-        code = launch(order, os.environ, typer.echo)
+        code = launch(options, os.environ, typer.echo)
     except LoadTestError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.USAGE) from error

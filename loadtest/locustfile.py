@@ -34,7 +34,7 @@ _PAUSE_S = 1.0
 @events.init_command_line_parser.add_listener
 def _add_arguments(parser: ArgumentParser, **_: object) -> None:
     parser.add_argument("--model", default="", help="model or adapter; left out: the first")
-    parser.add_argument("--api", choices=[each.value for each in Api], default=Api.CHAT.value)
+    parser.add_argument("--api", choices=[api.value for api in Api], default=Api.CHAT.value)
     parser.add_argument("--input-tokens", type=int, default=256, help="tokens of each prompt")
     parser.add_argument("--output-tokens", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--api-key-env", default="", help="variable that has the API key")
@@ -68,7 +68,7 @@ class OpenAiUser(User):
         """One request and its whole answer."""
         options = _options(self.environment)
         request_id = uuid.uuid4().hex
-        planned = PlannedRequest(
+        planned_request = PlannedRequest(
             request_id=request_id,
             offset_s=None,
             model=self._model,
@@ -76,8 +76,8 @@ class OpenAiUser(User):
             blocks=(PromptBlock(request_id, options.input_tokens),),
             output_tokens=options.output_tokens,
         )
-        request = self._sender.prepare(planned, None)
-        if self._sender.send(planned, request, time.monotonic(), None) is None:
+        request = self._sender.prepare(planned_request, None)
+        if self._sender.send(planned_request, request, time.monotonic(), None) is None:
             time.sleep(_PAUSE_S)  # Locust has made it one that lets the others run
 
     def _take(self, record: RequestRecord) -> None:

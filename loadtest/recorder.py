@@ -34,7 +34,7 @@ def answers_part(out_dir: Path, worker: int) -> Path:
     return out_dir / f"answers-{worker}.jsonl"
 
 
-class Recorder:
+class RequestRecorder:
     """Appends records to one part."""
 
     def __init__(self, path: Path) -> None:

@@ -28,11 +28,11 @@ def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        problems = [f"{path}: {_words(problem, model)}" for problem in error.errors()]
+        problems = [f"{path}: {_format_problem(problem, model)}" for problem in error.errors()]
         raise LoadTestError("\n".join(problems)) from error
 
 
-def _words(problem: ErrorDetails, model: type[BaseModel]) -> str:
+def _format_problem(problem: ErrorDetails, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "the file"
     if problem["type"] == "extra_forbidden":
         allowed = ", ".join(_fields_at(problem["loc"][:-1], model))

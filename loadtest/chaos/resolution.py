@@ -109,8 +109,8 @@ def resolve(
     """
     taken: set[str] = set()
     resolved: list[ChaosAction | Miss] = []
-    for each in due:
-        found = _resolve_one(each, slices, taken, chance)
+    for event in due:
+        found = _resolve_one(event, slices, taken, chance)
         taken.add(found.target)
         resolved.append(found)
     return resolved
@@ -128,10 +128,11 @@ def _resolve_one(
     if target is None:
         return ChaosAction(event, "", reason)
     matching = sorted(
-        (each for each in slices if _matches(each, target)), key=lambda each: each.name
+        (candidate for candidate in slices if _matches(candidate, target)),
+        key=lambda candidate: candidate.name,
     )
     if target.slice is None:
-        matching = [each for each in matching if each.name not in taken]
+        matching = [candidate for candidate in matching if candidate.name not in taken]
     if not matching:
         return Miss(event, str(target), f"{reason}: no such slice; there are {_listed(slices)}")
     chosen = chance.choice(matching)
@@ -144,16 +145,16 @@ def _resolve_one(
     return ChaosAction(event, chosen.name, reason, host)
 
 
-def _matches(each: SeenSlice, target: SliceTarget) -> bool:
+def _matches(candidate: SeenSlice, target: SliceTarget) -> bool:
     if target.slice is not None:
-        return each.name == target.slice
-    return target.compute_class in (None, each.compute_class) and target.state in (
+        return candidate.name == target.slice
+    return target.compute_class in (None, candidate.compute_class) and target.state in (
         None,
-        each.state,
+        candidate.state,
     )
 
 
 def _listed(slices: Sequence[SeenSlice]) -> str:
     if not slices:
         return "none"
-    return ", ".join(f"{each.name} ({each.compute_class}, {each.state})" for each in slices)
+    return ", ".join(f"{slice.name} ({slice.compute_class}, {slice.state})" for slice in slices)

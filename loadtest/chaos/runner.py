@@ -56,8 +56,8 @@ class ChaosRunner:
         that hits nothing or fails is a record with its `error`.
         """
         due = list(due_events(self._schedule, self._done, now_s, load))
-        self._done.update(each.number for each in due)
-        return [self._carry_out(each, now_s) for each in resolve(due, slices, self._chance)]
+        self._done.update(event.number for event in due)
+        return [self._carry_out(resolved, now_s) for resolved in resolve(due, slices, self._chance)]
 
     def _carry_out(self, resolved: ChaosAction | Miss, now_s: float) -> EventRecord:
         event, target = resolved.event, resolved.target

@@ -201,7 +201,7 @@ def parse_schedule(raw: object) -> ChaosSchedule:
         return ChaosSchedule.model_validate(raw)
     except ValidationError as error:
         problems = [
-            _words(raw, problem)
+            _format_problem(raw, problem)
             for problem in error.errors(include_url=False, include_context=False)
             # Pydantic counts only the valid events; the broken ones are told themselves.
             if not (problem["type"] == "too_short" and problem["input"])
@@ -209,7 +209,7 @@ def parse_schedule(raw: object) -> ChaosSchedule:
         raise LoadTestError("; ".join(problems)) from error
 
 
-def _words(raw: object, problem: ErrorDetails) -> str:
+def _format_problem(raw: object, problem: ErrorDetails) -> str:
     path = _path(raw, problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{path}: no such field; allowed: {', '.join(_fields_at(problem['loc'][:-1]))}"

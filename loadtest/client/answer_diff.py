@@ -4,11 +4,11 @@ Pure. The definitions:
 
 - The answer is read along the expected one. Where they differ, it is taken up again at the nearest
   place, counted in tokens skipped on both sides, from where `ANCHOR` tokens agree; or, if there is
-  none, from where both agree to their ends. What was skipped is the damage.
-- *lost*: expected tokens in damages.
-- *repeated*: received tokens in damages that say again what came just before them, or a run of at
-  least `ANCHOR` tokens of what was received earlier.
-- *foreign*: all other received tokens in damages.
+  none, from where both agree to their ends. What was skipped is a difference.
+- *lost*: expected tokens in differences.
+- *repeated*: received tokens in differences that say again what came just before them, or a run of
+  at least `ANCHOR` tokens of what was received earlier.
+- *foreign*: all other received tokens in differences.
 
 So a gap, a cut end, a run that came twice and a run that belongs elsewhere are counted to the
 token, wherever `ANCHOR` intact tokens (or the end) follow them. A foreign run may say by chance
@@ -25,7 +25,7 @@ ANCHOR = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class TokenDifference:
     """One place where an answer is not the expected one.
 
     `received_from` is the position in the answer at which it begins; `lost` expected tokens are
@@ -38,8 +38,8 @@ class Damage:
     foreign: int
 
 
-def damages(expected: Sequence[int], received: Sequence[int]) -> Iterator[Damage]:
-    """Every damage of `received`, in its order; none if both are equal."""
+def diff_answers(expected: Sequence[int], received: Sequence[int]) -> Iterator[TokenDifference]:
+    """Every difference of `received`, in its order; none if both are equal."""
     wanted, got = list(expected), list(received)
     anchors: dict[tuple[int, ...], list[int]] | None = None
     at = here = 0  # in `wanted` and in `got`
@@ -52,7 +52,7 @@ def damages(expected: Sequence[int], received: Sequence[int]) -> Iterator[Damage
             anchors = _anchors(wanted)
         lost, extra = _skips(anchors, wanted, at, got, here)
         repeated = _repeated(got, here, extra, is_insertion=not lost)
-        yield Damage(here, lost, repeated, extra - repeated)
+        yield TokenDifference(here, lost, repeated, extra - repeated)
         at, here = at + lost, here + extra
 
 

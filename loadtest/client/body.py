@@ -46,15 +46,15 @@ class BodyMaker:
     prompts: Prompts
     wants_token_ids: bool
 
-    def make(self, planned: PlannedRequest, so_far: Conversation | None) -> OutgoingRequest:
+    def make(self, planned_request: PlannedRequest, so_far: Conversation | None) -> OutgoingRequest:
         """The request made ready. `so_far` is the session's, `None` without one.
 
         The turn's own prompt is added to the conversation.
         """
         keeps_content = self.wants_token_ids or so_far is not None
         body: dict[str, object] = {
-            "model": planned.model,
-            "max_tokens": planned.output_tokens,
+            "model": planned_request.model,
+            "max_tokens": planned_request.output_tokens,
             # Exactly as many tokens as planned, and the same ones each time.
             "ignore_eos": True,
             "temperature": 0,
@@ -63,50 +63,56 @@ class BodyMaker:
         }
         if keeps_content:
             body["return_token_ids"] = True
-        if planned.priority:  # servers without priorities refuse one
-            body["priority"] = planned.priority
-        if planned.tenant is not None:
-            body["user"] = planned.tenant
+        if planned_request.priority:  # servers without priorities refuse one
+            body["priority"] = planned_request.priority
+        if planned_request.tenant is not None:
+            body["user"] = planned_request.tenant
         so_far = Conversation() if so_far is None else so_far
         token_ids: tuple[int, ...] | None = None
-        if planned.api == Api.CHAT:
-            body["messages"] = self._messages(planned, so_far)
-        elif planned.text is not None:
-            body["prompt"] = planned.text
+        if planned_request.api == Api.CHAT:
+            body["messages"] = self._messages(planned_request, so_far)
+        elif planned_request.text is not None:
+            body["prompt"] = planned_request.text
         else:
-            token_ids = self._prompt(planned, so_far)
+            token_ids = self._prompt(planned_request, so_far)
             body["prompt"] = token_ids
         return OutgoingRequest(
-            path=_PATHS[planned.api],
+            path=_PATHS[planned_request.api],
             body=_ENCODER.encode(body),
-            headers={"x-request-id": planned.request_id},
+            headers={"x-request-id": planned_request.request_id},
             keeps_content=keeps_content,
             prompt_token_ids=token_ids,
         )
 
-    def add_answer(self, planned: PlannedRequest, so_far: Conversation, exchange: Exchange) -> None:
+    def add_answer(
+        self, planned_request: PlannedRequest, so_far: Conversation, exchange: Exchange
+    ) -> None:
         """Adds what was answered to the conversation.
 
         Where a server does not tell its tokens, as many others stand for them.
         """
-        so_far.num_tokens += planned.output_tokens
-        if planned.api == Api.CHAT:
+        so_far.num_tokens += planned_request.output_tokens
+        if planned_request.api == Api.CHAT:
             so_far.messages.append({"role": "assistant", "content": exchange.answer.text})
             return
-        stand_in = PromptBlock(f"{planned.request_id}/answer", planned.output_tokens)
+        stand_in = PromptBlock(
+            f"{planned_request.request_id}/answer", planned_request.output_tokens
+        )
         so_far.token_ids += exchange.answer.token_ids or self.prompts.token_ids(
-            planned.model, [stand_in]
+            planned_request.model, [stand_in]
         )
 
-    def _messages(self, planned: PlannedRequest, so_far: Conversation) -> list[dict[str, str]]:
-        text = planned.text
+    def _messages(
+        self, planned_request: PlannedRequest, so_far: Conversation
+    ) -> list[dict[str, str]]:
+        text = planned_request.text
         if text is None:
-            text = self.prompts.chat_text(planned.model, planned.blocks)
+            text = self.prompts.chat_text(planned_request.model, planned_request.blocks)
         so_far.messages.append({"role": "user", "content": text})
-        so_far.num_tokens += planned.input_tokens
+        so_far.num_tokens += planned_request.input_tokens
         return so_far.messages
 
-    def _prompt(self, planned: PlannedRequest, so_far: Conversation) -> tuple[int, ...]:
-        so_far.token_ids += self.prompts.token_ids(planned.model, planned.blocks)
-        so_far.num_tokens += planned.input_tokens
+    def _prompt(self, planned_request: PlannedRequest, so_far: Conversation) -> tuple[int, ...]:
+        so_far.token_ids += self.prompts.token_ids(planned_request.model, planned_request.blocks)
+        so_far.num_tokens += planned_request.input_tokens
         return tuple(so_far.token_ids)

@@ -1,7 +1,7 @@
 """Whether an answer is the one that is known: by formula, or from a pass that nothing disturbed.
 
 Owns what the right answer to a request is. Does not own how two answers are compared
-(`answer_damage`) nor how tokens come out of a response (the client).
+(`answer_diff`) nor how tokens come out of a response (the client).
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from loadtest.client.answer_diff import damages
+from loadtest.client.answer_diff import diff_answers
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import PlannedRequest
 from serving.domain.paced_tokens import LETTERS, paced_tokens
@@ -43,21 +43,21 @@ class AnswerChecker(Protocol):
         self,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
     ) -> AnswerCheck | None:
         """The whole answer against the known one; `None` if that is not known."""
         ...
 
 
 def compare(expected: Sequence[int], received: Sequence[int]) -> AnswerCheck:
-    """Counts what is wrong with `received`; the definitions are those of `answer_damage`."""
+    """Counts what is wrong with `received`; the definitions are those of `answer_diff`."""
     if len(expected) == len(received) and list(expected) == list(received):
         return RIGHT
-    found = list(damages(expected, received))
+    found = list(diff_answers(expected, received))
     return AnswerCheck(
-        sum(each.lost for each in found),
-        sum(each.repeated for each in found),
-        sum(each.foreign for each in found),
+        sum(difference.lost for difference in found),
+        sum(difference.repeated for difference in found),
+        sum(difference.foreign for difference in found),
     )
 
 
@@ -71,14 +71,14 @@ class PacedAnswers:
         self,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
     ) -> AnswerCheck | None:
         """Against the formula; it knows every answer."""
-        expected = paced_tokens(prompt_token_ids, planned.output_tokens, self.token_range)
+        expected = paced_tokens(prompt_token_ids, planned_request.output_tokens, self.token_range)
         return compare(expected, output_token_ids)
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _RecordedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str
     tokens: list[int]
 
@@ -100,27 +100,29 @@ class RecordedAnswers:
         self,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
     ) -> None:
         """Remembers an answer, unless one to this prompt is known."""
-        key = _key(prompt_token_ids, planned.model)
+        key = _key(prompt_token_ids, planned_request.model)
         self._answers.setdefault(key, list(output_token_ids))
 
     def check(
         self,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
     ) -> AnswerCheck | None:
         """Against the recorded answer; `None` without one, or where it is shorter than asked."""
-        known = self._answers.get(_key(prompt_token_ids, planned.model))
-        if known is None or len(known) < planned.output_tokens:
+        known = self._answers.get(_key(prompt_token_ids, planned_request.model))
+        if known is None or len(known) < planned_request.output_tokens:
             return None
-        return compare(known[: planned.output_tokens], output_token_ids)
+        return compare(known[: planned_request.output_tokens], output_token_ids)
 
     def save(self, path: Path) -> None:
         """Writes one line of JSON for each prompt."""
-        lines = (msgspec.json.encode(_Line(key, known)) for key, known in self._answers.items())
+        lines = (
+            msgspec.json.encode(_RecordedLine(key, known)) for key, known in self._answers.items()
+        )
         path.write_bytes(b"".join(line + b"\n" for line in lines))
 
     @classmethod
@@ -137,7 +139,7 @@ class RecordedAnswers:
             raise LoadTestError(f"answers {path} cannot be read: {error}") from error
         for number, line in enumerate(lines, 1):
             try:
-                parsed = msgspec.json.decode(line, type=_Line)
+                parsed = msgspec.json.decode(line, type=_RecordedLine)
             except msgspec.DecodeError as error:
                 raise LoadTestError(f"answers {path}, line {number}: {error}") from error
             answers._answers.setdefault(parsed.prompt, parsed.tokens)

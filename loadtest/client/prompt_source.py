@@ -70,10 +70,10 @@ class ServerPrompts:
         """From what was found out."""
         return cls(
             {
-                name: Vocabulary(each.token_ids, each.words, each.openers)
-                for name, each in file.models.items()
+                name: Vocabulary(model.token_ids, model.words, model.openers)
+                for name, model in file.models.items()
             },
-            {name: ChatFit(each.template_tokens) for name, each in file.models.items()},
+            {name: ChatFit(model.template_tokens) for name, model in file.models.items()},
         )
 
     def token_ids(self, model: str, blocks: Sequence[PromptBlock]) -> list[int]:

@@ -42,13 +42,15 @@ class Sender:
         self._write = write
         self.num_sent = 0
 
-    def prepare(self, planned: PlannedRequest, so_far: Conversation | None) -> OutgoingRequest:
+    def prepare(
+        self, planned_request: PlannedRequest, so_far: Conversation | None
+    ) -> OutgoingRequest:
         """Makes it ready, ahead of its instant."""
-        return self._bodies.make(planned, so_far)
+        return self._bodies.make(planned_request, so_far)
 
     def send(
         self,
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
         request: OutgoingRequest,
         due_s: float,
         so_far: Conversation | None,
@@ -60,21 +62,21 @@ class Sender:
         """
         self.num_sent += 1
         # Answers are added to the conversation below, so this is the length of this prompt.
-        num_input = planned.input_tokens if so_far is None else so_far.num_tokens
+        num_input = planned_request.input_tokens if so_far is None else so_far.num_tokens
         exchange = self._client.send(request)
-        check = self._checked(planned, request, exchange)
-        self._write(self._record(planned, exchange, due_s, num_input, check))
+        check = self._checked(planned_request, request, exchange)
+        self._write(self._record(planned_request, exchange, due_s, num_input, check))
         if exchange.error == ErrorKind.UNFINISHED:
             # Recorded, the kill goes on: whoever sends would otherwise send the next.
             raise gevent.GreenletExit
         if exchange.error is not None:
             return None
         if so_far is not None:
-            self._bodies.add_answer(planned, so_far, exchange)
+            self._bodies.add_answer(planned_request, so_far, exchange)
         return exchange.ended_s
 
     def _checked(
-        self, planned: PlannedRequest, request: OutgoingRequest, exchange: Exchange
+        self, planned_request: PlannedRequest, request: OutgoingRequest, exchange: Exchange
     ) -> AnswerCheck | None:
         """A whole answer against the known one; one that failed is counted as that already."""
         if self._checker is None or exchange.error is not None:
@@ -83,11 +85,11 @@ class Sender:
         prompt = request.prompt_token_ids or exchange.answer.prompt_token_ids
         if prompt is None or not exchange.answer.token_ids:
             return None
-        return self._checker.check(prompt, exchange.answer.token_ids, planned)
+        return self._checker.check(prompt, exchange.answer.token_ids, planned_request)
 
     def _record(
         self,
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
         exchange: Exchange,
         due_s: float,
         num_input: int,
@@ -95,17 +97,17 @@ class Sender:
     ) -> RequestRecord:
         answer, usage, start_s = exchange.answer, exchange.answer.usage, self._clock.start_s
         return RequestRecord(
-            request_id=planned.request_id,
+            request_id=planned_request.request_id,
             worker=self._clock.worker,
-            model=planned.model,
-            api=planned.api,
+            model=planned_request.model,
+            api=planned_request.api,
             scheduled_s=due_s - start_s,
             sent_s=exchange.sent_s - start_s,
             first_s=_since(answer.first_s, start_s),
             last_s=_since(answer.last_s, start_s),
             ended_s=exchange.ended_s - start_s,
             planned_input_tokens=num_input,
-            planned_output_tokens=planned.output_tokens,
+            planned_output_tokens=planned_request.output_tokens,
             error=exchange.error,
             detail=exchange.detail,
             http_status=exchange.http_status,
@@ -118,10 +120,10 @@ class Sender:
             longest_gap_s=answer.longest_gap_s,
             longest_gap_at_s=_since(answer.longest_gap_at_s, start_s),
             finish_reason=answer.finish_reason,
-            session_id=planned.session_id,
-            turn=planned.turn,
-            tenant=planned.tenant,
-            priority=planned.priority,
+            session_id=planned_request.session_id,
+            turn=planned_request.turn,
+            tenant=planned_request.tenant,
+            priority=planned_request.priority,
             lost_tokens=None if check is None else check.lost,
             repeated_tokens=None if check is None else check.repeated,
             foreign_tokens=None if check is None else check.foreign,

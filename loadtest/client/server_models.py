@@ -9,7 +9,7 @@ from loadtest.errors import LoadTestError
 _TIMEOUT_S = 10.0
 
 
-def choose_models(url: str, api_key: str | None, asked: Sequence[str]) -> tuple[str, ...]:
+def choose_models(url: str, api_key: str | None, requested: Sequence[str]) -> tuple[str, ...]:
     """Those asked for, in the order asked; all base models if none is.
 
     An adapter is a model with a parent; it is only chosen by name.
@@ -18,16 +18,16 @@ def choose_models(url: str, api_key: str | None, asked: Sequence[str]) -> tuple[
         LoadTestError: the server does not answer, or has no such model.
     """
     cards = _cards(url, api_key)
-    if not asked:
+    if not requested:
         chosen = tuple(name for name, parent in cards.items() if parent is None)
         if not chosen:
             raise LoadTestError(f"{url} serves no model")
         return chosen
-    unknown = [name for name in asked if name not in cards]
+    unknown = [name for name in requested if name not in cards]
     if unknown:
         msg = f"model={', '.join(unknown)} is not served; allowed: {', '.join(sorted(cards))}"
         raise LoadTestError(msg)
-    return tuple(asked)
+    return tuple(requested)
 
 
 def _cards(url: str, api_key: str | None) -> dict[str, object]:

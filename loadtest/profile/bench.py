@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loadtest.planned_request import Api
-from loadtest.profile.measure import ClosedLoad, Objective, OpenLoad
+from loadtest.profile.measure import ClosedLoad, OpenLoad, ProfileObjective
 from loadtest.report.outputs import make_scorecard
-from loadtest.run.launch import Order, Source, run_order
+from loadtest.run.launch import LoadSource, LoadTestOptions, run_options
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
 
@@ -23,7 +23,7 @@ class LoadTestBench:
         *,
         url: str,
         model: str,
-        objective: Objective,
+        objective: ProfileObjective,
         seconds: float,
         out_dir: Path,
         num_workers: int,
@@ -50,15 +50,15 @@ class LoadTestBench:
         number = next(self._numbers)
         out_dir = self._out_dir / f"load-{number:02d}"
         warmup_s = self._seconds * _WARMUP_RATIO
-        source = Source(
+        source = LoadSource(
             num_users=load.num_users if isinstance(load, ClosedLoad) else None,
             rate_per_s=load.requests_per_s if isinstance(load, OpenLoad) else None,
             input_tokens=load.lengths.input_tokens,
             output_tokens=load.lengths.output_tokens,
             api=Api.COMPLETIONS,
         )
-        run_order(
-            Order(
+        run_options(
+            LoadTestOptions(
                 url=self._url,
                 source=source,
                 duration_s=self._seconds + warmup_s,

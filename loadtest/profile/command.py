@@ -49,13 +49,13 @@ def profile_command(
     try:
         key = read_api_key(api_key_env, os.environ)
         ready = measure.slices_of(read_fleet(url, key), model)
-        objective = measure.Objective(ttft, tpot, share)
+        objective = measure.ProfileObjective(ttft, tpot, share)
         subject = measure.Subject(
             model=model,
             engine=engine,
             num_slices=slices or len(ready) or 1,
-            generation=next((each["generation"] for each in ready), None),
-            topology=next((each["topology"] for each in ready), None),
+            generation=next((row["generation"] for row in ready), None),
+            topology=next((row["topology"] for row in ready), None),
             load_s=measure.load_seconds(ready),
             max_num_seqs=max_num_seqs,
         )
@@ -74,7 +74,7 @@ def profile_command(
             bench,
             subject,
             objective,
-            measure.Lengths(input_tokens, output_tokens),
+            measure.RequestLengths(input_tokens, output_tokens),
             most_users=most_users,
             tolerance=tolerance,
             show=typer.echo,
@@ -86,7 +86,9 @@ def profile_command(
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.FAILED) from error
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    source = measure.source_words(objective, measure.Lengths(input_tokens, output_tokens), measured)
+    source = measure.describe_source(
+        objective, measure.RequestLengths(input_tokens, output_tokens), measured
+    )
     finished = profile.model_copy(update={"measured_on": today, "source": source})
     path = out / "profile.yaml"
     write_profile(finished, path)

@@ -53,9 +53,12 @@ def fit_law(observations: Sequence[SteadyState]) -> Law:
     if len(observations) < 3:
         raise UnfitError(f"{len(observations)} observations; at least 3 are needed")
     rows = np.array(
-        [[1.0, each.running, each.prompt_tokens_per_s * each.step_s] for each in observations]
+        [
+            [1.0, observation.running, observation.prompt_tokens_per_s * observation.step_s]
+            for observation in observations
+        ]
     )
-    steps = np.array([each.step_s for each in observations])
+    steps = np.array([observation.step_s for observation in observations])
     if (steps <= 0).any():
         raise UnfitError("a step of 0 s was observed")
     weighted = rows / steps[:, None]
@@ -67,7 +70,10 @@ def fit_law(observations: Sequence[SteadyState]) -> Law:
     base_s, per_sequence_s, per_prompt_token_s = (float(value) for value in scaled / sizes)
     law = Law(base_s, per_sequence_s, per_prompt_token_s, 0.0)
     errors = [
-        abs(law.step_s(each.running, each.prompt_tokens_per_s) / each.step_s - 1)
-        for each in observations
+        abs(
+            law.step_s(observation.running, observation.prompt_tokens_per_s) / observation.step_s
+            - 1
+        )
+        for observation in observations
     ]
     return Law(base_s, per_sequence_s, per_prompt_token_s, max(errors))

@@ -17,7 +17,7 @@ from serving.domain.capacity import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class ProfileObjective:
     """What a request is to see, in seconds, and the share of requests that have to."""
 
     ttft_s: float
@@ -26,7 +26,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class RequestLengths:
     """Tokens of each request."""
 
     input_tokens: int
@@ -38,7 +38,7 @@ class ClosedLoad:
     """So many users who ask again as soon as they are answered."""
 
     num_users: int
-    lengths: Lengths
+    lengths: RequestLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OpenLoad:
     """Poisson arrivals."""
 
     requests_per_s: float
-    lengths: Lengths
+    lengths: RequestLengths
 
 
 class Bench(Protocol):
@@ -89,15 +89,15 @@ class Measured:
     predicted_per_s: float
 
 
-def law_loads(lengths: Lengths, num_slices: int, most_users: int) -> list[ClosedLoad]:
+def law_loads(lengths: RequestLengths, num_slices: int, most_users: int) -> list[ClosedLoad]:
     """Loads that tell the coefficients apart: many sequences without prompts, prompts without many.
 
     Users are of one slice and multiplied by the slices, which the gateway fills evenly.
     """
-    short = Lengths(16, max(64, lengths.output_tokens))
+    short = RequestLengths(16, max(64, lengths.output_tokens))
     users = [count for count in (1, 4, 16, 64, 256) if count <= most_users]
     loads = [ClosedLoad(count * num_slices, short) for count in users]
-    heavy = Lengths(max(1024, 2 * lengths.input_tokens), 32)
+    heavy = RequestLengths(max(1024, 2 * lengths.input_tokens), 32)
     loads += [ClosedLoad(count * num_slices, heavy) for count in (2, 8) if count <= most_users]
     return [*loads, ClosedLoad(min(16, most_users) * num_slices, lengths)]
 
@@ -105,8 +105,8 @@ def law_loads(lengths: Lengths, num_slices: int, most_users: int) -> list[Closed
 def measure_slice(
     bench: Bench,
     subject: Subject,
-    objective: Objective,
-    lengths: Lengths,
+    objective: ProfileObjective,
+    lengths: RequestLengths,
     *,
     most_users: int,
     tolerance: float,
@@ -169,7 +169,9 @@ def measure_slice(
     return profile, Measured(law, profile.ttft_floor_s, tuple(trials), sustained, predicted)
 
 
-def source_words(objective: Objective, lengths: Lengths, measured: Measured) -> str:
+def describe_source(
+    objective: ProfileObjective, lengths: RequestLengths, measured: Measured
+) -> str:
     """What was measured and how well it fits, for the profile's `source`."""
     at = (
         f"{lengths.input_tokens} in, {lengths.output_tokens} out, TTFT {objective.ttft_s:g} s and "
@@ -213,16 +215,16 @@ def slices_of(fleet: Mapping[str, Any] | None, model: str) -> Sequence[Mapping[s
     """The model's ready slices in an answer of `/fleet`; none where there is no such answer."""
     if fleet is None:
         return []
-    return [each for each in fleet["slices"] if each["model"] == model and each["state"] == "ready"]
+    return [row for row in fleet["slices"] if row["model"] == model and row["state"] == "ready"]
 
 
 def load_seconds(slices: Sequence[Mapping[str, Any]]) -> float:
     """How long these slices took from reserved to ready, as a median; 0 where nobody knows."""
     took = []
-    for each in slices:
+    for slice in slices:
         phases = [
             phase["for_s"]
-            for phase in each.get("history", [])
+            for phase in slice.get("history", [])
             if phase["state"] in ("reserved", "probing", "loading")
         ]
         if phases:

@@ -65,7 +65,7 @@ def next_rate(search: Search, trials: Sequence[Trial]) -> float | None:
     if len(trials) >= search.max_trials:
         return None
     passed = highest_passed(search, trials)
-    failed = [each.requests_per_s for each in trials if not each.passes(search.share)]
+    failed = [trial.requests_per_s for trial in trials if not trial.passes(search.share)]
     if passed is None:
         return min(failed) / 2
     above = [rate for rate in failed if rate > passed.requests_per_s]
@@ -81,12 +81,14 @@ def highest_passed(search: Search, trials: Sequence[Trial]) -> Trial | None:
 
     A rate that passed above one that failed was luck.
     """
-    failed = [each.requests_per_s for each in trials if not each.passes(search.share)]
+    failed = [trial.requests_per_s for trial in trials if not trial.passes(search.share)]
     lowest_failed = min(failed, default=math.inf)
     passed = [
-        each for each in trials if each.passes(search.share) and each.requests_per_s < lowest_failed
+        trial
+        for trial in trials
+        if trial.passes(search.share) and trial.requests_per_s < lowest_failed
     ]
-    return max(passed, key=lambda each: each.requests_per_s, default=None)
+    return max(passed, key=lambda trial: trial.requests_per_s, default=None)
 
 
 def wilson(num_good: int, num_requests: int) -> tuple[float, float]:

@@ -4,10 +4,10 @@ from matplotlib.ticker import FuncFormatter
 
 from loadtest.report.plot_style import colour, new_figure, styled, to_svg
 from loadtest.report.plots import Plot
-from loadtest.scorecard.compare import Comparison, Difference, Outcome, Unit
+from loadtest.scorecard.compare import Comparison, ComparisonOutcome, Difference, DifferenceUnit
 
-_COLOURS = {Outcome.BETTER: "ready", Outcome.WORSE: "event"}
-_MARKERS = {Outcome.BETTER: "D", Outcome.WORSE: "X"}
+_COLOURS = {ComparisonOutcome.BETTER: "ready", ComparisonOutcome.WORSE: "event"}
+_MARKERS = {ComparisonOutcome.BETTER: "D", ComparisonOutcome.WORSE: "X"}
 _ROW_IN = 0.28
 
 
@@ -28,21 +28,21 @@ def draw_comparison(comparison: Comparison) -> Plot | None:
             axes.plot([middle], [place], marker=marker, markersize=6, color=tint)
         axes.set_yticks(range(len(rows)), [found.metric for found in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.xaxis.set_major_formatter(FuncFormatter(_percent_words))
+        axes.xaxis.set_major_formatter(FuncFormatter(_format_percent))
         axes.set_xlabel("B less A, in per cent of A")
         note = "With 95 % intervals; shares are left out. Diamond: better; cross: worse; dot: "
         note += "no difference shown, or not judged."
         title = "Relative differences"
-        seen = "; ".join(f"{each.metric} {_percents(each)[1]:+.1f} %" for each in rows)
+        seen = "; ".join(f"{row.metric} {_percents(row)[1]:+.1f} %" for row in rows)
         return Plot("comparison", title, note, to_svg(figure, "plot-comparison", title, seen))
 
 
 def _is_relative(found: Difference) -> bool:
     """Shares differ in points: a failure more is not twice the failures."""
-    return found.unit is not Unit.RATIO and bool(found.a) and found.low is not None
+    return found.unit is not DifferenceUnit.RATIO and bool(found.a) and found.low is not None
 
 
-def _percent_words(percent: float, _place: int) -> str:
+def _format_percent(percent: float, _place: int) -> str:
     sign = "+" if percent > 0 else "\N{MINUS SIGN}" if percent < 0 else ""
     return f"{sign}{abs(percent):g} %"
 

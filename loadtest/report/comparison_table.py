@@ -6,17 +6,17 @@ from rich.text import Text
 
 from loadtest.scorecard.compare import (
     Comparison,
-    Outcome,
-    interval_words,
-    value_words,
+    ComparisonOutcome,
+    format_interval,
+    format_value,
 )
 
-_STYLES = {Outcome.BETTER: "green", Outcome.WORSE: "red"}
+_STYLES = {ComparisonOutcome.BETTER: "green", ComparisonOutcome.WORSE: "red"}
 _WORDS = {
-    Outcome.BETTER: "better",
-    Outcome.WORSE: "worse",
-    Outcome.NO_DIFFERENCE_SHOWN: "not shown",
-    Outcome.NOT_JUDGED: "not judged",
+    ComparisonOutcome.BETTER: "better",
+    ComparisonOutcome.WORSE: "worse",
+    ComparisonOutcome.NO_DIFFERENCE_SHOWN: "not shown",
+    ComparisonOutcome.NOT_JUDGED: "not judged",
 }
 
 
@@ -24,17 +24,17 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Prints `comparison` as wide as `console` is, up to 100 columns."""
     width = min(console.width, 100)
 
-    def say(words: str, style: str = "") -> None:
+    def write_line(words: str, style: str = "") -> None:
         console.print(Text(words, style=style), width=width)
 
-    say(f"A {comparison.a}")
-    say(f"B {comparison.b}")
+    write_line(f"A {comparison.a}")
+    write_line(f"B {comparison.b}")
     if comparison.invalid:
-        say("INVALID: the numbers describe the client, nothing is judged", "bold magenta")
+        write_line("INVALID: the numbers describe the client, nothing is judged", "bold magenta")
         for reason in comparison.invalid:
-            say(f"  {reason}")
+            write_line(f"  {reason}")
     for caution in comparison.cautions:
-        say(f"warning: {caution}", "yellow")
+        write_line(f"warning: {caution}", "yellow")
     console.print(_table(comparison), width=width, highlight=False)
 
 
@@ -46,9 +46,9 @@ def _table(comparison: Comparison) -> Table:
     for found in comparison.differences:
         table.add_row(
             found.metric,
-            value_words(found.a, found.unit),
-            value_words(found.b, found.unit),
-            interval_words(found),
+            format_value(found.a, found.unit),
+            format_value(found.b, found.unit),
+            format_interval(found),
             Text(_WORDS[found.outcome], style=_STYLES.get(found.outcome, "")),
         )
     return table

@@ -13,9 +13,9 @@ from loadtest.errors import ExitCode
 from loadtest.report.comparison_plot import draw_comparison
 from loadtest.report.plot_style import THEME_CSS
 from loadtest.report.plots import draw_plots
-from loadtest.report.table import latency_rows, objective_words, verdict_word
+from loadtest.report.table import format_objective, format_verdict, latency_rows
 from loadtest.scorecard import formats
-from loadtest.scorecard.compare import Comparison, interval_words, signed_words, value_words
+from loadtest.scorecard.compare import Comparison, format_interval, format_signed, format_value
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.stored_run import StoredRun, plan_lines
 
@@ -64,17 +64,17 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "seconds": formats.seconds_words,
-        "number": formats.number_words,
-        "ratio": formats.ratio_words,
-        "usd": formats.usd_words,
+        "seconds": formats.format_seconds,
+        "number": formats.format_number,
+        "ratio": formats.format_ratio,
+        "usd": formats.format_usd,
         "count": lambda number: formats.DASH if number is None else f"{number:,}",
-        "objective": objective_words,
+        "objective": format_objective,
         "latency": lambda name: str(name).removesuffix("_s").upper(),
-        "value": value_words,
-        "signed": signed_words,
-        "interval": interval_words,
-        "verdict": verdict_word,
+        "value": format_value,
+        "signed": format_signed,
+        "interval": format_interval,
+        "verdict": format_verdict,
         # Drawn by us, with every name in it escaped.
         "drawing": Markup,
     }

@@ -73,7 +73,7 @@ def write_comparison(
     Raises:
         LoadTestError: a folder has no run, or its records are damaged.
     """
-    a, b = (NamedRun(str(each), read_run(each)) for each in (dir_a, dir_b))
+    a, b = (NamedRun(str(folder), read_run(folder)) for folder in (dir_a, dir_b))
     comparison = compare(a, b, slo or NO_OBJECTIVES, seed)
     if out_dir is not None:
         out_dir.mkdir(parents=True, exist_ok=True)

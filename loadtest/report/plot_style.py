@@ -64,7 +64,9 @@ PATTERNS = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0
 
 
 def _theme(variant: str) -> str:
-    return " ".join(f"--plot-{each.name}: {getattr(each, variant)};" for each in _COLOURS.values())
+    return " ".join(
+        f"--plot-{colour.name}: {getattr(colour, variant)};" for colour in _COLOURS.values()
+    )
 
 
 THEME_CSS = f"""
@@ -219,8 +221,8 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     body = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", body)
     body = re.sub(r" font-family: [^;]*;", "", body)
     body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
-    for each in _COLOURS.values():
-        body = body.replace(each.stand_in, f"var(--plot-{each.name})")
+    for colour in _COLOURS.values():
+        body = body.replace(colour.stand_in, f"var(--plot-{colour.name})")
     width, height = (72 * inches for inches in figure.get_size_inches())
     return (
         f'<svg class="plot" role="img" aria-labelledby="{name}-title {name}-description"'
@@ -244,7 +246,7 @@ def _together(axes: Axes, marks: list[EventMark]) -> list[tuple[float, str]]:
     first_s, last_s = axes.get_xlim()
     apart_s = (last_s - first_s) / 50
     placed: list[tuple[float, str]] = []
-    for mark in sorted(marks, key=lambda each: each.at_s):
+    for mark in sorted(marks, key=lambda sorted_mark: sorted_mark.at_s):
         if placed and mark.at_s - placed[-1][0] < apart_s:
             placed[-1] = (placed[-1][0], f"{placed[-1][1]},{mark.number}")
         else:

@@ -24,7 +24,13 @@ from loadtest.report.plot_style import (
 )
 from loadtest.scorecard import latency
 from loadtest.scorecard.fleet_cost import STATES, num_slices, paid_chips
-from loadtest.scorecard.formats import counted, number_words, ratio_words, seconds_words, usd_words
+from loadtest.scorecard.formats import (
+    counted,
+    format_number,
+    format_ratio,
+    format_seconds,
+    format_usd,
+)
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.spread import Spread
 from loadtest.scorecard.stored_run import StoredRun
@@ -71,7 +77,7 @@ def _over_time(
     axes = figure.subplots()
     time_axis(axes, card.timeline.edges_s[-1])
     shade_time(axes, 0.0, card.run.warmup_s, "warm-up")
-    mark_events(axes, [EventMark(each.number, each.at_s, each.until_s) for each in card.events])
+    mark_events(axes, [EventMark(event.number, event.at_s, event.until_s) for event in card.events])
     return figure, axes
 
 
@@ -96,7 +102,7 @@ def _latency_over_time(
     _seconds_axis(axes, "y")
     axes.set_ylabel(name.upper())
     add_legend(figure, axes)
-    highest = ", ".join(f"{point} {seconds_words(value)}" for point, value in worst_s.items())
+    highest = ", ".join(f"{point} {format_seconds(value)}" for point, value in worst_s.items())
     note = "By the instant requests were due; logarithmic."
     return _plot(figure, name, title, note, f"Highest of any interval: {highest}.")
 
@@ -111,8 +117,8 @@ def _rates(card: Scorecard) -> Plot:
     add_legend(figure, axes)
     rates = card.throughput
     asked, achieved = rates.asked_requests_per_s, rates.achieved_requests_per_s
-    seen = f"In the steady window {number_words(asked)} requests/s were asked for and "
-    seen += f"{number_words(achieved)} achieved."
+    seen = f"In the steady window {format_number(asked)} requests/s were asked for and "
+    seen += f"{format_number(achieved)} achieved."
     note = "Requests due and requests sent; where the lines part, the client was late."
     return _plot(figure, "rates", "Asked and achieved rate", note, seen)
 
@@ -122,7 +128,7 @@ def _throughput(card: Scorecard) -> Plot:
     _steps(axes, card.timeline.edges_s, {"output tokens/s": card.timeline.output_tokens_per_s})
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)
-    mean = number_words(card.throughput.output_tokens_per_s)
+    mean = format_number(card.throughput.output_tokens_per_s)
     seen = f"On average {mean} output tokens/s in the steady window."
     note = "Of whole answers, spread evenly between their first and last token."
     return _plot(figure, "throughput", "Output throughput", note, seen)
@@ -161,7 +167,7 @@ def _errors(card: Scorecard) -> Plot | None:
 
 def _commonest(errors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """As many kinds as there are colours; the rest as one."""
-    ranked = sorted(errors.items(), key=lambda each: -sum(each[1]))
+    ranked = sorted(errors.items(), key=lambda kind_and_counts: -sum(kind_and_counts[1]))
     if len(ranked) <= len(SERIES):
         return dict(ranked)
     shown, rest = ranked[: len(SERIES) - 1], ranked[len(SERIES) - 1 :]
@@ -197,7 +203,9 @@ def _slices(card: Scorecard, compute_class: str) -> Plot:
 def _cost(card: Scorecard) -> Plot:
     """In USD where every class has a price, otherwise in chips."""
     figure, axes = _over_time(card)
-    prices = {each.compute_class: each.usd_per_chip_hour for each in card.cost.classes}
+    prices = {
+        class_use.compute_class: class_use.usd_per_chip_hour for class_use in card.cost.classes
+    }
     is_priced = all(prices.get(name) is not None for name in _classes(card))
     series: dict[str, Sequence[float]] = {}
     for name in _classes(card):
@@ -207,8 +215,8 @@ def _cost(card: Scorecard) -> Plot:
     axes.set_ylabel("USD per hour" if is_priced else "chips")
     axes.set_ylim(bottom=0)
     add_legend(figure, axes)
-    hours = f"{number_words(card.cost.chip_hours)} chip-hours in the steady window"
-    seen = f"{hours}, {usd_words(card.cost.usd)}." if card.cost.usd is not None else f"{hours}."
+    hours = f"{format_number(card.cost.chip_hours)} chip-hours in the steady window"
+    seen = f"{hours}, {format_usd(card.cost.usd)}." if card.cost.usd is not None else f"{hours}."
     title = "Cost over time" if is_priced else "Paid chips over time"
     return _plot(figure, "cost", title, "From reservation to release, by compute class.", seen)
 
@@ -226,7 +234,7 @@ def _cdf(card: Scorecard, run: StoredRun) -> Plot | None:
     axes = figure.subplots()
     seen: list[str] = []
     for (name, (law, spread)), tint, pattern in zip(laws.items(), SERIES, PATTERNS, strict=False):
-        ordered = np.sort([value for each in run.judged if (value := law(each)) is not None])
+        ordered = np.sort([value for request in run.judged if (value := law(request)) is not None])
         if not len(ordered):
             continue
         shares = np.arange(1, len(ordered) + 1) / len(ordered)
@@ -235,7 +243,7 @@ def _cdf(card: Scorecard, run: StoredRun) -> Plot | None:
             ordered[kept], shares[kept] * 100, where="post", label=name,
             color=colour(tint), linestyle=pattern,
         )  # fmt: skip
-        seen.append(f"{name} p50 {seconds_words(spread.p50)}, p99 {seconds_words(spread.p99)}")
+        seen.append(f"{name} p50 {format_seconds(spread.p50)}, p99 {format_seconds(spread.p99)}")
     axes.set_ylim(0, 101)
     axes.set_ylabel("% of requests")
     axes.set_xlabel("at most this long")
@@ -246,7 +254,7 @@ def _cdf(card: Scorecard, run: StoredRun) -> Plot | None:
 
 
 def _gaps(run: StoredRun) -> Plot | None:
-    counts = added(each.gap_counts for each in run.judged if each.is_ok)
+    counts = added(request.gap_counts for request in run.judged if request.is_ok)
     if not counts:
         return None
     bars: dict[int, int] = {}
@@ -267,8 +275,8 @@ def _gaps(run: StoredRun) -> Plot | None:
     _seconds_axis(axes, "x")
     commonest = max(bars, key=lambda bar: bars[bar])
     middle_s = seconds_of(commonest * _BUCKETS_PER_BAR + _BUCKETS_PER_BAR // 2)
-    seen = f"{total:,} gaps; most, {ratio_words(bars[commonest] / total)}, "
-    seen += f"are about {seconds_words(middle_s)}."
+    seen = f"{total:,} gaps; most, {format_ratio(bars[commonest] / total)}, "
+    seen += f"are about {format_seconds(middle_s)}."
     note = "ICL; equal to ITL only where each event carries one token."
     return _plot(figure, "gaps", "Gaps between tokens", note, seen)
 
@@ -298,7 +306,7 @@ def _seconds_axis(axes: Axes, which: str) -> None:
     low, high = axes.get_ylim() if which == "y" else axes.get_xlim()
     steps = (1.0,) if high > 1000 * low else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_words(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
     axis.set_minor_formatter(NullFormatter())
 
 

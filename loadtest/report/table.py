@@ -10,10 +10,10 @@ from rich.text import Text
 from loadtest.errors import ExitCode
 from loadtest.scorecard.formats import (
     DASH,
-    number_words,
-    ratio_words,
-    seconds_words,
-    usd_words,
+    format_number,
+    format_ratio,
+    format_seconds,
+    format_usd,
 )
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.slo import Objective
@@ -30,7 +30,7 @@ def print_scorecard(card: Scorecard, console: Console) -> None:
 def scorecard_table(card: Scorecard) -> RenderableType:
     """`card` as something to print."""
     code = ExitCode(card.verdict.exit_code)
-    headline = Text(f"{verdict_word(code)}: ", style=_STYLES.get(code, "bold red"))
+    headline = Text(f"{format_verdict(code)}: ", style=_STYLES.get(code, "bold red"))
     headline.append(card.verdict.sentence, style="default not bold")
     parts: list[RenderableType] = [headline, *_notes(card), _latencies(card)]
     if card.slo.objectives:
@@ -41,7 +41,7 @@ def scorecard_table(card: Scorecard) -> RenderableType:
     return Group(*parts)
 
 
-def verdict_word(code: ExitCode) -> str:
+def format_verdict(code: ExitCode) -> str:
     """The verdict in one word or two."""
     words = {
         ExitCode.OK: "OK",
@@ -53,15 +53,15 @@ def verdict_word(code: ExitCode) -> str:
     return words[code]
 
 
-def objective_words(objective: Objective) -> tuple[str, str]:
+def format_objective(objective: Objective) -> tuple[str, str]:
     """Its value and its limit, in the unit that its name tells."""
-    shown = number_words
+    shown = format_number
     if "_s." in objective.metric:
-        shown = seconds_words
+        shown = format_seconds
     elif "ratio" in objective.metric:
-        shown = ratio_words
+        shown = format_ratio
     elif "usd" in objective.metric:
-        shown = usd_words
+        shown = format_usd
     sign = "≥" if objective.is_floor else "≤"
     return shown(objective.value), f"{sign} {shown(objective.limit)}"
 
@@ -97,7 +97,7 @@ def _latencies(card: Scorecard) -> Table:
     table = _table("", "p50", "p90", "p95", "p99", "max", "mean", "n")
     for name, spread in latency_rows(card):
         points = (spread.p50, spread.p90, spread.p95, spread.p99, spread.max, spread.mean)
-        table.add_row(name, *map(seconds_words, points), f"{spread.n:,}")
+        table.add_row(name, *map(format_seconds, points), f"{spread.n:,}")
     return table
 
 
@@ -105,7 +105,7 @@ def _objectives(objectives: tuple[Objective, ...]) -> Table:
     table = _table("objective", "measured", "allowed", "")
     for objective in objectives:
         outcome = Text("met", style="green") if objective.ok else Text("missed", style="bold red")
-        table.add_row(objective.name, *objective_words(objective), outcome)
+        table.add_row(objective.name, *format_objective(objective), outcome)
     return table
 
 
@@ -115,11 +115,11 @@ def _events(card: Scorecard) -> Table:
         name = f"{event.number} {event.action} {event.target}"
         table.add_row(
             f"{name} (not done)" if event.error is not None else name,
-            seconds_words(event.at_s),
+            format_seconds(event.at_s),
             str(event.in_flight),
             str(event.failed),
-            seconds_words(event.longest_gap_s),
-            seconds_words(event.added_s),
+            format_seconds(event.longest_gap_s),
+            format_seconds(event.added_s),
         )
     return table
 
@@ -133,18 +133,18 @@ def _facts(card: Scorecard) -> Iterator[str]:
     resent = f", {requests.retried:,} sent again" if requests.retried else ""
     yield f"requests    {requests.total:,}, {failed}{resent}"
     yield (
-        f"rate        asked {number_words(rates.asked_requests_per_s)}/s, "
-        f"achieved {number_words(rates.achieved_requests_per_s)}/s"
+        f"rate        asked {format_number(rates.asked_requests_per_s)}/s, "
+        f"achieved {format_number(rates.achieved_requests_per_s)}/s"
     )
-    yield f"throughput  {number_words(rates.output_tokens_per_s)} output tokens/s"
+    yield f"throughput  {format_number(rates.output_tokens_per_s)} output tokens/s"
     if card.goodput is not None:
         limits = ", ".join(
-            f"{name.removesuffix('_s').upper()} ≤ {seconds_words(limit)}"
+            f"{name.removesuffix('_s').upper()} ≤ {format_seconds(limit)}"
             for name, limit in card.goodput.limits.items()
         )
         yield (
-            f"goodput     {number_words(card.goodput.requests_per_s)}/s, "
-            f"{ratio_words(card.goodput.ratio)} of those scheduled ({limits})"
+            f"goodput     {format_number(card.goodput.requests_per_s)}/s, "
+            f"{format_ratio(card.goodput.ratio)} of those scheduled ({limits})"
         )
     yield (
         f"tokens      {_or_dash(tokens.input)} in ({_or_dash(tokens.cached)} cached), "
@@ -158,11 +158,11 @@ def _facts(card: Scorecard) -> Iterator[str]:
         )
     if card.cost.usd_per_million_output_tokens is not None:
         yield (
-            f"cost        {usd_words(card.cost.usd_per_million_output_tokens)} per million output "
-            f"tokens, {number_words(card.cost.chip_hours)} chip-hours"
+            f"cost        {format_usd(card.cost.usd_per_million_output_tokens)} per million output "
+            f"tokens, {format_number(card.cost.chip_hours)} chip-hours"
         )
     elif card.fleet:
-        hours = number_words(card.cost.chip_hours)
+        hours = format_number(card.cost.chip_hours)
         yield f"cost        {hours} chip-hours, not priced: {card.cost.reason or 'no tokens'}"
 
 

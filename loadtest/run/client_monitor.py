@@ -28,7 +28,7 @@ class Counts:
     num_token_events: int
 
 
-class SelfWatch:
+class ClientMonitor:
     """Samples this process once a second until it is stopped.
 
     `start_s` is the monotonic instant of the run's start, `counts` tells what was done so far,

@@ -1,4 +1,4 @@
-"""What the parent of a run and its workers say to each other, one JSON line each, over a socket.
+"""The messages between the parent of a run and its workers, one JSON line each, over a socket.
 
 Instants are monotonic: all workers are processes of one machine, whose monotonic clock they share.
 """
@@ -38,15 +38,15 @@ _FROM_PARENT: msgspec.json.Decoder[FromParent] = msgspec.json.Decoder(FromParent
 
 
 def encode_message(message: FromWorker | FromParent) -> bytes:
-    """One line, its end included."""
+    """Encodes one line, its end included."""
     return _ENCODER.encode(message) + b"\n"
 
 
 def from_worker(line: bytes) -> FromWorker:
-    """What a worker's line says."""
+    """Decodes a line of a worker."""
     return _FROM_WORKER.decode(line)
 
 
 def from_parent(line: bytes) -> FromParent:
-    """What the parent's line says."""
+    """Decodes a line of the parent."""
     return _FROM_PARENT.decode(line)

@@ -25,12 +25,14 @@ Turns = tuple[PlannedRequest, ...]
 class Sends(Protocol):
     """Whoever sends what is due."""
 
-    def prepare(self, planned: PlannedRequest, so_far: Conversation | None) -> OutgoingRequest:
+    def prepare(
+        self, planned_request: PlannedRequest, so_far: Conversation | None
+    ) -> OutgoingRequest:
         """Makes it ready, ahead of its instant."""
 
     def send(
         self,
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
         request: OutgoingRequest,
         due_s: float,
         so_far: Conversation | None,
@@ -44,10 +46,10 @@ class Sends(Protocol):
 def conversations(requests: Sequence[PlannedRequest]) -> list[Turns]:
     """The requests of each session in order, one on its own as a session of one turn."""
     by_session: dict[str, list[PlannedRequest]] = {}
-    for planned in requests:
+    for planned_request in requests:
         # A space keeps the two kinds of names apart: ids of single requests never meet a session's.
-        key = planned.session_id or f" {planned.request_id}"
-        by_session.setdefault(key, []).append(planned)
+        key = planned_request.session_id or f" {planned_request.request_id}"
+        by_session.setdefault(key, []).append(planned_request)
     return [tuple(turns) for turns in by_session.values()]
 
 
@@ -90,12 +92,12 @@ class OpenLoop:
         self, turns: Turns, request: OutgoingRequest, due_s: float, so_far: Conversation | None
     ) -> None:
         ended_s = self._sends.send(turns[0], request, due_s, so_far)
-        for planned in turns[1:]:
-            if ended_s is None or (due_s := ended_s + planned.think_time_s) >= self._end_s:
+        for planned_request in turns[1:]:
+            if ended_s is None or (due_s := ended_s + planned_request.think_time_s) >= self._end_s:
                 return
-            request = self._sends.prepare(planned, so_far)
+            request = self._sends.prepare(planned_request, so_far)
             _sleep_until(due_s)
-            ended_s = self._sends.send(planned, request, due_s, so_far)
+            ended_s = self._sends.send(planned_request, request, due_s, so_far)
 
 
 class ClosedLoop:
@@ -129,15 +131,15 @@ class ClosedLoop:
         pause_s: float | None = 0.0
         for turns in self._sessions:
             so_far = _new_conversation(turns[0])
-            for planned in turns:
-                due_s = free_s + (planned.think_time_s if pause_s is None else pause_s)
+            for planned_request in turns:
+                due_s = free_s + (planned_request.think_time_s if pause_s is None else pause_s)
                 if due_s >= self._end_s:
                     return
-                request = self._sends.prepare(planned, so_far)
+                request = self._sends.prepare(planned_request, so_far)
                 _sleep_until(due_s)
-                ended_s = self._sends.send(planned, request, due_s, so_far)
+                ended_s = self._sends.send(planned_request, request, due_s, so_far)
                 free_s = time.monotonic()
-                pause_s = max(planned.think_time_s, _PAUSE_S) if ended_s is None else None
+                pause_s = max(planned_request.think_time_s, _PAUSE_S) if ended_s is None else None
                 if ended_s is None:
                     break  # the next turn would lack this one's answer
 

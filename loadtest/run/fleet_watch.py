@@ -23,11 +23,11 @@ Fleet = Mapping[str, Any]
 def fleet_sample(fleet: Fleet, at_s: float) -> FleetSample:
     """Slices and chips by compute class and state. A slice without known chips has 0."""
     slices: dict[str, dict[str, dict[str, int]]] = {}
-    for each in fleet["slices"]:
-        by_state = slices.setdefault(each["compute_class"], {})
-        counts = by_state.setdefault(each["state"], {"slices": 0, "chips": 0})
+    for row in fleet["slices"]:
+        by_state = slices.setdefault(row["compute_class"], {})
+        counts = by_state.setdefault(row["state"], {"slices": 0, "chips": 0})
         counts["slices"] += 1
-        counts["chips"] += each.get("num_chips") or 0
+        counts["chips"] += row.get("num_chips") or 0
     return FleetSample(at_s, slices)
 
 

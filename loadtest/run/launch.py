@@ -38,7 +38,7 @@ DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS = 256, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LoadSource:
     """Where requests come from: exactly one of a rate, users, a trace or a workload's file.
 
     A rate beside a trace is what the trace is thinned to. Token counts are `None` where they were
@@ -111,14 +111,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A load test as it was asked for. Paths are `None` where nothing was asked.
+class LoadTestOptions:
+    """The options of one load test. Paths are `None` where none was given.
 
     `models` may be empty: then all of the server. `sim_socket` is `None` for the usual one.
     """
 
     url: str
-    source: Source
+    source: LoadSource
     duration_s: float
     out_dir: Path
     models: Sequence[str] = ()
@@ -137,7 +137,9 @@ class Order:
     api_key_env: str | None = None
 
 
-def launch(order: Order, environ: Mapping[str, str], show: Callable[[str], None]) -> int:
+def launch(
+    options: LoadTestOptions, environ: Mapping[str, str], show: Callable[[str], None]
+) -> int:
     """Runs it and writes everything; the exit code of the command.
 
     `show` takes lines for whoever waits.
@@ -145,33 +147,37 @@ def launch(order: Order, environ: Mapping[str, str], show: Callable[[str], None]
     Raises:
         LoadTestError: it cannot be run as asked. Nothing was sent.
     """
-    level = None if order.slo is None else read_slo(order.slo)
-    prices = None if order.prices is None else read_prices(order.prices)
+    level = None if options.slo is None else read_slo(options.slo)
+    prices = None if options.prices is None else read_prices(options.prices)
     try:
-        reason = run_order(order, environ, show)
+        reason = run_options(options, environ, show)
     except RunFailedError as error:
         show(str(error))
         return ExitCode.FAILED
-    return _judge(order.out_dir, level, prices, reason, show)
+    return _judge(options.out_dir, level, prices, reason, show)
 
 
-def run_order(order: Order, environ: Mapping[str, str], show: Callable[[str], None]) -> str | None:
+def run_options(
+    options: LoadTestOptions, environ: Mapping[str, str], show: Callable[[str], None]
+) -> str | None:
     """Runs it and leaves its records, without judging them; why it was cut short, or `None`.
 
     Raises:
         LoadTestError: it cannot be run as asked. Nothing was sent.
         RunFailedError: its workers did not come up. Nothing was sent.
     """
-    chaos = None if order.chaos is None else _chaos(order.chaos, order.sim_socket, order.seed)
-    api_key = read_api_key(order.api_key_env, environ)
-    plan = _plan(order, api_key)
-    # Built here as well as in each worker: what is wrong with it is said before anything starts.
+    chaos = (
+        None if options.chaos is None else _chaos(options.chaos, options.sim_socket, options.seed)
+    )
+    api_key = read_api_key(options.api_key_env, environ)
+    plan = _plan(options, api_key)
+    # Built here as well as in each worker: a fault in it is reported before anything starts.
     built = build_workload(
         plan.workload, models=plan.models, duration_s=plan.duration_s, seed=plan.seed
     )
-    refuse_used_folder(order.out_dir)
-    _write_files(plan, order.out_dir, api_key, show)
-    return run_load(plan, RunParts(order.out_dir, api_key, _offsets_s(built), chaos, show))
+    refuse_used_folder(options.out_dir)
+    _write_files(plan, options.out_dir, api_key, show)
+    return run_load(plan, RunParts(options.out_dir, api_key, _offsets_s(built), chaos, show))
 
 
 def read_api_key(name: str | None, environ: Mapping[str, str]) -> str | None:
@@ -193,23 +199,23 @@ def default_sim_socket() -> Path:
     return Path(tempfile.gettempdir()) / f"slicewise-sim-{os.getuid()}" / "control.sock"
 
 
-def _plan(order: Order, api_key: str | None) -> RunPlan:
-    spec = order.source.spec()
+def _plan(options: LoadTestOptions, api_key: str | None) -> RunPlan:
+    spec = options.source.spec()
     # Models that the workload names need not be base models.
-    asked = order.models or tuple(dict.fromkeys(entry.model for entry in spec.mix))
+    requested = options.models or tuple(dict.fromkeys(entry.model for entry in spec.mix))
     return RunPlan.of(
-        url=order.url.rstrip("/"),
+        url=options.url.rstrip("/"),
         workload=spec,
-        models=choose_models(order.url, api_key, asked),
-        duration_s=order.duration_s,
-        warmup_s=order.warmup_s,
-        drain_s=order.drain_s,
-        seed=order.seed,
-        num_workers=order.num_workers,
-        limits={"request_s": order.request_s, "max_retries": order.max_retries},
-        check=order.check,
-        answers_file=order.answers_file,
-        api_key_env=order.api_key_env,
+        models=choose_models(options.url, api_key, requested),
+        duration_s=options.duration_s,
+        warmup_s=options.warmup_s,
+        drain_s=options.drain_s,
+        seed=options.seed,
+        num_workers=options.num_workers,
+        limits={"request_s": options.request_s, "max_retries": options.max_retries},
+        check=options.check,
+        answers_file=options.answers_file,
+        api_key_env=options.api_key_env,
     )
 
 
@@ -221,14 +227,14 @@ def _chaos(path: Path, sim_socket: Path | None, seed: int) -> ChaosRunner:
 def _offsets_s(built: Workload) -> list[float] | None:
     if built.num_users is not None:
         return None
-    return [each.offset_s for each in built.requests if each.offset_s is not None]
+    return [request.offset_s for request in built.requests if request.offset_s is not None]
 
 
 def _write_files(
     plan: RunPlan, out_dir: Path, api_key: str | None, show: Callable[[str], None]
 ) -> None:
     prompts = find_prompts(plan.url, plan.models, api_key)
-    guessed = [model for model, each in prompts.models.items() if not each.is_exact]
+    guessed = [model for model, prompt in prompts.models.items() if not prompt.is_exact]
     if guessed:
         names = ", ".join(guessed)
         show(f"prompt lengths of {names} are estimates: the server's tokenizer did not answer")

@@ -1,4 +1,4 @@
-"""Everything a run is told, as one file: what the command line was parsed into, once.
+"""The plan of a run as one file: what the command line was parsed into, once.
 
 The workers of a run read nothing else, and the report shows it.
 """
@@ -66,10 +66,10 @@ class RunPlan(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as error:
             lines = []
-            for each in error.errors(include_url=False):
-                name = ".".join(str(part) for part in each["loc"])
-                message = each["msg"].removeprefix("Value error, ")
-                lines.append(f"{name}={each['input']!r}: {message}" if name else message)
+            for problem in error.errors(include_url=False):
+                name = ".".join(str(part) for part in problem["loc"])
+                message = problem["msg"].removeprefix("Value error, ")
+                lines.append(f"{name}={problem['input']!r}: {message}" if name else message)
             raise LoadTestError("; ".join(lines)) from error
 
     @classmethod

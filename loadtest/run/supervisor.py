@@ -17,7 +17,7 @@ from loadtest.chaos.runner import ChaosRunner
 from loadtest.client.check_kind import CheckKind
 from loadtest.errors import LoadTestError
 from loadtest.histogram import added, quantile
-from loadtest.recorder import RECORDS_FILE, Recorder, answers_part, merge_parts, run_part
+from loadtest.recorder import RECORDS_FILE, RequestRecorder, answers_part, merge_parts, run_part
 from loadtest.records import RunEnd, RunStart
 from loadtest.run.chaos_thread import ChaosThread
 from loadtest.run.control import Go, Progress, Ready, Stop
@@ -27,9 +27,9 @@ from loadtest.run.worker_processes import WorkerProcesses
 
 # A trace of ten million rows is read and planned in about this time on a slow core.
 _READY_S = 300.0
-# From the word to the first request: every worker has heard it by then.
+# From the start message to the first request: every worker has it by then.
 _HEAD_START_S = 0.5
-_HEAR_S = 0.25
+_RECEIVE_S = 0.25
 _STATUS_PERIOD_S = 2.0
 # After the drain's bound workers end by themselves, within their last write.
 _GRACE_S = 30.0
@@ -37,7 +37,7 @@ INTERRUPTED = "interrupted"
 
 
 class RunFailedError(Exception):
-    """The run did not come about, or a worker broke. The message has the worker's own words."""
+    """The run did not come about, or a worker broke. The message has the worker's own output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def run_load(plan: RunPlan, parts: RunParts) -> str | None:
             _await_ready(workers, plan.num_workers, interrupts)
         except RunFailedError as error:
             raise RunFailedError("; ".join([str(error), *workers.close()])) from None
-        with Recorder(run_part(parts.out_dir)) as recorder:
+        with RequestRecorder(run_part(parts.out_dir)) as recorder:
             reason = _Run(plan, parts, workers, recorder, interrupts).supervise()
     merge_parts(parts.out_dir)
     if plan.check == CheckKind.RECORDED:
@@ -102,19 +102,22 @@ def _interrupts() -> Iterator[_Interrupts]:
     def count(_signal: int, _frame: FrameType | None) -> None:
         interrupts.count += 1
 
-    before = {each: signal.signal(each, count) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        signal_number: signal.signal(signal_number, count)
+        for signal_number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield interrupts
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def _await_ready(workers: WorkerProcesses, num_workers: int, interrupts: _Interrupts) -> None:
     until_s = time.monotonic() + _READY_S
     num_ready = 0
     while num_ready < num_workers:
-        num_ready += sum(isinstance(said, Ready) for _, said in workers.hear(_HEAR_S))
+        num_ready += sum(isinstance(message, Ready) for _, message in workers.receive(_RECEIVE_S))
         if workers.num_open < num_workers:
             raise RunFailedError("a worker ended before the run began")
         if interrupts.count:
@@ -131,7 +134,7 @@ class _Run:
         plan: RunPlan,
         parts: RunParts,
         workers: WorkerProcesses,
-        recorder: Recorder,
+        recorder: RequestRecorder,
         interrupts: _Interrupts,
     ) -> None:
         self._plan = plan
@@ -144,9 +147,9 @@ class _Run:
         self._rate_per_s = 0.0
 
     def supervise(self) -> str | None:
-        """From the word to go until no worker is left; why the run was cut short, or `None`."""
+        """From the start message until no worker is left; why the run was cut short, or `None`."""
         self._write_start(until_s=self._plan.duration_s)
-        self._workers.tell(Go(self._start_s))
+        self._workers.send(Go(self._start_s))
         fleet = FleetWatch(self._plan.url, self._parts.api_key, self._start_s, self._recorder.write)
         fleet.start()
         chaos = None
@@ -175,9 +178,9 @@ class _Run:
         shown_s, sent_before = self._start_s, 0
         stopped_s: float | None = None
         while self._workers.num_open:
-            for number, said in self._workers.hear(_HEAR_S):
-                if isinstance(said, Progress):
-                    self._progress[number] = said
+            for number, message in self._workers.receive(_RECEIVE_S):
+                if isinstance(message, Progress):
+                    self._progress[number] = message
             now_s = time.monotonic()
             if now_s - shown_s >= _STATUS_PERIOD_S:
                 self._rate_per_s = (self._num_sent - sent_before) / (now_s - shown_s)
@@ -186,7 +189,7 @@ class _Run:
                 shown_s = now_s
             if self._interrupts.count and stopped_s is None:
                 stopped_s = now_s - self._start_s
-                self._workers.tell(Stop())
+                self._workers.send(Stop())
                 # What was scheduled for later is not missing.
                 self._write_start(until_s=min(stopped_s, plan.duration_s))
             if self._interrupts.count > 1:
@@ -214,23 +217,23 @@ class _Run:
 
     @property
     def _num_sent(self) -> int:
-        return sum(each.num_sent for each in self._progress.values())
+        return sum(report.num_sent for report in self._progress.values())
 
     def _load(self) -> RunLoad:
         progress = list(self._progress.values())
-        return RunLoad(sum(each.num_in_flight for each in progress), self._rate_per_s)
+        return RunLoad(sum(report.num_in_flight for report in progress), self._rate_per_s)
 
     def _show(self, now_s: float) -> None:
         progress = list(self._progress.values())
-        ttft_s = quantile(added(each.ttft_counts for each in progress), 0.5)
-        words = [
+        ttft_s = quantile(added(report.ttft_counts for report in progress), 0.5)
+        parts = [
             f"{now_s - self._start_s:6.0f} s",
             f"sent {self._num_sent}",
-            f"in flight {sum(each.num_in_flight for each in progress)}",
-            f"failed {sum(each.num_failed for each in progress)}",
+            f"in flight {sum(report.num_in_flight for report in progress)}",
+            f"failed {sum(report.num_failed for report in progress)}",
             "TTFT p50 " + ("-" if ttft_s is None else f"{ttft_s:.3f} s"),
         ]
-        self._parts.show("  ".join(words))
+        self._parts.show("  ".join(parts))
 
 
 def _collect_answers(plan: RunPlan, out_dir: Path) -> None:

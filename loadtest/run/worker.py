@@ -29,9 +29,9 @@ from loadtest.client.prompt_source import PromptFile, ServerPrompts
 from loadtest.client.sender import RunClock, Sender
 from loadtest.histogram import bucket_of
 from loadtest.planned_request import PlannedRequest
-from loadtest.recorder import Recorder, answers_part, worker_part
+from loadtest.recorder import RequestRecorder, answers_part, worker_part
 from loadtest.records import RequestRecord
-from loadtest.run.client_monitor import Counts, SelfWatch
+from loadtest.run.client_monitor import ClientMonitor, Counts
 from loadtest.run.control import Go, Progress, Ready, Stop, encode_message, from_parent
 from loadtest.run.dispatch import ClosedLoop, OpenLoop, conversations, share_of, user_begins_s
 from loadtest.run.plan import PROMPTS_FILE, RunPlan
@@ -80,7 +80,7 @@ def run_worker(
     # What is here stays until the end: no collection need look at it again.
     gc.collect()
     gc.freeze()
-    with Recorder(worker_part(options.out_dir, options.number)) as recorder:
+    with RequestRecorder(worker_part(options.out_dir, options.number)) as recorder:
         tally = _Tally()
 
         def take(record: RequestRecord) -> None:
@@ -94,18 +94,18 @@ def run_worker(
         def counts() -> Counts:
             return Counts(client.num_in_flight, sender.num_sent, client.num_token_events)
 
-        watch = SelfWatch(options.number, first.start_s, counts, recorder.write)
+        monitor = ClientMonitor(options.number, first.start_s, counts, recorder.write)
         loop = _loop(plan, workload, sender, options.number, first)
-        telling = gevent.spawn(_tell, lines.write, tally, counts)
+        reporting = gevent.spawn(_report_progress, lines.write, tally, counts)
         try:
-            _run_until_told(loop, lines.readline, first.start_s + plan.duration_s + plan.drain_s)
+            _run_until_stopped(loop, lines.readline, first.start_s + plan.duration_s + plan.drain_s)
         finally:
-            telling.kill()
-            watch.stop()
+            reporting.kill()
+            monitor.stop()
             client.close()
     if recording is not None:
         recording.save(answers_part(options.out_dir, options.number))
-    _say(lines.write, tally.progress(counts()))
+    _report(lines.write, tally.progress(counts()))
 
 
 class _Recording:
@@ -118,9 +118,9 @@ class _Recording:
         self,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
-        planned: PlannedRequest,
+        planned_request: PlannedRequest,
     ) -> AnswerCheck | None:
-        self._answers.record(prompt_token_ids, output_token_ids, planned)
+        self._answers.record(prompt_token_ids, output_token_ids, planned_request)
         return None
 
     def save(self, path: Path) -> None:
@@ -171,7 +171,7 @@ def _loop(
     return ClosedLoop(workload.closed_loop(number, plan.num_workers), sender, begins_s, end_s)
 
 
-def _run_until_told(
+def _run_until_stopped(
     loop: OpenLoop | ClosedLoop, read_line: Callable[[], bytes], drained_s: float
 ) -> None:
     """Runs the loop to its drained end, or until the parent says stop or is gone."""
@@ -181,7 +181,7 @@ def _run_until_told(
         loop.drain(drained_s)
 
     running = gevent.spawn(run)
-    # Whatever comes after the start, a word or the end of the line, is the end.
+    # Whatever comes after the start, a message or the end of the stream, is the end.
     listening = gevent.spawn(read_line)
     gevent.wait([running, listening], count=1)
     if not running.dead:
@@ -191,13 +191,15 @@ def _run_until_told(
     running.get()
 
 
-def _tell(write: Callable[[bytes], object], tally: _Tally, counts: Callable[[], Counts]) -> None:
+def _report_progress(
+    write: Callable[[bytes], object], tally: _Tally, counts: Callable[[], Counts]
+) -> None:
     while True:
         gevent.sleep(_PROGRESS_PERIOD_S)
-        _say(write, tally.progress(counts()))
+        _report(write, tally.progress(counts()))
 
 
-def _say(write: Callable[[bytes], object], progress: Progress) -> None:
+def _report(write: Callable[[bytes], object], progress: Progress) -> None:
     # A parent that is gone hears nothing; that it is gone ends the run elsewhere.
     with contextlib.suppress(OSError):
         write(encode_message(progress))

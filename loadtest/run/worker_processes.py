@@ -1,4 +1,4 @@
-"""The worker processes of a run as its parent holds them: begun, told, heard, ended.
+"""The worker processes of a run as their parent holds them: started, sent messages, read, ended.
 
 Each is a headless Locust in a session of its own, so that Ctrl-C reaches the parent only, which
 then ends the run in order. Does not own what a worker does (`worker`).
@@ -46,16 +46,16 @@ class WorkerProcesses:
         """Workers that have not hung up."""
         return len(self._open)
 
-    def tell(self, message: FromParent) -> None:
+    def send(self, message: FromParent) -> None:
         """Tells every worker that is still there."""
         line = encode_message(message)
         for worker in self._open.values():
             try:
                 worker.control.sendall(line)
             except OSError:
-                continue  # it is ending; `hear` will say so
+                continue  # it is ending; `receive` will say so
 
-    def hear(self, timeout_s: float) -> Iterator[tuple[int, FromWorker]]:
+    def receive(self, timeout_s: float) -> Iterator[tuple[int, FromWorker]]:
         """What workers say within `timeout_s`, with their numbers. Those that hang up are gone."""
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker = key.data

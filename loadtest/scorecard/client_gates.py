@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadtest.histogram import added, quantile
 from loadtest.records import ClientSample
-from loadtest.scorecard.formats import ratio_words, seconds_words
+from loadtest.scorecard.formats import format_ratio, format_seconds
 from loadtest.scorecard.latency import schedule_lag_s
 from loadtest.scorecard.slo import ClientGates
 from loadtest.scorecard.spread import percentile
@@ -49,22 +49,22 @@ def check_client(run: StoredRun, gates: ClientGates) -> ClientReport:
             by_worker.setdefault(sample.worker, []).append(sample)
     is_watched = len(by_worker) >= run.start.num_workers
     watched = list(by_worker.values()) if is_watched else []
-    lags_s = sorted(schedule_lag_s(each) for each in run.judged)
+    lags_s = sorted(schedule_lag_s(request) for request in run.judged)
     checked = [
         _ceiling(
             "loop lag p99",
             _worst(_loop_lag_p99_s(samples) for samples in watched),
             gates.loop_lag_p99_s,
-            seconds_words,
+            format_seconds,
         ),
         _ceiling(
-            "schedule lag p99", percentile(lags_s, 0.99), gates.schedule_lag_p99_s, seconds_words
+            "schedule lag p99", percentile(lags_s, 0.99), gates.schedule_lag_p99_s, format_seconds
         ),
         _ceiling(
             "CPU p90, share of a core",
             _worst(_cpu_p90(samples) for samples in watched),
             gates.cpu_p90_ratio,
-            ratio_words,
+            format_ratio,
         ),
     ]
     if run.start.num_scheduled is not None:
@@ -85,8 +85,8 @@ def _rate_gate(run: StoredRun, gates: ClientGates) -> Gate:
     sent = num_sent_in_time(run, gates.schedule_lag_p99_s)
     value = sent / asked if asked else None
     is_met = value is not None and value >= gates.min_rate_ratio
-    words = f"achieved over asked rate {ratio_words(value)}"
-    words += f", at least {ratio_words(gates.min_rate_ratio)}"
+    words = f"achieved over asked rate {format_ratio(value)}"
+    words += f", at least {format_ratio(gates.min_rate_ratio)}"
     name, limit = "achieved over asked rate", gates.min_rate_ratio
     return Gate(name, value, limit, is_floor=True, ok=is_met, words=words)
 

@@ -14,7 +14,7 @@ import numpy as np
 from loadtest.errors import ExitCode
 from loadtest.scorecard import latency
 from loadtest.scorecard.bootstrap import Figure, mean_figure, percentile_figure, share_figure
-from loadtest.scorecard.formats import DASH, number_words, ratio_words, seconds_words
+from loadtest.scorecard.formats import DASH, format_number, format_ratio, format_seconds
 from loadtest.scorecard.measure import Scorecard, is_good, measure
 from loadtest.scorecard.slo import ServiceLevel
 from loadtest.scorecard.spread import SHARES
@@ -31,7 +31,7 @@ _INTERVAL = (2.5, 97.5)  # percentiles of the draws: the middle 95 %
 _PLACES = frozenset({"url", "answers_file", "api_key_env"})
 
 
-class Outcome(StrEnum):
+class ComparisonOutcome(StrEnum):
     """What a comparison of one metric shows of run B."""
 
     BETTER = "better"
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
     NOT_JUDGED = "not_judged"  # a run is invalid, or has too few samples
 
 
-class Unit(StrEnum):
+class DifferenceUnit(StrEnum):
     """What a metric counts in."""
 
     SECONDS = "s"
@@ -56,7 +56,7 @@ class Difference:
     """
 
     metric: str
-    unit: Unit
+    unit: DifferenceUnit
     a: float | None
     b: float | None
     n_a: int
@@ -64,7 +64,7 @@ class Difference:
     difference: float | None
     low: float | None
     high: float | None
-    outcome: Outcome
+    outcome: ComparisonOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +104,18 @@ class NamedRun:
 
 def compare(a: NamedRun, b: NamedRun, level: ServiceLevel, seed: int) -> Comparison:
     """Run B against run A. Goodput is that of `level`, if it has any."""
-    measured = [(each, measure(each.run, level, None)) for each in (a, b)]
+    measured = [(named, measure(named.run, level, None)) for named in (a, b)]
     invalid = tuple(
-        f"{each.name}: {reason}" for each, card in measured for reason in card.client.reasons
+        f"{named.name}: {reason}" for named, card in measured for reason in card.client.reasons
     )
     plan_differences = tuple(_plan_differences(a.run, b.run))
-    metrics_a, metrics_b = (_metrics(each.run, card, level) for each, card in measured)
+    metrics_a, metrics_b = (_metrics(named.run, card, level) for named, card in measured)
     chance = np.random.default_rng(seed)
     differences = tuple(
         _difference(metric, metrics_b[name].figure, chance, is_judged=not invalid)
         for name, metric in metrics_a.items()
     )
-    cautions = [f"{each.name}: {warning}" for each, card in measured for warning in card.warnings]
+    cautions = [f"{named.name}: {warning}" for named, card in measured for warning in card.warnings]
     if plan_differences:
         cautions.append("the runs were asked for different things: " + "; ".join(plan_differences))
     sentences = tuple(map(_sentence, differences))
@@ -124,38 +124,38 @@ def compare(a: NamedRun, b: NamedRun, level: ServiceLevel, seed: int) -> Compari
     )
 
 
-def value_words(value: float | None, unit: Unit) -> str:
+def format_value(value: float | None, unit: DifferenceUnit) -> str:
     """A value of a metric, for a reader."""
     match unit:
-        case Unit.SECONDS:
-            return seconds_words(value)
-        case Unit.RATIO:
-            return ratio_words(value)
-        case Unit.TOKENS_PER_S:
-            return number_words(value)
+        case DifferenceUnit.SECONDS:
+            return format_seconds(value)
+        case DifferenceUnit.RATIO:
+            return format_ratio(value)
+        case DifferenceUnit.TOKENS_PER_S:
+            return format_number(value)
 
 
-def signed_words(value: float | None, unit: Unit) -> str:
+def format_signed(value: float | None, unit: DifferenceUnit) -> str:
     """A difference of a metric, for a reader."""
     if value is None:
         return DASH
     sign = "+" if value > 0 else "\N{MINUS SIGN}" if value < 0 else ""
-    words = value_words(abs(value), unit)
+    words = format_value(abs(value), unit)
     # Of two shares, per cent would leave open what they are per cent of.
-    return sign + (words.replace("%", "points") if unit is Unit.RATIO else words)
+    return sign + (words.replace("%", "points") if unit is DifferenceUnit.RATIO else words)
 
 
-def interval_words(found: Difference) -> str:
+def format_interval(found: Difference) -> str:
     """The interval of a difference, for a reader."""
     if found.low is None or found.high is None:
         return DASH
-    return f"{signed_words(found.low, found.unit)} to {signed_words(found.high, found.unit)}"
+    return f"{format_signed(found.low, found.unit)} to {format_signed(found.high, found.unit)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
     name: str
-    unit: Unit
+    unit: DifferenceUnit
     figure: Figure
 
 
@@ -172,16 +172,16 @@ def _metrics(run: StoredRun, card: Scorecard, level: ServiceLevel) -> dict[str, 
         values = [law(request) for request in judged]
         for point in _POINTS:
             figure = percentile_figure(values, SHARES[point])
-            metrics.append(_Metric(f"{name} {point}", Unit.SECONDS, figure))
-        metrics.append(_Metric(f"{name} mean", Unit.SECONDS, mean_figure(values)))
+            metrics.append(_Metric(f"{name} {point}", DifferenceUnit.SECONDS, figure))
+        metrics.append(_Metric(f"{name} mean", DifferenceUnit.SECONDS, mean_figure(values)))
     throughput = mean_figure(_stretches(run))
-    metrics.append(_Metric("throughput", Unit.TOKENS_PER_S, throughput))
+    metrics.append(_Metric("throughput", DifferenceUnit.TOKENS_PER_S, throughput))
     if level.goodput is not None:
         good = sum(is_good(request, level.goodput) for request in judged)
         figure = share_figure(good, card.requests.total)
-        metrics.append(_Metric("goodput", Unit.RATIO, figure))
+        metrics.append(_Metric("goodput", DifferenceUnit.RATIO, figure))
     errors = share_figure(card.requests.failed, card.requests.total)
-    metrics.append(_Metric("error ratio", Unit.RATIO, errors))
+    metrics.append(_Metric("error ratio", DifferenceUnit.RATIO, errors))
     return {metric.name: metric for metric in metrics}
 
 
@@ -206,7 +206,7 @@ def _difference(
     if figure_a.draw is not None and figure_b.draw is not None:
         drawn = figure_b.draw(chance) - figure_a.draw(chance)
         low, high = (float(bound) for bound in np.percentile(drawn, _INTERVAL))
-    outcome = Outcome.NOT_JUDGED
+    outcome = ComparisonOutcome.NOT_JUDGED
     if is_judged and low is not None and high is not None:
         outcome = _outcome(low, high, is_more_better=metric.name in _MORE_IS_BETTER)
     return Difference(
@@ -215,32 +215,32 @@ def _difference(
     )  # fmt: skip
 
 
-def _outcome(low: float, high: float, *, is_more_better: bool) -> Outcome:
+def _outcome(low: float, high: float, *, is_more_better: bool) -> ComparisonOutcome:
     if low <= 0 <= high:
-        return Outcome.NO_DIFFERENCE_SHOWN
-    return Outcome.BETTER if (low > 0) == is_more_better else Outcome.WORSE
+        return ComparisonOutcome.NO_DIFFERENCE_SHOWN
+    return ComparisonOutcome.BETTER if (low > 0) == is_more_better else ComparisonOutcome.WORSE
 
 
 def _sentence(found: Difference) -> str:
-    a, b = value_words(found.a, found.unit), value_words(found.b, found.unit)
+    a, b = format_value(found.a, found.unit), format_value(found.b, found.unit)
     counts = f"n {found.n_a:,} and {found.n_b:,}"
     if found.difference is None:
         return f"{found.metric}: {a} and {b}; not both runs have samples ({counts})"
     if found.low is None or found.high is None:
         return f"{found.metric}: {a} and {b}; too few samples to tell ({counts})"
-    change = signed_words(found.difference, found.unit)
-    proof = f"{change}, 95 % interval {interval_words(found)}; {counts}"
+    change = format_signed(found.difference, found.unit)
+    proof = f"{change}, 95 % interval {format_interval(found)}; {counts}"
     match found.outcome:
-        case Outcome.NOT_JUDGED:
+        case ComparisonOutcome.NOT_JUDGED:
             return f"{found.metric}: {a} and {b}, not judged ({proof})"
-        case Outcome.NO_DIFFERENCE_SHOWN:
+        case ComparisonOutcome.NO_DIFFERENCE_SHOWN:
             return f"{found.metric}: no difference shown, {a} and {b} ({proof})"
-        case Outcome.BETTER | Outcome.WORSE:
+        case ComparisonOutcome.BETTER | ComparisonOutcome.WORSE:
             return f"{found.metric} is {found.outcome}: {b} instead of {a} ({proof})"
 
 
 def _plan_differences(a: StoredRun, b: StoredRun) -> Iterator[str]:
-    lines_a, lines_b = (_comparable(each) for each in (a, b))
+    lines_a, lines_b = (_comparable(stored) for stored in (a, b))
     for name in sorted(lines_a.keys() | lines_b.keys()):
         if lines_a.get(name) != lines_b.get(name):
             yield f"{name} {lines_a.get(name, DASH)} and {lines_b.get(name, DASH)}"

@@ -142,13 +142,13 @@ def group_by(
     return tuple(
         Group(
             name,
-            len(each),
-            sum(not request.is_ok for request in each),
-            spread_of(map(ttft_scheduled_s, each)),
-            spread_of(map(tpot_s, each)),
-            _sum(request.output_tokens for request in each if request.is_ok),
+            len(member),
+            sum(not request.is_ok for request in member),
+            spread_of(map(ttft_scheduled_s, member)),
+            spread_of(map(tpot_s, member)),
+            _sum(request.output_tokens for request in member if request.is_ok),
         )
-        for name, each in sorted(members.items())
+        for name, member in sorted(members.items())
     )
 
 

@@ -65,11 +65,11 @@ def cost_of(
     prices = usd_per_chip_hour or {}
     names = sorted({name for sample, _ in spans for name in sample.slices})
     classes = tuple(_use(name, spans, prices.get(name)) for name in names)
-    chip_hours = sum(each.chip_hours for each in classes)
+    chip_hours = sum(class_use.chip_hours for class_use in classes)
     reason = _lacking(classes, usd_per_chip_hour, covered_ratio)
     if reason is not None:
         return Cost(classes, covered_ratio, chip_hours, None, None, reason)
-    usd = sum(each.usd for each in classes if each.usd is not None)
+    usd = sum(class_use.usd for class_use in classes if class_use.usd is not None)
     per_million = usd / output_tokens * 1e6 if output_tokens else None
     return Cost(classes, covered_ratio, chip_hours, usd, per_million, None)
 
@@ -111,7 +111,11 @@ def _lacking(
 ) -> str | None:
     if prices is None:
         return "no prices were given"
-    unpriced = [each.compute_class for each in classes if each.chip_hours and each.usd is None]
+    unpriced = [
+        class_use.compute_class
+        for class_use in classes
+        if class_use.chip_hours and class_use.usd is None
+    ]
     if unpriced:
         return f"no price for {', '.join(unpriced)}"
     if covered_ratio < MIN_COVERED_RATIO:

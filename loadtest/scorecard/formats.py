@@ -5,7 +5,7 @@ import math
 DASH = "\N{EN DASH}"
 
 
-def seconds_words(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """A duration to three digits: 850 µs, 42.1 ms, 1.27 s, 75 s."""
     if value is None:
         return DASH
@@ -13,11 +13,11 @@ def seconds_words(value: float | None) -> str:
     if size < 0.9995e-3:
         return f"{value * 1e6:.0f} µs" if value else "0 ms"
     if size < 0.9995:
-        return f"{number_words(value * 1e3)} ms"
-    return f"{number_words(value)} s"
+        return f"{format_number(value * 1e3)} ms"
+    return f"{format_number(value)} s"
 
 
-def number_words(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Three digits, or all before the point; thousands apart."""
     if value is None:
         return DASH
@@ -28,7 +28,7 @@ def number_words(value: float | None) -> str:
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
 
 
-def ratio_words(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """A share in per cent; never 100 % for less than all, nor 0 % for more than nothing."""
     if value is None:
         return DASH
@@ -42,7 +42,7 @@ def ratio_words(value: float | None) -> str:
     return f"{text} %"
 
 
-def usd_words(value: float | None) -> str:
+def format_usd(value: float | None) -> str:
     """An amount of money."""
     if value is None:
         return DASH

@@ -24,7 +24,7 @@ from loadtest.scorecard.counts import (
     group_by,
 )
 from loadtest.scorecard.fleet_cost import Cost, cost_of
-from loadtest.scorecard.formats import counted, seconds_words
+from loadtest.scorecard.formats import counted, format_seconds
 from loadtest.scorecard.slo import Evidence, GoodputLimits, Objective, ServiceLevel, judge
 from loadtest.scorecard.spread import Spread, spread_of, spread_of_histogram
 from loadtest.scorecard.stalls import EventImpact, impacts
@@ -147,7 +147,7 @@ def measure(
     goodput = _goodput(judged, level.goodput, requests.total, run.window_length_s)
     whole = [request for request in judged if request.is_ok]
     longest_gap_s = spread_of(request.longest_gap_s for request in whole)
-    icl_s = spread_of_histogram(added(each.gap_counts for each in whole), longest_gap_s.max)
+    icl_s = spread_of_histogram(added(request.gap_counts for request in whole), longest_gap_s.max)
     tpot_s = spread_of(map(latency.tpot_s, judged))
     evidence = Evidence(
         ttft_scheduled_s=spread_of(map(latency.ttft_scheduled_s, judged)),
@@ -214,7 +214,7 @@ def _throughput(
     if not length_s:
         return Throughput(None, None, None, None)
     from_s, until_s = run.window_s
-    ended = sum(from_s < each.ended_s <= until_s for each in run.requests if each.is_ok)
+    ended = sum(from_s < request.ended_s <= until_s for request in run.requests if request.is_ok)
     is_open = run.start.num_scheduled is not None
     return Throughput(
         output_tokens_per_s=output_tokens / length_s if output_tokens is not None else None,
@@ -261,9 +261,9 @@ def _changes(samples: tuple[FleetSample, ...]) -> tuple[FleetSample, ...]:
 def _warnings(run: StoredRun, tokens: TokenCounts, icl_s: Spread, tpot_s: Spread) -> list[str]:
     warnings: list[str] = []
     if run.cut_short is not None:
-        warnings.append(f"the run was cut short at {seconds_words(run.ended_s)}: {run.cut_short}")
+        warnings.append(f"the run was cut short at {format_seconds(run.ended_s)}: {run.cut_short}")
     if icl_s.p50 is not None and tpot_s.p50 is not None and icl_s.p50 < CLUMP_RATIO * tpot_s.p50:
-        gaps = f"the median gap is {seconds_words(icl_s.p50)}, TPOT {seconds_words(tpot_s.p50)}"
+        gaps = f"the median gap is {format_seconds(icl_s.p50)}, TPOT {format_seconds(tpot_s.p50)}"
         warnings.append(f"tokens come in clumps ({gaps}): something on the way collects them")
     if tokens.without_usage:
         answers = counted(tokens.without_usage, "answer")

@@ -14,7 +14,7 @@ MAX_USD_PER_CHIP_HOUR = 100.0
 _Price = Annotated[float, Field(ge=0, le=MAX_USD_PER_CHIP_HOUR)]
 
 
-class PriceFile(RootModel[dict[str, _Price]]):
+class ChipPriceFile(RootModel[dict[str, _Price]]):
     """Prices by name of the compute class, as the platform's `/fleet` names it."""
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -26,4 +26,4 @@ def read_prices(path: Path) -> Mapping[str, float]:
     Raises:
         LoadTestError: it is no such file.
     """
-    return read_strict_yaml(path, PriceFile).root
+    return read_strict_yaml(path, ChipPriceFile).root

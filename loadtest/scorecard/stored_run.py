@@ -71,7 +71,7 @@ class StoredRun:
     def judged(self) -> tuple[RequestRecord, ...]:
         """The requests due after the warm-up, whenever they ended."""
         from_s = self.start.warmup_s
-        return tuple(each for each in self.requests if each.scheduled_s >= from_s)
+        return tuple(request for request in self.requests if request.scheduled_s >= from_s)
 
     @property
     def num_missing(self) -> int:
@@ -81,7 +81,7 @@ class StoredRun:
         """
         if self.start.num_scheduled is None:
             return 0
-        recorded = {each.request_id for each in self.requests if each.turn == 0}
+        recorded = {request.request_id for request in self.requests if request.turn == 0}
         return max(0, self.start.num_scheduled - len(recorded))
 
 
@@ -91,17 +91,17 @@ def gather(records: list[Record]) -> StoredRun:
     Raises:
         LoadTestError: there is not exactly one start, or it says something impossible.
     """
-    starts = [each for each in records if isinstance(each, RunStart)]
+    starts = [record for record in records if isinstance(record, RunStart)]
     if len(starts) != 1:
         raise LoadTestError(f"{len(starts)} records of kind run_start; a run has exactly 1")
     (start,) = starts
     if not 0 <= start.warmup_s < start.duration_s:
         limit = f"at least 0 and below duration_s, {start.duration_s:g}"
         raise LoadTestError(f"run_start.warmup_s: {start.warmup_s:g}; allowed: {limit}")
-    ends = [each for each in records if isinstance(each, RunEnd)]
+    ends = [record for record in records if isinstance(record, RunEnd)]
     return StoredRun(
         start,
-        tuple(each for each in records if isinstance(each, RequestRecord)),
+        tuple(record for record in records if isinstance(record, RequestRecord)),
         _of_kind(records, ClientSample),
         _of_kind(records, FleetSample),
         _of_kind(records, EventRecord),
@@ -111,8 +111,8 @@ def gather(records: list[Record]) -> StoredRun:
 
 def _of_kind(records: list[Record], kind: type[_Timed]) -> tuple[_Timed, ...]:
     """In order of time: several workers and the parent wrote them."""
-    found = (each for each in records if isinstance(each, kind))
-    return tuple(sorted(found, key=lambda each: each.at_s))
+    found = (record for record in records if isinstance(record, kind))
+    return tuple(sorted(found, key=lambda record: record.at_s))
 
 
 def read_run(directory: Path) -> StoredRun:

@@ -78,7 +78,7 @@ def _spreads(
     values: list[list[float | None]] = [[] for _ in range(num)]
     for request in requests:
         values[_index(request.scheduled_s, width_s, num)].append(latency(request))
-    return tuple(spread_of(each) for each in values)
+    return tuple(spread_of(value) for value in values)
 
 
 def _rates(instants_s: Sequence[float], width_s: float, num: int) -> tuple[float, ...]:

@@ -71,7 +71,15 @@ def instants(pieces: Sequence[RatePiece], cv: float, rng: np.random.Generator) -
     # A point may lie on the very end by rounding.
     index = np.minimum(index, len(pieces) - 1)
     start_s, end_s, start_per_s, end_per_s = np.array(
-        [(each.start_s, each.end_s, each.start_per_s, each.end_per_s) for each in pieces]
+        [
+            (
+                linear_piece.start_s,
+                linear_piece.end_s,
+                linear_piece.start_per_s,
+                linear_piece.end_per_s,
+            )
+            for linear_piece in pieces
+        ]
     ).T[:, index]
     slope = (end_per_s - start_per_s) / (end_s - start_s)
     area = points - begins[index]

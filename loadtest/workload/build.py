@@ -77,8 +77,8 @@ def _built(spec: WorkloadSpec, models: Sequence[str], duration_s: float, seed: i
     if isinstance(law, ReplayArrivals):
         played = replayed(law, read_trace(law.trace), duration_s, rng)
         conversations = [
-            plans.conversation(index, each.offset_s, each.unit, each.playing, law.scale)
-            for index, each in enumerate(played)
+            plans.conversation(index, replay.offset_s, replay.unit, replay.playing, law.scale)
+            for index, replay in enumerate(played)
         ]
     else:
         at_s = (

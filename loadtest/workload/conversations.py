@@ -169,8 +169,8 @@ class Planner:
             raise LoadTestError("prefixes beside a trace's texts; allowed: beside lengths only")
         if row.blocks:
             shared = (
-                replace(each, content_id=f"{self.key}/{playing}/{each.content_id}")
-                for each in row.blocks
+                replace(block, content_id=f"{self.key}/{playing}/{block.content_id}")
+                for block in row.blocks
             )
             return tuple(shared), row.text
         if row.input_tokens is None:

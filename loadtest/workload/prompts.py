@@ -57,7 +57,7 @@ def prompt_text(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> str:
     """
     if not vocabulary.openers:
         raise LoadTestError("a text was asked of a vocabulary without words; allowed: token ids")
-    return " ".join(word for block in blocks for word in _words(block, vocabulary))
+    return " ".join(word for block in blocks for word in _block_words(block, vocabulary))
 
 
 def first_tokens(blocks: Sequence[PromptBlock], num_tokens: int) -> tuple[PromptBlock, ...]:
@@ -116,7 +116,7 @@ def _draws(block: PromptBlock) -> npt.NDArray[np.int64]:
     return np.frombuffer(stream, dtype="<u4").astype(np.int64)
 
 
-def _words(block: PromptBlock, vocabulary: Vocabulary) -> list[str]:
+def _block_words(block: PromptBlock, vocabulary: Vocabulary) -> list[str]:
     """The block's words. Any block may come first, so each begins with an opener."""
     first, *others = _draws(block).tolist()
     words, openers = vocabulary.words, vocabulary.openers

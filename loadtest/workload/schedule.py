@@ -127,7 +127,7 @@ def replayed(
             f"what {trace.path} has in the {played_s:.0f} s that are played; scale makes it faster"
         )
     stays = thin(len(found), keep_ratio, rng)
-    return tuple(each for each, kept in zip(found, stays, strict=True) if kept)
+    return tuple(instant for instant, kept in zip(found, stays, strict=True) if kept)
 
 
 def units_of(trace: Trace) -> tuple[Unit, ...]:

@@ -84,8 +84,10 @@ def read_clients(path: Path) -> tuple[ClientLaw, ...]:
 
 def mean_rate_per_s(clients: tuple[ClientLaw, ...], start_s: float, duration_s: float) -> float:
     """Requests per second of all clients over that stretch."""
-    windows = [each for client in clients for each in client.stretch(start_s, duration_s)]
-    return sum(each.rate_per_s * (each.end_s - each.start_s) for each in windows) / duration_s
+    windows = [window for client in clients for window in client.stretch(start_s, duration_s)]
+    return (
+        sum(window.rate_per_s * (window.end_s - window.start_s) for window in windows) / duration_s
+    )
 
 
 def client_instants(

@@ -244,15 +244,15 @@ def _parsed(kind: type[_Spec], fields: Mapping[str, object], source: str) -> _Sp
     try:
         return kind.model_validate_json(document)
     except ValidationError as error:
-        lines = (f"{source}: {_problem(each, fields)}" for each in _innermost(error))
+        lines = (f"{source}: {_problem(problem, fields)}" for problem in _innermost(error))
         raise LoadTestError("\n".join(lines)) from error
 
 
 def _innermost(error: ValidationError) -> list[ErrorDetails]:
     """The problems less those of a whole whose parts have problems of their own."""
     found = error.errors(include_url=False)
-    wholes = {each["loc"][:length] for each in found for length in range(len(each["loc"]))}
-    return [each for each in found if each["loc"] not in wholes]
+    wholes = {problem["loc"][:length] for problem in found for length in range(len(problem["loc"]))}
+    return [problem for problem in found if problem["loc"] not in wholes]
 
 
 def _problem(problem: ErrorDetails, fields: Mapping[str, object]) -> str:

@@ -179,7 +179,7 @@ def _azure_rows(path: Path) -> list[TraceRow]:
         if number == 1:
             continue
         fields = dict(zip(_AZURE_HEADER, next(csv.reader([line])), strict=False))
-        source = _Source(path, number, fields)
+        source = _TraceLine(path, number, fields)
         at_s = source.instant_s("TIMESTAMP")
         rows.append(TraceRow(at_s, source.count("ContextTokens"), source.count("GeneratedTokens")))
     return rows
@@ -189,7 +189,7 @@ def _mooncake_rows(path: Path) -> tuple[list[TraceRow], float | None]:
     rows = []
     instants_ms: list[float] = []
     for number, line in _lines(path):
-        source = _Source(path, number, _json_object(path, number, line))
+        source = _TraceLine(path, number, _json_object(path, number, line))
         at_ms = source.number("timestamp")
         num_tokens = source.count("input_length")
         instants_ms.append(at_ms)
@@ -200,13 +200,13 @@ def _mooncake_rows(path: Path) -> tuple[list[TraceRow], float | None]:
     return rows, _grid_s(instants_ms)
 
 
-def _hashed_blocks(source: "_Source", num_tokens: int) -> tuple[PromptBlock, ...]:
+def _hashed_blocks(source: "_TraceLine", num_tokens: int) -> tuple[PromptBlock, ...]:
     """One block for each hash id, the last with what remains; none where the row has no ids."""
     ids = source.fields.get("hash_ids")
     if ids is None:
         return ()
     needed = -(-num_tokens // MOONCAKE_BLOCK_TOKENS)
-    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+    if not isinstance(ids, list) or not all(type(hash_id) is int for hash_id in ids):
         source.refuse("hash_ids", "a list of whole numbers")
     if len(ids) != needed:
         source.refuse(
@@ -215,13 +215,13 @@ def _hashed_blocks(source: "_Source", num_tokens: int) -> tuple[PromptBlock, ...
         )
     lengths = [MOONCAKE_BLOCK_TOKENS] * (needed - 1)
     lengths.append(num_tokens - MOONCAKE_BLOCK_TOKENS * (needed - 1))
-    return tuple(PromptBlock(f"h{each}", n) for each, n in zip(ids, lengths, strict=True))
+    return tuple(PromptBlock(f"h{hash_id}", n) for hash_id, n in zip(ids, lengths, strict=True))
 
 
 def _grid_s(instants_ms: list[float]) -> float | None:
     step_ms = MOONCAKE_GRID_S * 1000
     off_ms = [min(at % step_ms, -at % step_ms) for at in instants_ms]
-    near = sum(each <= _GRID_JITTER_MS for each in off_ms)
+    near = sum(offset_ms <= _GRID_JITTER_MS for offset_ms in off_ms)
     # By chance that holds for 1 of 150 rows.
     return MOONCAKE_GRID_S if near > 0.9 * len(instants_ms) else None
 
@@ -230,7 +230,7 @@ def _jsonl_rows(path: Path) -> list[TraceRow]:
     """Lines with `prompt`, `messages` or `input_tokens`; keys that we do not know are not read."""
     rows = []
     for number, line in _lines(path):
-        source = _Source(path, number, _json_object(path, number, line))
+        source = _TraceLine(path, number, _json_object(path, number, line))
         has = source.fields.keys()
         text = _text(source)
         input_tokens = source.count("input_tokens") if "input_tokens" in has else None
@@ -255,7 +255,7 @@ def _jsonl_rows(path: Path) -> list[TraceRow]:
     return rows
 
 
-def _text(source: "_Source") -> str | None:
+def _text(source: "_TraceLine") -> str | None:
     """The prompt, or the text of the last message; `None` if the row has neither."""
     if "prompt" in source.fields:
         prompt = source.fields["prompt"]
@@ -289,7 +289,7 @@ def _from_zero(path: Path, rows: list[TraceRow]) -> tuple[TraceRow, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _TraceLine:
     """One line's fields and where they stand."""
 
     path: Path

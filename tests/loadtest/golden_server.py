@@ -57,7 +57,7 @@ class Behaviour:
     def of(cls, model: str) -> "Behaviour":
         """What a model's name asks for; names without `=` are plain."""
         given = dict(part.split("=") for part in model.split(",") if "=" in part)
-        known = {each.name: each.type for each in fields(cls)}
+        known = {field.name: field.type for field in fields(cls)}
         return cls(**{key: known[key](value) for key, value in given.items()})
 
 
@@ -414,9 +414,9 @@ async def _serve(options: Options) -> None:
 
 def _parsed() -> Options:
     parser = argparse.ArgumentParser()
-    for each in fields(Options):
+    for option in fields(Options):
         parser.add_argument(
-            f"--{each.name.replace('_', '-')}", type=each.type, default=each.default
+            f"--{option.name.replace('_', '-')}", type=option.type, default=option.default
         )
     return Options(**vars(parser.parse_args()))
 

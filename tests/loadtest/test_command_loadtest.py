@@ -112,7 +112,7 @@ def test_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     assert process.returncode == 130, said
     assert "the run was cut short: interrupted" in said
     first, *records, last = read_records(out / "requests.jsonl")
-    requests = [each for each in records if isinstance(each, RequestRecord)]
+    requests = [record for record in records if isinstance(record, RequestRecord)]
     assert isinstance(first, RunStart)
     assert isinstance(last, RunEnd)
     assert last.reason == "interrupted"
@@ -122,7 +122,7 @@ def test_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     assert abs(first.num_scheduled - len(requests)) < 50
     card = json.loads((out / "scorecard.json").read_text())
     assert card["run"]["cut_short"] == "interrupted"
-    assert sorted(each.name for each in out.iterdir()) == [
+    assert sorted(path.name for path in out.iterdir()) == [
         "plan.json",
         "prompts.json",
         "report.html",
@@ -154,6 +154,10 @@ def test_killed_run_can_still_be_merged(tmp_path: Path) -> None:
         while is_somebody_at_work_on(out):
             time.sleep(0.1)
         num_asked = len(golden.truth()["requests"])
-    requests = [each for each in read_records(merge_parts(out)) if isinstance(each, RequestRecord)]
+    requests = [
+        read_record
+        for read_record in read_records(merge_parts(out))
+        if isinstance(read_record, RequestRecord)
+    ]
     # Those that were in flight as their worker learnt of the end are recorded as unfinished.
     assert len(requests) == num_asked

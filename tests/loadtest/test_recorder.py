@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.recorder import Recorder, merge_parts, run_part, worker_part
+from loadtest.recorder import RequestRecorder, merge_parts, run_part, worker_part
 from loadtest.records import (
     ClientSample,
     FleetSample,
@@ -30,7 +30,7 @@ def sample(at_s: float) -> ClientSample:
 
 
 def write(path: Path, *records: Record) -> None:
-    with Recorder(path) as recorder:
+    with RequestRecorder(path) as recorder:
         for record in records:
             recorder.write(record)
 
@@ -43,12 +43,12 @@ def test_parts_are_merged_in_order_of_time(tmp_path: Path) -> None:
     merged = merge_parts(tmp_path)
     expected = [start(), request(1.0), fleet, sample(2.0), request(2.5, 1), request(3.0), end]
     assert list(read_records(merged)) == expected
-    assert [each.name for each in tmp_path.iterdir()] == ["requests.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["requests.jsonl"]
     assert merge_parts(tmp_path) == merged
 
 
 def test_record_is_in_the_file_once_it_is_written(tmp_path: Path) -> None:
-    with Recorder(worker_part(tmp_path, 0)) as recorder:
+    with RequestRecorder(worker_part(tmp_path, 0)) as recorder:
         recorder.write(request(1.0))
         assert list(read_records(worker_part(tmp_path, 0))) == [request(1.0)]
 

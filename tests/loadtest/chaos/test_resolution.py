@@ -54,13 +54,13 @@ def test_event_is_due_when_its_moment_has_come(
     moment: dict[str, Any], now_s: float, load: RunLoad, reason: str | None
 ) -> None:
     schedule = parse_schedule({"events": [{"action": "kill", **moment}]})
-    found = [each.reason for each in due_events(schedule, frozenset(), now_s, load)]
+    found = [due_event.reason for due_event in due_events(schedule, frozenset(), now_s, load)]
     assert found == ([] if reason is None else [reason])
 
 
 def test_event_that_is_done_is_not_due_again() -> None:
     schedule = parse_schedule({"events": [{"action": "kill", "at_s": at_s} for at_s in (0, 1, 9)]})
-    assert [each.number for each in due_events(schedule, {0}, 5.0, IDLE)] == [1]
+    assert [due_event.number for due_event in due_events(schedule, {0}, 5.0, IDLE)] == [1]
 
 
 def test_target_is_what_it_is_described_as() -> None:

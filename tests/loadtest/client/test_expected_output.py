@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.answer_diff import ANCHOR, Damage, damages
+from loadtest.client.answer_diff import ANCHOR, TokenDifference, diff_answers
 from loadtest.client.expected_output import AnswerCheck, PacedAnswers, RecordedAnswers, compare
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import Api, PlannedRequest
@@ -108,10 +108,10 @@ def test_answer_that_runs_on_is_foreign_tokens(prompt: list[int], length: int, m
 def test_damages_are_told_one_by_one() -> None:
     whole = answer([1, 2, 3])
     received = whole[:20] + whole[25:50] + whole[40:80] + [200, 201] + whole[80:]
-    assert list(damages(whole, received)) == [
-        Damage(20, 5, 0, 0),
-        Damage(45, 0, 10, 0),
-        Damage(85, 0, 0, 2),
+    assert list(diff_answers(whole, received)) == [
+        TokenDifference(20, 5, 0, 0),
+        TokenDifference(45, 0, 10, 0),
+        TokenDifference(85, 0, 0, 2),
     ]
 
 

@@ -9,15 +9,15 @@ import pytest
 from loadtest.histogram import bucket_of
 from loadtest.profile.measure import (
     ClosedLoad,
-    Lengths,
-    Objective,
     OpenLoad,
     ProfileFailedError,
+    ProfileObjective,
+    RequestLengths,
     Subject,
+    describe_source,
     load_seconds,
     measure_slice,
     slices_of,
-    source_words,
 )
 from loadtest.recorder import RECORDS_FILE
 from loadtest.records import ClientSample, RequestRecord, RunEnd, RunStart, encode
@@ -37,8 +37,8 @@ TRUE = CapacityProfile(
     measured_on="2026-11-21",
     source="made up",
 )
-OBJECTIVE = Objective(ttft_s=3.0, tpot_s=0.1)
-LENGTHS = Lengths(512, 128)
+OBJECTIVE = ProfileObjective(ttft_s=3.0, tpot_s=0.1)
+LENGTHS = RequestLengths(512, 128)
 SECONDS = 40.0
 
 
@@ -127,7 +127,7 @@ def test_law_and_rate_of_one_slice_are_found(tmp_path: Path, num_slices: int) ->
     assert true_rate / 1.2 <= measured.sustained_per_s <= true_rate * 1.01
     assert profile.load_s == 12.0
     assert (profile.generation, profile.topology) == ("v6e", "2x4")
-    assert "requests/s sustained" in source_words(OBJECTIVE, LENGTHS, measured)
+    assert "requests/s sustained" in describe_source(OBJECTIVE, LENGTHS, measured)
     assert len(said) > 10
 
 
@@ -143,7 +143,7 @@ def test_server_that_fails_requests_is_not_profiled(tmp_path: Path) -> None:
 def test_objective_below_an_idle_step_is_out_of_reach(tmp_path: Path) -> None:
     with pytest.raises(ProfileFailedError, match="out of reach"):
         measure_slice(
-            LawBench(tmp_path, 1), subject(1), Objective(3.0, 0.01), LENGTHS,
+            LawBench(tmp_path, 1), subject(1), ProfileObjective(3.0, 0.01), LENGTHS,
             most_users=64, tolerance=0.1, show=lambda _line: None,
         )  # fmt: skip
 

@@ -20,7 +20,9 @@ COMMANDS.command("compare")(compare_command)
 
 
 def run_command(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(COMMANDS, [str(each) for each in arguments], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(
+        COMMANDS, [str(argument) for argument in arguments], env={"COLUMNS": "80"}
+    )
     return result.exit_code, result.output
 
 

@@ -22,7 +22,7 @@ from loadtest.records import (
     RunStart,
     read_records,
 )
-from loadtest.run.launch import Order, Source, launch
+from loadtest.run.launch import LoadSource, LoadTestOptions, launch
 from loadtest.run.plan import PLAN_FILE, PROMPTS_FILE, RunPlan
 from loadtest.run.supervisor import RunFailedError, RunParts, run_load
 from loadtest.workload.spec import WorkloadSpec
@@ -70,10 +70,10 @@ def told_by(out_dir: Path, lines: list[str]) -> Told:
     assert isinstance(end, RunEnd)
     return Told(
         start,
-        [each for each in records if isinstance(each, RequestRecord)],
-        [each for each in records if isinstance(each, ClientSample)],
-        [each for each in records if isinstance(each, FleetSample)],
-        [each for each in records if isinstance(each, EventRecord)],
+        [record for record in records if isinstance(record, RequestRecord)],
+        [record for record in records if isinstance(record, ClientSample)],
+        [record for record in records if isinstance(record, FleetSample)],
+        [record for record in records if isinstance(record, EventRecord)],
         end,
         json.loads((out_dir / "scorecard.json").read_text()),
         lines,
@@ -83,7 +83,7 @@ def told_by(out_dir: Path, lines: list[str]) -> Told:
 def run(
     golden: Golden,
     out_dir: Path,
-    source: Source,
+    source: LoadSource,
     duration_s: float,
     *,
     models: tuple[str, ...] = (),
@@ -95,7 +95,7 @@ def run(
     expected: ExitCode | None = None,
 ) -> Told:
     lines: list[str] = []
-    order = Order(
+    options = LoadTestOptions(
         golden.url,
         source,
         duration_s,
@@ -107,7 +107,7 @@ def run(
         check=check,
         chaos=chaos,
     )
-    code = launch(order, {}, lines.append)
+    code = launch(options, {}, lines.append)
     if expected is not None:
         # A machine that is busy with something else makes the client say that it was late.
         assert code in (expected, ExitCode.CLIENT_INVALID)
@@ -134,7 +134,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Told, dic
     model = "ttft=80,dt=10"
     with golden_server(models=f"{model};other", tokenizer=1, fleet=json.dumps(FLEET)) as golden:
         out_dir = tmp_path_factory.mktemp("runs") / "steady"
-        source = Source(rate_per_s=40, input_tokens=30, output_tokens=20)
+        source = LoadSource(rate_per_s=40, input_tokens=30, output_tokens=20)
         chaos = tmp_path_factory.mktemp("chaos") / "chaos.yaml"
         chaos.write_text(CHAOS)
         told = run(
@@ -161,7 +161,7 @@ def test_reported_latencies_are_the_servers(steady: tuple[Told, dict], tmp_path:
     model = "ttft=80,dt=10"
     while tries[-1] and len(tries) < 4:
         with golden_server(models=model, tokenizer=1) as golden:
-            source = Source(rate_per_s=40, input_tokens=30, output_tokens=20)
+            source = LoadSource(rate_per_s=40, input_tokens=30, output_tokens=20)
             again = run(golden, tmp_path / str(len(tries)), source, 2.5, models=(model,))
             tries.append(latency_strays(again, golden.truth()["requests"]))
     assert tries[-1] == [], tries
@@ -183,16 +183,16 @@ def latency_strays(told: Told, truths: dict) -> list[str]:
 def test_every_scheduled_request_is_sent_once_and_recorded(steady: tuple[Told, dict]) -> None:
     told, truths = steady
     assert len(told.requests) == told.start.num_scheduled == len(truths)
-    assert {each.request_id for each in told.requests} == truths.keys()
-    assert {each.worker for each in told.requests} == {0, 1}
+    assert {request.request_id for request in told.requests} == truths.keys()
+    assert {request.worker for request in told.requests} == {0, 1}
     assert told.card["requests"] == told.card["requests"] | {"total": len(truths), "failed": 0}
     assert told.end.reason is None
 
 
 def test_chat_prompts_have_exactly_the_tokens_asked_for(steady: tuple[Told, dict]) -> None:
     told, _ = steady
-    assert {each.input_tokens for each in told.requests} == {30}
-    assert {each.output_tokens for each in told.requests} == {20}
+    assert {request.input_tokens for request in told.requests} == {30}
+    assert {request.output_tokens for request in told.requests} == {20}
     assert not any("estimates" in line for line in told.lines)
 
 
@@ -212,7 +212,7 @@ def test_requests_say_what_an_openai_server_needs(steady: tuple[Told, dict]) -> 
 
 def test_records_are_in_order_of_time(steady: tuple[Told, dict]) -> None:
     told, _ = steady
-    ends_s = [each.ended_s for each in told.requests]
+    ends_s = [request.ended_s for request in told.requests]
     assert ends_s == sorted(ends_s)
 
 
@@ -234,16 +234,16 @@ def test_fleet_is_sampled(steady: tuple[Told, dict]) -> None:
 
 def test_chaos_is_done_at_its_time_and_at_its_load(steady: tuple[Told, dict]) -> None:
     told, _ = steady
-    done = {each.detail.split(": ")[-1]: each for each in told.events}
+    done = {event.detail.split(": ")[-1]: event for event in told.events}
     assert done.keys() == {"at a time, a", "at a load"}
     assert done["at a time, a"].at_s >= 0.5
-    assert [each.error for each in told.events] == [None, None]
+    assert [event.error for event in told.events] == [None, None]
 
 
 def test_used_folder_is_refused(steady: tuple[Told, dict], tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").touch()
     with golden_server() as golden, pytest.raises(LoadTestError, match="holds a run already"):
-        run(golden, tmp_path, Source(rate_per_s=1), 1)
+        run(golden, tmp_path, LoadSource(rate_per_s=1), 1)
 
 
 @pytest.mark.long
@@ -264,14 +264,14 @@ def test_stall_of_the_server_is_not_omitted(tmp_path: Path) -> None:
     """While a server stands still for 5 s, requests are sent on schedule and wait their time."""
     stall_after_s, stall_for_s, ttft_s = 1.0, 5.0, 0.05
     with golden_server(stall_after_s=stall_after_s, stall_for_s=stall_for_s) as golden:
-        source = Source(rate_per_s=20, input_tokens=5, output_tokens=5, api=Api.COMPLETIONS)
+        source = LoadSource(rate_per_s=20, input_tokens=5, output_tokens=5, api=Api.COMPLETIONS)
         told = run(golden, tmp_path / "run", source, 8, expected=ExitCode.OK)
         truth = golden.truth()
     start_monotonic_s = told.start.at_unix_s - (time.time() - time.monotonic())
     from_s, until_s = (at / NS_PER_S - start_monotonic_s for at in truth["stall_ns"])
     assert until_s - from_s >= stall_for_s
 
-    scheduled_s = [each.scheduled_s for each in told.requests]
+    scheduled_s = [request.scheduled_s for request in told.requests]
     by_hand = []
     for at_s in scheduled_s:
         read_s = until_s if from_s <= at_s < until_s else at_s
@@ -281,7 +281,7 @@ def test_stall_of_the_server_is_not_omitted(tmp_path: Path) -> None:
         by_hand.append(first_s - at_s)
     assert strays(told.card["ttft_scheduled_s"], by_hand, told) == []
 
-    sent = sum(from_s <= each.sent_s < until_s for each in told.requests)
+    sent = sum(from_s <= request.sent_s < until_s for request in told.requests)
     due = sum(from_s <= at_s < until_s for at_s in scheduled_s)
     late = sum(at_s < until_s <= at_s + told.client_error_s for at_s in scheduled_s)
     assert due > 60
@@ -292,9 +292,9 @@ def test_stall_of_the_server_is_not_omitted(tmp_path: Path) -> None:
 def test_recorded_answers_are_known_to_the_next_run(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     with golden_server(models="ttft=5,dt=1") as golden:
-        source = Source(rate_per_s=20, input_tokens=5, output_tokens=10, api=Api.COMPLETIONS)
+        source = LoadSource(rate_per_s=20, input_tokens=5, output_tokens=10, api=Api.COMPLETIONS)
         for name in ("first", "second"):
-            order = Order(
+            options = LoadTestOptions(
                 golden.url,
                 source,
                 1,
@@ -303,8 +303,8 @@ def test_recorded_answers_are_known_to_the_next_run(tmp_path: Path) -> None:
                 check=CheckKind.RECORDED,
                 answers_file=answers,
             )
-            launch(order, {}, lambda _line: None)
+            launch(options, {}, lambda _line: None)
     first, second = (told_by(tmp_path / name, []) for name in ("first", "second"))
     assert first.card["correctness"]["checked"] == 0
     assert second.card["correctness"]["checked"] == len(second.requests) > 0
-    assert {each.lost_tokens for each in second.requests} == {0}
+    assert {request.lost_tokens for request in second.requests} == {0}

@@ -51,7 +51,7 @@ def work(
             ours.shutdown(socket.SHUT_WR)
         run_worker(WorkerOptions(run_plan, out_dir, 0, None), control, heard.append)
     records = read_records(worker_part(out_dir, 0))
-    written = [each for each in records if isinstance(each, RequestRecord)]
+    written = [record for record in records if isinstance(record, RequestRecord)]
     assert written == heard
     return written
 
@@ -67,10 +67,10 @@ def test_open_loop_sends_all_of_its_schedule(golden: Golden, tmp_path: Path) -> 
     requests = work(golden, tmp_path, "ttft=5,dt=5", workload)
     planned = build_workload(workload, models=["ttft=5,dt=5"], duration_s=0.5, seed=1).requests
     assert {each.request_id: each.offset_s for each in planned} == pytest.approx(
-        {each.request_id: each.scheduled_s for each in requests}
+        {request.request_id: request.scheduled_s for request in requests}
     )
-    assert all(each.sent_s >= each.scheduled_s for each in requests)
-    assert all(each.is_ok for each in requests)
+    assert all(request.sent_s >= request.scheduled_s for request in requests)
+    assert all(request.is_ok for request in requests)
 
 
 def test_workers_share_a_schedule(golden: Golden, tmp_path: Path) -> None:
@@ -84,11 +84,13 @@ def test_closed_loop_has_one_request_per_user(tmp_path: Path) -> None:
     with golden_server(num_slots=2) as golden:
         workload = WorkloadSpec.from_users(5, **EXCHANGE)
         requests = work(golden, tmp_path, "ttft=20,dt=5", workload, warmup_s=0.1, duration_s=0.8)
-    edges = [(each.sent_s, 1) for each in requests] + [(each.ended_s, -1) for each in requests]
+    edges = [(request.sent_s, 1) for request in requests] + [
+        (request.ended_s, -1) for request in requests
+    ]
     in_flight = list(itertools.accumulate(step for _, step in sorted(edges)))
     assert max(in_flight) == 5
     assert len(requests) > 5
-    assert all(each.scheduled_s < 0.8 for each in requests)
+    assert all(request.scheduled_s < 0.8 for request in requests)
 
 
 def test_user_thinks_between_requests(golden: Golden, tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_user_whose_request_failed_pauses(golden: Golden, tmp_path: Path) -> Non
     """A second, and the run is shorter: a server that is gone is not hammered."""
     workload = WorkloadSpec.from_users(2, **EXCHANGE)
     requests = work(golden, tmp_path, "status=500", workload)
-    assert [each.error for each in requests] == [ErrorKind.HTTP_5XX] * 2
+    assert [request.error for request in requests] == [ErrorKind.HTTP_5XX] * 2
 
 
 SESSIONS = """
@@ -136,12 +138,12 @@ def test_turns_of_a_session_follow_their_answers(tmp_path: Path, api: Api) -> No
             assert then[: len(first)] == first
             assert len(then) > len(first)
     assert num_sessions == 4
-    planned = {each.turn: each.planned_input_tokens for each in requests}
+    planned = {request.turn: request.planned_input_tokens for request in requests}
     assert planned == {0: 10, 1: 23, 2: 36}
     body = truths[requests[0].request_id]["body"]
     assert (body["user"], body["priority"]) == ("gold", 2)
     if api == Api.COMPLETIONS:
-        assert all(each.input_tokens == each.planned_input_tokens for each in requests)
+        assert all(request.input_tokens == request.planned_input_tokens for request in requests)
 
 
 def _session(record: RequestRecord) -> str:
@@ -156,7 +158,7 @@ def test_session_ends_with_a_failed_turn(golden: Golden, tmp_path: Path) -> None
     file = tmp_path / "sessions.yaml"
     file.write_text(SESSIONS % "completions")
     requests = work(golden, tmp_path, "status=500", workload_from_file(file))
-    assert {each.turn for each in requests} == {0}
+    assert {request.turn for request in requests} == {0}
 
 
 @pytest.mark.parametrize("api", list(Api))
@@ -167,10 +169,10 @@ def test_answers_are_checked_and_wrong_tokens_counted(
     workload = WorkloadSpec.from_rate(40, input_tokens=5, output_tokens=30, api=api)
     check = {"check": CheckKind.PACED}
     requests = work(golden, tmp_path, f"ttft=5,dt=1;{wrong}", workload, **check)
-    assert len({each.model for each in requests}) == 2
-    for each in requests:
-        is_wrong = int(each.model == wrong)
-        found = (each.lost_tokens, each.repeated_tokens, each.foreign_tokens)
+    assert len({request.model for request in requests}) == 2
+    for request in requests:
+        is_wrong = int(request.model == wrong)
+        found = (request.lost_tokens, request.repeated_tokens, request.foreign_tokens)
         assert found == (is_wrong, 0, is_wrong)
 
 
@@ -179,17 +181,17 @@ def test_what_is_in_flight_after_the_drain_is_unfinished(golden: Golden, tmp_pat
     requests = work(golden, tmp_path, "ttft=10,dt=3600000", workload, drain_s=0.1)
     planned = build_workload(workload, models=["m"], duration_s=0.5, seed=1).requests
     assert len(requests) == len(planned)
-    assert {each.error for each in requests} == {ErrorKind.UNFINISHED}
+    assert {request.error for request in requests} == {ErrorKind.UNFINISHED}
 
 
 def test_users_are_ended_by_the_drain(golden: Golden, tmp_path: Path) -> None:
     workload = WorkloadSpec.from_users(3, **EXCHANGE)
     requests = work(golden, tmp_path, "ttft=10,dt=3600000", workload, drain_s=0.1)
-    assert [each.error for each in requests] == [ErrorKind.UNFINISHED] * 3
+    assert [request.error for request in requests] == [ErrorKind.UNFINISHED] * 3
 
 
 def test_parent_that_goes_away_ends_the_run(golden: Golden, tmp_path: Path) -> None:
     workload = WorkloadSpec.from_users(3, **EXCHANGE)
     plan = {"duration_s": 3600.0, "is_abandoned": True}
     requests = work(golden, tmp_path, "ttft=10,dt=3600000", workload, **plan)
-    assert {each.error for each in requests} <= {ErrorKind.UNFINISHED}
+    assert {request.error for request in requests} <= {ErrorKind.UNFINISHED}

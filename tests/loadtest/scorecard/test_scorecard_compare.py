@@ -9,7 +9,7 @@ from made_run import MadeRun, eventful_run, failed_request, made_request
 from loadtest.errors import ExitCode
 from loadtest.report.html import comparison_page
 from loadtest.scorecard.bootstrap import mean_figure, percentile_figure, share_figure
-from loadtest.scorecard.compare import Comparison, Difference, NamedRun, Outcome, compare
+from loadtest.scorecard.compare import Comparison, ComparisonOutcome, Difference, NamedRun, compare
 from loadtest.scorecard.slo import NO_OBJECTIVES, GoodputLimits, ServiceLevel
 
 
@@ -43,8 +43,8 @@ def test_slower_run_is_worse_and_the_other_way_round_better() -> None:
     fast, slow = random_run(1), random_run(2, slower=1.3)
     there, back = by_metric(compared(fast, slow)), by_metric(compared(slow, fast))
     for metric in ("TTFT p50", "TTFT p95", "TTFT mean", "TPOT p50", "TPOT p99", "E2E mean"):
-        assert there[metric].outcome is Outcome.WORSE
-        assert back[metric].outcome is Outcome.BETTER
+        assert there[metric].outcome is ComparisonOutcome.WORSE
+        assert back[metric].outcome is ComparisonOutcome.BETTER
     ttft = there["TTFT p50"]
     assert ttft.low is not None
     assert ttft.high is not None
@@ -54,8 +54,10 @@ def test_slower_run_is_worse_and_the_other_way_round_better() -> None:
 def test_run_against_itself_shows_no_difference() -> None:
     run = random_run(1)
     found = compared(run, run, ServiceLevel(goodput=GoodputLimits(ttft_s=0.2)))
-    assert {each.outcome for each in found.differences} == {Outcome.NO_DIFFERENCE_SHOWN}
-    assert {each.difference for each in found.differences} == {0.0}
+    assert {difference.outcome for difference in found.differences} == {
+        ComparisonOutcome.NO_DIFFERENCE_SHOWN
+    }
+    assert {difference.difference for difference in found.differences} == {0.0}
     assert all("no difference shown" in sentence for sentence in found.sentences)
 
 
@@ -65,7 +67,7 @@ def test_interval_misses_the_truth_about_as_often_as_it_says() -> None:
         by_metric(compared(random_run(2 * n, num=200), random_run(2 * n + 1, num=200)))[
             "TTFT mean"
         ].outcome
-        is not Outcome.NO_DIFFERENCE_SHOWN
+        is not ComparisonOutcome.NO_DIFFERENCE_SHOWN
         for n in range(20)
     )
     assert wrong <= 3
@@ -76,23 +78,23 @@ def test_goodput_and_throughput_are_better_when_more() -> None:
     half = run.but(requests=run.requests[::2])
     level = ServiceLevel(goodput=GoodputLimits(ttft_s=0.135))
     found = by_metric(compared(half, run, level))
-    assert found["throughput"].outcome is Outcome.BETTER
+    assert found["throughput"].outcome is ComparisonOutcome.BETTER
     slower = by_metric(compared(run, random_run(2, slower=1.5), level))
-    assert slower["goodput"].outcome is Outcome.WORSE
+    assert slower["goodput"].outcome is ComparisonOutcome.WORSE
 
 
 def test_more_failures_are_worse() -> None:
     run = random_run(1)
     failures = tuple(failed_request(5000 + n, 1.0 + n / 2, "timeout") for n in range(60))
     found = by_metric(compared(run, run.but(requests=(*run.requests, *failures))))
-    assert found["error ratio"].outcome is Outcome.WORSE
+    assert found["error ratio"].outcome is ComparisonOutcome.WORSE
     assert found["error ratio"].n_b == 1260
 
 
 def test_too_few_requests_are_not_judged_at_their_far_percentiles() -> None:
     found = by_metric(compared(random_run(1, num=120), random_run(2, num=120, slower=3.0)))
-    assert found["TTFT p95"].outcome is Outcome.WORSE
-    assert found["TTFT p99"].outcome is Outcome.NOT_JUDGED
+    assert found["TTFT p95"].outcome is ComparisonOutcome.WORSE
+    assert found["TTFT p99"].outcome is ComparisonOutcome.NOT_JUDGED
     assert found["TTFT p99"].low is None
 
 
@@ -109,7 +111,9 @@ def test_invalid_run_is_not_judged() -> None:
     comparison = compared(random_run(1), random_run(2, slower=2.0, client=()))
     assert comparison.invalid
     assert comparison.invalid[0].startswith("B: loop lag p99")
-    assert {each.outcome for each in comparison.differences} == {Outcome.NOT_JUDGED}
+    assert {difference.outcome for difference in comparison.differences} == {
+        ComparisonOutcome.NOT_JUDGED
+    }
     assert comparison.exit_code is ExitCode.CLIENT_INVALID
     assert "INVALID" in comparison_page(comparison)
 

@@ -119,8 +119,8 @@ def test_file_is_refused_with_field_value_and_what_is_allowed(
 ) -> None:
     with pytest.raises(LoadTestError) as caught:
         level_of(tmp_path, text)
-    for each in words:
-        assert each in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
     assert "slo.yaml" in str(caught.value)
 
 

@@ -12,7 +12,7 @@ from loadtest.report.plot_style import (
     time_axis,
     to_svg,
 )
-from loadtest.scorecard.formats import DASH, number_words, ratio_words, seconds_words, usd_words
+from loadtest.scorecard.formats import DASH, format_number, format_ratio, format_seconds, format_usd
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from loadtest.scorecard.formats import DASH, number_words, ratio_words, seconds_
     ],
 )
 def test_seconds_keep_three_digits(value: float | None, words: str) -> None:
-    assert seconds_words(value) == words
+    assert format_seconds(value) == words
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_seconds_keep_three_digits(value: float | None, words: str) -> None:
     ],
 )
 def test_share_is_whole_only_when_it_is(value: float | None, words: str) -> None:
-    assert ratio_words(value) == words
+    assert format_ratio(value) == words
 
 
 def test_numbers_and_money_keep_what_matters() -> None:
-    assert [number_words(value) for value in (0.593, 5.014, 12345.6, 7.0, None)] == [
+    assert [format_number(value) for value in (0.593, 5.014, 12345.6, 7.0, None)] == [
         "0.593",
         "5.01",
         "12,346",
         "7",
         DASH,
     ]
-    assert usd_words(13.118).startswith("13.12")
-    assert usd_words(0.0312).startswith("0.0312")
+    assert format_usd(13.118).startswith("13.12")
+    assert format_usd(0.0312).startswith("0.0312")
 
 
 def drawn(marks: list[EventMark], label: str = "load") -> str:

@@ -130,13 +130,13 @@ def test_even_arrivals_come_when_their_law_says(
 ) -> None:
     requests = built(spec_of(arrivals=arrivals), 3).requests
 
-    assert [each.offset_s for each in requests] == pytest.approx(at_s)
+    assert [request.offset_s for request in requests] == pytest.approx(at_s)
 
 
 @pytest.mark.parametrize("cv", [3.0, 0.2])
 def test_gamma_arrivals_have_their_variation(spec_of: SpecOf, cv: float) -> None:
     spec = spec_of(arrivals={"law": "gamma", "rate_per_s": 20, "cv": cv})
-    gaps_s = np.diff([each.offset_s or 0.0 for each in built(spec, 500).requests])
+    gaps_s = np.diff([request.offset_s or 0.0 for request in built(spec, 500).requests])
 
     assert gaps_s.std() / gaps_s.mean() == pytest.approx(cv, rel=0.1)
 
@@ -144,8 +144,8 @@ def test_gamma_arrivals_have_their_variation(spec_of: SpecOf, cv: float) -> None
 def test_request_ids_are_unique_and_offsets_ascend(spec_of: SpecOf) -> None:
     requests = built(spec_of()).requests
 
-    assert len({each.request_id for each in requests}) == len(requests)
-    offsets_s = [each.offset_s for each in requests]
+    assert len({request.request_id for request in requests}) == len(requests)
+    offsets_s = [request.offset_s for request in requests]
     assert offsets_s == sorted(offsets_s)
 
 
@@ -164,13 +164,13 @@ def test_the_mix_tenants_and_priorities_have_their_shares(spec_of: SpecOf) -> No
     requests = build_workload(spec, models=["b", "a", "c"], duration_s=500, seed=1).requests
 
     def shares(field: str) -> dict[object, float]:
-        counts = Counter(getattr(each, field) for each in requests)
+        counts = Counter(getattr(request, field) for request in requests)
         return {key: count / len(requests) for key, count in counts.items()}
 
     assert shares("model") == pytest.approx({"a": 0.75, "b": 0.25}, abs=0.02)
     assert shares("tenant") == pytest.approx({"acme": 0.2, "globex": 0.8}, abs=0.02)
     assert shares("priority") == pytest.approx({0: 0.9, -1: 0.1}, abs=0.02)
-    assert {(each.model, each.api) for each in requests} == {
+    assert {(request.model, request.api) for request in requests} == {
         ("a", Api.CHAT),
         ("b", Api.COMPLETIONS),
     }
@@ -179,7 +179,7 @@ def test_the_mix_tenants_and_priorities_have_their_shares(spec_of: SpecOf) -> No
 def test_without_a_mix_all_models_are_asked_equally(spec_of: SpecOf) -> None:
     requests = build_workload(spec_of(), models=["a", "b"], duration_s=500, seed=1).requests
 
-    assert Counter(each.model for each in requests)["a"] == pytest.approx(5000, abs=250)
+    assert Counter(request.model for request in requests)["a"] == pytest.approx(5000, abs=250)
 
 
 def test_a_model_that_is_not_there_is_refused(spec_of: SpecOf) -> None:
@@ -197,13 +197,13 @@ def test_more_than_a_process_can_plan_is_refused(spec_of: SpecOf) -> None:
 def test_prefixes_are_shared_by_popularity_and_come_first(spec_of: SpecOf) -> None:
     spec = spec_of(prefixes={"count": 3, "tokens": {"law": "fixed", "value": 64}, "zipf": 1})
     requests = built(spec, 500).requests
-    firsts = Counter(each.blocks[0].content_id for each in requests)
+    firsts = Counter(request.blocks[0].content_id for request in requests)
 
     # 1, 1/2 and 1/3 in proportion.
     shares = [count / len(requests) for _, count in firsts.most_common()]
     assert shares == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.02)
-    assert {each.input_tokens for each in requests} == {114}
-    assert len({each.blocks[1].content_id for each in requests}) == len(requests)
+    assert {request.input_tokens for request in requests} == {114}
+    assert len({request.blocks[1].content_id for request in requests}) == len(requests)
 
 
 def test_a_session_has_its_turns_in_order_and_one_prefix(spec_of: SpecOf) -> None:
@@ -216,17 +216,17 @@ def test_a_session_has_its_turns_in_order_and_one_prefix(spec_of: SpecOf) -> Non
         tenants={"a": 1, "b": 1},
     )
     requests = built(spec).requests
-    starts = [at for at, each in enumerate(requests) if each.turn == 0]
+    starts = [at for at, request in enumerate(requests) if request.turn == 0]
     sessions = [requests[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
 
     assert {len(turns) for turns in sessions} == {1, 2, 3}
     for turns in sessions:
-        assert [each.turn for each in turns] == list(range(len(turns)))
-        assert [each.offset_s is None for each in turns] == [False] + [True] * (len(turns) - 1)
-        assert [each.think_time_s for each in turns] == [0.0] + [2.0] * (len(turns) - 1)
-        assert [each.input_tokens for each in turns] == [114] + [50] * (len(turns) - 1)
-        assert len({each.tenant for each in turns}) == 1
-        assert {each.session_id is None for each in turns} == {len(turns) == 1}
+        assert [turn.turn for turn in turns] == list(range(len(turns)))
+        assert [turn.offset_s is None for turn in turns] == [False] + [True] * (len(turns) - 1)
+        assert [turn.think_time_s for turn in turns] == [0.0] + [2.0] * (len(turns) - 1)
+        assert [turn.input_tokens for turn in turns] == [114] + [50] * (len(turns) - 1)
+        assert len({turn.tenant for turn in turns}) == 1
+        assert {turn.session_id is None for turn in turns} == {len(turns) == 1}
 
 
 def test_a_short_context_cuts_prompts_and_ends_sessions(spec_of: SpecOf) -> None:
@@ -243,12 +243,14 @@ def test_a_short_context_cuts_prompts_and_ends_sessions(spec_of: SpecOf) -> None
     )
     requests = built(spec).requests
     totals: Counter[str] = Counter()
-    for each in requests:
-        totals[each.session_id or each.request_id] += each.input_tokens + each.output_tokens
+    for request in requests:
+        totals[request.session_id or request.request_id] += (
+            request.input_tokens + request.output_tokens
+        )
 
     assert max(totals.values()) == 100
-    assert max(each.output_tokens for each in requests) == 50
-    assert {each.turn for each in requests} >= {0, 1}
+    assert max(request.output_tokens for request in requests) == 50
+    assert {request.turn for request in requests} >= {0, 1}
 
 
 def test_a_closed_loop_has_conversations_without_end_and_no_schedule() -> None:
@@ -258,8 +260,8 @@ def test_a_closed_loop_has_conversations_without_end_and_no_schedule() -> None:
     requests = [each for share in shares for (each,) in share]
 
     assert (workload.num_users, workload.requests) == (4, ())
-    assert {(each.offset_s, each.think_time_s) for each in requests} == {(None, 1.5)}
-    assert len({each.request_id for each in requests}) == 1000
+    assert {(request.offset_s, request.think_time_s) for request in requests} == {(None, 1.5)}
+    assert len({request.request_id for request in requests}) == 1000
     # How many processes share them does not change them.
     alone = islice(built(spec).closed_loop(0, 1), 1000)
     assert {turns[0] for turns in alone} == set(requests)
@@ -290,14 +292,14 @@ def replay(folder: Path, *rows: str, **fields: object) -> WorkloadSpec:
 def test_a_replay_is_the_trace_as_it_stands(tmp_path: Path) -> None:
     requests = built(replay(tmp_path, *ROWS), 50).requests
 
-    assert [each.offset_s for each in requests] == list(range(50))
-    assert [each.input_tokens for each in requests] == list(range(1, 51))
+    assert [request.offset_s for request in requests] == list(range(50))
+    assert [request.input_tokens for request in requests] == list(range(1, 51))
 
 
 def test_a_replay_runs_as_fast_as_its_scale(tmp_path: Path) -> None:
     requests = built(replay(tmp_path, *ROWS, scale=4), 50).requests
 
-    assert [each.offset_s for each in requests] == [n / 4 for n in range(100)]
+    assert [request.offset_s for request in requests] == [n / 4 for n in range(100)]
 
 
 def test_a_replay_is_thinned_to_a_rate(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ def test_a_replay_is_thinned_to_a_rate(tmp_path: Path) -> None:
     requests = built(replay(tmp_path, *rows, rate_per_s=12.8), 100).requests
 
     assert len(requests) == pytest.approx(1280, abs=4 * (6400 * 0.2 * 0.8) ** 0.5)
-    assert {each.offset_s for each in requests} <= set(instants_s)
+    assert {request.offset_s for request in requests} <= set(instants_s)
 
 
 def test_a_rate_above_the_traces_is_refused(tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_a_rate_above_the_traces_is_refused(tmp_path: Path) -> None:
 def test_a_replay_that_repeats_has_prompts_of_its_own_each_time(tmp_path: Path) -> None:
     requests = built(replay(tmp_path, *ROWS, repeat=True), 250).requests
 
-    assert [each.offset_s for each in requests] == pytest.approx(list(range(250)))
+    assert [request.offset_s for request in requests] == pytest.approx(list(range(250)))
     assert requests[100].input_tokens == 1
     assert len(content_ids(requests)) == 250
 
@@ -332,8 +334,8 @@ def test_the_arrivals_of_a_trace_may_have_other_lengths(tmp_path: Path) -> None:
     law = {"input": {"law": "fixed", "value": 9}}
     requests = built(replay(tmp_path, *ROWS, lengths=law), 50).requests
 
-    assert [each.offset_s for each in requests] == list(range(50))
-    assert {(each.input_tokens, each.output_tokens) for each in requests} == {(9, 2)}
+    assert [request.offset_s for request in requests] == list(range(50))
+    assert {(request.input_tokens, request.output_tokens) for request in requests} == {(9, 2)}
 
 
 def test_a_traces_sessions_stay_together(tmp_path: Path) -> None:
@@ -378,7 +380,7 @@ def test_lengths_of_a_trace_come_all_once_before_any_comes_again(
 ) -> None:
     spec = spec_of(lengths={"trace": trace_file(tmp_path, *ROWS)})
     requests = built(spec).requests
-    lengths = [each.input_tokens for each in requests]
+    lengths = [request.input_tokens for request in requests]
 
     assert lengths[:100] != list(range(1, 101))
     assert sorted(lengths[:100]) == sorted(lengths[100:200]) == list(range(1, 101))
@@ -410,8 +412,8 @@ def test_equal_hash_ids_are_equal_tokens(tmp_path: Path) -> None:
     )
     vocabulary = Vocabulary.of_ids(100, 30_000)
     first, second, third = (
-        prompt_token_ids(each.blocks, vocabulary)
-        for each in built(replay(tmp_path, *rows)).requests
+        prompt_token_ids(request.blocks, vocabulary)
+        for request in built(replay(tmp_path, *rows)).requests
     )
 
     assert [len(each) for each in (first, second, third)] == [600, 1024, 540]
@@ -431,7 +433,9 @@ def test_servegens_clients_come_at_the_wanted_rate(scale: float, tmp_path: Path)
     scaled = WorkloadSpec.from_trace(tmp_path, scale=scale / 2, input_tokens=9, output_tokens=1)
 
     assert len(built(wanted, 500).requests) == pytest.approx(15_000 * scale, rel=0.04)
-    offsets = [[each.offset_s for each in built(spec, 50).requests] for spec in (wanted, scaled)]
+    offsets = [
+        [request.offset_s for request in built(spec, 50).requests] for spec in (wanted, scaled)
+    ]
     assert offsets[0] == offsets[1]
 
 
@@ -453,5 +457,5 @@ def test_the_azure_conversation_is_thinned_to_what_is_wanted() -> None:
     requests = built(WorkloadSpec.from_trace(trace, rate_per_s=2.0), 3000).requests
 
     assert len(requests) / 3000 == pytest.approx(2.0, abs=0.1)
-    mean = sum(each.input_tokens for each in requests) / len(requests)
+    mean = sum(request.input_tokens for request in requests) / len(requests)
     assert mean == pytest.approx(1155, rel=0.05)

@@ -118,6 +118,6 @@ def test_a_stretch_begins_anywhere_and_starts_over_at_the_end() -> None:
 def test_the_public_laws_have_their_idle_windows() -> None:
     clients = read_clients(public_trace("servegen/language-m-small"))
 
-    assert [len(each.windows) for each in clients] == [2016] * 8
-    assert sum(window.law is None for each in clients for window in each.windows) == 752
-    assert all(each.length_s == 14 * 24 * 3600 for each in clients)
+    assert [len(client.windows) for client in clients] == [2016] * 8
+    assert sum(window.law is None for client in clients for window in client.windows) == 752
+    assert all(client.length_s == 14 * 24 * 3600 for client in clients)

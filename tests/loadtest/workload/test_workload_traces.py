@@ -188,7 +188,7 @@ def test_mooncake_shares_the_published_part_of_its_blocks() -> None:
     for row in trace.rows:
         ids = [block.content_id for block in row.blocks]
         # A cache helps up to the first block that it lacks.
-        missed = next((at for at, each in enumerate(ids) if each not in seen), len(ids))
+        missed = next((at for at, hash_id in enumerate(ids) if hash_id not in seen), len(ids))
         num_hits += missed
         num_blocks += len(ids)
         seen.update(ids)
