@@ -1,8 +1,9 @@
 """What the metrics cost: the same streams with all of them, ours alone and none, in turns.
 
 Three gateways in one process, each the whole way of a token: HTTP edge, vLLM's frontend, fleet
-client, link over loopback, paced engine. Ours are every meter, the engine's sums, the ledger and a
-scrape, both every few rounds; without them the meters do nothing. vLLM's are those of its frontend
+client, link over loopback, paced engine. Ours are every number, the engine's sums, the ledger and a
+scrape, both every few rounds; without them nothing is counted or timed (the load
+window, which a policy needs, is in all). vLLM's are those of its frontend
 (`gateway.vllm_request_metrics`), which vLLM's own server has on. Client, gateway and engine share
 one process, so what a metric costs anywhere shows. No Ray, no HTTP server: their cost would only
 make ours look smaller.
@@ -33,20 +34,20 @@ from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.auth import ApiKeys
+from serving.gateway.dispatcher import EngineConnection
 from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import ServingCollector
-from serving.gateway.model_versions import ModelVersions
-from serving.gateway.telemetry.request_metrics import (
-    Arrival,
-    ClassMeter,
-    EdgeMeter,
-    RequestMeter,
-    Stopwatch,
-    TokenCount,
+from serving.gateway.served_model import ServedModel
+from serving.gateway.telemetry.request_metrics import EdgeMetrics
+from serving.gateway.telemetry.request_telemetry import (
+    DispatchedEngine,
+    ModelTelemetry,
+    RequestTelemetry,
+    present_context,
 )
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import to_ms
@@ -70,37 +71,47 @@ _MODEL = "slicewise-demo"
 _VOCAB_SIZE = 2**31
 
 
-class NullRequestMeter(RequestMeter):
-    """Behind the same methods, nothing."""
+class UncountedRequest(RequestTelemetry):
+    """Behind the same methods, the load window alone."""
 
-    def taken(self, num_prompt_tokens: int, now_s: float) -> Stopwatch:  # noqa: ARG002 - the signature
-        """A stopwatch that stands."""
-        return _STANDING
-
-    def dispatched(self, watch: Stopwatch, compute_class: str, now_s: float) -> None:
+    def dispatched(
+        self, engine: DispatchedEngine, reason: str, num_engines: int, now_s: float
+    ) -> None:
         """Nothing."""
 
-    def emitted(self, outputs: Iterable[tuple[Stopwatch, int]], now_s: float) -> None:
-        """Nothing."""
+    def found_cached(self, num_tokens: int, now_s: float) -> None:
+        """Nothing but the load."""
+        self.owner.load.found_cached(now_s, num_tokens)
 
-    def found_cached(self, watch: Stopwatch, num_tokens: int) -> None:
-        """Nothing."""
-
-    def ended(self, watch: Stopwatch, outcome: str) -> None:
-        """Nothing."""
-
-    def of_class(self, compute_class: str) -> ClassMeter:  # noqa: ARG002 - the signature
-        """Numbers that nobody adds to."""
-        return ClassMeter()
+    def ended(self, outcome: str, now_s: float) -> None:  # noqa: ARG002 - the signature
+        """Nothing but the load."""
+        self.owner.load.finished(now_s, self.num_tokens)
 
 
-_STANDING = Stopwatch(Arrival(0.0), 0.0, 0, ClassMeter(), TokenCount())
-
-
-class NullEdgeMeter(EdgeMeter):
+class UncountedTelemetry(ModelTelemetry):
     """Likewise."""
 
-    def judged(self, model: str, result: str, tenant: str) -> None:
+    def __init__(self) -> None:
+        super().__init__(_MODEL, time.monotonic())
+        self._numbers = self.metrics.of_class("")
+        self._tokens = self._numbers.of_tenant("")
+
+    def arrived(self, request_id: str, num_prompt_tokens: int, now_s: float) -> RequestTelemetry:
+        """Nothing but the load."""
+        self.load.arrived(now_s, num_prompt_tokens)
+        given = (self, present_context(now_s), request_id, now_s, num_prompt_tokens)
+        return UncountedRequest(*given, self._numbers, self._tokens)
+
+    def emitted(
+        self, outputs: Iterable[tuple[RequestTelemetry, TokenOutput]], now_s: float
+    ) -> None:
+        """Nothing."""
+
+
+class UncountedEdge(EdgeMetrics):
+    """Likewise."""
+
+    def record_admission(self, model: str, result: str, tenant: str) -> None:
         """Nothing."""
 
     def answered(self, model: str, route: str, status: int) -> None:
@@ -136,14 +147,14 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
         engine_args={"max_model_len": 2048, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="local"),),
     )
-    model = await ModelVersions.build(config, GatewayConfig(vllm_request_metrics=has_vllms))
+    model = await ServedModel.build(config, GatewayConfig(vllm_request_metrics=has_vllms))
     if not has_ours:
-        model.current.core.request_meter = NullRequestMeter()
+        model.current.dispatcher.telemetry = UncountedTelemetry()
     edge = HttpEdge(
         {_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), _empty_page, dict, _no_dashboard
     )
     if not has_ours:
-        edge.meter = NullEdgeMeter()
+        edge.metrics = UncountedEdge()
     pace = PacedConfig(
         ttft_s=STEP_S, time_per_token_s=STEP_S, max_num_seqs=NUM_STREAMS, vocab_size=_VOCAB_SIZE
     )
@@ -161,8 +172,8 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
         address=server.address,
     )
     membership.apply(Snapshot("1", (record,)))
-    core = model.current.core
-    await core.door.wait(lambda: core.has_engine, 10.0)
+    dispatcher = model.current.dispatcher
+    await dispatcher.queue.wait(lambda: dispatcher.has_engine, 10.0)
     scrape = _scraper(model, edge, membership) if has_ours else None
     try:
         yield Way(edge, scrape)
@@ -173,22 +184,23 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
 
 
 def _scraper(
-    model: ModelVersions, edge: HttpEdge, membership: Membership
+    model: ServedModel, edge: HttpEdge, membership: Membership
 ) -> Callable[[], Awaitable[None]]:
     """What a gateway does once a second, and for one scrape."""
     ledger = Ledger(to_ms(time.time()))
     ours = CollectorRegistry(auto_describe=False)
-    ours.register(ServingCollector({_MODEL: model}, edge.meter))
-    ours.register(LinkCollector(lambda: list(map(_reading, model.seats))))
+    ours.register(ServingCollector({_MODEL: model}, edge.metrics))
+    ours.register(LinkCollector(lambda: list(map(_reading, model.connections))))
     ours.register(LedgerCollector(ledger, {"local": 1.0}))
 
     async def scrape() -> None:
-        busy = {seat.engine_id: is_busy(len(seat.flights), None) for seat in model.seats}
+        busy = {
+            engine.engine_id: is_busy(len(engine.requests), None) for engine in model.connections
+        }
         uses = {}
-        for seat in model.seats:
-            link: Any = seat.link
-            tenants = (flight.tenant for flight in seat.flights.values())
-            uses[seat.engine_id] = engine_use(tenants, link.vitals)
+        for engine in model.connections:
+            tenants = (request.tenant for request in engine.requests.values())
+            uses[engine.engine_id] = engine_use(tenants, engine.link.stats.vitals)
         ledger.observe(membership.snapshot, busy, to_ms(time.time()), uses)
         vllms = [] if model.metrics is None else [model.metrics]
         await render_metrics(vllms, "g", ours=[ours])
@@ -204,11 +216,11 @@ async def _empty_page(_accept: str) -> tuple[bytes, str]:
     return b"", ""
 
 
-def _reading(seat: Any) -> LinkReading:
-    link = seat.link
+def _reading(engine: EngineConnection) -> LinkReading:
+    stats = engine.link.stats
     return LinkReading(
-        *(_MODEL, seat.compute_class, seat.engine_id, None, link.traffic, link.silence_s),
-        *(link.round_trip_s, link.load, link.vitals),
+        *(_MODEL, engine.compute_class, engine.engine_id, None, stats.traffic, stats.silence_s),
+        *(stats.round_trip_s, stats.load, stats.vitals),
     )
 
 

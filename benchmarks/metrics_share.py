@@ -1,8 +1,9 @@
 """Which part of a busy gateway's CPU time our metrics take, by a stopwatch inside of them.
 
 `benchmarks.metrics` compares gateways with and without; what it finds is the truth about the whole,
-within the noise of the machine, which on shared cores is several per cent. Here every method of a
-meter is timed where it runs, so the share is found in one and the same run. What the stopwatch
+within the noise of the machine, which on shared cores is several per cent. Here every method
+that counts or times is timed where it runs, so the share is found in one and the same run; what a
+method looks at for the trace and the load window is in it. What the stopwatch
 finds around a method that does nothing is measured in between, and taken off. What a method does to
 the caches of others is missed.
 """
@@ -16,22 +17,28 @@ from typing import Any
 
 from benchmarks import metrics
 from serving.engine.paced.engine import PacedEngine
-from serving.gateway.telemetry.request_metrics import Arrival, EdgeMeter, RequestMeter
+from serving.gateway.telemetry.request_metrics import EdgeMetrics
+from serving.gateway.telemetry.request_telemetry import (
+    ModelTelemetry,
+    RequestContext,
+    RequestTelemetry,
+)
 
 NUM_ROUNDS = 24
 _EMPTY_CALLS = 2000
 
 _OF_GATEWAY = {
-    RequestMeter: ("taken", "dispatched", "emitted", "found_cached", "ended"),
-    EdgeMeter: ("judged", "answered"),
-    Arrival: ("written", "answered"),
+    ModelTelemetry: ("arrived", "emitted"),
+    RequestTelemetry: ("dispatched", "found_cached", "ended"),
+    EdgeMetrics: ("record_admission", "answered"),
+    RequestContext: ("written", "answered"),
 }
 _OF_ENGINE = {PacedEngine: ("_count",)}
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Nanoseconds inside of meters, and how often one was called."""
+    """Nanoseconds inside of such methods, and how often one was called."""
 
     spent_ns: int = 0
     num_calls: int = 0
@@ -43,7 +50,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Seconds of CPU of all rounds, and of them those inside of meters and of scrapes.
+    """Seconds of CPU of all rounds, and of them those inside of such methods and of scrapes.
 
     The whole is client, gateway and engine; the engine's own sums run elsewhere in an application.
     """
@@ -94,22 +101,22 @@ def _of_nothing(num_calls: int) -> int:
     return watch.spent_ns
 
 
-def _nothing(meter: None, num_tokens: int, now_s: float) -> None:
+def _nothing(numbers: None, num_tokens: int, now_s: float) -> None:
     pass
 
 
 def report(share: Share) -> str:
     """One line."""
     parts = {
-        "the gateway's meters": share.gateway_s,
+        "the gateway's numbers": share.gateway_s,
         "the engine's sums": share.engine_s,
         "scrapes": share.scrapes_s,
     }
-    told = ", ".join(
+    shares = ", ".join(
         f"{name} {seconds / share.num_tokens * 1e6:.2f} µs ({100 * seconds / share.whole_s:.2f} %)"
         for name, seconds in parts.items()
     )
-    return f"Of {share.whole_s / share.num_tokens * 1e6:.1f} µs of CPU for each token: {told}."
+    return f"Of {share.whole_s / share.num_tokens * 1e6:.1f} µs of CPU for each token: {shares}."
 
 
 @contextmanager

@@ -9,14 +9,19 @@ Loaded by Ray Serve LLM through `RAYLLM_VLLM_ENGINE_CLS`, with the packages it n
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
 from serving.engine.paced.engine import PacedConfig, PacedEngine
-from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.gateway.admission import FleetLimits
+from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM
+from serving.link.client import LinkStats
+from serving.link.connection import Traffic
 from serving.link.messages import Step, TokenRequest
 
 # The key of `LLMConfig.experimental_configs` under which the options of `PacedConfig` come.
@@ -31,20 +36,26 @@ class PacedVLLMEngine(VLLMEngine):  # type: ignore[misc] # Ray has no types
         self, vllm_engine_args: Any, vllm_engine_config: Any, placement_group: Any
     ) -> FleetLLM:
         del vllm_engine_args, placement_group  # of a core that is not started
-        core = FleetCore(self.llm_config.model_id, FleetLimits(), ("generate",))
+        dispatcher = Dispatcher(self.llm_config.model_id, FleetLimits())
+        client = FleetEngineClient(dispatcher, ("generate",))
         pace = self.llm_config.experimental_configs[PACE_KEY]
-        self._core_loop = _CoreLoop(core, PacedEngine(PacedConfig(**pace)))
-        return FleetLLM(vllm_engine_config, core, CollectorRegistry())
+        self._core_loop = _CoreLoop(dispatcher, PacedEngine(PacedConfig(**pace)))
+        return FleetLLM(vllm_engine_config, client, CollectorRegistry())
 
 
 class _CoreLoop:
-    """An engine core in this event loop; stands where a fleet client expects a link."""
+    """An engine core in this event loop; stands where a dispatcher expects a link."""
 
-    def __init__(self, core: FleetCore, engine: PacedEngine) -> None:
+    def __init__(self, dispatcher: Dispatcher, engine: PacedEngine) -> None:
+        self.has_reported_end = False
+        self.stats = LinkStats(Traffic())
         self._engine = engine
         self._submits: set[asyncio.Task[None]] = set()
-        core.add_engine(_ENGINE_ID, "local", self)
-        self._turning = asyncio.create_task(self._turn(core))
+        dispatcher.add_engine(_ENGINE_ID, "local", self)
+        self._turning = asyncio.create_task(self._turn())
+
+    def deliver_to(self, on_step: Callable[[Step], None]) -> None:
+        self._on_step = on_step
 
     def submit(self, request: TokenRequest) -> None:
         self._own(asyncio.create_task(self._engine.submit(request)))
@@ -60,6 +71,6 @@ class _CoreLoop:
         self._submits.add(task)
         task.add_done_callback(self._submits.discard)
 
-    async def _turn(self, core: FleetCore) -> None:
+    async def _turn(self) -> None:
         while True:
-            core.take_step(_ENGINE_ID, Step(await self._engine.next_step(), self._engine.load))
+            self._on_step(Step(await self._engine.next_step(), self._engine.load))

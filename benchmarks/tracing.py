@@ -1,9 +1,9 @@
 """What traces cost a gateway: its fleet client with none, with none sampled, with all sampled.
 
-`python -m benchmarks.tracing` drives a `FleetCore` and the edge's part of a trace in this process,
-with a link that answers at once, and prints CPU time per request side by side: that of the event
-loop's thread, which is what a request waits for, and that of the process, in which the thread that
-sends the spans and a collector that reads and forgets them are too. The base is the same code
+`python -m benchmarks.tracing` drives a `FleetEngineClient` and the edge's part of a trace in this
+process, with a link that answers at once, and prints CPU time per request side by side: that of the
+event loop's thread, which is what a request waits for, and that of the process, in which the thread
+that sends the spans and a collector that reads and forgets them are too. The base is the same code
 without a tracer, so what its checks for `None` cost is in it: for that, run it before and after.
 """
 
@@ -18,13 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
-from serving.gateway.fleet_core import FleetCore, FleetLimits
-from serving.gateway.telemetry.request_metrics import ARRIVAL, Arrival
-from serving.gateway.telemetry.request_trace import RequestTrace, request_attributes
+from serving.gateway.admission import FleetLimits
+from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.engine_client import FleetEngineClient
+from serving.gateway.telemetry.request_metrics import EdgeMetrics
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
+from serving.link.client import LinkStats
+from serving.link.connection import Traffic
 from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
 from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.otlp import OtlpTracer
-from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer, TraceSettings
+from serving.telemetry.spans import NO_TRACER, Tracer, TraceSettings
 
 _REQUESTS = 500
 _TOKENS = 64
@@ -48,7 +52,11 @@ class _Link:
 
     def __init__(self) -> None:
         self.running: list[str] = []
-        self.has_told_end = False
+        self.has_reported_end = False
+        self.stats = LinkStats(Traffic())
+
+    def deliver_to(self, on_step: Callable[[Step], None]) -> None:
+        self.take_step = on_step
 
     def submit(self, request: TokenRequest) -> None:
         self.running.append(request.request_id)
@@ -62,31 +70,28 @@ class _Link:
 
 async def _round(tracer: Tracer) -> tuple[float, float]:
     """CPU seconds per request, of the loop and of the process, of requests that run at once."""
-    core = FleetCore("demo", FleetLimits(), ("generate",))
+    client = FleetEngineClient(Dispatcher("demo", FleetLimits()), ("generate",))
     link = _Link()
-    core.add_engine("e1", "local", link)
+    client.dispatcher.add_engine("e1", "local", link)
     params = SamplingParams(max_tokens=_TOKENS)
-    arrivals: list[Arrival] = []
+    edge = EdgeMetrics()
+    contexts: list[RequestContext] = []
     began_s = time.thread_time(), time.process_time()
     for number in range(_REQUESTS):
-        arrival = Arrival(time.monotonic())
+        context = RequestContext(time.monotonic(), str(number), _ROUTE, edge=edge)
         if tracer.is_on:
-            attributes = request_attributes("POST", _ROUTE, str(number))
-            span = tracer.begin(f"POST {_ROUTE}", SpanKind.SERVER, attributes)
-            if span is not None:
-                arrival.trace = RequestTrace(span)
-                arrival.trace.asks_admission()
-                arrival.trace.judged("admitted", is_refused=False)
-        ARRIVAL.set(arrival)
-        arrivals.append(arrival)
-        await core.add_request_async(_request(str(number), params))
+            context.begin_trace(tracer, "POST", "", "")
+        context.body_read()
+        context.admitted()
+        REQUEST_CONTEXT.set(context)
+        contexts.append(context)
+        await client.add_request_async(_request(str(number), params))
     for position in range(_TOKENS):
         finish = int(Finish.LENGTH) if position + 1 == _TOKENS else None
-        core.take_step("e1", Step([TokenOutput(each, [7], finish) for each in link.running]))
-        await core.get_output_async()
-    for arrival in arrivals:
-        if arrival.trace is not None:
-            arrival.trace.ended(200, has_client_left=False)
+        link.take_step(Step([TokenOutput(wire_id, [7], finish) for wire_id in link.running]))
+        await client.get_output_async()
+    for context in contexts:
+        context.ended(time.monotonic(), _ROUTE, 200, is_whole=True, is_cancelled=False)
     spent_s = time.thread_time() - began_s[0]
     if isinstance(tracer, OtlpTracer):
         await asyncio.to_thread(tracer.flush)

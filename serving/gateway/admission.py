@@ -1,39 +1,99 @@
-"""Who is let in to a served model: before anything is promised to a client.
+"""Who is admitted to a model: before anything is promised to a client.
 
-Owns the refusals at the door and the wait there. Does not own the door, nor what may be entered.
+Owns the refusals in front of a model and the wait there until an engine takes requests, and when
+the next engine is expected. Does not own the requests that have been admitted (`dispatcher`), nor
+which engine takes one.
+
+All versions of a model share one queue, because a request that waits has no version yet.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from serving.config.application import GatewayConfig
-from serving.domain.errors import GatewayBehindError, OverloadedError
-from serving.gateway.door import Door
-from serving.gateway.telemetry.request_metrics import ARRIVAL
+from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, OverloadedError
+from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
+from serving.gateway.telemetry.request_telemetry import ModelTelemetry, present_context
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """What is known of the requests that have been let in, at this moment.
+class RequestTarget:
+    """What the edge knows of a request before it is rendered: enough to say who takes it.
 
-    `behind_s` is how late the gateway is with the tokens it has; `num_waiting` are the requests
-    that wait inside for an engine.
+    `name` is its `model` field; `None` where it gave none. `key` is its user, or its own id where
+    no user is named. A request that `needs_engine` waits until an engine takes it; the others
+    (counting tokens, for instance) are answered by the gateway alone.
+    """
+
+    name: str | None
+    key: str
+    needs_engine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """How long a request waits for an engine, how many may wait, and how many it may take down.
+
+    `max_behind_s` is how late the gateway may be with the tokens it has.
+    """
+
+    request_deadline_s: float = REQUEST_DEADLINE_S
+    max_engine_losses: int = 3
+    retry_after_s: float = 30.0
+    refused_retry_after_s: float = 1.0
+    call_timeout_s: float = 30.0
+    max_waiting_requests: int = MAX_WAITING_REQUESTS
+    max_behind_s: float = 2.0
+
+    @classmethod
+    def of(cls, gateway: GatewayConfig) -> "FleetLimits":
+        """Returns the limits of every model at this gateway."""
+        return cls(
+            request_deadline_s=gateway.request_deadline_s,
+            max_engine_losses=gateway.max_engine_losses,
+            max_waiting_requests=gateway.max_waiting_requests,
+            max_behind_s=gateway.max_behind_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What is known of the admitted requests, at this moment.
+
+    `behind_s` is how late the gateway is with the tokens it has; `num_waiting` are the admitted
+    requests that wait for an engine.
     """
 
     behind_s: float
     num_waiting: int
 
 
-class Admission:
-    """The rules of one model at one gateway."""
+class AdmissionQueue:
+    """The requests that wait in front of one model at one gateway. Used from one event loop."""
 
-    def __init__(self, model: str, gateway: GatewayConfig, door: Door) -> None:
+    def __init__(
+        self, model: str, limits: FleetLimits, telemetry: ModelTelemetry | None = None
+    ) -> None:
+        self.limits = limits
+        self.telemetry = telemetry or ModelTelemetry(model, time.monotonic())
         self._model = model
-        self._gateway = gateway
-        self._door = door
+        # Callers inside `wait`, in the order in which they came, and since when.
+        self._waiting: dict[object, float] = {}
+        self._engine_came = asyncio.Event()
+        self._next_engine_at_s: float | None = None  # monotonic
 
-    async def admit(self, inside: Inside, can_enter: Callable[[], bool]) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Callers inside `wait`."""
+        return len(self._waiting)
+
+    def first_since_s(self, otherwise_s: float) -> float:
+        """Returns since when the first of them waits (monotonic)."""
+        return next(iter(self._waiting.values()), otherwise_s)
+
+    async def admit(self, state: QueueState, can_enter: Callable[[], bool]) -> None:
         """Waits until `can_enter`, which says that an engine takes requests.
 
         Raises:
@@ -41,25 +101,61 @@ class Admission:
             OverloadedError: too many requests wait already.
             NoEngineInTimeError: none came within the request deadline.
         """
-        if inside.behind_s > self._gateway.max_behind_s:
-            self._door.turn_away()
-            raise GatewayBehindError(self._model, inside.behind_s)
+        if state.behind_s > self.limits.max_behind_s:
+            self.reject()
+            raise GatewayBehindError(self._model, state.behind_s)
         if can_enter():
             return
-        waiting = inside.num_waiting + self._door.num_waiting
-        if waiting >= self._gateway.max_waiting_requests:
-            self._door.turn_away()
-            raise OverloadedError(self._model, waiting, self._door.retry_after_s)
+        num_waiting = state.num_waiting + self.num_waiting
+        if num_waiting >= self.limits.max_waiting_requests:
+            self.reject()
+            raise OverloadedError(self._model, num_waiting, self.retry_after_s)
         began_at_s = time.monotonic()
-        arrival = ARRIVAL.get()
-        trace = None if arrival is None else arrival.trace
-        if trace is not None:
-            trace.waits_at_the_door()
+        context = present_context(began_at_s)
+        context.queued()
         try:
-            if not await self._door.wait(can_enter, self._gateway.request_deadline_s):
-                raise self._door.no_engine_in_time()
+            if not await self.wait(can_enter, self.limits.request_deadline_s):
+                raise self.no_engine_in_time()
         finally:
-            if trace is not None:
-                trace.is_let_in()
-        if arrival is not None:
-            arrival.waited_s += time.monotonic() - began_at_s
+            context.dequeued(time.monotonic() - began_at_s)
+
+    async def wait(self, can_enter: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until `can_enter`, which engines that come may change; `False`: not in time."""
+        caller = object()
+        self._waiting[caller] = time.monotonic()
+        self.telemetry.load.enqueued(time.monotonic())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not can_enter():
+                    self._engine_came.clear()
+                    await self._engine_came.wait()
+        except TimeoutError:
+            return False
+        finally:
+            del self._waiting[caller]
+        self.telemetry.load.admitted(time.monotonic())
+        return True
+
+    def reject(self) -> None:
+        """Counts a request that may not even wait: it is load all the same."""
+        self.telemetry.load.enqueued(time.monotonic())
+
+    def look_again(self) -> None:
+        """Wakes those that wait, because an engine or a version has come."""
+        self._engine_came.set()
+
+    def expect_engine(self, in_s: float | None) -> None:
+        """Sets when the next engine is expected to be ready; `None`: nobody knows."""
+        self._next_engine_at_s = None if in_s is None else time.monotonic() + in_s
+
+    @property
+    def retry_after_s(self) -> float:
+        """When a refused client may try again: with the next engine, where one is expected."""
+        if self._next_engine_at_s is None:
+            return self.limits.retry_after_s
+        in_s = self._next_engine_at_s - time.monotonic()
+        return in_s if in_s > 0 else self.limits.retry_after_s
+
+    def no_engine_in_time(self) -> NoEngineInTimeError:
+        """Returns the refusal of a request that waited its whole deadline."""
+        return NoEngineInTimeError(self._model, self.limits.request_deadline_s, self.retry_after_s)

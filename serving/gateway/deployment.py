@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from ray.exceptions import RayError
@@ -16,7 +16,13 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from serving.artifacts.model_source import resolve_file
-from serving.config.application import AppConfig, AuthConfig, ModelConfig, exposure_problem
+from serving.config.application import (
+    AppConfig,
+    AuthConfig,
+    LinkConfig,
+    ModelConfig,
+    exposure_problem,
+)
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
 from serving.domain.dashboard_messages import GatewaySample
@@ -25,9 +31,8 @@ from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.auth import ApiKeys, KeysOfFile, read_keys
-from serving.gateway.class_terms import ClassTerms
+from serving.gateway.dispatcher import EngineConnection
 from serving.gateway.http import EdgeRules, HttpEdge
-from serving.gateway.latest import Latest
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
@@ -35,7 +40,6 @@ from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.metrics.spans import SpanCollector
-from serving.gateway.model_versions import ModelVersions
 from serving.gateway.reports.dashboard_client import DashboardClient
 from serving.gateway.reports.fleet_view import (
     GatewayView,
@@ -45,6 +49,7 @@ from serving.gateway.reports.fleet_view import (
     describe_plans,
 )
 from serving.gateway.reports.gateway_sample import ledger_entries, take_sample
+from serving.gateway.served_model import ServedModel
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
@@ -54,6 +59,8 @@ from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 # Less than the policy takes between two plans.
 _PLAN_PERIOD_S = 2.0
@@ -77,7 +84,7 @@ def ensure_not_exposed(auth: AuthConfig) -> None:
 
 
 def load_keys(auth: AuthConfig) -> ApiKeys:
-    """The accepted API keys.
+    """Loads the accepted API keys.
 
     Raises:
         ValueError: a named source has no key, and serving without would open the gateway to
@@ -96,13 +103,68 @@ def _keys_in(text: str, source: str, auth: AuthConfig) -> ApiKeys:
     keys = read_keys(text)
     if not keys:
         raise ValueError(f"{source} holds no API key")
-    tenants = {each.key: each.tenant for each in keys if each.tenant is not None}
+    tenants = {key.key: key.tenant for key in keys if key.tenant is not None}
     num_tenants = len(set(tenants.values()))
     if num_tenants > auth.max_tenants:
         raise ValueError(
             f"{source} names {num_tenants} tenants; allowed: auth.max_tenants, {auth.max_tenants}"
         )
-    return ApiKeys((each.key for each in keys), tenants)
+    return ApiKeys((key.key for key in keys), tenants)
+
+
+class LatestValue(Generic[_T]):
+    """A value that is set again and again. Used from one event loop; one task waits at a time.
+
+    Of several changes that come while the task is busy, it sees the last.
+    """
+
+    def __init__(self) -> None:
+        self._value: _T | None = None
+        self._is_new = asyncio.Event()
+
+    def set(self, value: _T) -> None:
+        """Sets the value of now; one that is as before changes nothing."""
+        if value != self._value:
+            self._value = value
+            self._is_new.set()
+
+    async def next(self) -> _T:
+        """Waits for the next change."""
+        while True:
+            await self._is_new.wait()
+            self._is_new.clear()
+            if self._value is not None:
+                return self._value
+
+
+class ClassPrices:
+    """What compute classes cost and how long their slices are waited for, of the models of now.
+
+    Only deployments that own slices count; a class without a price or a patience is left out. Both
+    mappings are changed in place, because those who show them keep them.
+    """
+
+    def __init__(self, config: AppConfig) -> None:
+        self.usd_per_chip_hour: dict[str, float] = {}  # by compute class
+        self.patience_s: dict[tuple[str, str], float] = {}  # by model and compute class
+        self._config = config
+
+    def update(self, models: Iterable[ModelConfig]) -> None:
+        """Takes over other models."""
+        self.usd_per_chip_hour.clear()
+        self.patience_s.clear()
+        for model in models:
+            for deployment in model.deployments:
+                if deployment.slice is None:
+                    continue
+                try:
+                    prices = self._config.compute_class(deployment.compute_class)
+                except KeyError:
+                    continue  # a class that came later; this gateway is being replaced for it
+                if prices.usd_per_chip_hour is not None:
+                    self.usd_per_chip_hour[prices.name] = prices.usd_per_chip_hour
+                if prices.patience_s is not None:
+                    self.patience_s[model.name, prices.name] = prices.patience_s
 
 
 class Gateway:
@@ -123,14 +185,15 @@ class Gateway:
         self._dashboard = DashboardClient(dashboard)
         self._config = config
         # What is told of the models; changed in place, because all parts look at it.
-        self._models: dict[str, ModelVersions] = {}
-        self._leaving: list[ModelVersions] = []  # no longer served, with requests in flight
-        self._terms = ClassTerms(config)
-        self._told_models: Latest[tuple[Mapping[str, Any], ...]] = Latest()
+        self._models: dict[str, ServedModel] = {}
+        self._tasks: list[asyncio.Task[None]] = []  # they live as long as the gateway
+        self._leaving: list[ServedModel] = []  # no longer served, with requests in flight
+        self._prices = ClassPrices(config)
+        self._listed_models: LatestValue[tuple[Mapping[str, Any], ...]] = LatestValue()
         # What this gateway was made with may be older than what it is told: Serve keeps the
         # arguments of a deployment whose own part of the configuration has not changed.
         first = await self._first_snapshot()
-        await self._take_models(first.models or _raw_models(config))
+        await self._apply_models(first.models or _raw_models(config))
         self._tracer = open_tracer(
             config.tracing.settings, "slicewise-gateway", self._view.gateway_id
         )
@@ -145,42 +208,44 @@ class Gateway:
             self._dashboard.ask,
             tracer=self._tracer,
         )
-        link = config.link
         self._membership = Membership(
-            self._models,
-            LinkSettings(
-                gateway_id=self._view.gateway_id,
-                secret=cluster_secret(link),
-                heartbeat=HeartbeatConfig(link.heartbeat_interval_s, link.heartbeat_timeout_s),
-                limits=ClientLimits(max_buffered_bytes=link.max_buffered_bytes),
-            ),
+            self._models, _link_settings(config.link, self._view.gateway_id)
         )
-        self._follower = asyncio.create_task(self._membership.follow(self._watch_directory))
-        self._model_follower = asyncio.create_task(self._follow_models())
         self._is_autoscaled = config.is_autoscaled
         self._board: PlanReport | None = None
-        self._plans = asyncio.create_task(self._follow_plans()) if self._is_autoscaled else None
         self._ledger = Ledger(to_ms(time.time()))
-        self._metrics = CollectorRegistry(auto_describe=False)
-        self._metrics.register(ServingCollector(self._models, self._edge.meter))
-        self._metrics.register(EngineCollector(self._read_engines))
-        self._metrics.register(SpanCollector(self._tracer))
-        self._metrics.register(LinkCollector(self._read_links))
-        self._metrics.register(LedgerCollector(self._ledger, self._terms.usd_per_chip_hour))
         self._endings = Endings(self._view.started_at_s)
-        self._metrics.register(
-            SliceCollector(
-                lambda: self._membership.snapshot.records,
-                self._endings,
-                self._terms.patience_s,
-                time.time,
-            )
-        )
-        self._metrics.register(PlanCollector(lambda: self._board))
-        self._bookkeeper = asyncio.create_task(self._keep_ledger())
+        self._metrics = self._own_metrics()
+        self._tasks += [
+            asyncio.create_task(self._membership.follow(self._watch_directory)),
+            asyncio.create_task(self._follow_models()),
+            asyncio.create_task(self._keep_ledger()),
+        ]
+        if self._is_autoscaled:
+            self._tasks.append(asyncio.create_task(self._follow_plans()))
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
         gc.freeze()
+
+    def _own_metrics(self) -> CollectorRegistry:
+        """Makes the registry of what this gateway counts itself."""
+        metrics = CollectorRegistry(auto_describe=False)
+        for collector in (
+            ServingCollector(self._models, self._edge.metrics),
+            EngineCollector(self._read_engines),
+            SpanCollector(self._tracer),
+            LinkCollector(self._read_links),
+            LedgerCollector(self._ledger, self._prices.usd_per_chip_hour),
+            SliceCollector(
+                lambda: self._membership.snapshot.records,
+                self._endings,
+                self._prices.patience_s,
+                time.time,
+            ),
+            PlanCollector(lambda: self._board),
+        ):
+            metrics.register(collector)
+        return metrics
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve when the constructor is done."""
@@ -195,20 +260,17 @@ class Gateway:
 
     async def __del__(self) -> None:
         """Ends the links; engines free what was in flight here."""
-        if hasattr(self, "_follower"):
-            self._follower.cancel()
-            self._model_follower.cancel()
-            self._bookkeeper.cancel()
+        if hasattr(self, "_membership"):
+            for task in self._tasks:
+                task.cancel()
             self._dashboard.close()
-            if self._plans is not None:
-                self._plans.cancel()
             await self._membership.close()
             await asyncio.to_thread(self._tracer.close, _TRACES_S)
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
         snapshot: Snapshot = await self._directory.watch.remote(version, timeout_s)
         if snapshot.models is not None:
-            self._told_models.tell(snapshot.models)
+            self._listed_models.set(snapshot.models)
         return snapshot
 
     async def _first_snapshot(self) -> Snapshot:
@@ -222,28 +284,28 @@ class Gateway:
     async def _follow_models(self) -> None:
         """Takes up every change of the models, without a pause for the streams."""
         while True:
-            raw = await self._told_models.next()
+            raw = await self._listed_models.next()
             try:
-                await self._take_models(raw)
+                await self._apply_models(raw)
             except ValueError as error:
                 # The engines refuse it too, and Serve says so; those of before go on.
                 logger.error("models_refused error=%r", str(error))
 
-    async def _take_models(self, raw: Iterable[Mapping[str, Any]]) -> None:
+    async def _apply_models(self, raw: Iterable[Mapping[str, Any]]) -> None:
         """Serves these models, and no other ones, from now on.
 
         Raises:
             ValueError: vLLM refuses some of them, which are as before. The others are taken up.
         """
         wanted = [ModelConfig.model_validate(model) for model in raw]
-        self._terms.update(wanted)
+        self._prices.update(wanted)
         refused = []
         for model in wanted:
             try:
                 if (served := self._models.get(model.name)) is not None:
                     await served.update(model)
                 else:
-                    built = await ModelVersions.build(model, self._config.gateway)
+                    built = await ServedModel.build(model, self._config.gateway)
                     self._models[model.name] = built
             except ValueError as error:
                 refused.append(f"{model.name}: {error}")
@@ -253,11 +315,11 @@ class Gateway:
         if refused:
             raise ValueError("; ".join(refused))
 
-    def _tidy(self) -> None:
+    def _prune(self) -> None:
         """Lets go of versions, and of models, that nothing is left of."""
         for model in self._models.values():
-            model.tidy()
-        for model in [each for each in self._leaving if each.is_over]:
+            model.prune()
+        for model in [model for model in self._leaving if model.is_over]:
             self._leaving.remove(model)
             model.close()
 
@@ -284,21 +346,21 @@ class Gateway:
         while True:
             now_s = epoch_s + time.monotonic()
             self._count_chips()
-            self._tidy()
+            self._prune()
             if self._dashboard.is_ready:
                 self._dashboard.send(self._take_sample())
             # In the middle of a second: a timer that is a little early or late is still in it.
             await asyncio.sleep(_LEDGER_PERIOD_S - (now_s - 0.5) % _LEDGER_PERIOD_S)
 
     def _count_chips(self) -> None:
-        views = (_seat_view(seat) for model in self._models.values() for seat in model.seats)
-        busy = {view.engine_id: is_busy(view.in_flight, view.load) for view in views}
+        busy: dict[str, bool] = {}
         uses: dict[str, EngineUse] = {}
         for model in self._models.values():
-            for seat in model.seats:
-                link: Any = seat.link  # a `LinkClient`
-                tenants = (flight.tenant for flight in seat.flights.values())
-                uses[seat.engine_id] = engine_use(tenants, link.vitals)
+            for engine in model.connections:
+                stats = engine.link.stats
+                tenants = (request.tenant for request in engine.requests.values())
+                busy[engine.engine_id] = is_busy(len(engine.requests), stats.load)
+                uses[engine.engine_id] = engine_use(tenants, stats.vitals)
         self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()), uses)
         self._endings.observe(self._membership.snapshot)
 
@@ -306,7 +368,7 @@ class Gateway:
         records = self._membership.snapshot.records
         slices = _slice_names(records)
         for name, model in self._models.items():
-            for view in map(_seat_view, model.seats):
+            for view in map(_seat_view, model.connections):
                 if view.load is not None:
                     slice_name = slices.get(view.engine_id)
                     yield EngineReading(
@@ -317,45 +379,53 @@ class Gateway:
         records = self._membership.snapshot.records
         slices = _slice_names(records)
         for name, model in self._models.items():
-            for seat in model.seats:
-                # A seat's link is a `LinkClient` here.
-                link: Any = seat.link
+            for engine in model.connections:
+                stats = engine.link.stats
                 yield LinkReading(
                     model=name,
-                    compute_class=seat.compute_class,
-                    engine_id=seat.engine_id,
-                    slice_name=slices.get(seat.engine_id),
-                    traffic=link.traffic,
-                    silence_s=link.silence_s,
-                    round_trip_s=link.round_trip_s,
-                    load=link.load,
-                    vitals=link.vitals,
+                    compute_class=engine.compute_class,
+                    engine_id=engine.engine_id,
+                    slice_name=slices.get(engine.engine_id),
+                    traffic=stats.traffic,
+                    silence_s=stats.silence_s,
+                    round_trip_s=stats.round_trip_s,
+                    load=stats.load,
+                    vitals=stats.vitals,
                 )
 
     async def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         self._count_chips()
         of_models = (model.metrics for model in self._models.values())
-        vllms = [REGISTRY, *(each for each in of_models if each is not None)]
+        vllms = [REGISTRY, *(registry for registry in of_models if registry is not None)]
         return await render_metrics(vllms, self._view.gateway_id, accept, ours=[self._metrics])
 
     def _take_sample(self) -> GatewaySample:
         return take_sample(
             self._view.gateway_id,
             self._models,
-            self._edge.meter,
+            self._edge.metrics,
             self._read_engines(),
-            ledger_entries(self._ledger, self._terms.usd_per_chip_hour),
+            ledger_entries(self._ledger, self._prices.usd_per_chip_hour),
             time.monotonic(),
         )
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [
-            ModelView(model.describe(), tuple(_seat_view(seat) for seat in model.seats))
+            ModelView(model.describe(), tuple(map(_seat_view, model.connections)))
             for model in self._models.values()
         ]
         now_s = time.time()
         autoscaling = describe_plans(self._board, now_s) if self._is_autoscaled else None
         return describe_fleet(self._view, models, self._membership.snapshot, now_s, autoscaling)
+
+
+def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:
+    return LinkSettings(
+        gateway_id=gateway_id,
+        secret=cluster_secret(link),
+        heartbeat=HeartbeatConfig(link.heartbeat_interval_s, link.heartbeat_timeout_s),
+        limits=ClientLimits(max_buffered_bytes=link.max_buffered_bytes),
+    )
 
 
 def _slice_names(records: Iterable[SliceRecord]) -> dict[str | None, str | None]:
@@ -368,8 +438,12 @@ def _raw_models(config: AppConfig) -> tuple[dict[str, Any], ...]:
     return tuple(model.model_dump(mode="json") for model in config.models)
 
 
-def _seat_view(seat: Any) -> SeatView:
-    # A seat whose link is a `LinkClient`: its load is kept fresh by heartbeats while the engine
-    # makes no step.
-    load = seat.link.load
-    return SeatView(seat.engine_id, seat.compute_class, seat.is_draining, len(seat.flights), load)
+def _seat_view(engine: EngineConnection) -> SeatView:
+    # The link's load is kept fresh by heartbeats while the engine makes no step.
+    return SeatView(
+        engine.engine_id,
+        engine.compute_class,
+        engine.is_draining,
+        len(engine.requests),
+        engine.link.stats.load,
+    )

@@ -1,7 +1,7 @@
 """vLLM's own OpenAI frontend for one model, over a fleet instead of one engine.
 
 Owns the join: which vLLM objects are built and on what. Does not own the wire format (vLLM's), nor
-requests in flight (`fleet_core`), nor the HTTP edge (`http_edge`).
+requests in flight (`dispatcher`), nor the HTTP edge (`http`).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.domain.errors import RequestError, error_body, error_headers
-from serving.gateway.fleet_core import FleetCore
+from serving.gateway.engine_client import FleetEngineClient
 
 
 class FleetRequestError(GracefulHTTPError):
@@ -52,14 +52,14 @@ async def _answer_fleet_error(request: Request, raised: Exception) -> JSONRespon
 
 
 class FleetLLM(AsyncLLM):
-    """vLLM's `AsyncLLM` over a `FleetCore`.
+    """vLLM's `AsyncLLM` over a `FleetEngineClient`.
 
     The constructor is written anew because vLLM's starts an engine; it sets every attribute that
     vLLM's own sets (a test compares them).
     """
 
     def __init__(
-        self, config: VllmConfig, core: FleetCore, metrics: CollectorRegistry | None
+        self, config: VllmConfig, client: FleetEngineClient, metrics: CollectorRegistry | None
     ) -> None:
         """`metrics` gets vLLM's own metrics of single requests; `None`: it keeps none."""
         has_stats = metrics is not None
@@ -79,12 +79,12 @@ class FleetLLM(AsyncLLM):
             stream_interval=config.scheduler_config.stream_interval,
             tracing_enabled=False,
         )
-        self.engine_core = core  # type: ignore[assignment]
+        self.engine_core = client  # type: ignore[assignment]
         self.logger_manager = None
         if metrics is not None:
             self.logger_manager = StatLoggerManager(
                 vllm_config=config,
-                engine_idxs=list(core.engine_ranks_managed),
+                engine_idxs=list(client.engine_ranks_managed),
                 custom_stat_loggers=[_prometheus_logger(metrics)],
                 enable_default_loggers=False,
             )
@@ -95,7 +95,8 @@ class FleetLLM(AsyncLLM):
         self._profile_lock = asyncio.Lock()
         self._profile_session_guard_enabled = False
         self._profile_session_active = False
-        core.set_failure_sink(self.fail_request)
+        client.set_failure_sink(self.fail_request)
+        self._dispatcher = client.dispatcher
 
     def fail_request(self, request_id: str, error: RequestError) -> None:
         """Ends a request, and its siblings if `n > 1`, with an error that its client reads."""
@@ -105,7 +106,7 @@ class FleetLLM(AsyncLLM):
         queue, parent = state.queue, state.parent_req
         whole = parent.request_id if parent is not None else request_id
         siblings = self.output_processor.abort_requests([whole], internal=True)
-        self.engine_core.abort_requests(siblings)
+        self._dispatcher.abort(siblings)
         if queue is not None:
             queue.put(FleetRequestError(error))
 

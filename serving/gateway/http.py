@@ -5,7 +5,6 @@ starts, and the gateway's own routes (`/health`, `/v1/models`, `/metrics`, `/fle
 byte of a response is vLLM's. Prompts and answers are never logged.
 """
 
-import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,9 +26,8 @@ from serving.domain.errors import (
     error_headers,
     openai_error_body,
 )
-from serving.gateway.asked import Asked
+from serving.gateway.admission import RequestTarget
 from serving.gateway.auth import ApiKeys, presented_key
-from serving.gateway.choice import CanaryView, choose_canary
 from serving.gateway.refused_fields import (
     REQUEST_ID,
     check_fields,
@@ -37,12 +35,10 @@ from serving.gateway.refused_fields import (
     check_request_id,
 )
 from serving.gateway.reports.fleet_pages import is_static_page
-from serving.gateway.telemetry.request_metrics import ARRIVAL, DEFAULT_TENANT, Arrival, EdgeMeter
-from serving.gateway.telemetry.request_trace import RequestTrace, request_attributes
-from serving.telemetry.log_lines import note
-from serving.telemetry.spans import NO_TRACER, SpanKind, Tracer
-
-logger = logging.getLogger(__name__)
+from serving.gateway.routing import CanaryView, choose_canary
+from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
+from serving.telemetry.spans import NO_TRACER, Tracer
 
 # What a model's frontend serves to clients. vLLM registers more (scaling, adapters, profiling),
 # which are operations on a server of its own and not for whoever holds an API key.
@@ -109,8 +105,8 @@ class ModelFrontend(Protocol):
         """What decides whether it takes a request, if it is a canary."""
         ...
 
-    async def enter(self, asked: Asked) -> ASGIApp:
-        """VLLM's application for this request, once an engine takes it if it needs one.
+    async def enter(self, target: RequestTarget) -> ASGIApp:
+        """Returns vLLM's application for this request, once an engine takes it if it needs one.
 
         Raises `RequestError` when none does in time.
         """
@@ -134,9 +130,9 @@ class _Fields(msgspec.Struct):
     vllm_xargs: Any = None
 
     def user_id(self) -> str | None:
-        """Whom the request is of; `None` where it does not say."""
+        """Returns whom the request is of; `None` where it does not say."""
         of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
-        named = (each for each in (self.user, of_metadata) if isinstance(each, str) and each)
+        named = (name for name in (self.user, of_metadata) if isinstance(name, str) and name)
         return next(named, None)
 
 
@@ -170,14 +166,14 @@ class HttpEdge:
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
         self._ask_dashboard = ask_dashboard
-        self.meter = EdgeMeter()
+        self.metrics = EdgeMetrics()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
         if scope["type"] == "lifespan":
             await _serve_lifespan(receive, send)
         elif scope["type"] == "http":
-            exchange = _Exchange(scope, receive, send, self.meter)
+            exchange = _Exchange(scope, receive, send, self.metrics)
             if self._tracer.is_on and exchange.path in _MODEL_ROUTES:
                 exchange.begin_trace(self._tracer)
             await exchange.run(self._serve)
@@ -186,6 +182,14 @@ class HttpEdge:
 
     async def _serve(self, exchange: "_Exchange") -> None:
         path = exchange.path
+        if path in _MODEL_ROUTES:
+            exchange.context.tenant = self._authorize(exchange.scope)
+            await self._serve_model(exchange)
+        else:
+            await self._serve_own(exchange, path)
+
+    async def _serve_own(self, exchange: "_Exchange", path: str) -> None:
+        """Serves a route that is the gateway's own; the page and `/health` need no key."""
         if path == "/health":
             await exchange.respond(PlainTextResponse(""))
             return
@@ -194,7 +198,7 @@ class HttpEdge:
         ):
             await self._serve_page(exchange)
             return
-        exchange.tenant = self._authorize(exchange.scope)
+        exchange.context.tenant = self._authorize(exchange.scope)
         if path == "/v1/models":
             await exchange.respond(JSONResponse(await self._model_list()))
         elif path == "/metrics":
@@ -206,8 +210,6 @@ class HttpEdge:
             await exchange.respond(Response(body, headers=_FLEET_HEADERS))
         elif path == "/fleet/history":
             await self._serve_page(exchange)
-        elif path in _MODEL_ROUTES:
-            await self._serve_model(exchange)
         else:
             error = MalformedRequestError(f"There is no route {path}.", code="not_found")
             await exchange.respond(JSONResponse(openai_error_body(error), status_code=404))
@@ -230,45 +232,41 @@ class HttpEdge:
 
     async def _serve_model(self, exchange: "_Exchange") -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)
-        if exchange.trace is not None:
-            exchange.trace.asks_admission()
+        exchange.context.body_read()
         fields = _fields_of(body)
         check_request_id(fields.request_id)
         check_open_arguments(fields.vllm_xargs)
-        asked = Asked(
+        target = RequestTarget(
             fields.model,
-            fields.user_id() or exchange.request_id,
+            fields.user_id() or exchange.context.request_id,
             needs_engine=exchange.path not in _ENGINELESS_ROUTES,
         )
-        frontend = self._select(asked)
-        exchange.model = frontend.name
-        if exchange.trace is not None:
-            exchange.trace.of_model(frontend.name)
-        if asked.needs_engine:
+        frontend = self._select(target)
+        exchange.context.selected(frontend.name)
+        if target.needs_engine:
             check_fields(body, frontend.refused_fields)
-        app = await frontend.enter(asked)
-        self.meter.judged(frontend.name, "admitted", exchange.tenant)
-        if exchange.trace is not None:
-            exchange.trace.judged("admitted", is_refused=False)
+        app = await frontend.enter(target)
+        exchange.context.admitted()
         await exchange.delegate(app, body)
 
-    def _select(self, asked: Asked) -> ModelFrontend:
-        """The model that was asked for, or its canary in its place."""
-        frontend = self._named(asked.name)
-        canaries = (each for each in self._models.values() if each.canary_of == frontend.name)
+    def _select(self, target: RequestTarget) -> ModelFrontend:
+        """Returns the requested model, or its canary in its place."""
+        frontend = self._named(target.name)
+        models = self._models.values()
+        canaries = (model for model in models if model.canary_of == frontend.name)
         canary = next(canaries, None)
         if canary is None:
             return frontend
-        is_adapter = asked.name is not None and asked.name != frontend.name
-        if is_adapter and asked.name not in canary.adapter_names:
+        is_adapter = target.name is not None and target.name != frontend.name
+        if is_adapter and target.name not in canary.adapter_names:
             return frontend
-        return canary if choose_canary(asked.key, canary.canary()).is_taken else frontend
+        return canary if choose_canary(target.key, canary.canary()).is_taken else frontend
 
     def _named(self, name: str | None) -> ModelFrontend:
-        served = [each for each in self._models.values() if each.canary_of is None]
+        served = [model for model in self._models.values() if model.canary_of is None]
         if name is None:
             if len(served) > 1:
-                names = ", ".join(sorted(each.name for each in served))
+                names = ", ".join(sorted(model.name for model in served))
                 raise MalformedRequestError(
                     f"Several models are served here; name one of them: {names}.", param="model"
                 )
@@ -278,85 +276,55 @@ class HttpEdge:
         for frontend in served:
             if name in frontend.adapter_names:
                 return frontend
-        raise UnknownModelError(name, sorted(each.name for each in served))
+        raise UnknownModelError(name, sorted(model.name for model in served))
 
     async def _model_list(self) -> dict[str, Any]:
-        served = [each for each in self._models.values() if each.canary_of is None]
+        served = [model for model in self._models.values() if model.canary_of is None]
         cards = [card for frontend in served for card in await frontend.cards()]
         return {"object": "list", "data": cards}
 
 
 class _Exchange:
-    """One HTTP request and its response: request id, time, status, and how errors look."""
+    """One HTTP request and its response: request id, status, and how errors look."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, meter: EdgeMeter) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: EdgeMetrics) -> None:
         self.scope = scope
         self.path: str = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        self.model: str | None = None
         self._receive = receive
         self._send = send
         self._status: int | None = None
         # How it ended: the last of the answer was handed over, or the client left, or we failed.
         self._is_whole = self._has_left = self._has_failed = False
-        self._meter = meter
-        self._arrival = Arrival(time.monotonic())
         taken = _taken_request_id(scope)
-        self._request_id = taken or uuid.uuid4().hex
+        request_id = taken or uuid.uuid4().hex
         # Serve gives every request an id and puts it on the response itself; only an id that we had
         # to make (none came, or not a fit one) is ours to add.
-        self._own_headers = [] if taken else [(b"x-request-id", self._request_id.encode())]
-
-    @property
-    def trace(self) -> RequestTrace | None:
-        """What is told of it; `None` when it is not sampled."""
-        return self._arrival.trace
+        self._own_headers = [] if taken else [(b"x-request-id", request_id.encode())]
+        self.context = RequestContext(time.monotonic(), request_id, self.path, edge=metrics)
 
     def begin_trace(self, tracer: Tracer) -> None:
         """Begins its trace, or goes on with the client's, if it is sampled."""
-        span = tracer.begin(
-            f"{self.method} {self.path}",
-            SpanKind.SERVER,
-            request_attributes(self.method, self.path, self._request_id),
-            self.header(b"traceparent"),
-            self.header(b"tracestate"),
-        )
-        if span is not None:
-            self._arrival.trace = RequestTrace(span)
-            self._arrival.wall_offset_s = time.time() - time.monotonic()
-
-    @property
-    def request_id(self) -> str:
-        """The request's id, its client's or ours."""
-        return self._request_id
+        traceparent, tracestate = self.header(b"traceparent"), self.header(b"tracestate")
+        self.context.begin_trace(tracer, self.method, traceparent, tracestate)
 
     @property
     def method(self) -> str:
         """GET, POST and so on."""
         return str(self.scope["method"])
 
-    @property
-    def tenant(self) -> str:
-        """On whose account it is: the name of its key."""
-        return self._arrival.tenant
-
-    @tenant.setter
-    def tenant(self, name: str) -> None:
-        self._arrival.tenant = name
-
     def header(self, name: bytes) -> str:
-        """A header's values as one list; empty when it did not come."""
+        """Returns a header's values as one list; empty when it did not come."""
         values = (value.decode("latin-1") for key, value in self.scope["headers"] if key == name)
         return ", ".join(values)
 
     async def run(self, serve: Callable[["_Exchange"], Awaitable[None]]) -> None:
-        ARRIVAL.set(self._arrival)
+        REQUEST_CONTEXT.set(self.context)
         try:
             await serve(self)
         except RequestError as error:
             if self._status is not None:
                 raise
-            self._meter.judged(self.model or "", error.code or "malformed", self.tenant)
-            self._note_refusal(error)
+            self.context.refused(error)
             body = error_body(error, self.path)
             response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
             await self.respond(response)
@@ -364,43 +332,14 @@ class _Exchange:
             self._has_failed = True
             raise
         finally:
-            self._count()
-            if self.trace is not None:
-                self.trace.ended(self._status, has_client_left=self._is_cancelled)
-            note(
-                logger, logging.INFO, self._trace_id,
-                "request request_id=%s path=%s model=%s status=%s duration_ms=%d cancelled=%s",
-                self._request_id, _shown(self.path), self.model, self._status,
-                int((time.monotonic() - self._arrival.received_at_s) * 1000), self._is_cancelled,
-            )  # fmt: skip
-
-    @property
-    def _trace_id(self) -> str | None:
-        return None if self.trace is None else self.trace.trace_id
-
-    @property
-    def _is_cancelled(self) -> bool:
-        """Whether the client left before it had the whole answer; known at the end."""
-        return self._has_left or not (self._is_whole or self._has_failed)
-
-    def _note_refusal(self, error: RequestError) -> None:
-        code = error.code or "malformed"
-        if self.trace is not None:
-            self.trace.judged(code, is_refused=True)
-        note(
-            logger, logging.INFO, self._trace_id,
-            "request_refused request_id=%s path=%s model=%s code=%s status=%d reason=%.200r",
-            self._request_id, _shown(self.path), self.model, code, error.status, error.message,
-        )  # fmt: skip
-
-    def _count(self) -> None:
-        model = self.model or ""
-        if self._status is not None:
-            self._meter.answered(model, _route(self.path), self._status)
-        if self._is_cancelled:
-            self._meter.cancelled(model, self.tenant)
-        elif self._is_whole and self._status is not None and self._status < 400:
-            self._arrival.answered(time.monotonic())
+            self.context.ended(
+                time.monotonic(),
+                _route(self.path),
+                self._status,
+                is_whole=self._is_whole,
+                # The client left before it had the whole answer; known at the end.
+                is_cancelled=self._has_left or not (self._is_whole or self._has_failed),
+            )
 
     async def respond(self, response: Response) -> None:
         await response(self.scope, self._receive, self._send_with_headers)
@@ -410,7 +349,7 @@ class _Exchange:
         scope = dict(self.scope, root_path="", path=self.path)
         scope["headers"] = [
             *((name, value) for name, value in scope["headers"] if name not in _OURS),
-            (b"x-request-id", self._request_id.encode()),
+            (b"x-request-id", self.context.request_id.encode()),
         ]
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -448,10 +387,7 @@ class _Exchange:
             headers = [*message.get("headers", []), *self._own_headers]
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
-            if self._arrival.output_at_s is not None:
-                self._arrival.written(time.monotonic())
-            if self.trace is not None:
-                self.trace.answers()
+            self.context.answers()
             self._is_whole = not message.get("more_body", False)
         await self._send(message)
 
@@ -459,11 +395,6 @@ class _Exchange:
 def _route(path: str) -> str:
     """The path if it is one of ours: a label may not be whatever a client asks for."""
     return path if path in _MODEL_ROUTES or path in _OWN_ROUTES else "other"
-
-
-def _shown(path: str) -> str:
-    """A path as a log line may have it: of some length, and without line ends."""
-    return path[:200] if path[:200].isprintable() else repr(path[:200])
 
 
 def _taken_request_id(scope: Scope) -> str | None:

@@ -2,7 +2,7 @@
 
 Owns the connections of one gateway. A link that ends is reported to the fleet at once and opened
 again as long as the directory lists the engine; an engine the directory has forgotten keeps its
-open link.
+open link. Does not own what goes over a link: requests and steps pass between it and the fleet.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import Draining, Step
+from serving.link.messages import Draining
 
 logger = logging.getLogger(__name__)
 
@@ -27,32 +27,28 @@ _WATCH_TIMEOUT_S = 10.0
 
 
 class Fleet(Protocol):
-    """A model's engines, as membership tells of them; `FleetCore` says what each call does."""
+    """The engines of one version of a model; `Dispatcher` says what each call does."""
 
     def add_engine(
         self, engine_id: str, compute_class: str, link: LinkClient, slice_name: str | None
     ) -> None:
-        """An engine is linked. `slice_name` is `None` where it owns no slice."""
+        """Takes a linked engine into use. `slice_name` is `None` where it owns no slice."""
         ...
 
     def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
-        """It takes no more, and goes in `grace_s` seconds; `None`: when, is told later."""
+        """Gives it no more; it goes in `grace_s` seconds (`None`: when is not known yet)."""
         ...
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
-        """Its link has ended; a no-op when that has been said before."""
-        ...
-
-    def take_step(self, engine_id: str, step: Step) -> None:
-        """It has sent a step."""
+        """Gives it up, because its link has ended; a no-op when that was done before."""
         ...
 
 
 class FleetModel(Protocol):
     """A served model, as membership sees it."""
 
-    async def take_in(self, engine_info: Mapping[str, Any]) -> Fleet:
-        """Where an engine that says this of itself belongs, which depends on its version.
+    async def register_engine(self, engine_info: Mapping[str, Any]) -> Fleet:
+        """Returns where an engine that describes itself so belongs, which depends on its version.
 
         Raises:
             ValueError: it belongs nowhere. Do not use it.
@@ -79,11 +75,11 @@ class _Member:
     task: asyncio.Task[None] | None = None
     # Where its engine has been added; `None` while it is not linked.
     fleet: Fleet | None = None
-    # What it said of its end before it was added.
+    # What it reported of its end before it was added.
     draining: Draining | None = None
 
     def drain(self, notice: Draining) -> None:
-        """Its engine says that it drains."""
+        """Passes on that the engine drains."""
         self.draining = notice
         if self.fleet is not None and self.record.engine_id is not None:
             self.fleet.drain_engine(self.record.engine_id, notice.reason, notice.grace_s)
@@ -112,7 +108,7 @@ class Membership:
             self.apply(snapshot)
 
     def apply(self, snapshot: Snapshot) -> None:
-        """Takes in a snapshot: starts links to new engines, notes which are no longer listed."""
+        """Starts links to new engines of a snapshot, and notes which are no longer listed."""
         self.snapshot = snapshot
         listed = {
             record.engine_id: record
@@ -129,7 +125,7 @@ class Membership:
             member.record = record
             member.is_listed = True
             if record.state == SliceState.DRAINING and member.fleet is not None:
-                # The engine's own word, over its link, says how long it has.
+                # The engine's own notice, over its link, says how long it has.
                 member.fleet.drain_engine(engine_id, "listed as draining", None)
         for engine_id, member in self._members.items():
             member.is_listed = engine_id in listed
@@ -157,7 +153,7 @@ class Membership:
     async def _run_link(
         self, member: _Member, model: str, engine_id: str, address: tuple[str, int]
     ) -> float:
-        """One link from its opening to its end; how long to wait before the next attempt."""
+        """Keeps one link from its opening to its end; returns when to try again."""
         ended = asyncio.Event()
 
         def lost(reason: str) -> None:
@@ -165,12 +161,8 @@ class Membership:
                 member.fleet.lose_engine(engine_id, reason)
             ended.set()
 
-        def stepped(step: Step) -> None:
-            if member.fleet is not None:
-                member.fleet.take_step(engine_id, step)
-
         member.draining = None
-        callbacks = LinkCallbacks(on_step=stepped, on_lost=lost, on_draining=member.drain)
+        callbacks = LinkCallbacks(on_lost=lost, on_draining=member.drain)
         try:
             client = await LinkClient.connect(
                 address,
@@ -188,13 +180,13 @@ class Membership:
             return _RETRY_S
         try:
             if client.engine_id != engine_id:
-                # The port was taken over by another engine; the directory will tell of it.
+                # The port was taken over by another engine; the directory will list it.
                 return _REFUSED_RETRY_S
             served = self._models.get(model)
             if served is None:
                 return _REFUSED_RETRY_S  # the model is no longer served
             try:
-                fleet = await served.take_in(client.engine_info)
+                fleet = await served.register_engine(client.engine_info)
             except ValueError as error:
                 logger.error("engine_refused engine_id=%s error=%r", engine_id, str(error))
                 return _REFUSED_RETRY_S

@@ -1,15 +1,112 @@
-"""Which engine takes a request. Pure: engines and request in, engine and reason out."""
+"""Where a request goes: to the canary or not, to which version and engine, and when elsewhere.
 
+The choices of a request's way, in the order in which they are made:
+
+1. `choose_canary`: whether the canary of the model takes it;
+2. `choose_version`: which version does, while a model is being replaced and both versions have
+   engines; the request belongs to that one for its whole life;
+3. `choose_engine`: which engine of the version;
+4. `to_migrate`: whether it leaves an engine that drains.
+
+Pure: no clock, no I/O, no chance.
+"""
+
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from serving.gateway.requests import InFlightRequest
+
+# The first bytes of a digest as a number: 2^64 steps between 0 and 1.
+_HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryView:
+    """The canary of the requested model. `weight` is its share of requests, 0 to 1."""
+
+    name: str
+    version: str
+    weight: float
+    num_ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryChoice:
+    """Whether the canary takes the request, and why."""
+
+    is_taken: bool
+    reason: str
+
+
+def choose_canary(key: str, canary: CanaryView) -> CanaryChoice:
+    """Decides whether `key` lies in the canary's share of all keys, and the canary can take it.
+
+    The same key always lies at the same place of one canary version, on every gateway: a user stays
+    where they are, also when the weight is raised. Another version draws other users. A canary
+    without a ready engine takes nothing.
+    """
+    if canary.num_ready == 0:
+        return CanaryChoice(is_taken=False, reason=f"{canary.name} has no ready engine")
+    is_taken = _place(key, canary) < canary.weight
+    where = "in" if is_taken else "not in"
+    return CanaryChoice(is_taken, f"{where} the {canary.weight:.2%} of {canary.name}")
+
+
+def _place(key: str, canary: CanaryView) -> float:
+    """Returns where the key lies, from 0 to below 1, for this canary version."""
+    text = f"{canary.name}\0{canary.version}\0{key}".encode()
+    number = int.from_bytes(hashlib.sha256(text).digest()[:_HASH_BYTES], "big")
+    return number / (1 << 8 * _HASH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView:
+    """One version of one model at this gateway.
+
+    `num_ready` are the engines that take requests now. `is_current` says that the configuration
+    names it; all others are on their way out.
+    """
+
+    version: str
+    num_ready: int
+    num_in_flight: int
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChoice:
+    """The version chosen (`None`: the request waits), and why."""
+
+    version: str | None
+    reason: str
+
+
+def choose_version(versions: Iterable[VersionView]) -> VersionChoice:
+    """Chooses the version with the fewest requests in flight per ready engine.
+
+    Among equals the current one is chosen. So each version takes what its engines can carry while
+    their number changes. A version without a ready engine takes nothing.
+    """
+    ready = [version for version in versions if version.num_ready > 0]
+    if not ready:
+        return VersionChoice(None, "no version has a ready engine")
+    best = min(
+        ready,
+        key=lambda view: (view.num_in_flight / view.num_ready, not view.is_current, view.version),
+    )
+    if len(ready) == 1:
+        return VersionChoice(best.version, "the only version with a ready engine")
+    load = best.num_in_flight / best.num_ready
+    return VersionChoice(best.version, f"fewest in flight per ready engine ({load:.2f})")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """What routing may know of one engine.
 
-    `has_trial` says that a request suspected of killing engines is on it now. One that drains is
-    leaving once its requests have to be gone.
+    `has_isolated` says that a request suspected of killing engines is on it now. An engine that
+    drains is leaving once its requests have to be gone.
     """
 
     engine_id: str
@@ -17,7 +114,7 @@ class EngineView:
     num_dispatched: int
     is_draining: bool = False
     is_leaving: bool = False
-    has_trial: bool = False
+    has_isolated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +125,42 @@ class Route:
     reason: str
 
 
-def choose_engine(engines: Iterable[EngineView], *, needs_trial: bool) -> Route:
-    """The engine with the fewest requests in flight; among equals the least used so far.
+def choose_engine(engines: Iterable[EngineView], *, needs_isolation: bool) -> Route:
+    """Chooses the engine with the fewest requests in flight; among equals the least used so far.
 
-    An engine that drains only where there is no other and it is not leaving yet: who asks has been
-    let in already, and has nowhere else to go. A request that needs a trial never joins another one
-    on trial.
+    An engine that drains is chosen only where there is no other and it is not leaving yet: the
+    request has been admitted already, and has nowhere else to go. A request that needs isolation
+    never joins another isolated one.
     """
     engines = list(engines)
     candidates = [engine for engine in engines if not engine.is_draining]
     candidates = candidates or [engine for engine in engines if not engine.is_leaving]
     if not candidates:
         return Route(None, "no engine is ready")
-    if needs_trial:
-        candidates = [engine for engine in candidates if not engine.has_trial]
+    if needs_isolation:
+        candidates = [engine for engine in candidates if not engine.has_isolated]
         if not candidates:
             return Route(None, "every engine has a request on trial")
     best = min(candidates, key=lambda e: (e.num_in_flight, e.num_dispatched, e.engine_id))
     return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})")
+
+
+def to_migrate(
+    requests: Iterable[InFlightRequest], now_s: float, until_s: float
+) -> list[InFlightRequest]:
+    """Returns those that will not have finished by `until_s`, at the pace each has had so far.
+
+    A request that can finish in time stays: moving it would cost a prefill for nothing. The others
+    move at once, because each step on an engine that is going has to be computed again in the
+    prefill elsewhere. A request without a bound on its tokens, or without a token yet, is one of
+    them.
+    """
+    return [request for request in requests if not _finishes(request, now_s, until_s)]
+
+
+def _finishes(request: InFlightRequest, now_s: float, until_s: float) -> bool:
+    produced = request.num_tokens_since_dispatch
+    if request.max_tokens is None or produced <= 0 or now_s >= until_s:
+        return False
+    pace_s = max(now_s - request.dispatched_at_s, 0.0) / produced
+    return now_s + (request.max_tokens - len(request.emitted)) * pace_s <= until_s

@@ -1,208 +1,284 @@
-"""One version of a model at one gateway: its fleet, its frontend, and admission in front of both.
+"""One model at one gateway, in all the versions that have engines or requests now.
 
-Owns what belongs to the version: tokenizer, chat template, parsers and adapters, and every request
-that was rendered with them. Does not own which version takes a request (`model_versions`).
+Owns which version takes a request, and the life of each version here: from the configuration or the
+first engine that names it, to its last request. Does not own what is in a version
+(`model_version`), nor the rules of admission and of the choice (`admission`, `routing`).
+
+While engines are replaced, a gateway has two versions of the model. It knows the new one from the
+configuration, and the old one from before; or, when it has started in between, from what the old
+engines report.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 from starlette.types import ASGIApp
-from vllm.config import VllmConfig
 
-from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig, ModelConfig
-from serving.gateway.admission import Admission, Inside
-from serving.gateway.door import Door, FleetLimits
-from serving.gateway.fleet_core import FleetCore
-from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
-from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
-from serving.gateway.telemetry.request_metrics import RequestMeter
+from serving.domain.load_report import LoadSample
+from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState, RequestTarget
+from serving.gateway.dispatcher import Dispatcher, EngineConnection, load_of
+from serving.gateway.model_version import ModelVersion
+from serving.gateway.routing import CanaryView, VersionView, choose_version
+from serving.gateway.telemetry.request_metrics import RequestMetrics
 
 logger = logging.getLogger(__name__)
 
-# vLLM's engine argument that belongs to both sides; the rest of `frontend_args` is the frontend's
-# own.
-_GENERATE_TASKS = ("generate",)
-# How an engine is laid over the chips of its slice. vLLM holds it against the machine it is on, and
-# refuses most of it where there are no chips.
-_OF_THE_SLICE = frozenset(
-    {
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-        "enable_expert_parallel",
-        "additional_config",
-        "gpu_memory_utilization",
-    }
-)
 
-
-def fleet_limits(gateway: GatewayConfig) -> FleetLimits:
-    """The limits of every fleet at this gateway."""
-    return FleetLimits(
-        request_deadline_s=gateway.request_deadline_s, max_engine_losses=gateway.max_engine_losses
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all versions of a model have in common: numbers that outlive each of them."""
-
-    door: Door
-    requests: RequestMeter
-
-    @classmethod
-    def of(cls, model: str, gateway: GatewayConfig) -> "Shared":
-        """All of it new."""
-        return cls(Door(model, fleet_limits(gateway)), RequestMeter())
+class VersionUnknownError(ValueError):
+    """An engine is of a version that cannot be served here; its message says why. Do not use it."""
 
 
 class ServedModel:
-    """One version of a model; `ModelVersions` holds it, and says what is asked of it."""
+    """Implements the edge's `ModelFrontend` and membership's `FleetModel` over all versions."""
 
-    def __init__(
-        self, config: ModelConfig, gateway: GatewayConfig, vllm_config: VllmConfig, shared: Shared
-    ) -> None:
+    def __init__(self, gateway: GatewayConfig, config: ModelConfig) -> None:
+        self._gateway = gateway
         self._config = config
-        self.version = config.version_id
-        self.admission = Admission(config.name, gateway, shared.door)
-        self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
-        self.core = FleetCore(
-            config.name,
-            fleet_limits(gateway),
-            _GENERATE_TASKS,
-            version=self.version,
-            door=shared.door,
-            request_meter=shared.requests,
-        )
-        self.llm = FleetLLM(vllm_config, self.core, self.metrics)
-        # A pooling model's tasks depend on its pooler, which only an engine has loaded.
-        self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
-        self._app: ASGIApp | None = None
+        # Of the configuration. It is a digest, and every request asks for it.
+        self._current_id = config.version_id
+        self._queue = AdmissionQueue(config.name, FleetLimits.of(gateway))
+        self._versions: dict[str, ModelVersion] = {}
         self._building = asyncio.Lock()
 
     @classmethod
-    async def build(
-        cls, config: ModelConfig, gateway: GatewayConfig, shared: Shared | None = None
-    ) -> "ServedModel":
-        """Reads the model's configuration and tokenizer; needs no engine.
-
-        `shared` is what it has in common with other versions; `None`: there are none.
+    async def build(cls, config: ModelConfig, gateway: GatewayConfig) -> "ServedModel":
+        """Builds the model in the version of its configuration; needs no engine.
 
         Raises:
             ValueError: vLLM refuses the model, an engine argument or a frontend argument.
         """
-        vllm_config = await asyncio.to_thread(
-            frontend_config, resolve_source(config.source), config.answers_as, _args_here(config)
-        )
-        shared = shared or Shared.of(config.name, gateway)
-        model = cls(config, gateway, vllm_config, shared)
-        if model._are_tasks_known:
-            await model.app()
+        model = cls(gateway, config)
+        await model.update(config)
         return model
+
+    # -- what the edge asks --
+
+    @property
+    def name(self) -> str:
+        """See `ModelFrontend`."""
+        return self._config.name
+
+    @property
+    def canary_of(self) -> str | None:
+        """The model of which it is the canary, if it is one."""
+        return self._config.canary_of
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """The LoRA adapters that it answers to."""
+        """See `ModelFrontend`."""
         return tuple(adapter.name for adapter in self._config.lora_adapters)
 
     @property
     def refused_fields(self) -> Mapping[str, str]:
-        """Fields of a request that its engines cannot honour, with the reason."""
-        if not self._config.is_on_tpu:
-            return {}
-        takes_more_than_text = self.llm.model_config.is_multimodal_model
-        speculates = self._config.engine_args.get("speculative_config") is not None
-        return ON_TPU_WITHOUT_PROMPT_LOGPROBS if takes_more_than_text or speculates else ON_TPU
+        """See `ModelFrontend`."""
+        return self.current.refused_fields
 
-    def answers_to(self, name: str) -> bool:
-        """Whether a request for this model or adapter can be answered by it."""
-        return name in self._config.answers_as or name in self.adapter_names
+    async def enter(self, target: RequestTarget) -> ASGIApp:
+        """See `ModelFrontend`."""
+        if not target.needs_engine:
+            return await self.current.app()
+        chosen: ModelVersion | None = None
 
-    def is_frontend_of(self, config: ModelConfig) -> bool:
-        """Whether its frontend is what `config`, of the same version, says."""
-        return self._config.frontend_args == config.frontend_args
+        def can_enter() -> bool:
+            nonlocal chosen
+            chosen = self._chosen(target.name)
+            return chosen is not None
 
-    async def reframe(self, config: ModelConfig) -> None:
-        """Builds the frontend anew, of the same version; requests keep the one that took them.
+        await self._queue.admit(self._queue_state(), can_enter)
+        # Without a pause since admission: an engine that was there is there.
+        return await (chosen or self.current).app()
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """See `ModelFrontend`."""
+        return await self.current.cards()
+
+    def canary(self) -> CanaryView:
+        """Returns what decides whether it takes a request as a canary."""
+        num_ready = sum(version.dispatcher.num_ready for version in self._versions.values())
+        weight = self._config.canary_weight or 0.0
+        return CanaryView(self.name, self.current.version, weight, num_ready)
+
+    # -- versions come and go --
+
+    @property
+    def current(self) -> ModelVersion:
+        """The version that the configuration names."""
+        return self._versions[self._current_id]
+
+    async def update(self, config: ModelConfig) -> None:
+        """Applies a changed configuration; requests in flight stay with what they have.
 
         Raises:
-            ValueError: vLLM refuses a frontend argument. The frontend is as before.
+            ValueError: vLLM refuses it. Everything is as before.
         """
-        before, self._config = self._config, config
+        async with self._building:
+            version_id = config.version_id
+            served = self._versions.get(version_id)
+            if served is None:
+                served = await self._build(config)
+                self._versions[served.version] = served
+            elif not served.is_frontend_of(config):
+                await served.rebuild_frontend(config)
+            before_id, self._current_id, self._config = self._current_id, version_id, config
+            for known in self._versions.values():
+                known.dispatcher.is_retired = known.version != version_id
+            self._queue.look_again()
+            if before_id != version_id:
+                before = self._versions.get(before_id)
+                num_engines = 0 if before is None else len(before.dispatcher.connections)
+                logger.info(
+                    "version_current model=%s version=%s before=%s engines_before=%d",
+                    self.name, version_id, before_id, num_engines,
+                )  # fmt: skip
+
+    async def register_engine(self, engine_info: Mapping[str, Any]) -> Dispatcher:
+        """See `FleetModel`.
+
+        Raises:
+            VersionUnknownError: the engine is of a version that vLLM refuses here.
+        """
+        version = engine_info.get("version") or self._current_id
+        served = self._versions.get(str(version))
+        if served is None:
+            served = await self._build_reported(str(version), engine_info)
+        served.update_from_engine(engine_info)
+        return served.dispatcher
+
+    async def _build_reported(self, version: str, engine_info: Mapping[str, Any]) -> ModelVersion:
+        """Builds a version that the configuration does not name, as an engine describes it."""
+        async with self._building:
+            if version not in self._versions:
+                try:
+                    config = ModelConfig.model_validate(engine_info.get("described"))
+                    if config.version_id != version:
+                        raise VersionUnknownError(f"it describes {config.version_id}")
+                    served = await self._build(config)
+                except (ValidationError, ValueError) as error:
+                    raise VersionUnknownError(
+                        f"version {version} of {self.name} cannot be served here: {error}"
+                    ) from error
+                served.dispatcher.is_retired = True
+                self._versions[version] = served
+                logger.info("version_reported model=%s version=%s", self.name, version)
+            return self._versions[version]
+
+    async def _build(self, config: ModelConfig) -> ModelVersion:
         try:
-            app = await self._build_app() if self._app is not None else None
-        except BaseException:
-            self._config = before
-            raise
-        self._app = app
+            return await ModelVersion.build(config, self._gateway, self._queue)
+        except OSError as error:
+            raise ValueError(f"the files of {config.source!r} cannot be read: {error}") from error
 
-    async def app(self) -> ASGIApp:
-        """Its application. Built once; for a pooling model with the first engine."""
-        if self._app is None:
-            async with self._building:
-                if self._app is None:
-                    self._app = await self._build_app()
-        return self._app
-
-    async def admit(self) -> None:
-        """Waits for an engine before anything is promised to the client.
-
-        Raises:
-            GatewayBehindError: this gateway does not keep up with the tokens it has.
-            OverloadedError: too many requests wait already.
-            NoEngineInTimeError: none came within the request deadline.
-        """
-        await self.admission.admit(self.inside, lambda: self.core.has_engine)
+    def prune(self) -> None:
+        """Lets go of versions on their way out that have neither an engine nor a request."""
+        for version, served in list(self._versions.items()):
+            if version != self._current_id and served.is_over:
+                del self._versions[version]
+                served.llm.shutdown()
+                logger.info("version_gone model=%s version=%s", self.name, version)
 
     @property
     def is_over(self) -> bool:
         """Whether neither an engine nor a request is left."""
-        return not (self.core.seats or self.core.num_in_flight or self.llm.num_in_flight)
+        return all(version.is_over for version in self._versions.values())
+
+    def close(self) -> None:
+        """Ends the frontends."""
+        for served in self._versions.values():
+            served.llm.shutdown()
+
+    # -- what the gateway shows --
 
     @property
-    def inside(self) -> Inside:
-        """What admission has to know of its requests."""
-        return Inside(self.core.behind_s, self.core.num_waiting)
-
-    async def cards(self) -> list[dict[str, Any]]:
-        """Its entries of `/v1/models`, as vLLM words them."""
-        app = await self.app()
-        registry = app.state.openai_serving_models  # type: ignore[attr-defined]
-        models = await registry.show_available_models()
-        return [card.model_dump() for card in models.data]
-
-    def learn(self, engine_info: Mapping[str, Any]) -> None:
-        """Takes in what an engine says. It may have fitted a shorter context than was asked for."""
-        config = self.llm.model_config
-        max_model_len = engine_info.get("max_model_len")
-        if isinstance(max_model_len, int):
-            config.max_model_len = min(config.max_model_len, max_model_len)
-        tasks = engine_info.get("supported_tasks")
-        if not self._are_tasks_known and isinstance(tasks, list):
-            self.core.supported_tasks = tuple(tasks)
-            self._are_tasks_known = True
-
-    async def _build_app(self) -> ASGIApp:
-        if not self._are_tasks_known:
-            await self.admit()
-        return await build_frontend(
-            self.llm,
-            self.core.supported_tasks,
-            names=self._config.answers_as,
-            adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
-            frontend_args=self._config.frontend_args,
+    def connections(self) -> tuple[EngineConnection, ...]:
+        """The linked engines of all versions."""
+        return tuple(
+            connection
+            for version in self._versions.values()
+            for connection in version.dispatcher.connections
         )
 
+    @property
+    def request_metrics(self) -> RequestMetrics:
+        """The numbers of all versions, those included that are gone."""
+        return self._queue.telemetry.metrics
 
-def _args_here(config: ModelConfig) -> dict[str, Any]:
-    """The engine arguments that concern a frontend: of an engine on TPU all but its layout."""
-    if not config.is_on_tpu:
-        return config.engine_args
-    return {name: value for name, value in config.engine_args.items() if name not in _OF_THE_SLICE}
+    @property
+    def num_waiting(self) -> int:
+        """Admitted requests that wait for an engine."""
+        return sum(version.dispatcher.num_waiting for version in self._versions.values())
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that are not admitted yet."""
+        return self._queue.num_waiting
+
+    @property
+    def load(self) -> LoadSample:
+        """The load of the last half minute."""
+        dispatchers = [version.dispatcher for version in self._versions.values()]
+        return load_of(dispatchers, self._queue, time.monotonic())
+
+    @property
+    def metrics(self) -> CollectorRegistry | None:
+        """VLLM's own metrics of the current version; `None` where none are kept."""
+        return self.current.metrics
+
+    def expect_engine(self, in_s: float | None) -> None:
+        """Sets when the next engine is expected to be ready; `None`: nobody knows."""
+        self._queue.expect_engine(in_s)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the model's part of `/fleet` that only this gateway knows."""
+        described: dict[str, Any] = {
+            "name": self.name,
+            "version": self._current_id,
+            "canary_of": self._config.canary_of,
+            "canary_weight": self._config.canary_weight,
+            "waiting": self.num_waiting + self.num_queued,
+        }
+        versions = self._versions.values()
+        described["in_flight"] = sum(version.dispatcher.num_in_flight for version in versions)
+        described["frontend_in_flight"] = sum(version.llm.num_in_flight for version in versions)
+        described["resumes"] = sum(
+            count
+            for numbers in self.request_metrics.classes.values()
+            for count in numbers.resumes.values()
+        )
+        described["versions"] = [
+            {
+                "version": view.version,
+                "is_current": view.is_current,
+                "ready": view.num_ready,
+                "in_flight": view.num_in_flight,
+            }
+            for view in self._views()
+        ]
+        return described
+
+    def _views(self, name: str | None = None) -> list[VersionView]:
+        """Returns the versions that answer to `name`, a model or an adapter; all for `None`."""
+        return [
+            VersionView(
+                version,
+                served.dispatcher.num_ready,
+                served.dispatcher.num_in_flight,
+                is_current=version == self._current_id,
+            )
+            for version, served in self._versions.items()
+            if name is None or served.answers_to(name)
+        ]
+
+    def _chosen(self, name: str | None) -> ModelVersion | None:
+        version = choose_version(self._views(name)).version
+        return None if version is None else self._versions[version]
+
+    def _queue_state(self) -> QueueState:
+        states = [version.queue_state for version in self._versions.values()]
+        behind_s = max(state.behind_s for state in states)
+        return QueueState(behind_s, sum(state.num_waiting for state in states))

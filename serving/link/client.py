@@ -1,7 +1,7 @@
 """The gateway's end of a link: requests go down, tokens come up.
 
 Owns one connection to one engine host, its calls in flight, and what waits to be written. Does not
-own the requests: whoever is told that a link is lost resumes them on another one.
+own the requests: whoever is notified that a link is lost resumes them on another one.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from serving.link.connection import HANDSHAKE_TIMEOUT_S, LinkConnection
+from serving.link.connection import HANDSHAKE_TIMEOUT_S, LinkConnection, Traffic
 from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkClosedError
 from serving.link.handshake import NONCE_BYTES, GatewayHandshake
 from serving.link.heartbeat import HeartbeatConfig
@@ -71,14 +71,28 @@ DEFAULT_LIMITS = ClientLimits()
 class LinkCallbacks:
     """What the gateway does with what arrives. All run in the event loop and must not block.
 
-    `on_step` and `on_draining` run while the socket is read. `on_lost` runs exactly once when an
-    open link ends by anything but `close`, never from inside `submit`, `abort` or `call`, and no
-    other callback runs after it. Each may run before `connect` has returned to its caller.
+    `on_draining` runs while the socket is read. `on_lost` runs exactly once when an open link ends
+    by anything but `close`, never from inside `submit`, `abort` or `call`, and no other callback
+    runs after it. Each may run before `connect` has returned to its caller.
     """
 
-    on_step: Callable[[Step], None]
     on_lost: Callable[[str], None]
     on_draining: Callable[[Draining], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """What went over one link, and what the engine host last reported of its engine.
+
+    `load` and `vitals` are `None` until it has. `round_trip_s` is of the last heartbeat that was
+    measured, through both event loops; `None` before the first.
+    """
+
+    traffic: Traffic
+    silence_s: float = 0.0
+    round_trip_s: float | None = None
+    load: EngineLoad | None = None
+    vitals: EngineVitals | None = None
 
 
 class LinkClient(LinkConnection):
@@ -95,18 +109,18 @@ class LinkClient(LinkConnection):
         super().__init__(_DECODER, heartbeat, limits.handshake_timeout_s, write_buffer_bytes)
         self.engine_id = ""
         self.engine_info: dict[str, object] = {}
-        self.load: EngineLoad | None = None  # None until the engine host has told it
-        self.vitals: EngineVitals | None = None  # likewise
-        # Of the last heartbeat that was measured, through both event loops; None before the first.
-        self.round_trip_s: float | None = None
+        self._load: EngineLoad | None = None
+        self._vitals: EngineVitals | None = None
+        self._round_trip_s: float | None = None
+        self._on_step: Callable[[Step], None] = _drop_step
         self._stamp_due_at_s = 0.0
         self._handshake = handshake
         self._callbacks = callbacks
         self._limits = limits
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._is_closed_here = False
-        # Whether the host has said that its engine is gone.
-        self.has_told_end = False
+        # Whether the host has reported that its engine is gone.
+        self.has_reported_end = False
         self._waiting: deque[msgspec.Struct] = deque()
         self._write_stalled_at_s: float | None = None  # None while the transport takes more
         self._call_ids = itertools.count()
@@ -147,6 +161,18 @@ class LinkClient(LinkConnection):
                 client.end("gave up connecting")
         return client
 
+    @property
+    def stats(self) -> LinkStats:
+        """The link as it is now."""
+        return LinkStats(self.traffic, self.silence_s, self._round_trip_s, self._load, self._vitals)
+
+    def deliver_to(self, on_step: Callable[[Step], None]) -> None:
+        """Names who takes the engine's steps, while the socket is read; it must not block.
+
+        Steps that come before are dropped: nothing was submitted here.
+        """
+        self._on_step = on_step
+
     def submit(self, request: TokenRequest) -> None:
         """Sends a request; does not wait.
 
@@ -185,7 +211,7 @@ class LinkClient(LinkConnection):
             self._calls.pop(call_id, None)
 
     async def close(self) -> None:
-        """Ends the link without telling `on_lost`, and waits until it is gone. Idempotent."""
+        """Ends the link without a call of `on_lost`, and waits until it is gone. Idempotent."""
         self._is_closed_here = True
         self.end("closed by the gateway")
         await asyncio.shield(self.closed)
@@ -223,8 +249,8 @@ class LinkClient(LinkConnection):
             self._shake_hands(message)
         elif isinstance(message, Step):
             if message.load is not None:
-                self.load = message.load
-            self._callbacks.on_step(message)
+                self._load = message.load
+            self._on_step(message)
         elif isinstance(message, Ping):
             self._receive_ping(message)
         elif isinstance(message, Reply):
@@ -232,18 +258,18 @@ class LinkClient(LinkConnection):
         elif isinstance(message, Draining):
             self._callbacks.on_draining(message)
         elif isinstance(message, EngineLost):
-            self.has_told_end = True
+            self.has_reported_end = True
             self.end(f"engine lost: {message.reason}")
         else:
             self._violated(message)
 
     def _receive_ping(self, ping: Ping) -> None:
         if ping.load is not None:
-            self.load = ping.load
+            self._load = ping.load
         if ping.vitals is not None:
-            self.vitals = ping.vitals
+            self._vitals = ping.vitals
         if ping.echo_us is not None:
-            self.round_trip_s = max(0.0, self._loop.time() - ping.echo_us / _S_US)
+            self._round_trip_s = max(0.0, self._loop.time() - ping.echo_us / _S_US)
 
     def _stamp_us(self) -> int | None:
         """The time, where a round trip is to be measured again."""
@@ -305,8 +331,12 @@ class LinkClient(LinkConnection):
         if not self._welcomed.done():
             self._welcomed.set_exception(LinkClosedError(reason))
         elif not self._welcomed.cancelled() and self._welcomed.exception() is None:
-            self._loop.call_soon(self._tell_lost, reason)
+            self._loop.call_soon(self._report_lost, reason)
 
-    def _tell_lost(self, reason: str) -> None:
+    def _report_lost(self, reason: str) -> None:
         if not self._is_closed_here:
             self._callbacks.on_lost(reason)
+
+
+def _drop_step(step: Step) -> None:
+    """Takes a step that nobody waits for."""

@@ -148,7 +148,7 @@ def encode_outputs(
 def decode_output(
     message: TokenOutput, decoder: MsgpackDecoder, clock: Callable[[], float] = time.monotonic
 ) -> EngineCoreOutput:
-    """The output as vLLM's frontend takes it. The fields of the message win over the payload's."""
+    """Returns the output as vLLM's frontend takes it, under the id that the message has by now."""
     finish = None if message.finish is None else FinishReason(message.finish)
     if message.payload is None:
         return EngineCoreOutput(
@@ -158,6 +158,7 @@ def decode_output(
             stop_reason=message.stop_reason,
         )
     output: EngineCoreOutput = decoder.decode(message.payload)
+    output.request_id = message.request_id
     _shift_events(output, clock())
     return output
 

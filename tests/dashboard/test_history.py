@@ -23,10 +23,11 @@ from serving.domain.dashboard_messages import (
     ModelCounts,
 )
 from serving.gateway.reports.gateway_sample import ledger_entries, take_sample
-from serving.gateway.telemetry.request_metrics import EdgeMeter, Histogram, RequestMeter
+from serving.gateway.telemetry.request_metrics import EdgeMetrics, Histogram, RequestMetrics
+from serving.gateway.telemetry.request_telemetry import ModelTelemetry
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import LedgerState
-from tests.gateway.test_request_meter import StagedFleet, StagedSeat
+from tests.gateway.test_request_telemetry import StagedEngine, StagedFleet, dispatched, step
 
 NOW_S = 1_795_226_400.5  # the middle of a second, and the beginning of ten
 FINE, COARSE = Wanted(1, ALL_MODELS), Wanted(10, ALL_MODELS)
@@ -204,7 +205,7 @@ def test_quantile_is_in_the_bucket_of_the_sample_that_has_this_rank(
 @pytest.mark.parametrize("mean_s", [0.05, 0.3])
 def test_quantiles_of_a_known_distribution_are_as_near_as_the_buckets(mean_s: float) -> None:
     draw = random.Random(1)
-    meter = RequestMeter().of_class("spot").to_first_token
+    meter = RequestMetrics().of_class("spot").to_first_token
     for _ in range(20_000):
         meter.observe(draw.expovariate(1 / mean_s))
     for ratio in (0.5, 0.99):
@@ -380,17 +381,17 @@ def test_gateway_that_ended_is_left_out_and_does_not_hold_up_the_others() -> Non
 
 def gateway_samples() -> Iterator[GatewaySample]:
     """What a gateway hands out of its own counters, as it arrives."""
-    meter, edge = RequestMeter(), EdgeMeter()
-    fleet = StagedFleet(meter, [StagedSeat("spot", flights=["r"])], num_waiting=2)
+    telemetry, edge = ModelTelemetry("chat", 0.0), EdgeMetrics()
+    fleet = StagedFleet(telemetry.metrics, [StagedEngine("spot", requests=["r"])], num_waiting=2)
     decoder = msgspec.msgpack.Decoder(GatewaySample)
     for second in range(3):
-        watch = meter.taken(10, float(second))
-        meter.dispatched(watch, "spot", second + 0.01)
-        meter.emitted([(watch, 1)], second + 0.15)
-        meter.emitted([(watch, 4)], second + 0.34)
-        meter.ended(watch, "stop")
-        edge.judged("chat", "admitted", "default")
-        edge.judged("chat", "overloaded", "default")
+        request = telemetry.arrived("r", 10, float(second))
+        dispatched(request, "spot", second + 0.01)
+        step(telemetry, second + 0.15, (request, 1))
+        step(telemetry, second + 0.34, (request, 4))
+        request.ended("stop", second + 0.34)
+        edge.record_admission("chat", "admitted", "default")
+        edge.record_admission("chat", "overloaded", "default")
         ledger = ledger_entries(Ledger(0), {})
         taken = take_sample("g", {"chat": fleet}, edge, (), ledger, float(second))
         yield decoder.decode(msgspec.msgpack.encode(taken))

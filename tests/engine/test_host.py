@@ -40,10 +40,11 @@ class Peer:
     client: LinkClient | None = None
 
     async def connect(self, address: tuple[str, int]) -> LinkClient:
-        callbacks = LinkCallbacks(self._on_step, self._on_lost, self._on_draining)
+        callbacks = LinkCallbacks(self._on_lost, self._on_draining)
         self.client = await LinkClient.connect(
             address, gateway_id="gw", secret=SECRET, callbacks=callbacks
         )
+        self.client.deliver_to(self._on_step)
         return self.client
 
     async def until_lost(self) -> str:
@@ -114,7 +115,7 @@ async def test_host_that_is_told_to_end_tells_its_gateways_that_the_engine_is_lo
         with pytest.raises(EngineDiedError, match="SIGTERM"):
             host.ensure_alive()
         assert peer.client is not None
-        assert peer.client.has_told_end
+        assert peer.client.has_reported_end
 
 
 async def test_engine_that_stops_turning_is_noticed_and_ended() -> None:

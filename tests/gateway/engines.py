@@ -1,64 +1,96 @@
-"""Engines for a fleet client: a scripted one at the end of no link, and requests for either."""
+"""What is around a dispatcher: scripted engines at the end of no link, requests, a sink."""
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 
+from serving.domain.errors import RequestError
 from serving.domain.paced_tokens import paced_token
 from serving.engine.paced.engine import PacedConfig
-from serving.gateway.fleet_core import FleetCore
+from serving.gateway.dispatcher import Dispatcher, Outputs
+from serving.gateway.requests import InFlightRequest
+from serving.link.client import LinkStats
+from serving.link.connection import Traffic
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
 
 TOKEN_RANGE = PacedConfig().token_range
 
 
-def core_request(
-    request_id: str = "r", max_tokens: int = 5, prompt: list[int] | None = None, **params: Any
-) -> EngineCoreRequest:
-    """A request as vLLM's frontend hands it over."""
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(request_id.encode()) if prompt is None else prompt,
-        mm_features=None,
-        sampling_params=SamplingParams(max_tokens=max_tokens, **params),
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+def in_flight(
+    dispatcher: Dispatcher,
+    request_id: str = "r",
+    max_tokens: int = 5,
+    prompt: list[int] | None = None,
+    **changes: Any,
+) -> InFlightRequest:
+    """A request as the engine client hands it over."""
+    prompt = list(request_id.encode()) if prompt is None else prompt
+    telemetry = dispatcher.telemetry.arrived(request_id, len(prompt), time.monotonic())
+    given = {"prompt_token_ids": prompt, "max_tokens": max_tokens, "payload": []} | changes
+    return InFlightRequest(request_id=request_id, telemetry=telemetry, **given)
+
+
+class RecordingSink:
+    """Writes down what a dispatcher delivers. Implements `OutputSink`."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.steps: list[list[TokenOutput]] = []
+        self.failures: dict[str, RequestError] = {}
+        self.failed = asyncio.Event()
+        dispatcher.attach(self)
+
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        tokens: dict[str, list[int]] = {}
+        for step in self.steps:
+            for output in step:
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        return tokens
+
+    def deliver(self, outputs: Outputs) -> None:
+        self.steps.append([output for _, output in outputs])
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        assert request_id not in self.failures, "reported twice"
+        self.failures[request_id] = error
+        self.failed.set()
 
 
 def answer_to(request_id: str, num_tokens: int = 5) -> list[int]:
-    """What every engine here makes of `core_request(request_id, num_tokens)`."""
+    """What every engine here makes of the request `request_id`, `num_tokens` long."""
     prompt = list(request_id.encode())
     return [paced_token(prompt, position, TOKEN_RANGE) for position in range(num_tokens)]
 
 
 class ScriptedLink:
-    """A link to an engine that takes a step when told to. Implements `EngineLink`."""
+    """A link to an engine that takes a step on command. Implements `EngineLink`."""
 
-    def __init__(self, core: FleetCore, engine_id: str = "e1") -> None:
+    def __init__(self, dispatcher: Dispatcher, engine_id: str = "e1") -> None:
         self.engine_id = engine_id
         self.submitted: list[TokenRequest] = []
         self.aborted: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.is_broken = False
-        self.has_told_end = False
+        self.has_reported_end = False
+        self.stats = LinkStats(Traffic())
         self.max_prompt_tokens = 1000
-        self._core = core
         self._running: dict[str, TokenRequest] = {}
         self._num_out: dict[str, int] = {}  # wire id -> tokens out, those of earlier engines too
-        core.add_engine(engine_id, "local", self)
+        self._dispatcher = dispatcher
+        self._on_step: Callable[[Step], None]
+        dispatcher.add_engine(engine_id, "local", self)
 
     @property
     def running(self) -> list[str]:
         """The wire ids of the requests on the engine."""
         return list(self._running)
+
+    def deliver_to(self, on_step: Callable[[Step], None]) -> None:
+        self._on_step = on_step
 
     def submit(self, request: TokenRequest) -> None:
         if self.is_broken:
@@ -99,10 +131,10 @@ class ScriptedLink:
     def step(self, num_steps: int = 1) -> None:
         """Makes steps and delivers each."""
         for _ in range(num_steps):
-            self._core.take_step(self.engine_id, self.make_step())
+            self._on_step(self.make_step())
 
-    def end(self, *, is_told: bool = True) -> None:
-        """The engine dies, and the gateway is told; or its host falls silent with it."""
+    def end(self, *, is_reported: bool = True) -> None:
+        """The engine dies, and the host reports it; or its host falls silent with it."""
         self.is_broken = True
-        self.has_told_end = is_told
-        self._core.lose_engine(self.engine_id, "killed by the test")
+        self.has_reported_end = is_reported
+        self._dispatcher.lose_engine(self.engine_id, "killed by the test")

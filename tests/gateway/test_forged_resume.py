@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from serving.config.application import GatewayConfig, ModelConfig
-from serving.gateway.served_model import ServedModel
+from serving.gateway.model_version import ModelVersion
 from serving.link.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
 
 from .engines import ScriptedLink
@@ -40,8 +40,8 @@ ROUTES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("forged", [1.5, 5, "tokens", [5], [2_000_000_000], [1.5]])
 async def test_forged_resume_stays_at_the_gateway(path: str, forged: object) -> None:
-    served = await ServedModel.build(CONFIG, GatewayConfig())
-    link = ScriptedLink(served.core)
+    served = await ModelVersion.build(CONFIG, GatewayConfig())
+    link = ScriptedLink(served.dispatcher)
     body = {"model": MODEL, "vllm_xargs": {EMITTED_KEY: forged, "mine": 1}, **ROUTES[path]}
     transport = httpx.ASGITransport(app=await served.app())
     async with (

@@ -14,7 +14,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serving.artifacts.model_source import resolve_source
 from serving.domain.errors import NoEngineInTimeError, PoisonRequestError
-from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.gateway.admission import FleetLimits
+from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config
 
 from .engines import ScriptedLink
@@ -50,9 +52,10 @@ def config():
 
 @pytest.fixture(params=["vllms-metrics", "none"])
 async def llm(config, request) -> AsyncIterator[FleetLLM]:
-    core = FleetCore("demo", FleetLimits(request_deadline_s=600.0), ("generate",))
+    dispatcher = Dispatcher("demo", FleetLimits(request_deadline_s=600.0))
+    client = FleetEngineClient(dispatcher, ("generate",))
     metrics = CollectorRegistry() if request.param == "vllms-metrics" else None
-    llm = FleetLLM(config, core, metrics)
+    llm = FleetLLM(config, client, metrics)
     yield llm
     llm.shutdown()
 
@@ -72,7 +75,7 @@ def start(llm: FleetLLM, request_id: str, **params: int) -> "asyncio.Task[int]":
 
 async def until_in_flight(llm: FleetLLM, num_requests: int) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while llm.engine_core.num_in_flight != num_requests:  # noqa: ASYNC110 - it tells nobody
+        while llm.engine_core.dispatcher.num_in_flight != num_requests:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
 
 
@@ -81,7 +84,7 @@ def test_constructor_sets_every_attribute_that_vllms_sets() -> None:
 
 
 async def test_answer_of_an_engine_reaches_the_caller(llm: FleetLLM) -> None:
-    link = ScriptedLink(llm.engine_core)
+    link = ScriptedLink(llm.engine_core.dispatcher)
     answer = start(llm, "r")
     await until_in_flight(llm, 1)
     async with asyncio.timeout(DEADLINE_S):
@@ -89,11 +92,11 @@ async def test_answer_of_an_engine_reaches_the_caller(llm: FleetLLM) -> None:
             link.step()
             await asyncio.sleep(0)
     assert answer.result() > 0
-    assert (llm.num_in_flight, llm.engine_core.num_in_flight) == (0, 0)
+    assert (llm.num_in_flight, llm.engine_core.dispatcher.num_in_flight) == (0, 0)
 
 
 async def test_failed_request_raises_at_its_caller_and_leaves_others_alone(llm: FleetLLM) -> None:
-    link = ScriptedLink(llm.engine_core)
+    link = ScriptedLink(llm.engine_core.dispatcher)
     bad, good = start(llm, "bad"), start(llm, "good")
     await until_in_flight(llm, 2)
     (bad_id,) = (key for key in llm.output_processor.request_states if key.startswith("bad"))
@@ -104,11 +107,11 @@ async def test_failed_request_raises_at_its_caller_and_leaves_others_alone(llm: 
         while not good.done():
             link.step()
             await asyncio.sleep(0)
-    assert (llm.num_in_flight, llm.engine_core.num_in_flight) == (0, 0)
+    assert (llm.num_in_flight, llm.engine_core.dispatcher.num_in_flight) == (0, 0)
 
 
 async def test_failure_of_one_sample_ends_its_siblings_everywhere(llm: FleetLLM) -> None:
-    link = ScriptedLink(llm.engine_core)
+    link = ScriptedLink(llm.engine_core.dispatcher)
     answer = start(llm, "r", n=3)
     await until_in_flight(llm, 3)
     link.step(2)
@@ -117,7 +120,7 @@ async def test_failure_of_one_sample_ends_its_siblings_everywhere(llm: FleetLLM)
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(FleetRequestError):
             await answer
-    assert (llm.num_in_flight, llm.engine_core.num_in_flight) == (0, 0)
+    assert (llm.num_in_flight, llm.engine_core.dispatcher.num_in_flight) == (0, 0)
     assert link.running == []
     assert llm.output_processor.parent_requests == {}
 
@@ -134,7 +137,7 @@ async def test_failure_of_a_request_that_is_gone_is_ignored(llm: FleetLLM) -> No
 
 
 async def test_caller_that_leaves_frees_its_request_on_the_engine(llm: FleetLLM) -> None:
-    link = ScriptedLink(llm.engine_core)
+    link = ScriptedLink(llm.engine_core.dispatcher)
     answer = start(llm, "r", n=2)
     await until_in_flight(llm, 2)
     link.step()

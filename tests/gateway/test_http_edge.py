@@ -15,10 +15,10 @@ from serving.dashboard.history import History
 from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
-from serving.gateway.asked import Asked
+from serving.gateway.admission import RequestTarget
 from serving.gateway.auth import ApiKeys
-from serving.gateway.choice import CanaryView
 from serving.gateway.http import EdgeRules, HttpEdge, ModelFrontend
+from serving.gateway.routing import CanaryView
 
 DEADLINE_S = 10.0
 MAX_BODY_BYTES = 1000
@@ -37,8 +37,8 @@ class EchoFrontend:
         self.num_admitted = 0
         self.left = asyncio.Event()  # the client went while an answer was being made
 
-    async def enter(self, asked: Asked) -> ASGIApp:
-        if asked.needs_engine:
+    async def enter(self, target: RequestTarget) -> ASGIApp:
+        if target.needs_engine:
             if self.refusal is not None:
                 raise self.refusal
             self.num_admitted += 1
@@ -296,7 +296,7 @@ async def test_page_without_a_dashboard_is_503_with_the_reason_and_all_else_goes
         assert "its process is away" in refused.json()["error"]["message"]
     assert (fleet.status_code, answer.status_code) == (200, 200)
     # Nobody asked for a model in vain.
-    assert [result for _, result, _ in edge.meter.admissions] == ["admitted"]
+    assert [result for _, result, _ in edge.metrics.admissions] == ["admitted"]
 
 
 # -- admission --

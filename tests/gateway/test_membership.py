@@ -11,7 +11,6 @@ from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.client import LinkClient
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import Step
 from serving.link.server import LinkServer
 
 SECRET = b"the cluster secret of these tests"
@@ -19,7 +18,7 @@ DEADLINE_S = 15.0
 
 
 class RecordingFleet:
-    """A fleet, and its served model, that write down what membership tells them."""
+    """A fleet, and its served model, that write down what membership does to them."""
 
     def __init__(self) -> None:
         self.linked: dict[str, str] = {}  # engine id -> compute class
@@ -29,7 +28,7 @@ class RecordingFleet:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take_in(self, engine_info: Mapping[str, Any]) -> "RecordingFleet":
+    async def register_engine(self, engine_info: Mapping[str, Any]) -> "RecordingFleet":
         self.infos.append(dict(engine_info))
         return self
 
@@ -47,9 +46,6 @@ class RecordingFleet:
     def lose_engine(self, engine_id: str, reason: str) -> None:
         self.linked.pop(engine_id, None)
         self._note()
-
-    def take_step(self, engine_id: str, step: Step) -> None:
-        raise AssertionError("nothing was submitted")
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self._changed:

@@ -21,7 +21,7 @@ from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import ServingCollector
-from serving.gateway.model_versions import ModelVersions
+from serving.gateway.served_model import ServedModel
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
 from serving.telemetry.otlp import OtlpTracer
@@ -58,7 +58,7 @@ def num_tokens(answer: httpx.Response) -> int:
 class Stage:
     """One gateway and its engines in one process, each with a tracer of its own."""
 
-    def __init__(self, model: ModelVersions, tracer: Tracer, endpoint: str | None) -> None:
+    def __init__(self, model: ServedModel, tracer: Tracer, endpoint: str | None) -> None:
         self.model = model
         self.tracer = tracer
         self.engines: dict[str, PacedEngine] = {}
@@ -74,7 +74,7 @@ class Stage:
             ask_dashboard,
             tracer=tracer,
         )
-        metrics.register(ServingCollector({"demo": model}, self.edge.meter))
+        metrics.register(ServingCollector({"demo": model}, self.edge.metrics))
         self._endpoint = endpoint
 
     async def start_engines(self, num_engines: int) -> None:
@@ -98,7 +98,7 @@ class Stage:
                 )
             )
         self.membership.apply(Snapshot("v", tuple(records)))
-        await self.until(lambda: len(self.model.current.core.seats) == num_engines)
+        await self.until(lambda: len(self.model.current.dispatcher.connections) == num_engines)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -109,9 +109,9 @@ class Stage:
     def busy(self) -> list[str]:
         """Engines whose request has a token."""
         return [
-            seat.engine_id
-            for seat in self.model.current.core.seats
-            if any(flight.num_tokens_since_dispatch for flight in seat.flights.values())
+            engine.engine_id
+            for engine in self.model.current.dispatcher.connections
+            if any(request.num_tokens_since_dispatch for request in engine.requests.values())
         ]
 
     async def send_traces(self) -> None:
@@ -133,7 +133,7 @@ async def stage_for(
         engine_args={"max_model_len": 512, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="spot"),),
     )
-    model = await ModelVersions.build(config, GatewayConfig())
+    model = await ServedModel.build(config, GatewayConfig())
     stage = Stage(model, tracer, endpoint)
     try:
         await stage.start_engines(num_engines)
@@ -267,7 +267,7 @@ async def test_request_that_waits_shows_where() -> None:
     async with traced(num_engines=0) as (stage, collector):
         async with client_of(stage.edge) as client:
             answer = asyncio.create_task(client.post("/v1/completions", json=BODY))
-            await stage.until(lambda: stage.model.num_at_the_door == 1)
+            await stage.until(lambda: stage.model.num_queued == 1)
             await stage.start_engines(1)
             assert (await answer).status_code == 200
         await stage.send_traces()

@@ -1,72 +1,168 @@
-"""Who is let in to a served model: on the shipped model's configuration, with engines by hand."""
+"""A model in two versions at one gateway, on the shipped model's configuration, engines by hand."""
+
+import asyncio
+from typing import Any
 
 import pytest
 
 from serving.config.application import GatewayConfig, ModelConfig
-from serving.domain.errors import GatewayBehindError
-from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
-from serving.gateway.served_model import ServedModel
+from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, VersionRetiredError
+from serving.gateway.admission import RequestTarget
+from serving.gateway.served_model import ServedModel, VersionUnknownError
 
-from .engines import ScriptedLink, core_request
+from .core_requests import core_request
+from .engines import ScriptedLink
 
 pytestmark = pytest.mark.imports_vllm
 
-MODEL = ModelConfig.model_validate(
-    {
-        "name": "demo",
-        "source": "models/slicewise-demo",
-        "engine": "paced",
-        "deployments": ({"compute_class": "local"},),
-    }
-)
+GATEWAY = GatewayConfig(request_deadline_s=0.05)
+TARGET = RequestTarget("demo", "somebody")
+
+
+def model(seed: int, **changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate(
+        {
+            "name": "demo",
+            "source": "models/slicewise-demo",
+            "engine": "paced",
+            "paced": {"model_seed": seed},
+            "deployments": ({"compute_class": "local"},),
+        }
+        | changes
+    )
+
+
+OLD, NEW = model(1), model(2)
+
+
+def info_of(config: ModelConfig) -> dict[str, Any]:
+    """What an engine of this version says of itself."""
+    return {"version": config.version_id, "described": config.model_dump(mode="json")}
+
+
+async def engine_of(versions: ServedModel, config: ModelConfig, name: str) -> ScriptedLink:
+    return ScriptedLink(await versions.register_engine(info_of(config)), name)
+
+
+def ready(versions: ServedModel) -> dict[str, int]:
+    return {row["version"]: row["ready"] for row in versions.describe()["versions"]}
+
+
+async def test_request_stays_with_its_version_when_the_model_is_replaced() -> None:
+    versions = await ServedModel.build(OLD, GATEWAY)
+    old = await engine_of(versions, OLD, "old")
+    app = await versions.enter(TARGET)
+    version = versions.current
+    await version.client.add_request_async(core_request("r", 5))
+    old.step()
+    await versions.update(NEW)
+    new = await engine_of(versions, NEW, "new")
+    # The old engine goes; the new one is idle, and does not get the request.
+    version.dispatcher.drain_engine("old", "the replica is leaving", 5.0)
+    assert new.running == []
+    assert old.running == ["r"]
+    old.step(4)
+    assert version.dispatcher.num_in_flight == 0
+    assert await versions.enter(TARGET) is not app
+    versions.close()
+
+
+async def test_old_version_takes_requests_until_the_new_one_has_an_engine() -> None:
+    versions = await ServedModel.build(OLD, GATEWAY)
+    await engine_of(versions, OLD, "old")
+    before = await versions.enter(TARGET)
+    await versions.update(NEW)
+    assert await versions.enter(TARGET) is before
+    await engine_of(versions, NEW, "new")
+    assert ready(versions) == {OLD.version_id: 1, NEW.version_id: 1}
+    assert await versions.enter(TARGET) is not before
+    versions.close()
+
+
+async def test_gateway_that_starts_during_an_upgrade_learns_the_old_version_from_its_engine() -> (
+    None
+):
+    versions = await ServedModel.build(NEW, GATEWAY)
+    with pytest.raises(NoEngineInTimeError):
+        await versions.enter(TARGET)
+    await engine_of(versions, OLD, "old")
+    assert ready(versions) == {NEW.version_id: 0, OLD.version_id: 1}
+    assert await versions.enter(TARGET) is not await versions.current.app()
+    versions.close()
+
+
+async def test_request_whose_version_is_gone_is_told_so() -> None:
+    versions = await ServedModel.build(OLD, GATEWAY)
+    old = await engine_of(versions, OLD, "old")
+    served = versions.current
+    failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    served.client.set_failure_sink(lambda _, error: failed.set_result(error))
+    await served.client.add_request_async(core_request("r", 5))
+    old.step()
+    await versions.update(NEW)
+    await engine_of(versions, NEW, "new")
+    old.end()
+    async with asyncio.timeout(10):
+        error = await failed
+    assert isinstance(error, VersionRetiredError)
+    assert OLD.version_id in error.message
+    versions.close()
+
+
+async def test_version_without_engine_and_request_is_let_go_and_may_come_back() -> None:
+    versions = await ServedModel.build(OLD, GATEWAY)
+    old = await engine_of(versions, OLD, "old")
+    await versions.update(NEW)
+    versions.prune()
+    assert set(ready(versions)) == {OLD.version_id, NEW.version_id}
+    old.end()
+    versions.prune()
+    assert set(ready(versions)) == {NEW.version_id}
+    await versions.update(OLD)
+    versions.prune()
+    assert set(ready(versions)) == {OLD.version_id}
+    versions.close()
+
+
+async def test_other_frontend_of_the_same_version_keeps_engines_and_requests() -> None:
+    versions = await ServedModel.build(OLD, GATEWAY)
+    await engine_of(versions, OLD, "old")
+    before = await versions.enter(TARGET)
+    before_version = versions.current
+    await versions.update(model(1, frontend_args={"response_role": "speaker"}))
+    assert versions.current is before_version
+    assert await versions.enter(TARGET) is not before
+    versions.close()
+
+
+async def test_refused_model_leaves_everything_as_it_was() -> None:
+    versions = await ServedModel.build(OLD, GATEWAY)
+    await engine_of(versions, OLD, "old")
+    with pytest.raises(ValueError, match="nowhere"):
+        await versions.update(model(2, source="/nowhere"))
+    assert versions.current.version == OLD.version_id
+    assert await versions.enter(TARGET)
+    versions.close()
+
+
+async def test_engine_that_cannot_be_served_is_refused() -> None:
+    versions = await ServedModel.build(NEW, GATEWAY)
+    for told in ({"version": "unknown"}, info_of(OLD) | {"version": "another"}):
+        with pytest.raises(VersionUnknownError):
+            await versions.register_engine(told)
+    assert set(ready(versions)) == {NEW.version_id}
+    versions.close()
 
 
 async def test_gateway_that_is_late_refuses_until_it_has_caught_up() -> None:
     # Whatever nobody has taken is later than this.
-    served = await ServedModel.build(MODEL, GatewayConfig(max_behind_s=1e-9))
-    link = ScriptedLink(served.core)
-    await served.admit()
-    await served.core.add_request_async(core_request("r", 5))
+    versions = await ServedModel.build(OLD, GatewayConfig(max_behind_s=1e-9))
+    link = await engine_of(versions, OLD, "e1")
+    await versions.enter(TARGET)
+    await versions.current.client.add_request_async(core_request("r", 5))
     link.step()
     with pytest.raises(GatewayBehindError, match="behind with the tokens of 'demo'"):
-        await served.admit()
-    await served.core.get_output_async()
-    await served.admit()
-    served.llm.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("more", "refused"),
-    [
-        ({}, ON_TPU),
-        (
-            {
-                "speculative_config": {
-                    "method": "ngram",
-                    "num_speculative_tokens": 2,
-                    "prompt_lookup_max": 2,
-                }
-            },
-            ON_TPU_WITHOUT_PROMPT_LOGPROBS,
-        ),
-    ],
-)
-async def test_model_on_tpu_is_served_by_a_gateway_without_chips(
-    more: dict[str, object], refused: object
-) -> None:
-    model = ModelConfig.model_validate(
-        {
-            "name": "demo",
-            "source": "models/slicewise-demo",
-            "engine": "vllm-tpu",
-            # vLLM on a machine without chips refuses these sizes.
-            "engine_args": {"tensor_parallel_size": 16, "max_model_len": 512} | more,
-            "deployments": (
-                {"compute_class": "spot", "slice": {"generation": "v6e", "topology": "4x4"}},
-            ),
-        }
-    )
-    served = await ServedModel.build(model, GatewayConfig())
-    assert served.llm.model_config.max_model_len == 512
-    assert served.refused_fields is refused
-    served.llm.shutdown()
+        await versions.enter(TARGET)
+    await versions.current.client.get_output_async()
+    await versions.enter(TARGET)
+    versions.close()

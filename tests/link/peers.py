@@ -13,7 +13,7 @@ from serving.domain.paced_tokens import paced_token
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.link.client import DEFAULT_HEARTBEAT, ClientLimits, LinkCallbacks, LinkClient
 from serving.link.client import DEFAULT_LIMITS as DEFAULT_CLIENT_LIMITS
-from serving.link.framing import FrameSplitter, encode_frame
+from serving.link.connection import FrameSplitter, encode_frame
 from serving.link.handshake import NONCE_BYTES, EngineHandshake, GatewayHandshake
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import (
@@ -132,9 +132,9 @@ class Gateway:
 
     @property
     def callbacks(self) -> LinkCallbacks:
-        return LinkCallbacks(self._on_step, self._on_lost, self._on_draining)
+        return LinkCallbacks(self._on_lost, self._on_draining)
 
-    def _on_step(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         self.num_steps += 1
         for output in step.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
@@ -190,6 +190,7 @@ async def connected(
         heartbeat=heartbeat,
         limits=limits,
     )
+    gateway.client.deliver_to(gateway.on_step)
     try:
         yield gateway
     finally:

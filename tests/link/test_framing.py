@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.link.connection import FrameSplitter, encode_frame
 from serving.link.errors import FrameError
-from serving.link.framing import FrameSplitter, encode_frame
 from serving.link.messages import MAX_FRAME_BYTES, Reply
 
 

@@ -318,7 +318,7 @@ async def test_load_arrives_without_any_request() -> None:
     ):
         busy.client.submit(request("r", max_tokens=100_000))
         async with asyncio.timeout(DEADLINE_S):
-            while gateway.client.load != EngineLoad(1, 0, 1 / SLOW.max_num_seqs):
+            while gateway.client.stats.load != EngineLoad(1, 0, 1 / SLOW.max_num_seqs):
                 await busy.until(lambda heard, seen=busy.num_steps: heard.num_steps > seen)  # type: ignore[misc]
 
 

@@ -32,7 +32,7 @@ async def until(is_reached: Callable[[], bool]) -> None:
 
 
 def told(gateway: Gateway) -> EngineVitals:
-    return gateway.client.vitals or EngineVitals()
+    return gateway.client.stats.vitals or EngineVitals()
 
 
 async def test_every_gateway_is_told_what_the_engine_did_for_all() -> None:
@@ -62,7 +62,7 @@ async def test_one_gateway_at_a_time_is_to_show_the_engine() -> None:
     ):
         await until(lambda: told(one).is_yours)
         async with connected(server.address, "two") as two:
-            await until(lambda: two.client.vitals is not None)
+            await until(lambda: two.client.stats.vitals is not None)
             await until(lambda: told(one).is_yours != told(two).is_yours)
         await until(lambda: told(one).is_yours)
 
@@ -111,9 +111,9 @@ async def test_round_trip_is_known_after_the_first_heartbeats() -> None:
         serving(WatchedEngine(PacedConfig()), BRISK) as server,
         connected(server.address, heartbeat=BRISK) as gateway,
     ):
-        assert gateway.client.round_trip_s is None
-        await until(lambda: gateway.client.round_trip_s is not None)
-        assert 0 <= (gateway.client.round_trip_s or 0) < DEADLINE_S
+        assert gateway.client.stats.round_trip_s is None
+        await until(lambda: gateway.client.stats.round_trip_s is not None)
+        assert 0 <= (gateway.client.stats.round_trip_s or 0) < DEADLINE_S
 
 
 async def test_both_ends_count_the_same_traffic() -> None:

@@ -1,7 +1,7 @@
-"""A gateway's requests and links as Prometheus families, read from their meters at scrape time.
+"""A gateway's requests and links as Prometheus families, read from the numbers at scrape time.
 
 Owns which number has which name; what the names mean stands in `serving.telemetry.metric_names`.
-Keeps no state and does not own the numbers (`request_meter`).
+Keeps no state and does not own the numbers (`request_metrics`).
 """
 
 from collections import Counter
@@ -19,9 +19,9 @@ from prometheus_client.utils import floatToGoString
 from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
     NO_CLASS,
-    EdgeMeter,
+    EdgeMetrics,
     Histogram,
-    RequestMeter,
+    RequestMetrics,
     TokenCount,
 )
 from serving.link.messages import EngineLoad
@@ -49,8 +49,8 @@ _COUNTS_BY = {
     "slicewise_resumes_total": ("cause", attrgetter("resumes")),
     "slicewise_link_losses_total": ("cause", attrgetter("link_losses")),
 }
-# Told from zero on, because alerts wait for them: a counter that appears with its first event hides
-# that event from every rate.
+# Shown from zero on, because alerts wait for them: a counter that appears with its first event
+# hides that event from every rate.
 _MOVES = ("lost", "draining")
 _FROM_ZERO = {
     "slicewise_sequences_total": (
@@ -64,8 +64,8 @@ _FROM_ZERO_WITHOUT_ENGINE = {"slicewise_sequences_total": ("no_engine_in_time",)
 _REFUSALS_FROM_ZERO = ("gateway_behind", "no_engine_in_time", "overloaded")
 
 
-class Seat(Protocol):
-    """One linked engine; `EngineSeat` says more."""
+class LinkedEngine(Protocol):
+    """One linked engine; `EngineConnection` says more."""
 
     @property
     def compute_class(self) -> str:
@@ -78,21 +78,21 @@ class Seat(Protocol):
         ...
 
     @property
-    def flights(self) -> Sized:
+    def requests(self) -> Sized:
         """The sequences on it."""
         ...
 
 
 class Fleet(Protocol):
-    """One model's engines and requests; `FleetCore` says more."""
+    """One model's engines and requests; `ServedModel` says more."""
 
     @property
-    def request_meter(self) -> RequestMeter:
+    def request_metrics(self) -> RequestMetrics:
         """Its numbers."""
         ...
 
     @property
-    def seats(self) -> Iterable[Seat]:
+    def connections(self) -> Iterable[LinkedEngine]:
         """Its linked engines."""
         ...
 
@@ -102,8 +102,8 @@ class Fleet(Protocol):
         ...
 
     @property
-    def num_at_the_door(self) -> int:
-        """Requests that are not let in yet."""
+    def num_queued(self) -> int:
+        """Requests that are not admitted yet."""
         ...
 
 
@@ -135,11 +135,11 @@ class Families:
         if family is None:
             stem = name.removesuffix("_total") if metric.kind == Kind.COUNTER else name
             family = self._families[name] = Family(stem, metric.help, metric.kind)
-        told = {label: text for label, text in labels.items() if text}
+        named = {label: text for label, text in labels.items() if text}
         if isinstance(value, Histogram):
-            _add_histogram(family, told, value)
+            _add_histogram(family, named, value)
         else:
-            family.add_sample(name, told, value)
+            family.add_sample(name, named, value)
 
     def __iter__(self) -> Iterator[Family]:
         """The families."""
@@ -147,9 +147,9 @@ class Families:
 
 
 class ServingCollector(Collector):
-    """What a gateway's models and its edge have counted. `fleets` is by model."""
+    """The numbers of a gateway's models and of its edge. `fleets` is by model."""
 
-    def __init__(self, fleets: Mapping[str, Fleet], edge: EdgeMeter) -> None:
+    def __init__(self, fleets: Mapping[str, Fleet], edge: EdgeMetrics) -> None:
         self._fleets = fleets
         self._edge = edge
 
@@ -157,7 +157,7 @@ class ServingCollector(Collector):
         """The families of now."""
         families = Families()
         for model, fleet in self._fleets.items():
-            _add_classes(families, model, fleet.request_meter)
+            _add_classes(families, model, fleet.request_metrics)
             _add_present(families, model, fleet)
         awaited = {
             (model, result, DEFAULT_TENANT): 0
@@ -178,7 +178,7 @@ class ServingCollector(Collector):
 
 
 class EngineCollector(Collector):
-    """What engines last told of themselves. An engine that has told nothing yet is left out."""
+    """What engines last reported of themselves. One that has reported nothing yet is left out."""
 
     def __init__(self, read: Callable[[], Iterable[EngineReading]]) -> None:
         self._read = read
@@ -199,8 +199,8 @@ class EngineCollector(Collector):
         yield from families
 
 
-def _add_classes(families: Families, model: str, meter: RequestMeter) -> None:
-    for compute_class, numbers in meter.classes.items():
+def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> None:
+    for compute_class, numbers in metrics.classes.items():
         labels = {"model": model, "compute_class": compute_class}
         if compute_class != NO_CLASS:
             for name, histogram in _HISTOGRAMS.items():
@@ -219,19 +219,19 @@ def _add_classes(families: Families, model: str, meter: RequestMeter) -> None:
 def _add_present(families: Families, model: str, fleet: Fleet) -> None:
     links: Counter[tuple[str, str]] = Counter()
     in_flight: Counter[str] = Counter()
-    for compute_class in fleet.request_meter.classes.keys() - {NO_CLASS}:
+    for compute_class in fleet.request_metrics.classes.keys() - {NO_CLASS}:
         # A class that had engines and has none left has no links, which is known and not missing.
         links[compute_class, "ready"] = in_flight[compute_class] = 0
-    for seat in fleet.seats:
-        links[seat.compute_class, "draining" if seat.is_draining else "ready"] += 1
-        in_flight[seat.compute_class] += len(seat.flights)
+    for engine in fleet.connections:
+        links[engine.compute_class, "draining" if engine.is_draining else "ready"] += 1
+        in_flight[engine.compute_class] += len(engine.requests)
     for (compute_class, state), count in links.items():
         labels = {"model": model, "compute_class": compute_class, "state": state}
         families.add("slicewise_links", labels, count)
     for compute_class, count in in_flight.items():
         labels = {"model": model, "compute_class": compute_class}
         families.add("slicewise_sequences_in_flight", labels, count)
-    waiting = fleet.num_waiting + fleet.num_at_the_door
+    waiting = fleet.num_waiting + fleet.num_queued
     families.add("slicewise_requests_waiting", {"model": model}, waiting)
 
 

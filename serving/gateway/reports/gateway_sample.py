@@ -16,16 +16,16 @@ from serving.domain.dashboard_messages import (
 )
 from serving.gateway.metrics.ledger import chip_hours
 from serving.gateway.metrics.requests import EngineReading, Fleet
-from serving.gateway.telemetry.request_metrics import NO_CLASS, ClassMeter, EdgeMeter
+from serving.gateway.telemetry.request_metrics import NO_CLASS, ClassMetrics, EdgeMetrics
 from serving.ledger.ledger import Ledger
 
-_EMPTY = ClassMeter()
+_EMPTY = ClassMetrics()
 
 
 def take_sample(
     gateway_id: str,
     fleets: Mapping[str, Fleet],
-    edge: EdgeMeter,
+    edge: EdgeMetrics,
     engines: Iterable[EngineReading],
     ledger: Iterable[LedgerEntry],
     now_s: float,
@@ -36,7 +36,7 @@ def take_sample(
         if result != "admitted":
             refused[model] += count
     models = [
-        ModelCounts(model, fleet.num_waiting + fleet.num_at_the_door, refused.pop(model, 0))
+        ModelCounts(model, fleet.num_waiting + fleet.num_queued, refused.pop(model, 0))
         for model, fleet in fleets.items()
     ]
     # Requests that named no served model are refused all the same.
@@ -78,20 +78,20 @@ def ledger_entries(
 
 def _classes(model: str, fleet: Fleet) -> Iterable[ClassCounts]:
     in_flight: Counter[str] = Counter()
-    for seat in fleet.seats:
-        in_flight[seat.compute_class] += len(seat.flights)
-    meters = fleet.request_meter.classes
-    for compute_class in {**meters, **in_flight}:
-        meter = meters.get(compute_class, _EMPTY)
+    for engine in fleet.connections:
+        in_flight[engine.compute_class] += len(engine.requests)
+    classes = fleet.request_metrics.classes
+    for compute_class in {**classes, **in_flight}:
+        numbers = classes.get(compute_class, _EMPTY)
         is_class = compute_class != NO_CLASS
         yield ClassCounts(
             model=model,
             compute_class=compute_class,
-            sequences=dict(meter.sequences),
-            resumes=dict(meter.resumes),
-            link_losses=dict(meter.link_losses),
-            output_tokens=meter.output_tokens if is_class else 0,
-            to_first_token=tuple(meter.to_first_token.counts) if is_class else (),
-            per_output_token=tuple(meter.per_output_token.counts) if is_class else (),
+            sequences=dict(numbers.sequences),
+            resumes=dict(numbers.resumes),
+            link_losses=dict(numbers.link_losses),
+            output_tokens=numbers.output_tokens if is_class else 0,
+            to_first_token=tuple(numbers.to_first_token.counts) if is_class else (),
+            per_output_token=tuple(numbers.per_output_token.counts) if is_class else (),
             in_flight=in_flight[compute_class],
         )

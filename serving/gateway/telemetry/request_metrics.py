@@ -1,27 +1,29 @@
-"""What happens to requests at one gateway, counted and timed by compute class.
+"""What happens to requests at one gateway, counted: since its start, and in the last half minute.
 
-Owns the numbers of each model and the stopwatch of each sequence in flight. Does not own their
-names and text form (`serving_metrics`), nor the load of the last half minute (`load_meter`). Pure:
-callers pass the time, monotonic, in seconds.
+`RequestMetrics` are the numbers of one model by compute class, `EdgeMetrics` those of the HTTP
+edge; both are read by a scrape. `LoadWindow` is what a scaling policy reads. Owns the numbers. Does
+not own when they change (`request_telemetry`), nor their names and text form (`metrics.requests`).
+Pure: callers pass the time, monotonic, in seconds.
 
 The parts that run for every token are plain integers and lists: everything here belongs to one
 event loop, and a scrape runs on that loop too.
 """
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable
-from contextvars import ContextVar
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from serving.gateway.telemetry.request_trace import RequestTrace, SequenceTrace
+from serving.domain.load_report import LoadSample
 
-# An output's way through the gateway is timed when the sequence had a multiple of so many tokens.
-TOKENS_PER_TIMED = 8
 # The class of a sequence that no engine has taken.
 NO_CLASS = ""
-# Who asks without a key, or with one that has no name.
+# The tenant of a request without a key, or with a key that has no name.
 DEFAULT_TENANT = "default"
+# The window is long enough that a rate of one request in some seconds is seen, and short enough to
+# follow a step.
+WINDOW_S = 30.0
+# A gateway that has just started divides by no less: one early request is no surge.
+_MIN_ELAPSED_S = 5.0
 
 # OpenTelemetry's bounds of its GenAI server metrics are all among these; ours go on to the longest
 # waits that we allow, and are finer where a TPU's tokens lie. Source: GenAI metrics of
@@ -87,7 +89,7 @@ class TokenCount:
 
 
 @dataclass(slots=True)
-class ClassMeter:
+class ClassMetrics:
     """What one compute class did for one model. Histograms are of seconds."""
 
     to_first_token: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
@@ -105,7 +107,7 @@ class ClassMeter:
     link_losses: Counter[str] = field(default_factory=Counter)  # by cause
 
     def of_tenant(self, tenant: str) -> TokenCount:
-        """The tokens of a tenant, from zero when it is new."""
+        """Returns the tokens of a tenant, from zero when it is new."""
         count = self.tenants.get(tenant)
         if count is None:
             count = self.tenants[tenant] = TokenCount()
@@ -113,207 +115,147 @@ class ClassMeter:
 
     @property
     def input_tokens(self) -> int:
-        """Of all tenants."""
-        return sum(each.input_tokens for each in self.tenants.values())
+        """The sum over all tenants."""
+        return sum(count.input_tokens for count in self.tenants.values())
 
     @property
     def cached_tokens(self) -> int:
-        """Of all tenants."""
-        return sum(each.cached_tokens for each in self.tenants.values())
+        """The sum over all tenants."""
+        return sum(count.cached_tokens for count in self.tenants.values())
 
     @property
     def output_tokens(self) -> int:
-        """Of all tenants."""
-        return sum(each.output_tokens for each in self.tenants.values())
+        """The sum over all tenants."""
+        return sum(count.output_tokens for count in self.tenants.values())
 
 
-@dataclass(slots=True)
-class Arrival:
-    """One HTTP request, shared by the edge and by all sequences that it asks for.
-
-    `trace` is `None` where it is not sampled. `wall_offset_s` makes its times wall-clock times.
-    `waited_s` is how long it waited for an engine at the door. `output_at_s` is when an engine's
-    output came whose way to the client is timed, `None` while none is. `meter` is of
-    the class that last took one of its sequences, `None` before. `tenant` is the name of its key.
-    """
-
-    received_at_s: float
-    waited_s: float = 0.0
-    output_at_s: float | None = None
-    meter: ClassMeter | None = None
-    trace: RequestTrace | None = None
-    wall_offset_s: float = 0.0
-    tenant: str = DEFAULT_TENANT
-
-    def exemplify(self, histogram: Histogram, value: float, now_s: float) -> None:
-        """Makes a sample that has just been counted an example, if the request is sampled."""
-        if self.trace is not None:
-            at_s = now_s + self.wall_offset_s
-            histogram.exemplify(Exemplar(self.trace.trace_id, value, at_s))
-
-    def written(self, now_s: float) -> None:
-        """Something of the answer is handed to the server that writes it."""
-        if self.output_at_s is not None and self.meter is not None:
-            self.meter.gateway_output.observe(now_s - self.output_at_s)
-            self.output_at_s = None
-
-    def answered(self, now_s: float) -> None:
-        """The whole answer is handed over, and it is no error."""
-        if self.meter is not None:
-            self.meter.duration.observe(now_s - self.received_at_s)
-            self.exemplify(self.meter.duration, now_s - self.received_at_s, now_s)
-
-
-# The request that the present task works for: what lies between the edge and the fleet client is
-# vLLM's, and passes nothing of ours along. `None` outside of a request.
-ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
-
-
-def asked_by() -> str:
-    """The tenant whom the present task works for."""
-    arrival = ARRIVAL.get()
-    return DEFAULT_TENANT if arrival is None else arrival.tenant
-
-
-@dataclass(slots=True)
-class Stopwatch:
-    """One sequence in flight. `left_at_s` is when it lost its engine, `None` while it has one."""
-
-    arrival: Arrival
-    taken_at_s: float
-    num_prompt_tokens: int
-    meter: ClassMeter
-    tokens: TokenCount
-    dispatched_at_s: float | None = None
-    first_at_s: float | None = None
-    last_at_s: float = 0.0
-    num_tokens: int = 0
-    left_at_s: float | None = None
-
-    def trace(self, request_id: str) -> SequenceTrace | None:
-        """The trace of the sequence, which was taken just now; `None` where it is not sampled."""
-        trace = self.arrival.trace
-        return None if trace is None else trace.sequence(request_id, self.num_prompt_tokens)
-
-    def emitted_first(self, now_s: float) -> None:
-        """Its first token came."""
-        self.first_at_s = now_s
-        waited_s = now_s - self.arrival.received_at_s
-        self.meter.to_first_token.observe(waited_s)
-        self.arrival.exemplify(self.meter.to_first_token, waited_s, now_s)
-
-    def goes_on(self, now_s: float) -> None:
-        """A token came from elsewhere than the engine that it lost or left."""
-        assert self.left_at_s is not None
-        self.meter.resume_stall.observe(now_s - self.left_at_s)
-        self.left_at_s = None
-
-
-class RequestMeter:
-    """The numbers of one model. `taken` gives a sequence the stopwatch that stands for it."""
+class RequestMetrics:
+    """The numbers of one model, by compute class."""
 
     def __init__(self) -> None:
-        self.classes = {NO_CLASS: ClassMeter()}
+        self.classes = {NO_CLASS: ClassMetrics()}
 
-    def of_class(self, compute_class: str) -> ClassMeter:
-        """The numbers of a class, from zero when it is new."""
-        meter = self.classes.get(compute_class)
-        if meter is None:
-            meter = self.classes[compute_class] = ClassMeter()
-        return meter
-
-    def taken(self, num_prompt_tokens: int, now_s: float) -> Stopwatch:
-        """A sequence was handed to the fleet."""
-        arrival = ARRIVAL.get() or Arrival(now_s)
-        meter = self.of_class(NO_CLASS)
-        tokens = meter.of_tenant(arrival.tenant)
-        return Stopwatch(arrival, now_s, num_prompt_tokens, meter, tokens)
-
-    def dispatched(self, watch: Stopwatch, compute_class: str, now_s: float) -> None:
-        """An engine of this class has the sequence, its first one or a later one."""
-        arrival = watch.arrival
-        meter = watch.meter = arrival.meter = self.of_class(compute_class)
-        watch.tokens = meter.of_tenant(arrival.tenant)
-        if watch.dispatched_at_s is not None:
-            return
-        watch.dispatched_at_s = now_s
-        meter.queue_time.observe(arrival.waited_s + now_s - watch.taken_at_s)
-        prepared_s = watch.taken_at_s - arrival.received_at_s - arrival.waited_s
-        meter.gateway_input.observe(max(0.0, prepared_s))
-        watch.tokens.input_tokens += watch.num_prompt_tokens
-
-    def emitted(self, outputs: Iterable[tuple[Stopwatch, int]], now_s: float) -> None:
-        """One step of an engine came: its sequences, each with the number of its new tokens.
-
-        Runs for every token of every stream. The sequences of a step have, as a rule, had their
-        last tokens together too; so the time between is looked up for all of them at once.
-        """
-        from_s, meter, num_alike = 0.0, None, 0
-        for watch, num_tokens in outputs:
-            before = watch.num_tokens
-            if before % TOKENS_PER_TIMED == 0 or not num_tokens:
-                watch.arrival.output_at_s = now_s
-            if not num_tokens:
-                continue
-            watch.num_tokens = before + num_tokens
-            watch.tokens.output_tokens += num_tokens
-            if before and watch.last_at_s == from_s and watch.meter is meter:
-                num_alike += 1
-            elif before:
-                if meter is not None:
-                    meter.inter_token.observe(now_s - from_s, num_alike)
-                from_s, meter, num_alike = watch.last_at_s, watch.meter, 1
-            else:
-                watch.emitted_first(now_s)
-            watch.last_at_s = now_s
-            if watch.left_at_s is not None:
-                watch.goes_on(now_s)
-        if meter is not None:
-            meter.inter_token.observe(now_s - from_s, num_alike)
-
-    def found_cached(self, watch: Stopwatch, num_tokens: int) -> None:
-        """So many of the prompt's tokens were in the engine's prefix cache."""
-        watch.tokens.cached_tokens += num_tokens
-
-    def left(self, watch: Stopwatch, cause: str, now_s: float) -> None:
-        """The sequence has to go on elsewhere, because its engine was `lost` or is `draining`."""
-        watch.meter.resumes[cause] += 1
-        if watch.left_at_s is None:  # else the next engine went before it had a token
-            watch.left_at_s = now_s
-
-    def ended(self, watch: Stopwatch, outcome: str) -> None:
-        """The sequence is over, once."""
-        meter = watch.meter
-        meter.sequences[outcome] += 1
-        if watch.first_at_s is None or watch.dispatched_at_s is None:
-            return
-        meter.engine_time.observe(watch.last_at_s - watch.dispatched_at_s)
-        if watch.num_tokens > 1:
-            spent_s = (watch.last_at_s - watch.first_at_s) / (watch.num_tokens - 1)
-            meter.per_output_token.observe(spent_s)
-            watch.arrival.exemplify(meter.per_output_token, spent_s, watch.last_at_s)
+    def of_class(self, compute_class: str) -> ClassMetrics:
+        """Returns the numbers of a class, from zero when it is new."""
+        numbers = self.classes.get(compute_class)
+        if numbers is None:
+            numbers = self.classes[compute_class] = ClassMetrics()
+        return numbers
 
     def link_lost(self, compute_class: str, cause: str) -> None:
-        """A link to an engine of this class ended, `unexpected` or while the engine drained."""
+        """Counts a link to an engine of this class that was `lost`, or ended while `draining`."""
         self.of_class(compute_class).link_losses[cause] += 1
 
 
-class EdgeMeter:
-    """What the HTTP edge let in and answered. A model is one that is served, or "" for none."""
+class EdgeMetrics:
+    """What the HTTP edge admitted and answered. A model is one that is served, or "" for none."""
 
     def __init__(self) -> None:
         self.admissions: Counter[tuple[str, str, str]] = Counter()  # model, result, tenant
         self.responses: Counter[tuple[str, str, str]] = Counter()  # model, route, status
         self.cancellations: Counter[tuple[str, str]] = Counter()  # model, tenant
 
-    def judged(self, model: str, result: str, tenant: str) -> None:
-        """A request was `admitted`, or refused with the code of an error."""
+    def record_admission(self, model: str, result: str, tenant: str) -> None:
+        """Counts a request that was `admitted`, or refused with the code of an error."""
         self.admissions[model, result, tenant] += 1
 
     def answered(self, model: str, route: str, status: int) -> None:
-        """An answer was begun with this status."""
+        """Counts an answer that was begun with this status."""
         self.responses[model, route, str(status)] += 1
 
     def cancelled(self, model: str, tenant: str) -> None:
-        """The client left before it had the whole answer."""
+        """Counts a client that left before it had the whole answer."""
         self.cancellations[model, tenant] += 1
+
+
+@dataclass(slots=True)
+class _Second:
+    """What happened in one second, from `at_s` on."""
+
+    at_s: float
+    num_arrived: int = 0
+    num_prompts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    num_finished: int = 0
+    output_tokens: int = 0
+
+
+class LoadWindow:
+    """The load of one model in the last half minute, second by second.
+
+    An arrival is counted once: in the queue where it has to wait there, else when it is dispatched.
+    """
+
+    def __init__(self, started_at_s: float) -> None:
+        self._started_at_s = started_at_s
+        self._seconds: deque[_Second] = deque()
+        self._input_mean: float | None = None
+        self._output_mean: float | None = None
+        # Counted in the queue and admitted, but not arrived yet.
+        self._num_counted = 0
+        self._admitted_at_s = started_at_s
+
+    def enqueued(self, now_s: float) -> None:
+        """Counts a request that found no engine, and waits in the queue or is rejected."""
+        self._second(now_s).num_arrived += 1
+
+    def admitted(self, now_s: float) -> None:
+        """Notes that one of those is admitted: it will arrive, and must not be counted again."""
+        self._num_counted += 1
+        self._admitted_at_s = now_s
+
+    def arrived(self, now_s: float, prompt_tokens: int) -> None:
+        """Counts a sequence to generate."""
+        second = self._second(now_s)
+        second.num_prompts += 1
+        second.prompt_tokens += prompt_tokens
+        if now_s - self._admitted_at_s > WINDOW_S:
+            self._num_counted = 0  # those were refused later, or their clients left
+        if self._num_counted:
+            self._num_counted -= 1
+        else:
+            second.num_arrived += 1
+
+    def found_cached(self, now_s: float, tokens: int) -> None:
+        """Takes off tokens of a prompt that an engine did not have to compute."""
+        self._second(now_s).cached_tokens += tokens
+
+    def finished(self, now_s: float, output_tokens: int) -> None:
+        """Counts a sequence that ended after so many tokens, by itself or by its client."""
+        second = self._second(now_s)
+        second.num_finished += 1
+        second.output_tokens += output_tokens
+
+    def sample(
+        self, now_s: float, *, num_waiting: int, oldest_wait_s: float, num_in_flight: int
+    ) -> LoadSample:
+        """Returns the load as it is now, with what others count."""
+        self._drop_old(now_s)
+        elapsed_s = min(WINDOW_S, max(_MIN_ELAPSED_S, now_s - self._started_at_s))
+        num_prompts = sum(second.num_prompts for second in self._seconds)
+        num_finished = sum(second.num_finished for second in self._seconds)
+        if num_prompts:
+            tokens = sum(second.prompt_tokens - second.cached_tokens for second in self._seconds)
+            # Cached tokens are known later than their prompt, which may have left the window.
+            self._input_mean = max(0, tokens) / num_prompts
+        if num_finished:
+            self._output_mean = sum(second.output_tokens for second in self._seconds) / num_finished
+        return LoadSample(
+            requests_per_s=sum(second.num_arrived for second in self._seconds) / elapsed_s,
+            num_waiting=num_waiting,
+            oldest_wait_s=oldest_wait_s,
+            num_in_flight=num_in_flight,
+            input_tokens_mean=self._input_mean,
+            output_tokens_mean=self._output_mean,
+        )
+
+    def _second(self, now_s: float) -> _Second:
+        if not self._seconds or now_s - self._seconds[-1].at_s >= 1.0:
+            self._seconds.append(_Second(now_s))
+            self._drop_old(now_s)
+        return self._seconds[-1]
+
+    def _drop_old(self, now_s: float) -> None:
+        while self._seconds and self._seconds[0].at_s <= now_s - WINDOW_S:
+            self._seconds.popleft()

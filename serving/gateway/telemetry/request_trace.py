@@ -43,7 +43,7 @@ class RequestTrace:
         self.trace_id = span.trace_id
         self._span = span
         self._admission: Span | None = None
-        self._door: Span | None = None
+        self._queue: Span | None = None
         self._num_resumes = 0
         self._has_answered = False
         self._error: str | None = None
@@ -56,17 +56,17 @@ class RequestTrace:
         """The body is read; from here on it is decided whether it may go on."""
         self._admission = self._span.child("admission", SpanKind.INTERNAL, {})
 
-    def waits_at_the_door(self) -> None:
+    def queued(self) -> None:
         """No engine is ready, and nothing has been promised yet."""
         above = self._admission or self._span
-        self._door = above.child("wait", SpanKind.INTERNAL, {"slicewise.reason": "no engine"})
+        self._queue = above.child("wait", SpanKind.INTERNAL, {"slicewise.reason": "no engine"})
 
-    def is_let_in(self) -> None:
+    def dequeued(self) -> None:
         """An engine came, or none did in time."""
-        if self._door is not None:
-            self._door.end()
+        if self._queue is not None:
+            self._queue.end()
 
-    def judged(self, result: str, *, is_refused: bool) -> None:
+    def record_admission(self, result: str, *, is_refused: bool) -> None:
         """Admission is over: `admitted`, or refused with the code of an error."""
         if is_refused:
             self._error = result
@@ -101,7 +101,7 @@ class RequestTrace:
         if has_client_left:
             attributes["slicewise.client_left"] = True
         self._span.annotate(attributes)
-        for span in (self._door, self._admission):
+        for span in (self._queue, self._admission):
             if span is not None:
                 span.end()
         error = self._error
@@ -141,8 +141,8 @@ class SequenceTrace:
                 {"slicewise.sequence_id": self._request_id, "slicewise.reason": reason},
             )
 
-    def dispatched(self, seat: Mapping[str, str], route: str, num_engines: int) -> None:
-        """An engine has it. `seat` are attributes of the engine, `route` is why this one."""
+    def dispatched(self, engine: Mapping[str, str], route: str, num_engines: int) -> None:
+        """An engine has it. `engine` are its attributes, `route` is why this one."""
         self._end_wait(None)
         self._num_attempts += 1
         self._has_token = False
@@ -152,20 +152,20 @@ class SequenceTrace:
             "slicewise.attempt": self._num_attempts,
             "slicewise.route": route,
             "slicewise.engines": num_engines,
-            **seat,
+            **engine,
         }
         if self._cause is not None:
             attributes["slicewise.resume_cause"] = self._cause
         self._attempt = self._above.child("engine attempt", SpanKind.CLIENT, attributes)
 
-    def emitted(self, num_tokens: int) -> None:
-        """An output came. Runs for every token."""
-        if num_tokens and not self._has_token:
+    def emitted(self) -> None:
+        """An output with tokens came. Runs for every token."""
+        if not self._has_token:
             self._has_token = True
             if self._attempt is not None:
                 self._attempt.event("first_token", {})
 
-    def left(self, cause: str, reason: str, num_emitted: int) -> None:
+    def migrated(self, cause: str, reason: str, num_emitted: int) -> None:
         """Its engine was `lost` or is `draining`; it goes on elsewhere."""
         self._cause = cause
         self._request.resumed()

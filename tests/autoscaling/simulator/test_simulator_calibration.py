@@ -64,7 +64,7 @@ class PacedFleet:
             EngineView(each, len(self._on[each]), self._num_dispatched[each])
             for each in self._batches
         ]
-        engine_id = choose_engine(views, needs_trial=False).engine_id
+        engine_id = choose_engine(views, needs_isolation=False).engine_id
         assert engine_id is not None
         self._num_dispatched[engine_id] += 1
         self._on[engine_id].add(str(number))

@@ -17,7 +17,7 @@ from shipped import (
 )
 from vocabulary import CLOSED, PROMETHEUS_OWN, TARGET_LABELS
 
-from serving.gateway.telemetry.request_metrics import ClassMeter, Histogram
+from serving.gateway.telemetry.request_metrics import ClassMetrics, Histogram
 from serving.telemetry.metric_names import ALL, Kind, labels_of
 
 _HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
@@ -81,12 +81,12 @@ def _wrong(selector: Selector, matcher: Matcher, labels: frozenset[str]) -> list
 def bounds_of(bucket: str) -> set[str] | None:
     """The bounds of one of the gateways' histograms as they stand on the page."""
     stem = bucket.removeprefix("slicewise_").removesuffix("_seconds_bucket")
-    meter = ClassMeter()
+    numbers = ClassMetrics()
     renamed = {
-        "time_to_first_token": meter.to_first_token,
-        "time_per_output_token": meter.per_output_token,
+        "time_to_first_token": numbers.to_first_token,
+        "time_per_output_token": numbers.per_output_token,
     }
-    histogram = renamed.get(stem) or getattr(meter, stem, None)
+    histogram = renamed.get(stem) or getattr(numbers, stem, None)
     if not isinstance(histogram, Histogram):
         return None
     return {f"{float(bound)}" for bound in histogram.bounds} | {"+Inf"}

@@ -1,8 +1,8 @@
-"""The fleet client, real links and paced engines together, as a gateway wires them."""
+"""The dispatcher, real links and paced engines together, as a gateway wires them."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,25 +12,24 @@ from serving.domain.errors import PoisonRequestError, RequestError
 from serving.domain.slice_lifecycle import SliceLifecycle
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
-from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.gateway.admission import FleetLimits
+from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
 
-from .engines import answer_to, core_request
-
-pytestmark = pytest.mark.imports_vllm
+from .engines import answer_to, in_flight
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 30.0
 
 
 class Gateway:
-    """A served model's fleet, its engines, and the answers so far."""
+    """A served model's dispatcher, its engines, and the answers so far. An `OutputSink` too."""
 
     def __init__(self) -> None:
-        self.core = FleetCore("demo", FleetLimits(), ("generate",))
-        self.core.set_failure_sink(self._on_failure)
+        self.dispatcher = Dispatcher("demo", FleetLimits())
+        self.dispatcher.attach(self)
         self.membership = Membership({"demo": self}, LinkSettings("gw", SECRET, HeartbeatConfig()))
         self.servers: list[LinkServer] = []
         self.records: list[SliceRecord] = []
@@ -38,15 +37,33 @@ class Gateway:
         self.tokens: dict[str, list[int]] = {}
         self.finished: set[str] = set()
         self.failures: dict[str, RequestError] = {}
-        self.changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._num_engines = 0
 
-    async def take_in(self, _: Any) -> FleetCore:
+    async def register_engine(self, _: Any) -> Dispatcher:
         """See `FleetModel`."""
-        return self.core
+        return self.dispatcher
 
-    def _on_failure(self, request_id: str, error: RequestError) -> None:
+    def deliver(self, outputs: Outputs) -> None:
+        for _, output in outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish is not None:
+                self.finished.add(output.request_id)
+        self._changed.set()
+
+    def fail(self, request_id: str, error: RequestError) -> None:
         self.failures[request_id] = error
+        self._changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until something holds, which an output or a failure may change."""
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def submit(self, request_id: str, max_tokens: int, **changes: Any) -> None:
+        request = in_flight(self.dispatcher, request_id, max_tokens, **changes)
+        self.dispatcher.submit(request)
 
     async def start_engine(self, poison: int | None = None) -> None:
         """One more engine; it is listed at once."""
@@ -69,16 +86,6 @@ class Gateway:
         self.records.append(record)
         self.membership.apply(Snapshot(str(self._num_engines), tuple(self.records)))
 
-    async def read(self) -> None:
-        while True:
-            outputs = await self.core.get_output_async()
-            async with self.changed:
-                for output in outputs.outputs:
-                    self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-                    if output.finish_reason is not None:
-                        self.finished.add(output.request_id)
-                self.changed.notify_all()
-
     async def replace_the_dead(self, poison: int) -> None:
         """As Serve does with replicas: a new engine for each one that died."""
         while True:
@@ -94,16 +101,14 @@ class Gateway:
 @asynccontextmanager
 async def gateway(num_engines: int, poison: int | None = None) -> AsyncIterator[Gateway]:
     subject = Gateway()
-    reader = asyncio.create_task(subject.read())
     try:
         async with asyncio.timeout(DEADLINE_S):
             for _ in range(num_engines):
                 await subject.start_engine(poison)
-            while len(subject.core.seats) < num_engines:  # noqa: ASYNC110 - nobody tells
+            while len(subject.dispatcher.connections) < num_engines:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             yield subject
     finally:
-        reader.cancel()
         await subject.membership.close()
         for server in subject.servers:
             await server.close()
@@ -117,20 +122,18 @@ async def test_requests_finish_token_exactly_whenever_their_engines_die(seed: in
     wanted = {f"r{number}": chance.randint(50, 400) for number in range(32)}
     async with gateway(num_engines=3) as subject:
         for request_id, max_tokens in wanted.items():
-            await subject.core.add_request_async(core_request(request_id, max_tokens))
+            subject.submit(request_id, max_tokens)
         for engine_id in ("e1", "e2"):
             position = chance.randint(0, 100)
-            async with subject.changed:
-                await subject.changed.wait_for(
-                    lambda position=position: (
-                        max(map(len, subject.tokens.values()), default=0) >= position
-                    )
+            await subject.until(
+                lambda position=position: (
+                    max(map(len, subject.tokens.values()), default=0) >= position
                 )
+            )
             subject.engines[engine_id].die("killed by the test")
-        async with subject.changed:
-            await subject.changed.wait_for(lambda: subject.finished == wanted.keys())
+        await subject.until(lambda: subject.finished == wanted.keys())
         assert subject.tokens == {key: answer_to(key, count) for key, count in wanted.items()}
-        assert (subject.failures, subject.core.num_in_flight) == ({}, 0)
+        assert (subject.failures, subject.dispatcher.num_in_flight) == ({}, 0)
         assert [server.num_requests for server in subject.servers] == [0, 0, 0]
 
 
@@ -140,13 +143,11 @@ async def test_poison_request_takes_down_its_allowance_of_engines_and_nobody_els
     async with gateway(num_engines=2, poison=poison) as subject:
         replacing = asyncio.create_task(subject.replace_the_dead(poison))
         for request_id, max_tokens in innocents.items():
-            await subject.core.add_request_async(core_request(request_id, max_tokens))
-        await subject.core.add_request_async(core_request("bad", 5, prompt=[poison]))
-        async with subject.changed:
-            await subject.changed.wait_for(lambda: subject.finished == innocents.keys())
+            subject.submit(request_id, max_tokens)
+        subject.submit("bad", 5, prompt=[poison])
+        await subject.until(lambda: subject.finished == innocents.keys())
+        await subject.until(lambda: not subject.dispatcher.num_in_flight)
         replacing.cancel()
-        while subject.core.num_in_flight:  # noqa: ASYNC110 - the core tells nobody
-            await asyncio.sleep(0.001)
         assert isinstance(subject.failures.pop("bad"), PoisonRequestError)
         assert subject.failures == {}
         assert subject.tokens == {key: answer_to(key, 300) for key in innocents}

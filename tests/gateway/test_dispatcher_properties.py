@@ -2,17 +2,15 @@
 
 import asyncio
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.domain.errors import PoisonRequestError, RequestError
-from serving.gateway.fleet_core import FleetCore, FleetLimits
+from serving.domain.errors import PoisonRequestError
+from serving.gateway.admission import FleetLimits
+from serving.gateway.dispatcher import Dispatcher
 from serving.link.messages import Step
 
-from .engines import ScriptedLink, answer_to, core_request
-
-pytestmark = pytest.mark.imports_vllm
+from .engines import RecordingSink, ScriptedLink, answer_to, in_flight
 
 MAX_LOSSES = 4
 
@@ -30,34 +28,29 @@ operations = st.one_of(
 
 
 class World:
-    """A fleet client, its engines, and what was asked of it."""
+    """A dispatcher, its engines, and what was asked of it."""
 
     def __init__(self) -> None:
-        self.core = FleetCore("demo", FleetLimits(600.0, MAX_LOSSES), ("generate",))
-        self.core.set_failure_sink(self._on_failure)
+        self.dispatcher = Dispatcher("demo", FleetLimits(600.0, MAX_LOSSES))
+        self.sink = RecordingSink(self.dispatcher)
         self.links: list[ScriptedLink] = []
         self.wanted: dict[str, int] = {}
         self.aborted: set[str] = set()
-        self.failed: dict[str, RequestError] = {}
         self.num_lost = 0
         self._num_links = 0
         self._held: list[tuple[str, Step]] = []  # steps on their way from an engine
 
-    def _on_failure(self, request_id: str, error: RequestError) -> None:
-        assert request_id not in self.failed
-        self.failed[request_id] = error
-
-    async def apply(self, operation: str, argument: int) -> None:
+    def apply(self, operation: str, argument: int) -> None:
         if operation == "submit":
             request_id = f"r{len(self.wanted)}"
             self.wanted[request_id] = argument
-            await self.core.add_request_async(core_request(request_id, argument))
+            self.dispatcher.submit(in_flight(self.dispatcher, request_id, argument))
         elif operation == "add_engine":
             self._num_links += 1
-            self.links.append(ScriptedLink(self.core, f"e{self._num_links}"))
+            self.links.append(ScriptedLink(self.dispatcher, f"e{self._num_links}"))
         elif operation == "abort" and self.wanted:
             request_id = list(self.wanted)[argument % len(self.wanted)]
-            self.core.abort_requests([request_id])
+            self.dispatcher.abort([request_id])
             self.aborted.add(request_id)
         elif self.links:
             self._apply_to_link(operation, self.links[argument % len(self.links)])
@@ -69,7 +62,7 @@ class World:
             link.end()
             self._deliver_held(link)  # too late
         elif operation == "drain":
-            self.core.drain_engine(link.engine_id, "scaling down", 0.0)
+            self.dispatcher.drain_engine(link.engine_id, "scaling down", 0.0)
         elif operation == "break_link":
             link.is_broken = True
         elif link.is_broken:
@@ -84,29 +77,26 @@ class World:
         due = [entry for entry in self._held if entry[0] == link.engine_id]
         self._held = [entry for entry in self._held if entry[0] != link.engine_id]
         for engine_id, step in due:
-            self.core.take_step(engine_id, step)
+            self.dispatcher.take_step(engine_id, step)
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """Lets everything that was left run to its end on healthy engines."""
         for link in list(self.links):
             if link.is_broken:
                 self._apply_to_link("lose", link)
-        await self.apply("add_engine", 0)
-        while self.core.num_in_flight:
-            before = self.core.num_in_flight
+        self.apply("add_engine", 0)
+        while self.dispatcher.num_in_flight:
+            before = self.dispatcher.num_in_flight
             for link in self.links:
                 for _ in range(31):
                     self._apply_to_link("step", link)
-            assert self.core.num_in_flight < before, "nothing moves any more"
+            assert self.dispatcher.num_in_flight < before, "nothing moves any more"
         for link in self.links:
             self._deliver_held(link)
 
-    async def tokens(self) -> dict[str, list[int]]:
-        tokens: dict[str, list[int]] = {request_id: [] for request_id in self.wanted}
-        while not self.core._outputs.empty():
-            for output in (await self.core.get_output_async()).outputs:
-                tokens[output.request_id] += output.new_token_ids
-        return tokens
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        return {request_id: [] for request_id in self.wanted} | self.sink.tokens
 
 
 @settings(max_examples=300, deadline=None)
@@ -117,21 +107,21 @@ def test_every_token_comes_once_and_in_order_and_the_tables_end_empty(
     async def run() -> None:
         world = World()
         for operation, argument in script:
-            await world.apply(operation, argument)
-        await world.finish()
-        for request_id, tokens in (await world.tokens()).items():
+            world.apply(operation, argument)
+        world.finish()
+        for request_id, tokens in world.tokens.items():
             whole = answer_to(request_id, world.wanted[request_id])
-            if request_id in world.aborted or request_id in world.failed:
+            if request_id in world.aborted or request_id in world.sink.failures:
                 assert tokens == whole[: len(tokens)]
             else:
                 assert tokens == whole
-        assert world.core.num_in_flight == 0
-        assert world.core.num_waiting == 0
-        assert all(not seat.flights for seat in world.core.seats)
+        assert world.dispatcher.num_in_flight == 0
+        assert world.dispatcher.num_waiting == 0
+        assert all(not engine.requests for engine in world.dispatcher.connections)
         assert all(not link.running for link in world.links if not link.is_broken)
         # Nobody fails for less than the allowance of engines.
-        assert all(isinstance(error, PoisonRequestError) for error in world.failed.values())
-        assert not world.failed or world.num_lost >= MAX_LOSSES
-        world.core.shutdown()
+        assert all(isinstance(error, PoisonRequestError) for error in world.sink.failures.values())
+        assert not world.sink.failures or world.num_lost >= MAX_LOSSES
+        world.dispatcher.shutdown()
 
     asyncio.run(run())

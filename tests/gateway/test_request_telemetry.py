@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.domain.errors import OverloadedError
+from serving.domain.errors import NoEngineInTimeError, OverloadedError
 from serving.gateway.auth import ApiKeys
 from serving.gateway.http import HttpEdge
 from serving.gateway.metrics.requests import (
@@ -18,15 +18,15 @@ from serving.gateway.metrics.requests import (
     Families,
     ServingCollector,
 )
-from serving.gateway.telemetry.request_metrics import (
-    ARRIVAL,
+from serving.gateway.telemetry.request_metrics import EdgeMetrics, Histogram, RequestMetrics
+from serving.gateway.telemetry.request_telemetry import (
+    REQUEST_CONTEXT,
     TOKENS_PER_TIMED,
-    Arrival,
-    EdgeMeter,
-    Histogram,
-    RequestMeter,
+    ModelTelemetry,
+    RequestContext,
+    RequestTelemetry,
 )
-from serving.link.messages import EngineLoad
+from serving.link.messages import EngineLoad, TokenOutput
 from serving.telemetry.metric_names import (
     ALL,
     MAX_BUCKETS,
@@ -42,28 +42,42 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @dataclass
-class StagedSeat:
+class StagedEngine:
     """A linked engine."""
 
     compute_class: str
     is_draining: bool = False
-    flights: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    engine_id: str = "e1"
+    trace_attributes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class StagedFleet:
     """One model's fleet, as the collector sees it."""
 
-    request_meter: RequestMeter = field(default_factory=RequestMeter)
-    seats: list[StagedSeat] = field(default_factory=list)
+    request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    connections: list[StagedEngine] = field(default_factory=list)
     num_waiting: int = 0
-    num_at_the_door: int = 0
+    num_queued: int = 0
 
 
-def page(fleets: dict[str, StagedFleet], edge: EdgeMeter | None = None) -> Samples:
+def dispatched(request: RequestTelemetry, compute_class: str, now_s: float) -> None:
+    """The request is given to an engine of this class."""
+    request.dispatched(StagedEngine(compute_class), "the test says so", 1, now_s)
+
+
+def step(telemetry: ModelTelemetry, now_s: float, *outputs: tuple[RequestTelemetry, int]) -> None:
+    """An engine makes a step; each request gets so many tokens."""
+    telemetry.emitted(
+        [(request, TokenOutput("r", [7] * num_tokens)) for request, num_tokens in outputs], now_s
+    )
+
+
+def page(fleets: dict[str, StagedFleet], edge: EdgeMetrics | None = None) -> Samples:
     """The samples of a gateway's requests, as Prometheus' own parser reads them."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ServingCollector(fleets, edge or EdgeMeter()))
+    registry.register(ServingCollector(fleets, edge or EdgeMetrics()))
     return samples_of(registry)
 
 
@@ -88,25 +102,25 @@ SPOT = {"model": "chat", "compute_class": "spot"}
 ON_DEMAND = {"model": "chat", "compute_class": "on-demand"}
 
 
-def meter_with_one_answer() -> RequestMeter:
-    """Received at 10, 0.5 s at the door, taken at 10.75, dispatched at 11, tokens at 12, 13, 15."""
-    meter = RequestMeter()
-    arrival = Arrival(10.0, waited_s=0.5, tenant="acme")
-    token = ARRIVAL.set(arrival)
+def metrics_of_one_answer() -> RequestMetrics:
+    """Received at 10, 0.5 s in the queue, taken at 10.75, sent at 11, tokens at 12, 13, 15."""
+    telemetry = ModelTelemetry("chat", 0.0)
+    context = RequestContext(10.0, waited_s=0.5, tenant="acme")
+    token = REQUEST_CONTEXT.set(context)
     try:
-        watch = meter.taken(7, 10.75)
+        request = telemetry.arrived("r", 7, 10.75)
     finally:
-        ARRIVAL.reset(token)
-    meter.dispatched(watch, "spot", 11.0)
-    meter.emitted([(watch, 1)], 12.0)
-    meter.found_cached(watch, 4)
-    arrival.written(12.25)
-    meter.emitted([(watch, 1)], 13.0)
-    meter.emitted([(watch, 1)], 15.0)
-    meter.ended(watch, "stop")
-    arrival.written(15.5)
-    arrival.answered(16.0)
-    return meter
+        REQUEST_CONTEXT.reset(token)
+    dispatched(request, "spot", 11.0)
+    step(telemetry, 12.0, (request, 1))
+    request.found_cached(4, 12.0)
+    context.written(12.25)
+    step(telemetry, 13.0, (request, 1))
+    step(telemetry, 15.0, (request, 1))
+    request.ended("stop", 15.0)
+    context.written(15.5)
+    context.answered(16.0)
+    return telemetry.metrics
 
 
 @pytest.mark.parametrize(
@@ -126,12 +140,12 @@ def meter_with_one_answer() -> RequestMeter:
 def test_every_time_of_an_answer_is_what_its_help_says(
     name: str, expected: tuple[float, int]
 ) -> None:
-    samples = page({"chat": StagedFleet(meter_with_one_answer())})
+    samples = page({"chat": StagedFleet(metrics_of_one_answer())})
     assert sum_and_count(samples, name, **SPOT) == expected
 
 
 def test_tokens_and_outcome_of_an_answer_are_counted_for_its_class() -> None:
-    samples = page({"chat": StagedFleet(meter_with_one_answer())})
+    samples = page({"chat": StagedFleet(metrics_of_one_answer())})
     assert value(samples, "slicewise_input_tokens_total", **SPOT, tenant="acme") == 7
     assert value(samples, "slicewise_cached_input_tokens_total", **SPOT, tenant="acme") == 4
     assert value(samples, "slicewise_output_tokens_total", **SPOT, tenant="acme") == 3
@@ -139,18 +153,18 @@ def test_tokens_and_outcome_of_an_answer_are_counted_for_its_class() -> None:
 
 
 def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -> None:
-    meter = RequestMeter()
-    watch = meter.taken(7, 0.0)
-    meter.dispatched(watch, "spot", 0.0)
-    meter.emitted([(watch, 2)], 1.0)
-    meter.left(watch, "lost", 1.5)
-    meter.dispatched(watch, "on-demand", 1.5)
-    meter.left(watch, "draining", 2.0)  # before it had a token there
-    meter.dispatched(watch, "spot", 2.0)
-    meter.emitted([(watch, 1)], 3.0)
-    meter.emitted([(watch, 1)], 3.5)
-    meter.ended(watch, "length")
-    samples = page({"chat": StagedFleet(meter)})
+    telemetry = ModelTelemetry("chat", 0.0)
+    request = telemetry.arrived("r", 7, 0.0)
+    dispatched(request, "spot", 0.0)
+    step(telemetry, 1.0, (request, 2))
+    request.moved("lost", "the test says so", 1.5)
+    dispatched(request, "on-demand", 1.5)
+    request.moved("draining", "the test says so", 2.0)  # before it had a token there
+    dispatched(request, "spot", 2.0)
+    step(telemetry, 3.0, (request, 1))
+    step(telemetry, 3.5, (request, 1))
+    request.ended("length", 4.0)
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
     assert value(samples, "slicewise_resumes_total", **SPOT, cause="lost") == 1
     assert value(samples, "slicewise_resumes_total", **ON_DEMAND, cause="draining") == 1
     assert sum_and_count(samples, "slicewise_resume_stall_seconds", **SPOT) == (1.5, 1)
@@ -161,57 +175,57 @@ def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -
 
 
 def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:
-    meter = RequestMeter()
-    meter.ended(meter.taken(7, 0.0), "no_engine_in_time")
-    samples = page({"chat": StagedFleet(meter)})
+    telemetry = ModelTelemetry("chat", 0.0)
+    telemetry.arrived("r", 7, 0.0).failed(NoEngineInTimeError("chat", 60.0, 30.0), 0)
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
     ended = {key: count for key, count in samples.items() if key[0] == "slicewise_sequences_total"}
     labels = frozenset({("model", "chat"), ("outcome", "no_engine_in_time")})
     assert ended == {("slicewise_sequences_total", labels): 1}
     assert not [name for name, _ in samples if name.endswith("_bucket")]
 
 
-def test_end_without_an_engine_is_told_from_zero_on() -> None:
-    samples = page({"chat": StagedFleet(RequestMeter())})
+def test_end_without_an_engine_is_shown_from_zero_on() -> None:
+    samples = page({"chat": StagedFleet()})
     assert (
         value(samples, "slicewise_sequences_total", model="chat", outcome="no_engine_in_time") == 0
     )
 
 
 def test_single_token_has_no_time_per_output_token() -> None:
-    meter = RequestMeter()
-    watch = meter.taken(7, 0.0)
-    meter.dispatched(watch, "spot", 0.0)
-    meter.emitted([(watch, 1)], 1.0)
-    meter.ended(watch, "length")
-    samples = page({"chat": StagedFleet(meter)})
+    telemetry = ModelTelemetry("chat", 0.0)
+    request = telemetry.arrived("r", 7, 0.0)
+    dispatched(request, "spot", 0.0)
+    step(telemetry, 1.0, (request, 1))
+    request.ended("length", 4.0)
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
     assert sum_and_count(samples, "slicewise_time_per_output_token_seconds", **SPOT) == (0.0, 0)
 
 
 def test_way_through_the_gateway_is_timed_of_one_output_in_eight() -> None:
-    meter, arrival = RequestMeter(), Arrival(0.0)
-    token = ARRIVAL.set(arrival)
+    telemetry, context = ModelTelemetry("chat", 0.0), RequestContext(0.0)
+    token = REQUEST_CONTEXT.set(context)
     try:
-        watch = meter.taken(7, 0.0)
+        request = telemetry.arrived("r", 7, 0.0)
     finally:
-        ARRIVAL.reset(token)
-    meter.dispatched(watch, "spot", 0.0)
+        REQUEST_CONTEXT.reset(token)
+    dispatched(request, "spot", 0.0)
     for second in range(1, 2 * TOKENS_PER_TIMED + 2):
-        meter.emitted([(watch, 1)], float(second))
-        arrival.written(second + 0.25)
-    samples = page({"chat": StagedFleet(meter)})
+        step(telemetry, float(second), (request, 1))
+        context.written(second + 0.25)
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
     assert sum_and_count(samples, "slicewise_gateway_output_seconds", **SPOT) == (0.75, 3)
 
 
 def test_times_between_tokens_are_counted_whoever_shares_a_step() -> None:
-    meter = RequestMeter()
-    watches = [meter.taken(7, 0.0) for _ in range(3)]
-    for watch in watches:
-        meter.dispatched(watch, "spot", 0.0)
+    telemetry = ModelTelemetry("chat", 0.0)
+    requests = [telemetry.arrived("r", 7, 0.0) for _ in range(3)]
+    for request in requests:
+        dispatched(request, "spot", 0.0)
     for second in (1.0, 2.0, 4.0):
-        meter.emitted([(watches[0], 1), (watches[1], 1)], second)
-        meter.emitted([(watches[2], 1)], second + 0.5)
-    meter.emitted([(watches[2], 1), (watches[0], 1), (watches[1], 1)], 6.0)
-    samples = page({"chat": StagedFleet(meter)})
+        step(telemetry, second, (requests[0], 1), (requests[1], 1))
+        step(telemetry, second + 0.5, (requests[2], 1))
+    step(telemetry, 6.0, (requests[2], 1), (requests[0], 1), (requests[1], 1))
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
     assert sum_and_count(samples, "slicewise_inter_token_seconds", **SPOT) == (14.5, 9)
     up_to_1_s = value(samples, "slicewise_inter_token_seconds_bucket", **SPOT, le="1.0")
     assert up_to_1_s == 3
@@ -224,20 +238,20 @@ def test_sample_on_a_bound_is_in_the_bucket_of_that_bound() -> None:
     families = Families()
     families.add("slicewise_inter_token_seconds", {}, histogram)
     (family,) = families
-    counts = [each.value for each in family.samples if each.name.endswith("_bucket")]
+    counts = [sample.value for sample in family.samples if sample.name.endswith("_bucket")]
     assert counts == [1, 3, 4]
 
 
-def test_links_and_sequences_in_flight_are_those_of_the_seats() -> None:
+def test_links_and_sequences_in_flight_are_those_of_the_connections() -> None:
     fleet = StagedFleet(
-        seats=[
-            StagedSeat("spot", flights=["a", "b"]),
-            StagedSeat("spot", is_draining=True, flights=["c"]),
+        connections=[
+            StagedEngine("spot", requests=["a", "b"]),
+            StagedEngine("spot", is_draining=True, requests=["c"]),
         ],
         num_waiting=2,
-        num_at_the_door=3,
+        num_queued=3,
     )
-    fleet.request_meter.of_class("on-demand")  # had an engine, and has none now
+    fleet.request_metrics.of_class("on-demand")  # had an engine, and has none now
     samples = page({"chat": fleet})
     assert value(samples, "slicewise_links", **SPOT, state="ready") == 1
     assert value(samples, "slicewise_links", **SPOT, state="draining") == 1
@@ -246,7 +260,7 @@ def test_links_and_sequences_in_flight_are_those_of_the_seats() -> None:
     assert value(samples, "slicewise_requests_waiting", model="chat") == 5
 
 
-def test_engines_are_told_by_slice_and_class() -> None:
+def test_engines_are_shown_by_slice_and_class() -> None:
     readings = [
         EngineReading("chat", "spot", "e1", "s-1", EngineLoad(3, 1, 0.25)),
         EngineReading("chat", "local", "e2", None, EngineLoad()),
@@ -264,23 +278,25 @@ def test_engines_are_told_by_slice_and_class() -> None:
 
 def test_page_names_its_gateway_on_every_series() -> None:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ServingCollector({"chat": StagedFleet(meter_with_one_answer())}, EdgeMeter()))
+    registry.register(
+        ServingCollector({"chat": StagedFleet(metrics_of_one_answer())}, EdgeMetrics())
+    )
     text = rendered([registry], "g1").decode()
     families = list(text_string_to_metric_families(text))
-    assert {each.labels["gateway"] for family in families for each in family.samples} == {"g1"}
+    assert {sample.labels["gateway"] for family in families for sample in family.samples} == {"g1"}
 
 
 def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
-    meter = meter_with_one_answer()
-    watch = meter.taken(1, 0.0)
-    meter.dispatched(watch, "spot", 0.0)
-    meter.left(watch, "lost", 1.0)
-    meter.link_lost("spot", "lost")
-    edge = EdgeMeter()
-    edge.judged("chat", "admitted", "acme")
+    telemetry = ModelTelemetry("chat", 0.0)
+    request = telemetry.arrived("r", 1, 0.0)
+    dispatched(request, "spot", 0.0)
+    request.moved("lost", "the test says so", 1.0)
+    telemetry.metrics.link_lost("spot", "lost")
+    edge = EdgeMetrics()
+    edge.record_admission("chat", "admitted", "acme")
     edge.answered("chat", "/v1/completions", 200)
     registry = CollectorRegistry(auto_describe=False)
-    fleet = StagedFleet(meter, [StagedSeat("spot")])
+    fleet = StagedFleet(telemetry.metrics, [StagedEngine("spot")])
     registry.register(ServingCollector({"chat": fleet}, edge))
     text = rendered([registry], "g1").decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -290,12 +306,12 @@ def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
         stem: metric.kind for stem, metric in stems.items()
     }
     for stem, family in families.items():
-        for each in family.samples:
-            assert set(each.labels) - {"le"} <= set(labels_of(stems[stem]))
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} <= set(labels_of(stems[stem]))
 
 
 def test_histograms_have_no_more_buckets_than_the_registry_allows() -> None:
-    samples = page({"chat": StagedFleet(meter_with_one_answer())})
+    samples = page({"chat": StagedFleet(metrics_of_one_answer())})
     for metric in SERVING_LATENCY:
         buckets = [name for name, _ in samples if name == f"{metric.name}_bucket"]
         assert 0 < len(buckets) - 1 <= MAX_BUCKETS
@@ -312,7 +328,7 @@ def test_documentation_names_every_series_and_no_other() -> None:
 
 
 def of_edge(edge: HttpEdge) -> Samples:
-    return page({"chat": StagedFleet()}, edge.meter)
+    return page({"chat": StagedFleet()}, edge.metrics)
 
 
 CHAT = {"model": "chat", "tenant": "default"}
@@ -348,7 +364,7 @@ async def test_tenant_is_the_name_of_the_key_and_never_what_the_client_made_up()
     edge = edge_over(EchoFrontend("chat"), keys=ApiKeys(["k1", "k2"], {"k1": "acme"}))
     for key in ("k1", "k2", "acme"):
         await post_to(edge, [{"model": "chat"}], authorization=f"Bearer {key}")
-    assert edge.meter.admissions == {
+    assert edge.metrics.admissions == {
         ("chat", "admitted", "acme"): 1,
         ("chat", "admitted", "default"): 1,
         ("", "invalid_api_key", "default"): 1,
@@ -358,7 +374,7 @@ async def test_tenant_is_the_name_of_the_key_and_never_what_the_client_made_up()
 async def test_request_without_a_key_is_refused_as_such() -> None:
     edge = edge_over(EchoFrontend("chat"), keys=("secret",))
     await post_to(edge, [{"model": "chat"}])
-    assert edge.meter.admissions == {("", "invalid_api_key", "default"): 1}
+    assert edge.metrics.admissions == {("", "invalid_api_key", "default"): 1}
 
 
 async def test_responses_are_counted_by_route_and_status() -> None:
@@ -366,7 +382,7 @@ async def test_responses_are_counted_by_route_and_status() -> None:
     await post_to(edge, [{"model": "chat"}, {"model": "made-up"}])
     async with client_of(edge) as client:
         await client.get("/nowhere/123")
-    assert edge.meter.responses == {
+    assert edge.metrics.responses == {
         ("chat", "/v1/completions", "200"): 1,
         ("", "/v1/completions", "404"): 1,
         ("", "other", "404"): 1,

@@ -1,43 +1,41 @@
 """Requests in flight: where each is, what it has emitted, what its engines' deaths say of it.
 
-Pure records and decisions: no clock, no I/O, no vLLM. `fleet_core` owns the table and acts.
+Pure records and decisions: no clock, no I/O, no vLLM. `dispatcher` owns the table and acts.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving.gateway.telemetry.request_metrics import Stopwatch
-from serving.gateway.telemetry.request_trace import SequenceTrace
+from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 from serving.link.messages import TokenRequest
 
 # A request that produced this many tokens on an engine is not what killed it: whatever is poisonous
 # in a request (its prompt, a grammar, a parameter) acts at its prefill or in its first steps.
-CLEARING_TOKENS = 8
+PROVING_TOKENS = 8
 
 # A host that falls silent was most likely taken away with its slice, and a class that is lost takes
 # many at once: so many of them count as one engine whose host says that it died. Not never, for a
 # request may exhaust a whole host too.
 SILENT_LOSSES = 3
 
-# From this many losses on, a request is tried alone: at most one such request per engine.
-TRIAL_LOSSES = 2
+# From this many losses on, a request is isolated: at most one such request per engine.
+ISOLATION_LOSSES = 2
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightRequest:
     """One request between the frontend and the fleet.
 
     `engine_id` is `None` while the request waits for an engine. `attempt` numbers the dispatches,
-    so that what a lost engine still sends can be told from what the present one sends. `tenant` is
-    on whose account it is.
+    so that what a lost engine still sends can be told from what the present one sends. The request
+    is on the account of `tenant`.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     max_tokens: int | None
     payload: list[bytes]
-    arrived_at_s: float
-    stopwatch: Stopwatch
+    telemetry: RequestTelemetry
     is_resumable: bool = True
     tenant: str = ""
     emitted: list[int] = field(default_factory=list)
@@ -48,11 +46,9 @@ class Flight:
     num_losses: int = 0
     num_silent_losses: int = 0
     waiting_since_s: float | None = None
-    is_on_trial: bool = False
+    is_isolated: bool = False
     # Sent in place of `payload` once something has been emitted; `None` means `payload` serves.
     resume_payload: list[bytes] | None = None
-    # `None` for a request that is not sampled.
-    trace: SequenceTrace | None = None
 
     @property
     def wire_id(self) -> str:
@@ -60,52 +56,48 @@ class Flight:
         return self.request_id if self.attempt == 0 else f"{self.request_id}~{self.attempt}"
 
     def to_message(self) -> TokenRequest:
-        """The request as it stands now: whole at first, resumed after what was emitted later."""
-        resumes = bool(self.emitted) and self.resume_payload is not None
+        """Returns the request as it stands now: whole at first, resumed later."""
+        is_resumed = bool(self.emitted) and self.resume_payload is not None
         return TokenRequest(
             request_id=self.wire_id,
             prompt_token_ids=self.prompt_token_ids,
             emitted_token_ids=list(self.emitted),
             max_tokens=self.max_tokens,
             tenant=self.tenant,
-            payload=(self.resume_payload if resumes else self.payload) or [],
-            traceparent=None if self.trace is None else self.trace.traceparent,
+            payload=(self.resume_payload if is_resumed else self.payload) or [],
+            traceparent=self.telemetry.traceparent,
         )
 
     @property
-    def trace_id(self) -> str | None:
-        """The trace that its log lines name; `None` for a request that is not sampled."""
-        return None if self.trace is None else self.trace.trace_id
-
-    @property
     def num_tokens_since_dispatch(self) -> int:
-        """Tokens this attempt has produced."""
+        """The tokens that this attempt has produced."""
         return len(self.emitted) - self.num_emitted_at_dispatch
 
     @property
-    def has_cleared_itself(self) -> bool:
+    def is_proven(self) -> bool:
         """Whether this attempt has run long enough not to be what kills engines."""
-        return self.num_tokens_since_dispatch >= CLEARING_TOKENS
+        return self.num_tokens_since_dispatch >= PROVING_TOKENS
 
     @property
-    def needs_trial(self) -> bool:
+    def needs_isolation(self) -> bool:
         """Whether the request may only be dispatched as its engine's one suspect."""
-        return self.num_losses >= TRIAL_LOSSES
+        return self.num_losses >= ISOLATION_LOSSES
 
 
-def count_loss(lost: Iterable[Flight], *, is_told: bool) -> None:
+def count_loss(lost: Iterable[InFlightRequest], *, is_reported: bool) -> None:
     """Counts the death of one engine against the requests that were on it.
 
-    `is_told`: its host said so, and did not merely fall silent. A request on trial takes the blame
-    alone. Without one, each request is counted, and one that had cleared itself starts again.
+    `is_reported` says that the host reported the death and did not merely fall silent. An isolated
+    request takes the blame alone. Without one, each request is counted, and a proven one starts
+    again.
     """
-    flights = list(lost)
-    suspects = [flight for flight in flights if flight.is_on_trial]
-    for flight in suspects or flights:
-        if flight.has_cleared_itself:
-            flight.num_losses = flight.num_silent_losses = 0
-        if not is_told:
-            flight.num_silent_losses += 1
-            if flight.num_silent_losses % SILENT_LOSSES:
+    requests = list(lost)
+    suspects = [request for request in requests if request.is_isolated]
+    for request in suspects or requests:
+        if request.is_proven:
+            request.num_losses = request.num_silent_losses = 0
+        if not is_reported:
+            request.num_silent_losses += 1
+            if request.num_silent_losses % SILENT_LOSSES:
                 continue
-        flight.num_losses += 1
+        request.num_losses += 1

@@ -1,0 +1,177 @@
+"""Stands where vLLM's frontend expects one engine core, and is many.
+
+Owns vLLM's client interface (`EngineCoreClient`) and what is between it and the dispatcher: vLLM's
+requests are encoded, outputs decoded, and the frontend reads them one step at a time. Does not own
+the requests in flight, nor which engine has one (`dispatcher`).
+
+Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterrupted token stream.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from serving.domain.errors import RequestError
+from serving.gateway.dispatcher import Dispatcher, Outputs
+from serving.gateway.requests import InFlightRequest
+from serving.link.vllm_codec import decode_output, encode_request, output_decoder
+
+
+class FleetEngineClient:
+    """An `EngineCoreClient` over a changing set of engines. Used from one event loop only."""
+
+    engine_ranks_managed = (0,)
+
+    def __init__(self, dispatcher: Dispatcher, supported_tasks: tuple[str, ...]) -> None:
+        self.dispatcher = dispatcher
+        self.supported_tasks = supported_tasks
+        self.resources = SimpleNamespace(engine_dead=False)
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._unread_since_s: deque[float] = deque()  # of each of them, monotonic
+        self._encoder = MsgpackEncoder()
+        self._decoder = output_decoder()
+        self._adapters: dict[int, LoRARequest] = {}
+        self._on_failure: Callable[[str, RequestError], None] = _no_frontend
+        dispatcher.attach(self)
+
+    def set_failure_sink(self, on_failure: Callable[[str, RequestError], None]) -> None:
+        """Names who reports to a request's caller that it failed."""
+        self._on_failure = on_failure
+
+    # -- what the dispatcher delivers --
+
+    def deliver(self, outputs: Outputs) -> None:
+        """Passes one step of one engine on to the frontend."""
+        decoded: list[EngineCoreOutput] = []
+        for telemetry, message in outputs:
+            output = decode_output(message, self._decoder)
+            if output.prefill_stats is not None:
+                num_cached = output.prefill_stats.num_cached_tokens
+                telemetry.found_cached(num_cached, time.monotonic())
+            decoded.append(output)
+        self._outputs.put_nowait(EngineCoreOutputs(outputs=decoded))
+        self._unread_since_s.append(time.monotonic())
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        """Reports a failure to the request's caller."""
+        self._on_failure(request_id, error)
+
+    @property
+    def behind_s(self) -> float:
+        """For how long the oldest tokens have lain here that the frontend has not taken."""
+        return time.monotonic() - self._unread_since_s[0] if self._unread_since_s else 0.0
+
+    # -- what vLLM's frontend calls --
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """Returns what the model can do; fixed by its configuration."""
+        return self.supported_tasks
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """Waits for the next step's outputs, from whichever engine."""
+        outputs = await self._outputs.get()
+        self._unread_since_s.popleft()
+        return outputs
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Takes one request; it is dispatched now, or waits until an engine is ready."""
+        params = request.sampling_params
+        prompt_token_ids = request.prompt_token_ids or []
+        telemetry = self.dispatcher.telemetry.arrived(
+            request.request_id, len(prompt_token_ids), time.monotonic()
+        )
+        in_flight = InFlightRequest(
+            request_id=request.request_id,
+            prompt_token_ids=prompt_token_ids,
+            max_tokens=params.max_tokens if params is not None else None,
+            payload=encode_request(request, self._encoder),
+            telemetry=telemetry,
+            is_resumable=request.prompt_embeds is None,
+            tenant=telemetry.context.tenant,
+        )
+        if params is not None and params.prompt_logprobs is not None:
+            # Delivered with the first token and never again: a resumed request must not ask for
+            # them.
+            in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
+        self.dispatcher.submit(in_flight)
+
+    def _payload_without_prompt_logprobs(
+        self, request: EngineCoreRequest, params: SamplingParams
+    ) -> list[bytes]:
+        request.sampling_params = params.clone()
+        request.sampling_params.prompt_logprobs = None
+        try:
+            return encode_request(request, self._encoder)
+        finally:
+            request.sampling_params = params
+
+    async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+        """Frees these requests wherever they are; unknown ids are ignored."""
+        self.dispatcher.abort(request_ids)
+
+    def dp_engines_running(self) -> bool:
+        """Whether anything is in flight."""
+        return self.dispatcher.num_in_flight > 0
+
+    def get_kv_event_sources(self) -> dict[int, Any]:
+        """Returns none: KV events do not travel over the link."""
+        return {}
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
+        """Forgets everything. Connections are closed by their owner."""
+        self.dispatcher.shutdown()
+
+    # -- adapters and caches: operations on every engine --
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
+        """Remembers the adapter. Engines load it with its first request, which names its path."""
+        self._adapters[lora_request.lora_int_id] = lora_request
+        return True
+
+    async def remove_lora_async(self, lora_id: int) -> bool:
+        """Unloads the adapter on every engine; `False` if none knew it."""
+        known = self._adapters.pop(lora_id, None) is not None
+        return any(await self._call_all("remove_lora", lora_id)) or known
+
+    async def list_loras_async(self) -> set[int]:
+        """Returns the adapters of this gateway."""
+        return set(self._adapters)
+
+    async def pin_lora_async(self, lora_id: int) -> bool:
+        """Keeps the adapter loaded on every engine."""
+        return all(await self._call_all("pin_lora", lora_id))
+
+    async def reset_prefix_cache_async(
+        self,
+        reset_running_requests: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+        reset_connector: bool = False,  # noqa: FBT001, FBT002
+    ) -> bool:
+        """Empties the prefix cache of every engine."""
+        return all(
+            await self._call_all("reset_prefix_cache", reset_running_requests, reset_connector)
+        )
+
+    async def reset_mm_cache_async(self) -> None:
+        """Empties the multi-modal cache of every engine."""
+        await self._call_all("reset_mm_cache")
+
+    async def is_sleeping_async(self) -> bool:
+        """Returns never: an engine that should not run is released with its slice."""
+        return False
+
+    async def _call_all(self, method: str, *args: Any) -> list[Any]:
+        replies = await self.dispatcher.call_all(method, msgspec.msgpack.encode(args))
+        return [msgspec.msgpack.decode(reply) for reply in replies]
+
+
+def _no_frontend(request_id: str, error: RequestError) -> None:
+    raise RuntimeError(f"request {request_id} failed before a frontend was attached") from error

@@ -1,0 +1,179 @@
+"""One version of a model at one gateway: its requests, and its frontend over them.
+
+Owns what belongs to the version: tokenizer, chat template, parsers and adapters, and every request
+that was rendered with them. Does not own which version takes a request, nor
+who is admitted (`served_model`). What makes a version one is in `serving.domain.model_version`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+from vllm.config import VllmConfig
+
+from serving.artifacts.model_source import resolve_source
+from serving.config.application import GatewayConfig, ModelConfig
+from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
+from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.engine_client import FleetEngineClient
+from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
+
+logger = logging.getLogger(__name__)
+
+# vLLM's engine argument that belongs to both sides; the rest of `frontend_args` is the frontend's
+# own.
+_GENERATE_TASKS = ("generate",)
+# How an engine is laid over the chips of its slice. vLLM holds it against the machine it is on, and
+# refuses most of it where there are no chips.
+_OF_THE_SLICE = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+        "enable_expert_parallel",
+        "additional_config",
+        "gpu_memory_utilization",
+    }
+)
+
+
+class ModelVersion:
+    """One version of a model; `ServedModel` holds all of them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        gateway: GatewayConfig,
+        vllm_config: VllmConfig,
+        queue: AdmissionQueue,
+    ) -> None:
+        self._config = config
+        self._names = _names(config)
+        self._queue = queue
+        self.version = config.version_id
+        self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
+        self.dispatcher = Dispatcher(config.name, queue.limits, version=self.version, queue=queue)
+        self.client = FleetEngineClient(self.dispatcher, _GENERATE_TASKS)
+        self.llm = FleetLLM(vllm_config, self.client, self.metrics)
+        # A pooling model's tasks depend on its pooler, which only an engine has loaded.
+        self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
+        # Fields of a request that its engines cannot honour, with the reason.
+        self.refused_fields = self._find_refused_fields()
+        self._app: ASGIApp | None = None
+        self._building = asyncio.Lock()
+
+    @classmethod
+    async def build(
+        cls, config: ModelConfig, gateway: GatewayConfig, queue: AdmissionQueue | None = None
+    ) -> "ModelVersion":
+        """Reads the model's configuration and tokenizer; needs no engine.
+
+        `queue` is shared with the other versions; `None`: there are none.
+
+        Raises:
+            ValueError: vLLM refuses the model, an engine argument or a frontend argument.
+        """
+        vllm_config = await asyncio.to_thread(
+            frontend_config, resolve_source(config.source), config.answers_as, _args_here(config)
+        )
+        queue = queue or AdmissionQueue(config.name, FleetLimits.of(gateway))
+        version = cls(config, gateway, vllm_config, queue)
+        if version._are_tasks_known:
+            await version.app()
+        return version
+
+    def _find_refused_fields(self) -> Mapping[str, str]:
+        if not self._config.is_on_tpu:
+            return {}
+        takes_more_than_text = self.llm.model_config.is_multimodal_model
+        speculates = self._config.engine_args.get("speculative_config") is not None
+        return ON_TPU_WITHOUT_PROMPT_LOGPROBS if takes_more_than_text or speculates else ON_TPU
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request for this model or adapter can be answered by it."""
+        return name in self._names
+
+    def is_frontend_of(self, config: ModelConfig) -> bool:
+        """Whether its frontend is what `config`, of the same version, says."""
+        return self._config.frontend_args == config.frontend_args
+
+    async def rebuild_frontend(self, config: ModelConfig) -> None:
+        """Builds the frontend anew; requests keep the one that took them.
+
+        Raises:
+            ValueError: vLLM refuses a frontend argument. The frontend is as before.
+        """
+        before, self._config = self._config, config
+        try:
+            app = await self._build_app() if self._app is not None else None
+        except BaseException:
+            self._config = before
+            raise
+        self._app = app
+        self._names = _names(config)
+
+    async def app(self) -> ASGIApp:
+        """Returns its application. Built once; for a pooling model with the first engine."""
+        if self._app is None:
+            async with self._building:
+                if self._app is None:
+                    self._app = await self._build_app()
+        return self._app
+
+    @property
+    def is_over(self) -> bool:
+        """Whether neither an engine nor a request is left."""
+        return not (
+            self.dispatcher.connections or self.dispatcher.num_in_flight or self.llm.num_in_flight
+        )
+
+    @property
+    def queue_state(self) -> QueueState:
+        """What admission has to know of its requests."""
+        return QueueState(self.client.behind_s, self.dispatcher.num_waiting)
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """Returns its entries of `/v1/models`, as vLLM words them."""
+        app = await self.app()
+        registry = app.state.openai_serving_models  # type: ignore[attr-defined]
+        models = await registry.show_available_models()
+        return [card.model_dump() for card in models.data]
+
+    def update_from_engine(self, engine_info: Mapping[str, Any]) -> None:
+        """Takes over what an engine reports: its context may be shorter than configured."""
+        config = self.llm.model_config
+        max_model_len = engine_info.get("max_model_len")
+        if isinstance(max_model_len, int):
+            config.max_model_len = min(config.max_model_len, max_model_len)
+        tasks = engine_info.get("supported_tasks")
+        if not self._are_tasks_known and isinstance(tasks, list):
+            self.client.supported_tasks = tuple(tasks)
+            self._are_tasks_known = True
+
+    async def _build_app(self) -> ASGIApp:
+        if not self._are_tasks_known:
+            await self._queue.admit(self.queue_state, lambda: self.dispatcher.has_engine)
+        return await build_frontend(
+            self.llm,
+            self.client.supported_tasks,
+            names=self._config.answers_as,
+            adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
+            frontend_args=self._config.frontend_args,
+        )
+
+
+def _names(config: ModelConfig) -> frozenset[str]:
+    """Returns the names of the model, and of the LoRA adapters, that requests may give."""
+    return frozenset((*config.answers_as, *(adapter.name for adapter in config.lora_adapters)))
+
+
+def _args_here(config: ModelConfig) -> dict[str, Any]:
+    """The engine arguments that concern a frontend: of an engine on TPU all but its layout."""
+    if not config.is_on_tpu:
+        return config.engine_args
+    return {name: value for name, value in config.engine_args.items() if name not in _OF_THE_SLICE}

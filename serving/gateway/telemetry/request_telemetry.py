@@ -1,0 +1,411 @@
+"""The one seam between a request's life and what is known of it afterwards.
+
+Each point of a request's life is one call here. Behind the call are the metrics and the load window
+(`request_metrics`), the trace of a request that is sampled (`request_trace`), and the log line.
+`RequestContext` follows one HTTP request, from its arrival to the end of its answer;
+`RequestTelemetry` follows one of the sequences that it asks for, from its arrival at the fleet to
+its end. Does not own when which point is reached: the edge, admission and the dispatcher do.
+
+Callers pass the time, monotonic, in seconds. Prompts and answers are in no line and no span.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serving.domain.errors import RequestError
+from serving.gateway.telemetry.request_metrics import (
+    DEFAULT_TENANT,
+    NO_CLASS,
+    ClassMetrics,
+    EdgeMetrics,
+    Exemplar,
+    Histogram,
+    LoadWindow,
+    RequestMetrics,
+    TokenCount,
+)
+from serving.gateway.telemetry.request_trace import RequestTrace, SequenceTrace, request_attributes
+from serving.link.messages import TokenOutput
+from serving.telemetry.log_lines import note
+from serving.telemetry.spans import SpanKind, Tracer
+
+logger = logging.getLogger(__name__)
+
+# An output's way through the gateway is timed when the sequence had a multiple of so many tokens.
+TOKENS_PER_TIMED = 8
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One HTTP request, shared by the edge and by all sequences that it asks for.
+
+    `trace` is `None` where it is not sampled. `wall_offset_s` makes its times wall-clock times.
+    `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when an
+    engine's output came whose way to the client is timed, `None` while none is. `numbers` are of
+    the class that last took one of its sequences, `None` before. `tenant` is the name of its key.
+    """
+
+    received_at_s: float
+    request_id: str = ""
+    path: str = ""
+    tenant: str = DEFAULT_TENANT
+    edge: EdgeMetrics = field(default_factory=EdgeMetrics)
+    model: str | None = None
+    waited_s: float = 0.0
+    output_at_s: float | None = None
+    numbers: ClassMetrics | None = None
+    trace: RequestTrace | None = None
+    wall_offset_s: float = 0.0
+
+    def begin_trace(self, tracer: Tracer, method: str, traceparent: str, tracestate: str) -> None:
+        """Begins the trace, or goes on with the client's, if the request is sampled."""
+        span = tracer.begin(
+            f"{method} {self.path}",
+            SpanKind.SERVER,
+            request_attributes(method, self.path, self.request_id),
+            traceparent,
+            tracestate,
+        )
+        if span is not None:
+            self.trace = RequestTrace(span)
+            self.wall_offset_s = time.time() - time.monotonic()
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that log lines name; `None` for a request that is not sampled."""
+        return None if self.trace is None else self.trace.trace_id
+
+    def body_read(self) -> None:
+        """Notes that the body is read; from here on it is decided whether it may go on."""
+        if self.trace is not None:
+            self.trace.asks_admission()
+
+    def selected(self, model: str) -> None:
+        """Notes which model it is for."""
+        self.model = model
+        if self.trace is not None:
+            self.trace.of_model(model)
+
+    def queued(self) -> None:
+        """Notes that no engine is ready, and that nothing has been promised yet."""
+        if self.trace is not None:
+            self.trace.queued()
+
+    def dequeued(self, waited_s: float) -> None:
+        """Notes that an engine came, or that none did in time."""
+        self.waited_s += waited_s
+        if self.trace is not None:
+            self.trace.dequeued()
+
+    def admitted(self) -> None:
+        """Notes that it goes on to its model."""
+        self.edge.record_admission(self.model or "", "admitted", self.tenant)
+        if self.trace is not None:
+            self.trace.record_admission("admitted", is_refused=False)
+
+    def refused(self, error: RequestError) -> None:
+        """Notes why it does not go on."""
+        code = error.code or "malformed"
+        self.edge.record_admission(self.model or "", code, self.tenant)
+        if self.trace is not None:
+            self.trace.record_admission(code, is_refused=True)
+        note(
+            logger, logging.INFO, self.trace_id,
+            "request_refused request_id=%s path=%s model=%s code=%s status=%d reason=%.200r",
+            self.request_id, _shown(self.path), self.model, code, error.status, error.message,
+        )  # fmt: skip
+
+    def answers(self) -> None:
+        """Notes that a part of the answer is handed to the server that writes it."""
+        if self.output_at_s is not None:
+            self.written(time.monotonic())
+        if self.trace is not None:
+            self.trace.answers()
+
+    def written(self, now_s: float) -> None:
+        """Times the way of an engine's output through the gateway, where it is timed."""
+        if self.output_at_s is not None and self.numbers is not None:
+            self.numbers.gateway_output.observe(now_s - self.output_at_s)
+            self.output_at_s = None
+
+    def ended(
+        self,
+        now_s: float,
+        route: str,
+        status: int | None,
+        *,
+        is_whole: bool,
+        is_cancelled: bool,
+    ) -> None:
+        """Notes the end. `status` is `None` when no answer was begun; `route` is a label."""
+        model = self.model or ""
+        if status is not None:
+            self.edge.answered(model, route, status)
+        if is_cancelled:
+            self.edge.cancelled(model, self.tenant)
+        elif is_whole and status is not None and status < 400:
+            self.answered(now_s)
+        if self.trace is not None:
+            self.trace.ended(status, has_client_left=is_cancelled)
+        note(
+            logger, logging.INFO, self.trace_id,
+            "request request_id=%s path=%s model=%s status=%s duration_ms=%d cancelled=%s",
+            self.request_id, _shown(self.path), self.model, status,
+            int((now_s - self.received_at_s) * 1000), is_cancelled,
+        )  # fmt: skip
+
+    def answered(self, now_s: float) -> None:
+        """Times the whole answer, which is handed over and is no error."""
+        if self.numbers is not None:
+            self.numbers.duration.observe(now_s - self.received_at_s)
+            self.exemplify(self.numbers.duration, now_s - self.received_at_s, now_s)
+
+    def exemplify(self, histogram: Histogram, value: float, now_s: float) -> None:
+        """Makes a sample that has just been counted an example, if the request is sampled."""
+        if self.trace is not None:
+            at_s = now_s + self.wall_offset_s
+            histogram.exemplify(Exemplar(self.trace.trace_id, value, at_s))
+
+
+def _shown(path: str) -> str:
+    """Returns a path as a log line may have it: of some length, and without line ends."""
+    return path[:200] if path[:200].isprintable() else repr(path[:200])
+
+
+# The request that the present task works for: what lies between the edge and the fleet client is
+# vLLM's, and passes nothing of ours along. `None` outside of a request.
+REQUEST_CONTEXT: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
+
+
+def present_context(now_s: float) -> RequestContext:
+    """Returns the request that the present task works for, or a new one outside of a request."""
+    return REQUEST_CONTEXT.get() or RequestContext(now_s)
+
+
+class DispatchedEngine(Protocol):
+    """What is told of the engine that takes a request."""
+
+    @property
+    def engine_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def compute_class(self) -> str:
+        """Where its slice came from."""
+        ...
+
+    @property
+    def trace_attributes(self) -> Mapping[str, str]:
+        """What a span says of it."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestTelemetry:
+    """One request in flight.
+
+    `numbers` and `tokens` are of the compute class that has it, or last had it. `moved_at_s` is
+    when it lost its engine, `None` while it has one. `num_tokens` are those of all its engines.
+    """
+
+    owner: "ModelTelemetry"
+    context: RequestContext
+    request_id: str
+    taken_at_s: float
+    num_prompt_tokens: int
+    numbers: ClassMetrics
+    tokens: TokenCount
+    trace: SequenceTrace | None = None  # `None` for a request that is not sampled
+    dispatched_at_s: float | None = None
+    first_at_s: float | None = None
+    last_at_s: float = 0.0
+    num_tokens: int = 0
+    moved_at_s: float | None = None
+    num_moves: int = 0
+
+    @property
+    def traceparent(self) -> str | None:
+        """What the engine's span is to be a child of; `None` when it is not sampled."""
+        return None if self.trace is None else self.trace.traceparent
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that log lines name; `None` for a request that is not sampled."""
+        return None if self.trace is None else self.trace.trace_id
+
+    def queued(self, reason: str) -> None:
+        """Notes that there is no engine for it now."""
+        if self.trace is not None:
+            self.trace.waits(reason)
+
+    def dispatched(
+        self, engine: DispatchedEngine, reason: str, num_engines: int, now_s: float
+    ) -> None:
+        """Notes which engine has it, its first one or a later one, and why this one."""
+        context = self.context
+        numbers = self.owner.metrics.of_class(engine.compute_class)
+        self.numbers = context.numbers = numbers
+        self.tokens = numbers.of_tenant(context.tenant)
+        if self.dispatched_at_s is None:
+            self.dispatched_at_s = now_s
+            numbers.queue_time.observe(context.waited_s + now_s - self.taken_at_s)
+            prepared_s = self.taken_at_s - context.received_at_s - context.waited_s
+            numbers.gateway_input.observe(max(0.0, prepared_s))
+            self.tokens.input_tokens += self.num_prompt_tokens
+        if self.trace is not None:
+            self.trace.dispatched(engine.trace_attributes, reason, num_engines)
+        if logger.isEnabledFor(logging.DEBUG):
+            note(
+                logger, logging.DEBUG, self.trace_id,
+                "routed model=%s request_id=%s engine_id=%s engines=%d reason=%r",
+                self.owner.model, self.request_id, engine.engine_id, num_engines, reason,
+            )  # fmt: skip
+
+    def found_cached(self, num_tokens: int, now_s: float) -> None:
+        """Counts tokens of the prompt that were in the engine's prefix cache.
+
+        After a move they are not counted: the engine counts what was emitted before as prompt, and
+        may find it.
+        """
+        if not self.num_moves:
+            self.owner.load.found_cached(now_s, num_tokens)
+            self.tokens.cached_tokens += num_tokens
+
+    def first_token(self, now_s: float) -> None:
+        """Times the first token."""
+        self.first_at_s = now_s
+        waited_s = now_s - self.context.received_at_s
+        self.numbers.to_first_token.observe(waited_s)
+        self.context.exemplify(self.numbers.to_first_token, waited_s, now_s)
+
+    def resumed(self, now_s: float) -> None:
+        """Times the first token from elsewhere than the engine that it was moved from."""
+        assert self.moved_at_s is not None
+        self.numbers.resume_stall.observe(now_s - self.moved_at_s)
+        self.moved_at_s = None
+
+    def moved(self, cause: str, reason: str, now_s: float) -> None:
+        """Notes that it has to go on elsewhere, because its engine was `lost` or is `draining`."""
+        self.num_moves += 1
+        self.numbers.resumes[cause] += 1
+        if self.moved_at_s is None:  # else the next engine went before it had a token
+            self.moved_at_s = now_s
+        if self.trace is not None:
+            self.trace.migrated(cause, reason, self.num_tokens)
+
+    def redispatched(
+        self, cause: str, from_engine: str, to_engine: str | None, num_losses: int
+    ) -> None:
+        """Logs the move. `to_engine` is `None` where the request waits for one."""
+        note(
+            logger, logging.INFO, self.trace_id,
+            "request_resumed model=%s request_id=%s cause=%s from_engine=%s to_engine=%s"
+            " attempt=%d emitted=%d losses=%d",
+            self.owner.model, self.request_id, cause, from_engine, to_engine,
+            self.num_moves + 1, self.num_tokens, num_losses,
+        )  # fmt: skip
+
+    def ended(self, outcome: str, now_s: float) -> None:
+        """Notes that its engine has finished it."""
+        self.owner.load.finished(now_s, self.num_tokens)
+        self._count_end(outcome)
+        if self.trace is not None:
+            self.trace.ended(outcome, self.num_tokens)
+
+    def aborted(self, now_s: float, *, has_engine: bool) -> None:
+        """Notes that its client, or the failure of a sibling, has ended it."""
+        if has_engine:
+            self.owner.load.finished(now_s, self.num_tokens)
+        self._count_end("aborted")
+        if self.trace is not None:
+            self.trace.ended("aborted", self.num_tokens)
+
+    def dropped(self) -> None:
+        """Notes that its version is given up with it; nobody counts any more."""
+        if self.trace is not None:
+            self.trace.ended("aborted", self.num_tokens)
+
+    def failed(self, error: RequestError, num_losses: int) -> None:
+        """Notes that it has ended with an error that its client reads."""
+        code = error.code or "malformed"
+        self._count_end(code)
+        if self.trace is not None:
+            self.trace.failed(code, self.num_tokens)
+        note(
+            logger, logging.WARNING, self.trace_id,
+            "request_failed model=%s request_id=%s emitted=%d losses=%d error=%s code=%s",
+            self.owner.model, self.request_id, self.num_tokens, num_losses,
+            type(error).__name__, code,
+        )  # fmt: skip
+
+    def _count_end(self, outcome: str) -> None:
+        numbers = self.numbers
+        numbers.sequences[outcome] += 1
+        if self.first_at_s is None or self.dispatched_at_s is None:
+            return
+        numbers.engine_time.observe(self.last_at_s - self.dispatched_at_s)
+        if self.num_tokens > 1:
+            spent_s = (self.last_at_s - self.first_at_s) / (self.num_tokens - 1)
+            numbers.per_output_token.observe(spent_s)
+            self.context.exemplify(numbers.per_output_token, spent_s, self.last_at_s)
+
+
+class ModelTelemetry:
+    """What is known of the requests of one model: those of all its versions."""
+
+    def __init__(self, model: str, started_at_s: float) -> None:
+        self.model = model
+        self.metrics = RequestMetrics()
+        self.load = LoadWindow(started_at_s)
+
+    def arrived(self, request_id: str, num_prompt_tokens: int, now_s: float) -> RequestTelemetry:
+        """Notes a request that was handed to the fleet; returns what follows it."""
+        self.load.arrived(now_s, num_prompt_tokens)
+        context = present_context(now_s)
+        numbers = self.metrics.of_class(NO_CLASS)
+        tokens = numbers.of_tenant(context.tenant)
+        trace = None
+        if context.trace is not None:
+            trace = context.trace.sequence(request_id, num_prompt_tokens)
+        return RequestTelemetry(
+            self, context, request_id, now_s, num_prompt_tokens, numbers, tokens, trace
+        )
+
+    def emitted(
+        self, outputs: Iterable[tuple[RequestTelemetry, TokenOutput]], now_s: float
+    ) -> None:
+        """Counts and times one step of an engine.
+
+        Runs for every token of every stream. The requests of a step have, as a rule, had their last
+        tokens together too; so the time between is looked up for all of them at once.
+        """
+        from_s, numbers, num_alike = 0.0, None, 0
+        for request, output in outputs:
+            num_tokens = len(output.token_ids)
+            before = request.num_tokens
+            if before % TOKENS_PER_TIMED == 0 or not num_tokens:
+                request.context.output_at_s = now_s
+            if not num_tokens:
+                continue
+            request.num_tokens = before + num_tokens
+            request.tokens.output_tokens += num_tokens
+            if before and request.last_at_s == from_s and request.numbers is numbers:
+                num_alike += 1
+            elif before:
+                if numbers is not None:
+                    numbers.inter_token.observe(now_s - from_s, num_alike)
+                from_s, numbers, num_alike = request.last_at_s, request.numbers, 1
+            else:
+                request.first_token(now_s)
+            request.last_at_s = now_s
+            if request.moved_at_s is not None:
+                request.resumed(now_s)
+            if request.trace is not None:
+                request.trace.emitted()
+        if numbers is not None:
+            numbers.inter_token.observe(now_s - from_s, num_alike)

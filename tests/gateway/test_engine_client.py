@@ -1,0 +1,159 @@
+"""The engine client between vLLM's frontend and a dispatcher: requests in, outputs out."""
+
+import asyncio
+
+import pytest
+import torch
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from serving.domain.errors import CannotResumeError, PoisonRequestError, RequestError
+from serving.gateway.admission import FleetLimits
+from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.engine_client import FleetEngineClient
+from serving.link.messages import Step
+from serving.link.vllm_codec import decode_request, encode_outputs, request_decoder
+
+from .core_requests import core_request
+from .engines import ScriptedLink, answer_to
+
+pytestmark = pytest.mark.imports_vllm
+
+DEADLINE_S = 10.0
+
+
+def fleet_client(limits: FleetLimits | None = None) -> FleetEngineClient:
+    limits = limits or FleetLimits(request_deadline_s=600.0)
+    return FleetEngineClient(Dispatcher("demo", limits), ("generate",))
+
+
+async def delivered(client: FleetEngineClient, num_steps: int) -> list[EngineCoreOutput]:
+    """What comes for vLLM's frontend in so many steps, in order."""
+    outputs: list[EngineCoreOutput] = []
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(num_steps):
+            outputs += (await client.get_output_async()).outputs
+    return outputs
+
+
+async def test_outputs_come_as_vllms_own_one_step_at_a_time() -> None:
+    client = fleet_client()
+    link = ScriptedLink(client.dispatcher)
+    for request_id in ("a", "b"):
+        await client.add_request_async(core_request(request_id, 3))
+    link.step(3)
+    first = await client.get_output_async()
+    assert [output.request_id for output in first.outputs] == ["a", "b"]
+    outputs = [*first.outputs, *await delivered(client, 2)]
+    of_a = [output for output in outputs if output.request_id == "a"]
+    assert [output.new_token_ids[0] for output in of_a] == answer_to("a", 3)
+    assert [output.finish_reason for output in of_a] == [None, None, FinishReason.LENGTH]
+
+
+async def test_output_of_a_resumed_request_has_the_id_that_the_frontend_knows() -> None:
+    client = fleet_client()
+    first, second = ScriptedLink(client.dispatcher, "e1"), ScriptedLink(client.dispatcher, "e2")
+    await client.add_request_async(core_request("r"))
+    first.step(2)
+    first.end()
+    (wire_id,) = second.running
+    # More than tokens, so that the output has a payload in which vLLM has written an id too.
+    output = EngineCoreOutput(wire_id, [7], prefill_stats=PrefillStats(num_cached_tokens=2))
+    client.dispatcher.take_step("e2", Step(encode_outputs([output], MsgpackEncoder())))
+    assert {output.request_id for output in await delivered(client, 3)} == {"r"}
+
+
+@pytest.mark.parametrize(("num_moves", "num_counted"), [(0, 2), (1, 0)])
+async def test_cached_tokens_are_counted_until_the_request_has_moved(
+    num_moves: int, num_counted: int
+) -> None:
+    client = fleet_client()
+    links = [ScriptedLink(client.dispatcher, f"e{number}") for number in range(num_moves + 1)]
+    await client.add_request_async(core_request("r", 5, [1, 2, 3]))
+    for link in links[:num_moves]:
+        link.end()
+    last = links[-1]
+    (wire_id,) = last.running
+    output = EngineCoreOutput(wire_id, [7], prefill_stats=PrefillStats(num_cached_tokens=2))
+    client.dispatcher.take_step(last.engine_id, Step(encode_outputs([output], MsgpackEncoder())))
+    assert client.dispatcher.telemetry.metrics.classes["local"].cached_tokens == num_counted
+
+
+async def test_failure_reaches_the_frontend() -> None:
+    client = fleet_client(FleetLimits(request_deadline_s=600.0, max_engine_losses=1))
+    failures: dict[str, RequestError] = {}
+    client.set_failure_sink(failures.__setitem__)
+    await client.add_request_async(core_request("r"))
+    ScriptedLink(client.dispatcher).end()
+    assert isinstance(failures["r"], PoisonRequestError)
+    assert not client.dp_engines_running()
+
+
+async def test_abort_frees_the_request_on_its_engine() -> None:
+    client = fleet_client()
+    link = ScriptedLink(client.dispatcher)
+    await client.add_request_async(core_request("r"))
+    assert client.dp_engines_running()
+    await client.abort_requests_async(["r", "nobody"])
+    assert link.aborted == ["r"]
+    assert not client.dp_engines_running()
+
+
+async def test_prompt_logprobs_are_asked_for_only_until_the_first_token() -> None:
+    client = fleet_client()
+    client.set_failure_sink(lambda _request_id, _error: None)  # it is lost once too often
+    await client.add_request_async(core_request("r", prompt_logprobs=1, logprobs=2))
+    asked = []
+    for number, num_steps in enumerate([0, 2, 1]):
+        link = ScriptedLink(client.dispatcher, f"e{number}")
+        link.step(num_steps)
+        params = decode_request(link.submitted[0], request_decoder()).sampling_params
+        assert params is not None
+        asked.append((params.prompt_logprobs, params.logprobs))
+        link.end()
+    assert asked == [(1, 2), (1, 2), (None, 2)]
+
+
+async def test_prompt_given_as_embeddings_is_not_resumed_once_it_has_emitted() -> None:
+    client = fleet_client()
+    failures: dict[str, RequestError] = {}
+    client.set_failure_sink(failures.__setitem__)
+    first, second = ScriptedLink(client.dispatcher, "e1"), ScriptedLink(client.dispatcher, "e2")
+    for request_id in ("a", "b", "c"):
+        request = core_request(request_id)
+        request.prompt_embeds = torch.zeros(2, 4)
+        await client.add_request_async(request)
+    first.step()  # "a" and "c" have emitted
+    client.dispatcher.take_step("e2", Step([]))
+    first.end()
+    assert {key: type(error) for key, error in failures.items()} == {
+        "a": CannotResumeError,
+        "c": CannotResumeError,
+    }
+    second.end()
+    third = ScriptedLink(client.dispatcher, "e3")
+    assert [request.emitted_token_ids for request in third.submitted] == [[]]
+
+
+async def test_operation_reaches_every_engine() -> None:
+    client = fleet_client()
+    links = [ScriptedLink(client.dispatcher, f"e{i}") for i in range(2)]
+    assert await client.reset_prefix_cache_async()
+    assert await client.remove_lora_async(7)
+    assert [link.calls for link in links] == [
+        [("reset_prefix_cache", [False, False]), ("remove_lora", [7])]
+    ] * 2
+
+
+async def test_tokens_that_nobody_takes_make_the_gateway_late() -> None:
+    client = fleet_client()
+    link = ScriptedLink(client.dispatcher)
+    await client.add_request_async(core_request("a"))
+    assert client.behind_s == 0.0
+    link.step()
+    first_s = client.behind_s
+    link.step()
+    assert client.behind_s >= first_s > 0.0
+    await delivered(client, 2)
+    assert client.behind_s == 0.0

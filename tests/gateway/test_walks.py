@@ -1,0 +1,69 @@
+"""The walk of a chat request in the guide is the way that a request takes."""
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from serving.telemetry.spans import NO_TRACER
+
+from .test_http_edge import client_of
+from .test_request_traces import stage_for
+
+pytestmark = pytest.mark.imports_vllm
+
+ROOT = Path(__file__).parents[2]
+# What a walk says of a vLLM engine is driven here with a paced one, and its timetable.
+PACED = {
+    "serving/engine/paced/engine.py": "serving/engine/vllm/engine.py",
+    "serving/engine/paced/batch.py": "serving/engine/vllm/engine.py",
+    "serving/domain/paced_tokens.py": "serving/engine/vllm/engine.py",
+}
+# Of these, a request enters no function: they are the records, and what was built before it came.
+WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
+# Not of the request: heartbeats, the line that logs it, and the question whether it is sampled.
+BESIDE = {
+    "serving/link/heartbeat.py",
+    "serving/link/request_spans.py",
+    "serving/telemetry/log_lines.py",
+}
+CHAT = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is a slice?"}],
+    "max_tokens": 8,
+    "stream": True,
+}
+
+
+def walk_of(title: str) -> list[str]:
+    """The numbered files of a section of the guide."""
+    text = (ROOT / "docs/guide/walks.md").read_text()
+    section = text.split(f"## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\d+\. `([\w/.]+)`", section, re.M)
+
+
+async def test_chat_request_enters_the_files_of_its_walk_and_no_others() -> None:
+    listed = walk_of("A chat request")
+    assert len(listed) == len(set(listed)) <= 21
+    entered: set[str] = set()
+    ours = f"{ROOT}/serving/"
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(ours):
+            entered.add(str(Path(path).relative_to(ROOT)))
+
+    async with stage_for(NO_TRACER, 1) as stage, client_of(stage.edge) as client:
+        first = await client.post("/v1/chat/completions", json=CHAT)  # builds what is built once
+        assert first.status_code == 200, first.text
+        profiled_before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            answer = await client.post("/v1/chat/completions", json=CHAT)
+        finally:
+            sys.setprofile(profiled_before)
+    assert answer.status_code == 200
+    entered = {PACED.get(path, path) for path in entered} - BESIDE
+    assert entered | WITHOUT_A_CALL == set(listed)
