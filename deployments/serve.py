@@ -26,12 +26,12 @@ import typer
 import yaml
 
 from deployments.start_failure import start_failure
+from serving.config.api_keys import read_keys
 from serving.config.check import check_serve_config, load_yaml
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.domain.slice_lifecycle import SliceState
-from serving.gateway.auth import read_keys
 
 # `serve run` stops its replicas one after the other, each with a drain; after that it is killed.
 STOP_TIMEOUT_S = 30.0

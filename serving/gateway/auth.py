@@ -2,34 +2,22 @@
 
 Of a file, keys are read again when it has changed, so that one is rotated without a restart.
 
-A key may have a name, that of the tenant who asks with it: several keys may have the same one.
+A key may have a name, that of the tenant who asks with it: several keys may have the same one. How
+keys are written in a file is in `serving.config.api_keys`.
 """
 
 import hashlib
 import hmac
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.domain.errors import UnauthorizedError
 
 logger = logging.getLogger(__name__)
 
-# It is a label's value in metrics, and a column's in tables.
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # How long a changed file goes unnoticed. A kubelet takes about a minute to change a mounted Secret.
 LOOK_S = 5.0
-TENANT_WORDS = "letters, digits and `._-`, up to 63 characters"
-
-
-@dataclass(frozen=True, slots=True)
-class NamedKey:
-    """A key and whose it is, `None` where nobody said. The key stays out of the representation."""
-
-    key: str = field(repr=False)
-    tenant: str | None = None
 
 
 def _digest(key: str) -> bytes:
@@ -77,7 +65,7 @@ class ApiKeys:
 class KeysOfFile(ApiKeys):
     """The keys in a file as it stands: looked at again every `LOOK_S` while requests arrive.
 
-    A changed file that holds no usable keys changes nothing, and is told once in the log: who may
+    A changed file that holds no usable keys changes nothing, and is logged once: who may
     ask does not depend on a slip of the pen, and nobody is let in by an empty file.
     """
 
@@ -133,28 +121,3 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         elif name == b"x-api-key":
             return value.decode("latin-1")
     return None
-
-
-def read_keys(text: str) -> list[NamedKey]:
-    """Keys from a file or a variable: apart by commas or line ends; `#` starts a comment line.
-
-    A key stands alone, or behind its tenant's name and a space. No key has a space in it.
-
-    Raises:
-        ValueError: something else stands there, or a name is none. The message shows no key.
-    """
-    lines = (line.strip() for line in text.splitlines())
-    parts = (part.split() for line in lines if not line.startswith("#") for part in line.split(","))
-    return [_named_key(words) for words in parts if words]
-
-
-def _named_key(words: list[str]) -> NamedKey:
-    if len(words) == 1:
-        return NamedKey(words[0])
-    if len(words) > 2:
-        raise ValueError(f"an API key is one word, or two with its tenant's name; not {len(words)}")
-    tenant, key = words
-    if _TENANT.fullmatch(tenant) is None:
-        # It may be a key with the name behind it.
-        raise ValueError(f"the name in front of an API key is none; allowed: {TENANT_WORDS}")
-    return NamedKey(key, tenant)

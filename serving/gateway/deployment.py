@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from serving.artifacts.model_source import resolve_file
+from serving.config.api_keys import read_keys
 from serving.config.application import (
     AppConfig,
     AuthConfig,
@@ -30,7 +31,7 @@ from serving.domain.errors import ConfigError
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.gateway.auth import ApiKeys, KeysOfFile, read_keys
+from serving.gateway.auth import ApiKeys, KeysOfFile
 from serving.gateway.dispatcher import EngineConnection
 from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
