@@ -72,7 +72,7 @@ class EngineHost:
             heartbeat=HeartbeatConfig(spec.heartbeat_interval_s, DEFAULT_HEARTBEAT.timeout_s),
             limits=ServerLimits(max_buffered_bytes=spec.max_buffered_bytes),
             tracer=self._tracer,
-            told={"version": spec.version, "described": dict(spec.described)},
+            host_info={"version": spec.version, "described": dict(spec.described)},
         )
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._told_to_end: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -20,7 +20,7 @@ from serving.gateway.telemetry.request_telemetry import ModelTelemetry, present_
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """What the edge knows of a request before it is rendered: enough to say who takes it.
+    """What the edge knows of a request before it is rendered: enough to choose who takes it.
 
     `name` is its `model` field; `None` where it gave none. `key` is its user, or its own id where
     no user is named. A request that `needs_engine` waits until an engine takes it; the others

@@ -65,7 +65,7 @@ _T = TypeVar("_T")
 
 # Less than the policy takes between two plans.
 _PLAN_PERIOD_S = 2.0
-# How finely the ledger tells serving from idle.
+# How finely the ledger divides serving from idle.
 _LEDGER_PERIOD_S = 1.0
 # How long a gateway that starts waits for the directory, which starts with it.
 _DIRECTORY_S = 10.0
@@ -74,7 +74,7 @@ _TRACES_S = 2.0
 
 
 def ensure_not_exposed(auth: AuthConfig) -> None:
-    """Refuses to serve everybody who reaches an address other machines reach, unless told to.
+    """Refuses to serve everybody who reaches an address other machines reach, unless configured.
 
     Raises:
         ConfigError: no keys, and Serve listens beyond this machine.
@@ -185,13 +185,13 @@ class Gateway:
         self._directory = directory
         self._dashboard = DashboardClient(dashboard)
         self._config = config
-        # What is told of the models; changed in place, because all parts look at it.
+        # By name, as the directory lists them; changed in place, because all parts look at it.
         self._models: dict[str, ServedModel] = {}
         self._tasks: list[asyncio.Task[None]] = []  # they live as long as the gateway
         self._leaving: list[ServedModel] = []  # no longer served, with requests in flight
         self._prices = ClassPrices(config)
         self._listed_models: LatestValue[tuple[Mapping[str, Any], ...]] = LatestValue()
-        # What this gateway was made with may be older than what it is told: Serve keeps the
+        # What this gateway was made with may be older than what is listed: Serve keeps the
         # arguments of a deployment whose own part of the configuration has not changed.
         first = await self._first_snapshot()
         await self._apply_models(first.models or _raw_models(config))
@@ -275,7 +275,7 @@ class Gateway:
         return snapshot
 
     async def _first_snapshot(self) -> Snapshot:
-        """What the directory says now; nothing, when it is away for long."""
+        """Returns what the directory lists now; nothing, when it is away for long."""
         try:
             return await asyncio.wait_for(self._watch_directory("", 0.0), _DIRECTORY_S)
         except (TimeoutError, RayError) as error:
@@ -283,20 +283,20 @@ class Gateway:
             return Snapshot("")
 
     async def _follow_models(self) -> None:
-        """Takes up every change of the models, without a pause for the streams."""
+        """Applies every change of the models, without a pause for the streams."""
         while True:
             raw = await self._listed_models.next()
             try:
                 await self._apply_models(raw)
             except ValueError as error:
-                # The engines refuse it too, and Serve says so; those of before go on.
+                # The engines refuse it too, and Serve reports it; those of before go on.
                 logger.error("models_refused error=%r", str(error))
 
     async def _apply_models(self, raw: Iterable[Mapping[str, Any]]) -> None:
         """Serves these models, and no other ones, from now on.
 
         Raises:
-            ValueError: vLLM refuses some of them, which are as before. The others are taken up.
+            ValueError: vLLM refuses some of them, which are as before. The others are applied.
         """
         wanted = [ModelConfig.model_validate(model) for model in raw]
         self._prices.update(wanted)
@@ -317,7 +317,7 @@ class Gateway:
             raise ValueError("; ".join(refused))
 
     def _prune(self) -> None:
-        """Lets go of versions, and of models, that nothing is left of."""
+        """Prunes versions, and models, that nothing is left of."""
         for model in self._models.values():
             model.prune()
         for model in [model for model in self._leaving if model.is_over]:
@@ -326,14 +326,14 @@ class Gateway:
 
     async def _follow_plans(self) -> None:
         """Keeps the last plan at hand, for readers of the fleet and for refused clients."""
-        told = ""
+        reported = ""
         while True:
             try:
                 self._board = await asyncio.to_thread(read_plan_report) or self._board
             except (PlanReportError, RuntimeError, RayError) as error:
                 # The last plan is shown with its age until there is another.
-                if repr(error) != told:
-                    told = repr(error)
+                if repr(error) != reported:
+                    reported = repr(error)
                     logger.warning("plan_board_unreadable error=%r", error)
             if self._board is not None:
                 now_s = time.time()
@@ -430,12 +430,12 @@ def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:
 
 
 def _slice_names(records: Iterable[SliceRecord]) -> dict[str | None, str | None]:
-    """The slice of each engine by its id; of joined ones the first, where its host is."""
+    """Returns the slice of each engine by its id; of a multislice the first, where its host is."""
     return {record.engine_id: record.life.slice_name for record in records if record.has_engine}
 
 
 def _raw_models(config: AppConfig) -> tuple[dict[str, Any], ...]:
-    """The models as the directory tells them."""
+    """Returns the models as the directory lists them."""
     return tuple(model.model_dump(mode="json") for model in config.models)
 
 

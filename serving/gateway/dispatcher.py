@@ -94,7 +94,7 @@ class EngineConnection:
     requests: dict[str, InFlightRequest] = field(default_factory=dict)
     num_dispatched: int = 0
     is_draining: bool = False
-    # When the last request has to have left a draining engine; `None` while nobody has said.
+    # When the last request has to have left a draining engine; `None` while that is not known.
     migrate_by_s: float | None = None
     last_move: asyncio.TimerHandle | None = None
     load: EngineLoad | None = None
@@ -102,7 +102,7 @@ class EngineConnection:
 
     @property
     def trace_attributes(self) -> dict[str, str]:
-        """What a span says of the engine."""
+        """The attributes of a span on the engine."""
         attributes = {
             "slicewise.engine_id": self.engine_id,
             "slicewise.compute_class": self.compute_class,
@@ -218,7 +218,7 @@ class Dispatcher:
 
         Requests that can finish in time stay, the others move at once, and what has not finished
         after all moves before the end. Without another engine they stay: they may finish before it
-        goes, and resume if not. `None` leaves open when it goes: nothing moves until that is said.
+        goes, and resume if not. `None` leaves open when it goes: nothing moves until that is known.
         """
         connection = self._connections.get(engine_id)
         if connection is None:
@@ -342,7 +342,7 @@ class Dispatcher:
         """Resumes elsewhere what an engine has given up though nobody aborted it.
 
         Whoever aborts a request here forgets it first, so the engine does it by itself: it is about
-        to end, and takes no more. A host of this build says so itself; this is for all others.
+        to end, and takes no more. A host of this build reports that itself; this is for all others.
         """
         reason = "it ends requests that nobody aborted"
         self.drain_engine(connection.engine_id, reason, 0.0)

@@ -120,7 +120,7 @@ class ModelFrontend(Protocol):
 class _Fields(msgspec.Struct):
     """What the edge reads of a body: who takes it, and what a client may not set.
 
-    Whom it is of says OpenAI's `user`, or Anthropic's within `metadata`.
+    OpenAI's `user`, or Anthropic's within `metadata`, names whom it is of.
     """
 
     model: str | None = None
@@ -130,7 +130,7 @@ class _Fields(msgspec.Struct):
     vllm_xargs: Any = None
 
     def user_id(self) -> str | None:
-        """Returns whom the request is of; `None` where it does not say."""
+        """Returns whom the request is of; `None` where it names nobody."""
         of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
         named = (name for name in (self.user, of_metadata) if isinstance(name, str) and name)
         return next(named, None)

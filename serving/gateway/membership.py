@@ -27,7 +27,7 @@ _WATCH_TIMEOUT_S = 10.0
 
 
 class Fleet(Protocol):
-    """The engines of one version of a model; `Dispatcher` says what each call does."""
+    """The engines of one version of a model; see `Dispatcher` for each call."""
 
     def add_engine(
         self, engine_id: str, compute_class: str, link: LinkClient, slice_name: str | None
@@ -95,7 +95,7 @@ class Membership:
         self.snapshot = Snapshot("")
 
     async def follow(self, watch: Callable[[str, float], Awaitable[Snapshot]]) -> None:
-        """Follows the directory for ever; a directory that is away is asked again."""
+        """Follows the directory for ever; one that is away is called again."""
         while True:
             try:
                 snapshot = await watch(self.snapshot.version, _WATCH_TIMEOUT_S)
@@ -125,7 +125,7 @@ class Membership:
             member.record = record
             member.is_listed = True
             if record.state == SliceState.DRAINING and member.fleet is not None:
-                # The engine's own notice, over its link, says how long it has.
+                # The engine's own notice, over its link, has the time that is left.
                 member.fleet.drain_engine(engine_id, "listed as draining", None)
         for engine_id, member in self._members.items():
             member.is_listed = engine_id in listed

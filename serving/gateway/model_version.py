@@ -99,7 +99,7 @@ class ModelVersion:
         return name in self._names
 
     def is_frontend_of(self, config: ModelConfig) -> bool:
-        """Whether its frontend is what `config`, of the same version, says."""
+        """Returns whether its frontend is that of `config`, of the same version."""
         return self._config.frontend_args == config.frontend_args
 
     async def rebuild_frontend(self, config: ModelConfig) -> None:

@@ -1,7 +1,7 @@
 """Fields of a request that an engine cannot honour, or that no client may set, refused in time.
 
-Owns which they are and the check of a body. An engine that was asked would fail with no word to the
-client, and to drop a field in silence would change what was asked for. Pure.
+Owns which they are and the check of a body. An engine that was given them would fail with no
+reason for the client, and to drop a field in silence would change the request. Pure.
 """
 
 import re
@@ -48,7 +48,7 @@ def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
     """Lets a body pass in which none of the `refused` fields has a value; they map to the reason.
 
     `null` and an empty list are no values: clients send them for what they do not ask. A body that
-    is not a JSON object passes as well: whoever reads it says what is wrong with it.
+    is not a JSON object passes as well: whoever reads it reports what is wrong with it.
 
     Raises:
         MalformedRequestError: one has. The client must change the request.
@@ -81,7 +81,7 @@ def _value(fields: Mapping[str, msgspec.Raw], name: str) -> object:
 def check_open_arguments(arguments: object) -> None:
     """Lets a request's `vllm_xargs` pass in which nothing stands that is not for clients to set.
 
-    What is no mapping passes: vLLM says what is wrong with it.
+    What is no mapping passes: vLLM reports what is wrong with it.
 
     Raises:
         MalformedRequestError: something does. The client must leave it out.
@@ -100,7 +100,7 @@ def check_open_arguments(arguments: object) -> None:
 def check_request_id(request_id: object) -> None:
     """Lets a body's `request_id` pass that is fit to be logged, echoed and sent with every token.
 
-    What is no text passes: vLLM says what is wrong with it.
+    What is no text passes: vLLM reports what is wrong with it.
 
     Raises:
         MalformedRequestError: it is not. The client must send another, or none.

@@ -1,4 +1,4 @@
-"""Requests in flight: where each is, what it has emitted, what its engines' deaths say of it.
+"""Requests in flight: where each is, what it has emitted, which is suspect of killing engines.
 
 Pure records and decisions: no clock, no I/O, no vLLM. `dispatcher` owns the table and acts.
 """
@@ -14,7 +14,7 @@ from serving.link.messages import TokenRequest
 PROVING_TOKENS = 8
 
 # A host that falls silent was most likely taken away with its slice, and a class that is lost takes
-# many at once: so many of them count as one engine whose host says that it died. Not never, for a
+# many at once: so many of them count as one engine whose host reports its death. Not never, for a
 # request may exhaust a whole host too.
 SILENT_LOSSES = 3
 

@@ -24,7 +24,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 # `Hello` of about a hundred bytes plus the gateway's name.
 MAX_HANDSHAKE_FRAME_BYTES = 4 * 1024
 
-# Bounds how long a peer that does not read can keep an ended link's last words in memory.
+# Bounds how long a peer that does not read can keep an ended link's last message in memory.
 FAREWELL_TIMEOUT_S = 1.0
 
 # The longest handshake is two round trips; the rest is room for a busy event loop at either end.
@@ -102,7 +102,7 @@ class Traffic:
 class LinkConnection(asyncio.Protocol):
     """A link in one of three states: shaking hands, open, ended.
 
-    Ends exactly once, with a reason in words (`end_reason`, `None` until then). Nothing is received
+    Ends exactly once, with a reason (`end_reason`, `None` until then). Nothing is received
     or sent after that. `closed` is done when the transport is gone too.
     """
 
@@ -146,7 +146,7 @@ class LinkConnection(asyncio.Protocol):
 
     @property
     def silence_s(self) -> float:
-        """For how long nothing has been heard of the peer."""
+        """For how long nothing has come from the peer."""
         return max(0.0, self._loop.time() - self._pulse.heard_at_s)
 
     # What the two ends use.

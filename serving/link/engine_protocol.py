@@ -17,7 +17,7 @@ class Engine(Protocol):
     """Turns token requests into tokens, one step at a time."""
 
     # Told when the engine begins with a request: its id and the monotonic time, in seconds. `None`:
-    # nobody asks. An engine that cannot tell leaves it alone.
+    # nobody asks. An engine that cannot know leaves it alone.
     on_scheduled: Callable[[str, float], None] | None
 
     async def submit(self, request: TokenRequest) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong on a link, as a caller has to tell it apart.
+"""What can go wrong on a link, as a caller has to treat it.
 
     LinkError
     ├── FrameError            the bytes are no frame of this protocol; the link ends
@@ -19,12 +19,12 @@ class FrameError(LinkError):
 
 
 class HandshakeError(LinkError):
-    """The peer may not open a link. Carries the reason in words, and never the secret."""
+    """The peer may not open a link. Carries the reason, and never the secret."""
 
 
 class LinkClosedError(LinkError):
-    """The link is not open (any more). Carries the reason in words."""
+    """The link is not open (any more). Carries the reason."""
 
 
 class LinkCallError(LinkError):
-    """The engine host could not do what a call asked for. Carries its words."""
+    """The engine host could not do what a call asked for. Carries its message."""

@@ -1,7 +1,7 @@
 """One gateway's connection to an engine host, from the engine host's end.
 
 Owns its handshake, its heartbeat and the bound on what it leaves unread. Does not own its requests:
-that is the host's, who is told of everything that arrives.
+that is the host's, which is notified of everything that arrives.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _DECODER = msgspec.msgpack.Decoder(GatewayMessage)
 
 
 class EngineHost(Protocol):
-    """What a connection tells its engine host, which is `LinkServer` or a test."""
+    """The engine host of a connection, which it notifies: `LinkServer` or a test."""
 
     def connected(self, connection: "GatewayConnection") -> None:
         """Somebody connected, who has proved nothing yet."""
@@ -63,15 +63,15 @@ class EngineHost(Protocol):
         """A call has arrived."""
 
     def engine_info(self) -> bytes:
-        """What the engine says of itself, as JSON."""
+        """Returns how the engine describes itself, as JSON."""
         ...
 
     def load_for(self, gateway: "GatewayConnection") -> EngineLoad | None:
-        """The engine's load, or `None` when this gateway has been told a moment ago."""
+        """Returns the engine's load, or `None` when this gateway had it a moment ago."""
         ...
 
     def vitals_for(self, gateway: "GatewayConnection") -> EngineVitals | None:
-        """What the engine has done, or `None` when it is not yet time to say so again."""
+        """What the engine has done, or `None` when it is not yet time to report it again."""
         ...
 
 

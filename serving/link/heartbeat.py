@@ -32,7 +32,7 @@ class HeartbeatConfig:
 class Beat:
     """What one tick decided.
 
-    `is_late` says that our own loop stood still, so nothing was judged by waiting. `next_at_s` is
+    `is_late` means that our own loop stood still, so nothing was judged by waiting. `next_at_s` is
     the instant of the next tick, meaningless once the peer is dead.
     """
 

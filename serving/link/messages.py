@@ -40,7 +40,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     `emitted_token_ids` are output tokens the client already has; the engine continues after them
     and never sends them again. `max_tokens` counts them too; `None` means a pooling request.
     `traceparent` is of the request's span at the gateway; `None` when it is not sampled.
-    `tenant` is who asked, for the accounts; empty where nobody said.
+    `tenant` is whose request it is, for the accounts; empty where nobody is named.
     """
 
     request_id: str
@@ -162,7 +162,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag="call"):
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True, tag="reply"):
-    """The answer to a `Call`: `result`, or `error` in words when it failed."""
+    """The answer to a `Call`: `result`, or an `error` message when it failed."""
 
     call_id: int
     result: bytes = b""
@@ -219,7 +219,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag="welcome"):
-    """The link is open. `engine_info` is what the engine says of itself (JSON)."""
+    """The link is open. `engine_info` is how the engine describes itself (JSON)."""
 
     engine_info: bytes = b"{}"
 

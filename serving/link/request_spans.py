@@ -1,4 +1,4 @@
-"""What an engine host tells of sampled requests: one span each, for the time on its engine.
+"""The spans of sampled requests at an engine host: one for each, for the time on its engine.
 
 Owns the spans of requests whose gateway sent a `traceparent`, by request id, and the times inside
 them: queued, prompt, decoding. Requests without one are not known here. Does not own which requests

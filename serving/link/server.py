@@ -40,7 +40,7 @@ from serving.link.messages import (
     TokenRequest,
 )
 from serving.link.request_spans import RequestSpans
-from serving.telemetry.log_lines import note
+from serving.telemetry.log_lines import log_traced
 from serving.telemetry.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
@@ -89,15 +89,15 @@ class LinkServer:
         heartbeat: HeartbeatConfig = DEFAULT_HEARTBEAT,
         limits: ServerLimits = DEFAULT_LIMITS,
         tracer: Tracer = NO_TRACER,
-        told: Mapping[str, object] | None = None,
+        host_info: Mapping[str, object] | None = None,
     ) -> None:
-        """`told` is said to gateways beside what the engine says of itself; values of JSON."""
+        """`host_info` goes to gateways beside the engine's own description; values of JSON."""
         validate_secret(secret)
         self.engine_id = engine_id
         self.limits = limits
         self.death_reason: str | None = None  # None while the engine lives
         self._engine = engine
-        self._told = dict(told or {})
+        self._host_info = dict(host_info or {})
         self._connection_config = ConnectionConfig(
             engine_id, secret, heartbeat, limits.max_buffered_bytes, limits.handshake_timeout_s
         )
@@ -112,7 +112,7 @@ class LinkServer:
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
-        # What the engine host says of compiled programs, told with the engine's vitals.
+        # What the engine host reports of compiled programs, with the engine's vitals.
         self.programs_moved: ProgramsMoved | None = None
         self._spans = RequestSpans(tracer, engine_id)
         if tracer.is_on:
@@ -146,7 +146,7 @@ class LinkServer:
         logger.info("link listens engine_id=%s address=%s:%d", self.engine_id, *self.address)
 
     async def wait_died(self) -> str:
-        """Waits until the engine is gone, and says why."""
+        """Waits until the engine is gone, and returns why."""
         await self._died.wait()
         assert self.death_reason is not None
         return self.death_reason
@@ -202,11 +202,11 @@ class LinkServer:
         self._connections.pop(connection, None)
 
     def engine_info(self) -> bytes:
-        """What the engine says of itself and its host of it, as JSON."""
-        return msgspec.json.encode({**self._engine.info, **self._told})
+        """Returns the descriptions of the engine by itself and by its host, as JSON."""
+        return msgspec.json.encode({**self._engine.info, **self._host_info})
 
     def load_for(self, gateway: GatewayConnection) -> EngineLoad | None:
-        """The engine's load, or `None` when this gateway has been told a moment ago."""
+        """Returns the engine's load, or `None` when this gateway had it a moment ago."""
         now_s = asyncio.get_running_loop().time()
         if now_s < gateway.load_due_at_s:
             return None
@@ -215,7 +215,7 @@ class LinkServer:
         return self._engine.load if self._owners else EngineLoad()
 
     def vitals_for(self, gateway: GatewayConnection) -> EngineVitals | None:
-        """What the engine has done; `None` before the interval is over, or where it tells nothing.
+        """Returns what the engine has done; `None` before the interval is over, or for no report.
 
         Goes with heartbeats only, so never more often than those.
         """
@@ -232,7 +232,7 @@ class LinkServer:
             num_deferred=vitals.num_deferred if self._owners else 0,
             tenant_tokens=dict(self._tenant_tokens),
             tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
-            is_yours=gateway.gateway_id == self._teller(),
+            is_yours=gateway.gateway_id == self._vitals_reader(),
             programs_moved=self.programs_moved,
         )
 
@@ -266,7 +266,7 @@ class LinkServer:
         owner = self._owner(request.request_id)
         if owner is gateway:
             # An error output would end the live request at its gateway, which knows it by this id.
-            note(
+            log_traced(
                 logger, logging.WARNING, self._spans.trace_id(request.request_id),
                 "duplicate request ignored request_id=%s engine_id=%s gateway_id=%s",
                 request.request_id, self.engine_id, gateway.gateway_id,
@@ -279,7 +279,7 @@ class LinkServer:
             self._owners[request.request_id] = _Owned(gateway, request.tenant)
             self._spans.taken(request)
             self._waiting.put_nowait((gateway, request))
-            self._note_taken(gateway, request)
+            self._log_taken(gateway, request)
 
     def aborted(self, gateway: GatewayConnection, abort: Abort) -> None:
         """Forgets those of the requests that are this gateway's, and frees them on the engine."""
@@ -318,7 +318,7 @@ class LinkServer:
 
     # The work between the gateways and the engine.
 
-    def _teller(self) -> str | None:
+    def _vitals_reader(self) -> str | None:
         """The gateway that shows this engine's metrics; engines spread over the gateways."""
         return max(
             self._gateways,
@@ -402,13 +402,13 @@ class LinkServer:
                 self.aborted(gateway, Abort([request_id]))
                 self._refuse(gateway, request_id, "one step's output is larger than a frame")
 
-    def _note_taken(self, gateway: GatewayConnection, request: TokenRequest) -> None:
+    def _log_taken(self, gateway: GatewayConnection, request: TokenRequest) -> None:
         """One line for a request that goes on here; of others only where somebody debugs."""
         num_emitted = len(request.emitted_token_ids)
         level = logging.INFO if num_emitted else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
-        note(
+        log_traced(
             logger, level, self._spans.trace_id(request.request_id),
             "request_taken engine_id=%s gateway_id=%s request_id=%s prompt=%d emitted=%d",
             self.engine_id, gateway.gateway_id, request.request_id,
@@ -416,7 +416,7 @@ class LinkServer:
         )  # fmt: skip
 
     def _refuse(self, gateway: GatewayConnection, request_id: str, reason: str) -> None:
-        note(
+        log_traced(
             logger, logging.WARNING, self._spans.trace_id(request_id),
             "request refused engine_id=%s gateway_id=%s request_id=%s reason=%r",
             self.engine_id, gateway.gateway_id, request_id, reason,

@@ -69,7 +69,7 @@ def _clients_own(extra_args: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCoreRequest:
     """The request as the engine core takes it, emitted tokens in `extra_args`.
 
-    Whatever the payload says of emitted tokens is dropped: only the message's own field counts.
+    Emitted tokens in the payload are dropped: only the message's own field counts.
 
     Raises:
         msgspec.DecodeError, msgspec.ValidationError: the payload is not vLLM's. Fail the request.

@@ -1,1 +1,1 @@
-"""How processes tell what they do: metric names, log lines and traces."""
+"""How processes report what they do: metric names, log lines and traces."""

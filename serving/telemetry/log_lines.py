@@ -1,7 +1,7 @@
 """Log lines that people read and machines take apart.
 
 A line is an event and its facts: `request_resumed request_id=%s emitted=%d`. That is how every line
-of ours is written, and the template tells which argument is which fact, so that nothing has to be
+of ours is written, and the template shows which argument is which fact, so that nothing has to be
 parsed out of a text again. Owns the JSON form of a line and the trace id on it. Does not own where
 lines go (`process_log`).
 """
@@ -17,7 +17,7 @@ _CONVERSION = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
 _FACT = re.compile(r"([A-Za-z_]\w*)=(.+)")
 
 
-def note(
+def log_traced(
     logger: logging.Logger, level: int, trace_id: str | None, template: str, *args: object
 ) -> None:
     """Logs a line, with its trace where it has one: for lines of one request."""
@@ -37,7 +37,7 @@ def facts_of(template: str, args: object) -> tuple[str, dict[str, Any]]:
     if args and not isinstance(args, tuple):
         raise TypeError("named arguments")
     values = args if isinstance(args, tuple) else ()
-    words: list[str] = []
+    event: list[str] = []
     facts: dict[str, Any] = {}
     position = 0
     for token in template.split():
@@ -47,12 +47,12 @@ def facts_of(template: str, args: object) -> tuple[str, dict[str, Any]]:
         text = token if fact is None else fact[2]
         value = text % own if num or "%%" in text else text
         if fact is None:
-            words.append(value)
+            event.append(value)
         elif num == 1 and _CONVERSION.fullmatch(text) and _keeps_type(text, own[0]):
             facts[fact[1]] = own[0]
         else:
             facts[fact[1]] = value
-    return " ".join(words), facts
+    return " ".join(event), facts
 
 
 class JsonLines(logging.Formatter):

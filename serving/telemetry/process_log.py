@@ -74,7 +74,7 @@ def _to_stderr(style: LogStyle, level: int) -> logging.Handler:
 def _configure(style: LogStyle, *handlers: logging.Handler) -> None:
     for name in _NAMES:
         logger = logging.getLogger(name)
-        # What vLLM says at `debug` is for its own developers, and much.
+        # What vLLM logs at `debug` is for its own developers, and much.
         logger.setLevel(style.level if name == "serving" else max(style.level, logging.INFO))
         logger.propagate = False
         logger.handlers[:] = handlers

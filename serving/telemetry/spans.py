@@ -14,7 +14,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class SpanKind(StrEnum):
-    """The side of a call that a span tells of, in OpenTelemetry's words."""
+    """The side of a call that a span is of, as OpenTelemetry names it."""
 
     SERVER = "server"
     CLIENT = "client"

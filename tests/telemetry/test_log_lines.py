@@ -7,7 +7,7 @@ from logging.handlers import MemoryHandler
 
 import pytest
 
-from serving.telemetry.log_lines import JsonLines, facts_of, note
+from serving.telemetry.log_lines import JsonLines, facts_of, log_traced
 from serving.telemetry.process_log import LogStyle, log_as_actor, log_as_replica
 
 NAMES = ("serving", "vllm", "ray.serve")
@@ -87,8 +87,8 @@ def test_line_that_is_none_of_ours_keeps_its_text() -> None:
 
 def test_line_of_a_sampled_request_names_its_trace(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("serving.test")
-    note(logger, logging.WARNING, "4bf9", "refused request_id=%s", "r")
-    note(logger, logging.WARNING, None, "refused request_id=%s", "r")
+    log_traced(logger, logging.WARNING, "4bf9", "refused request_id=%s", "r")
+    log_traced(logger, logging.WARNING, None, "refused request_id=%s", "r")
     assert [record.getMessage() for record in caplog.records] == [
         "refused request_id=r trace_id=4bf9",
         "refused request_id=r",

@@ -24,7 +24,7 @@ class LinkReading:
     """One link and the engine behind it.
 
     `slice_name` is `None` where it has none, or none is known yet; `load` and `vitals` until the
-    engine host has told them; `round_trip_s` before the first one was measured.
+    engine host has reported them; `round_trip_s` before the first one was measured.
     """
 
     model: str
@@ -39,7 +39,7 @@ class LinkReading:
 
 
 class LinkCollector(Collector):
-    """The links of now. What an engine has not told yet is left out."""
+    """The links of now. What an engine has not reported yet is left out."""
 
     def __init__(self, read: Callable[[], Iterable[LinkReading]]) -> None:
         self._read = read

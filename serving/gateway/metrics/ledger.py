@@ -1,8 +1,8 @@
-"""The slice ledger as Prometheus families, and what a gateway tells it.
+"""The slice ledger as Prometheus families, and what a gateway reports to it.
 
 Each gateway keeps the ledger of the whole fleet: the lives are the directory's, the same for all,
-and how busy an engine is, it tells every gateway over its link. So the sums of several gateways are
-the same sum, to be read with `max by`, never added.
+and how busy an engine is, it reports to every gateway over its link. So the sums of several
+gateways are the same sum, to be read with `max by`, never added.
 """
 
 from collections import Counter
@@ -23,15 +23,15 @@ _S_PER_HOUR = 3600
 def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
     """Whether an engine has requests: this gateway's `num_flights`, or another's.
 
-    `load` is the engine's over all gateways, `None` until it was told.
+    `load` is the engine's over all gateways, `None` until it was reported.
     """
     return bool(num_flights) or (load is not None and load.num_running + load.num_waiting > 0)
 
 
 def engine_use(tenants: Iterable[str], vitals: EngineVitals | None) -> EngineUse:
-    """Who uses an engine: `tenants` of this gateway's sequences on it, and what it told of all.
+    """Who uses an engine: `tenants` of this gateway's sequences on it, and what it reported of all.
 
-    `vitals` is `None` until it has told any.
+    `vitals` is `None` until it has reported any.
     """
     if vitals is None:
         return EngineUse(flights=Counter(tenants))
@@ -41,7 +41,7 @@ def engine_use(tenants: Iterable[str], vitals: EngineVitals | None) -> EngineUse
 
 
 def _named(counts: Mapping[str, int]) -> dict[str, int]:
-    """With a name for the tenant of gateways of an earlier build, which tell none."""
+    """With a name for the tenant of gateways of an earlier build, which report none."""
     named = {tenant: count for tenant, count in counts.items() if tenant}
     if unnamed := counts.get(""):
         named[DEFAULT_TENANT] = named.get(DEFAULT_TENANT, 0) + unnamed

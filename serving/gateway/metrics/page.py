@@ -3,7 +3,7 @@
 vLLM registers the same family names for every model it serves in a process, so each model has a
 registry of its own; Prometheus takes a page that names a family twice as broken.
 
-Each series says which gateway it is of: several answer behind one address in turns, and without
+Each series names its gateway: several answer behind one address in turns, and without
 that their counters would read as one that goes back and forth.
 """
 
@@ -20,7 +20,7 @@ from serving.telemetry.metric_names import GATEWAY_LABEL
 
 # Families that vLLM's frontend derives from one engine's steps. Here there are many engines: most
 # would stay at their initial zero, the others count this gateway's requests only. Of engines that
-# tell them, `engine_metrics` has the true ones.
+# report them, `metrics.engines` has the true ones.
 _SCHEDULER_FAMILIES = frozenset(
     {
         "vllm:num_requests_running",

@@ -65,7 +65,7 @@ _REFUSALS_FROM_ZERO = ("gateway_behind", "no_engine_in_time", "overloaded")
 
 
 class LinkedEngine(Protocol):
-    """One linked engine; `EngineConnection` says more."""
+    """One linked engine; see `EngineConnection`."""
 
     @property
     def compute_class(self) -> str:
@@ -84,7 +84,7 @@ class LinkedEngine(Protocol):
 
 
 class Fleet(Protocol):
-    """One model's engines and requests; `ServedModel` says more."""
+    """One model's engines and requests; see `ServedModel`."""
 
     @property
     def request_metrics(self) -> RequestMetrics:

@@ -30,7 +30,7 @@ from serving.gateway.telemetry.request_metrics import (
 )
 from serving.gateway.telemetry.request_trace import RequestTrace, SequenceTrace, request_attributes
 from serving.link.messages import TokenOutput
-from serving.telemetry.log_lines import note
+from serving.telemetry.log_lines import log_traced
 from serving.telemetry.spans import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class RequestContext:
         self.edge.record_admission(self.model or "", code, self.tenant)
         if self.trace is not None:
             self.trace.record_admission(code, is_refused=True)
-        note(
+        log_traced(
             logger, logging.INFO, self.trace_id,
             "request_refused request_id=%s path=%s model=%s code=%s status=%d reason=%.200r",
             self.request_id, _shown(self.path), self.model, code, error.status, error.message,
@@ -151,7 +151,7 @@ class RequestContext:
             self.answered(now_s)
         if self.trace is not None:
             self.trace.ended(status, has_client_left=is_cancelled)
-        note(
+        log_traced(
             logger, logging.INFO, self.trace_id,
             "request request_id=%s path=%s model=%s status=%s duration_ms=%d cancelled=%s",
             self.request_id, _shown(self.path), self.model, status,
@@ -187,7 +187,7 @@ def present_context(now_s: float) -> RequestContext:
 
 
 class DispatchedEngine(Protocol):
-    """What is told of the engine that takes a request."""
+    """The engine that takes a request."""
 
     @property
     def engine_id(self) -> str:
@@ -201,7 +201,7 @@ class DispatchedEngine(Protocol):
 
     @property
     def trace_attributes(self) -> Mapping[str, str]:
-        """What a span says of it."""
+        """Its attributes of a span."""
         ...
 
 
@@ -260,7 +260,7 @@ class RequestTelemetry:
         if self.trace is not None:
             self.trace.dispatched(engine.trace_attributes, reason, num_engines)
         if logger.isEnabledFor(logging.DEBUG):
-            note(
+            log_traced(
                 logger, logging.DEBUG, self.trace_id,
                 "routed model=%s request_id=%s engine_id=%s engines=%d reason=%r",
                 self.owner.model, self.request_id, engine.engine_id, num_engines, reason,
@@ -302,7 +302,7 @@ class RequestTelemetry:
         self, cause: str, from_engine: str, to_engine: str | None, num_losses: int
     ) -> None:
         """Logs the move. `to_engine` is `None` where the request waits for one."""
-        note(
+        log_traced(
             logger, logging.INFO, self.trace_id,
             "request_resumed model=%s request_id=%s cause=%s from_engine=%s to_engine=%s"
             " attempt=%d emitted=%d losses=%d",
@@ -336,7 +336,7 @@ class RequestTelemetry:
         self._count_end(code)
         if self.trace is not None:
             self.trace.failed(code, self.num_tokens)
-        note(
+        log_traced(
             logger, logging.WARNING, self.trace_id,
             "request_failed model=%s request_id=%s emitted=%d losses=%d error=%s code=%s",
             self.owner.model, self.request_id, self.num_tokens, num_losses,

@@ -1,4 +1,4 @@
-"""What a gateway tells of one sampled request: which spans it has, how they are named.
+"""The trace of one sampled request at a gateway: which spans it has, how they are named.
 
 Owns the names of spans, events and attributes on the gateway's side
 (`docs/operate/observability.md` lists them) and that every span ends with its request. Does not own
@@ -79,7 +79,7 @@ class RequestTrace:
         return SequenceTrace(self, self._span, request_id, num_prompt_tokens)
 
     def answers(self) -> None:
-        """A part of the answer's body is handed over; the first one is told."""
+        """Notes that a part of the answer's body is handed over; the first one is an event."""
         if not self._has_answered:
             self._has_answered = True
             self._span.event("first_byte", {})
@@ -89,7 +89,7 @@ class RequestTrace:
         self._num_resumes += 1
 
     def failed(self, code: str) -> None:
-        """One of its sequences ended with an error; the last one is told."""
+        """Notes that one of its sequences ended with an error; the last one is kept."""
         self._error = code
 
     def ended(self, status: int | None, *, has_client_left: bool) -> None:
