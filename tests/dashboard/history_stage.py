@@ -14,7 +14,7 @@ from serving.domain.dashboard_messages import (
     LedgerEntry,
     ModelCounts,
 )
-from serving.gateway.telemetry.request_metrics import NO_CLASS, RequestMeter
+from serving.gateway.telemetry.request_metrics import NO_CLASS, RequestMetrics
 
 from .fleet_stage import CHAT, CODE, NOW_S
 
@@ -28,7 +28,7 @@ class Traffic:
 
     lost_s: int
     draw: random.Random = field(default_factory=lambda: random.Random(7))
-    meter: RequestMeter = field(default_factory=RequestMeter)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
     tokens: Counter[str] = field(default_factory=Counter)  # by compute class
     usd: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_USD_PER_CHIP_HOUR, 0.0))
 
@@ -40,13 +40,13 @@ class Traffic:
             if not (compute_class == "spot" and is_short):
                 self._serve(compute_class, wave, slow=1.6 if is_short else 1.0)
         if second == self.lost_s:
-            spot = self.meter.of_class("spot")
+            spot = self.metrics.of_class("spot")
             spot.resumes["lost"] += 9
             spot.link_losses["lost"] += 1
         return self._sample(second, wave, is_short)
 
     def _serve(self, compute_class: str, wave: float, *, slow: float) -> None:
-        numbers = self.meter.of_class(compute_class)
+        numbers = self.metrics.of_class(compute_class)
         for _ in range(round(6 * wave + self.draw.random())):
             numbers.sequences["aborted" if self.draw.random() < 0.08 else "length"] += 1
             numbers.to_first_token.observe(self.draw.lognormvariate(-2.2, 0.5) * slow)
@@ -55,9 +55,9 @@ class Traffic:
 
     def _sample(self, second: int, wave: float, is_short: bool) -> GatewaySample:
         classes, engines, ledger = [], [], []
-        bounds = self.meter.of_class(NO_CLASS)
-        for compute_class in sorted(self.meter.classes.keys() - {NO_CLASS}):
-            numbers = self.meter.classes[compute_class]
+        bounds = self.metrics.of_class(NO_CLASS)
+        for compute_class in sorted(self.metrics.classes.keys() - {NO_CLASS}):
+            numbers = self.metrics.classes[compute_class]
             is_gone = compute_class == "spot" and is_short
             classes.append(
                 ClassCounts(

@@ -8,7 +8,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
 from serving.engine.tpu.requests import fit_to_tpu
-from tests.gateway.engines import core_request
+from tests.gateway.core_requests import core_request
 
 pytestmark = pytest.mark.imports_vllm
 
