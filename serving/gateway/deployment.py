@@ -43,9 +43,9 @@ from serving.gateway.metrics.requests import EngineCollector, EngineReading, Ser
 from serving.gateway.metrics.spans import SpanCollector
 from serving.gateway.reports.dashboard_client import DashboardClient
 from serving.gateway.reports.fleet_view import (
+    EngineStatus,
     GatewayView,
     ModelView,
-    SeatView,
     describe_fleet,
     describe_plans,
 )
@@ -369,7 +369,7 @@ class Gateway:
         records = self._membership.snapshot.records
         slices = _slice_names(records)
         for name, model in self._models.items():
-            for view in map(_seat_view, model.connections):
+            for view in map(_engine_status, model.connections):
                 if view.load is not None:
                     slice_name = slices.get(view.engine_id)
                     yield EngineReading(
@@ -412,7 +412,7 @@ class Gateway:
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [
-            ModelView(model.describe(), tuple(map(_seat_view, model.connections)))
+            ModelView(model.describe(), tuple(map(_engine_status, model.connections)))
             for model in self._models.values()
         ]
         now_s = time.time()
@@ -439,9 +439,9 @@ def _raw_models(config: AppConfig) -> tuple[dict[str, Any], ...]:
     return tuple(model.model_dump(mode="json") for model in config.models)
 
 
-def _seat_view(engine: EngineConnection) -> SeatView:
+def _engine_status(engine: EngineConnection) -> EngineStatus:
     # The link's load is kept fresh by heartbeats while the engine makes no step.
-    return SeatView(
+    return EngineStatus(
         engine.engine_id,
         engine.compute_class,
         engine.is_draining,

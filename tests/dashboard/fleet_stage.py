@@ -21,9 +21,9 @@ from serving.domain.slice_records import Directory, HostRecord, SliceRecord
 from serving.gateway.auth import ApiKeys
 from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.reports.fleet_view import (
+    EngineStatus,
     GatewayView,
     ModelView,
-    SeatView,
     describe_fleet,
     describe_plans,
 )
@@ -194,8 +194,8 @@ class Stage:
     def __init__(self, *keys: str) -> None:
         self.now_s = NOW_S
         self.directory = Directory("d")
-        self.seats: dict[str, list[SeatView]] = {CHAT: [], CODE: []}
-        self.num_waiting = dict.fromkeys(self.seats, 0)
+        self.engines: dict[str, list[EngineStatus]] = {CHAT: [], CODE: []}
+        self.num_waiting = dict.fromkeys(self.engines, 0)
         self.is_failing = False
         self.board: PlanReport | None = None  # nothing scales
         self.history = History("5f0c2a9b41de", NOW_S)  # no gateway has reported yet
@@ -231,8 +231,8 @@ class Stage:
         assert record.engine_id is not None
         load = EngineLoad(in_flight, 0, kv_usage_ratio)
         is_draining = record.state == SliceState.DRAINING
-        seat = SeatView(record.engine_id, record.compute_class, is_draining, in_flight, load)
-        self.seats[record.model].append(seat)
+        engine = EngineStatus(record.engine_id, record.compute_class, is_draining, in_flight, load)
+        self.engines[record.model].append(engine)
 
     def record(self, replica_id: str) -> SliceRecord:
         """The listed record of a replica."""
@@ -258,11 +258,12 @@ class Stage:
                 {
                     "name": name,
                     "waiting": self.num_waiting[name],
-                    "in_flight": sum(seat.in_flight for seat in seats) + self.num_waiting[name],
+                    "in_flight": sum(engine.in_flight for engine in engines)
+                    + self.num_waiting[name],
                 },
-                tuple(seats),
+                tuple(engines),
             )
-            for name, seats in self.seats.items()
+            for name, engines in self.engines.items()
         ]
         gateway = GatewayView("5f0c2a9b41de", NOW_S - 52.5 * HOUR_S)
         plans = None if self.board is None else describe_plans(self.board, self.now_s)

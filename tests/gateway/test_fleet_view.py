@@ -9,9 +9,9 @@ from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
 from serving.gateway.reports.fleet_view import (
+    EngineStatus,
     GatewayView,
     ModelView,
-    SeatView,
     describe_fleet,
     describe_plans,
 )
@@ -40,17 +40,19 @@ HELD = SliceRecord(
     ("10.0.0.0", 7000),
     version="v2-0123456789ab",
 )
-SEAT = SeatView("e-1", "spot", is_draining=False, in_flight=3, load=EngineLoad(2, 1, 0.123456))
+ENGINE = EngineStatus(
+    "e-1", "spot", is_draining=False, in_flight=3, load=EngineLoad(2, 1, 0.123456)
+)
 WAITING = SliceRecord("r-2", "demo", "spot", SliceLifecycle.begin(NOW_S - 7.0), "v6e", "4x4")
 
 
 def described(
     *records: SliceRecord,
-    seats: tuple[SeatView, ...] = (),
+    engines: tuple[EngineStatus, ...] = (),
     ended: tuple[SliceRecord, ...] = (),
     now_s: float = NOW_S,
 ) -> dict[str, Any]:
-    model = ModelView({"name": "demo", "waiting": 5, "in_flight": 8}, seats)
+    model = ModelView({"name": "demo", "waiting": 5, "in_flight": 8}, engines)
     gateway = GatewayView("gw", started_at_s=NOW_S - 600.0)
     return describe_fleet(gateway, [model], Snapshot("v", records, ended), now_s)
 
@@ -75,7 +77,7 @@ def test_gateway_and_model_say_who_they_are() -> None:
 
 
 def test_linked_engine_has_its_record_and_its_load() -> None:
-    (model,) = described(HELD, seats=(SEAT,))["models"]
+    (model,) = described(HELD, engines=(ENGINE,))["models"]
     assert model["engines"] == [
         {
             "engine_id": "e-1",
@@ -109,7 +111,7 @@ def test_engine_that_is_not_linked_has_no_load() -> None:
 
 
 def test_linked_engine_that_tells_no_load_yet_has_its_requests_only() -> None:
-    (model,) = described(HELD, seats=(replace(SEAT, load=None),))["models"]
+    (model,) = described(HELD, engines=(replace(ENGINE, load=None),))["models"]
     (engine,) = model["engines"]
     assert engine["in_flight"] == 3
     assert "kv_usage_ratio" not in engine
@@ -124,7 +126,7 @@ def test_record_of_a_model_that_is_not_served_here_is_a_slice_and_no_engine() ->
 def test_engine_over_joined_slices_is_one_engine_and_its_slices_have_a_row_each() -> None:
     second = replace(HELD, replica_id="r-1+1", part=1, address=None)
     # The directory may have heard of the second first.
-    fleet = described(second, HELD, seats=(SEAT,))
+    fleet = described(second, HELD, engines=(ENGINE,))
     assert [row["replica_id"] for row in fleet["models"][0]["engines"]] == ["r-1"]
     rows = [(row["replica_id"], row["part"], row["in_flight"]) for row in fleet["slices"]]
     assert rows == [("r-1+1", 1, None), ("r-1", 0, 3)]
@@ -134,7 +136,7 @@ def test_engine_over_joined_slices_is_one_engine_and_its_slices_have_a_row_each(
 
 
 def test_held_slice_is_described_whole() -> None:
-    assert only_slice(HELD, seats=(SEAT,)) == {
+    assert only_slice(HELD, engines=(ENGINE,)) == {
         "name": "s-1",
         "replica_id": "r-1",
         "part": 0,
@@ -196,12 +198,12 @@ def test_draining_slice_counts_down_to_its_deadline(
     deadline_s: float | None, left_s: float | None
 ) -> None:
     life = LIFE.enter(SliceState.DRAINING, NOW_S - 1.0, "preempted")
-    row = only_slice(replace(HELD, life=life, drain_deadline_s=deadline_s), seats=(SEAT,))
+    row = only_slice(replace(HELD, life=life, drain_deadline_s=deadline_s), engines=(ENGINE,))
     assert (row["state"], row["drain_deadline_s"]) == ("draining", left_s)
 
 
 def test_engine_that_drains_by_its_link_drains_before_the_directory_says_so() -> None:
-    fleet = described(HELD, seats=(replace(SEAT, is_draining=True),))
+    fleet = described(HELD, engines=(replace(ENGINE, is_draining=True),))
     assert fleet["models"][0]["engines"][0]["state"] == "draining"
     (row,) = fleet["slices"]
     assert (row["state"], row["since_s"]) == ("draining", None)
@@ -209,7 +211,7 @@ def test_engine_that_drains_by_its_link_drains_before_the_directory_says_so() ->
 
 
 def test_linked_engine_that_is_not_listed_is_shown_without_its_slice() -> None:
-    fleet = described(seats=(SEAT,))
+    fleet = described(engines=(ENGINE,))
     assert [engine["linked"] for engine in fleet["models"][0]["engines"]] == [True]
     (row,) = fleet["slices"]
     assert (row["engine_id"], row["model"], row["state"]) == ("e-1", "demo", "ready")

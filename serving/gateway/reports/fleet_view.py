@@ -16,7 +16,7 @@ from serving.link.messages import EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
-class SeatView:
+class EngineStatus:
     """One linked engine. `load` is `None` until its host has told it."""
 
     engine_id: str
@@ -31,7 +31,7 @@ class ModelView:
     """One served model: what it says of itself (with its `name`), and its links."""
 
     described: Mapping[str, Any]
-    seats: tuple[SeatView, ...]
+    engines: tuple[EngineStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,21 @@ def describe_fleet(
     `describe_plans` says; `None` where nothing scales.
     """
     models = tuple(models)
-    seats = {seat.engine_id: seat for model in models for seat in model.seats}
+    engines = {engine.engine_id: engine for model in models for engine in model.engines}
     slices = [
         # An engine over joined slices is shown with the first of them.
         _slice_row(
             record,
-            seats.pop(record.engine_id or "", None) if record.has_engine else None,
+            engines.pop(record.engine_id or "", None) if record.has_engine else None,
             now_s,
         )
         for record in snapshot.records
     ]
     slices += [
-        _unlisted_slice_row(model.described["name"], seat)
+        _unlisted_slice_row(model.described["name"], engine)
         for model in models
-        for seat in model.seats
-        if seat.engine_id in seats
+        for engine in model.engines
+        if engine.engine_id in engines
     ]
     ended = sorted(snapshot.ended, key=lambda record: record.life.entered_at_s, reverse=True)
     return {
@@ -118,18 +118,20 @@ def _plan_row(plan: ModelPlan, now_s: float) -> dict[str, Any]:
 
 
 def _model_row(model: ModelView, records: Iterable[SliceRecord], now_s: float) -> dict[str, Any]:
-    seats = {seat.engine_id: seat for seat in model.seats}
+    engines = {engine.engine_id: engine for engine in model.engines}
     rows = [
-        _engine_row(record, seats.pop(record.engine_id or "", None), now_s)
+        _engine_row(record, engines.pop(record.engine_id or "", None), now_s)
         for record in records
         if record.model == model.described["name"] and record.has_engine
     ]
     # Linked, but not listed: the directory has just restarted.
-    rows += [_engine_row(None, seat, now_s) for seat in seats.values()]
+    rows += [_engine_row(None, engine, now_s) for engine in engines.values()]
     return {**model.described, "engines": rows}
 
 
-def _engine_row(record: SliceRecord | None, seat: SeatView | None, now_s: float) -> dict[str, Any]:
+def _engine_row(
+    record: SliceRecord | None, engine: EngineStatus | None, now_s: float
+) -> dict[str, Any]:
     row: dict[str, Any] = {"engine_id": None, "compute_class": None, "state": None, "since_s": None}
     if record is not None:
         row |= {
@@ -140,21 +142,21 @@ def _engine_row(record: SliceRecord | None, seat: SeatView | None, now_s: float)
             "state": str(record.state),
             "since_s": _past(record.life.entered_at_s, now_s),
         }
-    row["linked"] = seat is not None
-    if seat is not None:
-        row |= {"engine_id": seat.engine_id, "compute_class": seat.compute_class}
-        row["state"] = str(SliceState.DRAINING) if seat.is_draining else str(SliceState.READY)
-        row["in_flight"] = seat.in_flight
-        if seat.load is not None:
+    row["linked"] = engine is not None
+    if engine is not None:
+        row |= {"engine_id": engine.engine_id, "compute_class": engine.compute_class}
+        row["state"] = str(SliceState.DRAINING) if engine.is_draining else str(SliceState.READY)
+        row["in_flight"] = engine.in_flight
+        if engine.load is not None:
             row |= {
-                "num_running": seat.load.num_running,
-                "num_waiting": seat.load.num_waiting,
-                "kv_usage_ratio": _kv_usage_ratio(seat),
+                "num_running": engine.load.num_running,
+                "num_waiting": engine.load.num_waiting,
+                "kv_usage_ratio": _kv_usage_ratio(engine),
             }
     return row
 
 
-def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict[str, Any]:
+def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -> dict[str, Any]:
     life = record.life
     # A waiting replica holds nothing, whatever it held in a life before.
     hosts = () if life.state in WAITING else record.hosts
@@ -183,14 +185,14 @@ def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict
         ],
         "num_chips": sum(host.num_chips for host in hosts),
         "drain_deadline_s": _seconds_left(record, now_s),
-        "in_flight": None if seat is None else seat.in_flight,
-        "kv_usage_ratio": None if seat is None else _kv_usage_ratio(seat),
+        "in_flight": None if engine is None else engine.in_flight,
+        "kv_usage_ratio": None if engine is None else _kv_usage_ratio(engine),
         "history": _history(life, now_s),
         "seconds_by_state": {
             str(state): round(seconds, 1) for state, seconds in life.seconds_by_state(now_s).items()
         },
     }
-    if seat is not None and seat.is_draining and life.state == SliceState.READY:
+    if engine is not None and engine.is_draining and life.state == SliceState.READY:
         # The link is the shorter way: the gateway stops giving it requests before the directory
         # knows, and does so without the directory too.
         row |= {
@@ -201,17 +203,17 @@ def _slice_row(record: SliceRecord, seat: SeatView | None, now_s: float) -> dict
     return row
 
 
-def _unlisted_slice_row(model: str, seat: SeatView) -> dict[str, Any]:
+def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:
     """A slice that the directory does not know (yet): it serves, so it is shown."""
     return {
         "name": None,
         "replica_id": None,
         "part": 0,
-        "engine_id": seat.engine_id,
+        "engine_id": engine.engine_id,
         "model": model,
         "version": None,
-        "compute_class": seat.compute_class,
-        "state": str(SliceState.DRAINING if seat.is_draining else SliceState.READY),
+        "compute_class": engine.compute_class,
+        "state": str(SliceState.DRAINING if engine.is_draining else SliceState.READY),
         "since_s": None,
         "reason": "linked to this gateway, but not listed in the directory",
         "generation": None,
@@ -219,8 +221,8 @@ def _unlisted_slice_row(model: str, seat: SeatView) -> dict[str, Any]:
         "hosts": [],
         "num_chips": 0,
         "drain_deadline_s": None,
-        "in_flight": seat.in_flight,
-        "kv_usage_ratio": _kv_usage_ratio(seat),
+        "in_flight": engine.in_flight,
+        "kv_usage_ratio": _kv_usage_ratio(engine),
         "history": [],
         "seconds_by_state": {},
     }
@@ -253,8 +255,8 @@ def _seconds_left(record: SliceRecord, now_s: float) -> float | None:
     return _past(now_s, record.drain_deadline_s)
 
 
-def _kv_usage_ratio(seat: SeatView) -> float | None:
-    return None if seat.load is None else round(seat.load.kv_usage_ratio, 4)
+def _kv_usage_ratio(engine: EngineStatus) -> float | None:
+    return None if engine.load is None else round(engine.load.kv_usage_ratio, 4)
 
 
 def _past(at_s: float, now_s: float) -> float:
