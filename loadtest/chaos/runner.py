@@ -44,11 +44,6 @@ class ChaosRunner:
         self._chance = random.Random(seed)
         self._done: set[int] = set()
 
-    @property
-    def num_left(self) -> int:
-        """Events that have not been due yet."""
-        return len(self._schedule.events) - len(self._done)
-
     def tick(self, now_s: float, load: RunLoad, slices: Sequence[SeenSlice]) -> list[EventRecord]:
         """Does what is due at `now_s`, seconds after the start of the run; what was done.
 

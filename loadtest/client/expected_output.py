@@ -27,11 +27,6 @@ class AnswerCheck:
     repeated: int
     foreign: int
 
-    @property
-    def is_right(self) -> bool:
-        """Whether the answer is the known one."""
-        return not (self.lost or self.repeated or self.foreign)
-
 
 RIGHT = AnswerCheck(0, 0, 0)
 

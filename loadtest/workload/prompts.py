@@ -30,17 +30,6 @@ class Vocabulary:
     words: tuple[str, ...] = ()
     openers: tuple[str, ...] = ()
 
-    @classmethod
-    def of_ids(cls, low: int, high: int) -> "Vocabulary":
-        """The ids from `low` to `high`, both included; no texts.
-
-        Raises:
-            LoadTestError: the range is empty or begins below 0.
-        """
-        if not 0 <= low <= high:
-            raise LoadTestError(f"token ids are {low} to {high}; allowed: ascending, from 0 on")
-        return cls(range(low, high + 1))
-
 
 def prompt_token_ids(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> list[int]:
     """The ids of the blocks one after another, as many as they say."""

@@ -91,22 +91,6 @@ class Trace:
             raise TraceError(f"{self.path}: it says no times (offset_s or timestamp)")
         return np.array(found, dtype=np.float64)
 
-    @property
-    def token_counts(self) -> npt.NDArray[np.int64]:
-        """Input and output tokens: i64[row, 2].
-
-        Raises:
-            TraceError: a row does not count them.
-        """
-        counts = [
-            (row.input_tokens, row.output_tokens)
-            for row in self.rows
-            if row.input_tokens is not None and row.output_tokens is not None
-        ]
-        if len(counts) < len(self.rows):
-            raise TraceError(f"{self.path}: not every row has input_tokens and output_tokens")
-        return np.array(counts, dtype=np.int64).reshape(-1, 2)
-
     def spread(self, rng: np.random.Generator) -> "Trace":
         """The trace with arrivals off their grid: uniform over each step, in the same order.
 

@@ -98,8 +98,6 @@ _CORE_TYPES = 2
 # Sizes, kinds and transports of DCN transfers. The largest set of them in the recordings that we
 # know has 2; runtimes make up the texts, so something has to bound them.
 _DCN_SETS = 4
-# Six ports of a chip: two for each axis of a three-dimensional torus.
-_ICI_PORTS = 6
 # Codes of one collector that have been counted since the exporter's start.
 _ERROR_CODES = 16
 # How a sequence ends: five by the engine, one by the gateway, seven errors

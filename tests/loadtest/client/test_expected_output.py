@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.answer_diff import ANCHOR, TokenDifference, diff_answers
-from loadtest.client.expected_output import AnswerCheck, PacedAnswers, RecordedAnswers, compare
+from loadtest.client.expected_output import (
+    RIGHT,
+    AnswerCheck,
+    PacedAnswers,
+    RecordedAnswers,
+    compare,
+)
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import Api, PlannedRequest
 from serving.domain.paced_tokens import LETTERS, paced_token, paced_tokens
@@ -35,7 +41,7 @@ def test_whole_answer_is_its_tokens_one_by_one(prompt: list[int], count: int) ->
 
 @given(PROMPTS)
 def test_right_answer_is_right(prompt: list[int]) -> None:
-    assert compare(answer(prompt), answer(prompt)).is_right
+    assert compare(answer(prompt), answer(prompt)) == RIGHT
 
 
 @given(PROMPTS, PLACES, RUNS)
@@ -120,7 +126,7 @@ def test_counts_of_any_two_answers_add_up(expected: list[int], received: list[in
     check = compare(expected, received)
     intact = len(expected) - check.lost
     assert intact == len(received) - check.repeated - check.foreign
-    assert check.is_right == (expected == received)
+    assert (check == RIGHT) == (expected == received)
     assert min(check.lost, check.repeated, check.foreign) >= 0
 
 

@@ -62,7 +62,7 @@ def test_requests_are_the_same_in_any_process() -> None:
         f"spec = workload_from_file(Path({str(spec)!r}))\n"
         "found = build_workload(spec, models=['m', 'n'], duration_s=60, seed=7).requests\n"
         "print(found)\n"
-        "print([prompt_token_ids(each.blocks, Vocabulary.of_ids(1, 999)) for each in found])\n"
+        "print([prompt_token_ids(each.blocks, Vocabulary(range(1, 1000))) for each in found])\n"
     )
     said = [
         subprocess.run(
@@ -410,7 +410,7 @@ def test_equal_hash_ids_are_equal_tokens(tmp_path: Path) -> None:
         '{"timestamp": 1500, "input_length": 1024, "output_length": 6, "hash_ids": [7, 9]}',
         '{"timestamp": 1700, "input_length": 540, "output_length": 6, "hash_ids": [7, 8]}',
     )
-    vocabulary = Vocabulary.of_ids(100, 30_000)
+    vocabulary = Vocabulary(range(100, 30_001))
     first, second, third = (
         prompt_token_ids(request.blocks, vocabulary)
         for request in built(replay(tmp_path, *rows)).requests

@@ -195,7 +195,7 @@ def test_a_template_that_adds_now_more_now_less_is_refused() -> None:
 
 @given(block_lists)
 def test_ids_have_exactly_the_length_and_the_range(blocks: list[PromptBlock]) -> None:
-    ids = prompt_token_ids(blocks, Vocabulary.of_ids(100, 164))
+    ids = prompt_token_ids(blocks, Vocabulary(range(100, 165)))
 
     assert len(ids) == sum(block.num_tokens for block in blocks)
     assert all(type(token) is int and 100 <= token <= 164 for token in ids)
@@ -214,7 +214,7 @@ def test_a_longer_block_of_the_same_content_begins_with_the_shorter(
 
 
 def test_blocks_of_other_content_have_other_tokens() -> None:
-    vocabulary = Vocabulary.of_ids(0, 50_000)
+    vocabulary = Vocabulary(range(50_001))
     found = {
         tuple(prompt_token_ids([PromptBlock(f"h{number}", 8)], vocabulary)) for number in range(500)
     }
@@ -224,27 +224,21 @@ def test_blocks_of_other_content_have_other_tokens() -> None:
 
 def test_the_tokens_of_a_block_never_change() -> None:
     # A stored run of known answers would be worthless if they did.
-    ids = prompt_token_ids([PromptBlock("h7", 6)], Vocabulary.of_ids(1000, 1999))
+    ids = prompt_token_ids([PromptBlock("h7", 6)], Vocabulary(range(1000, 2000)))
 
     assert ids == [1238, 1137, 1584, 1086, 1658, 1777]
 
 
 def test_text_without_words_is_refused() -> None:
     with pytest.raises(LoadTestError, match="without words"):
-        prompt_text(BLOCKS, Vocabulary.of_ids(1, 9))
-
-
-@pytest.mark.parametrize(("low", "high"), [(5, 4), (-1, 4)])
-def test_a_range_of_no_ids_is_refused(low: int, high: int) -> None:
-    with pytest.raises(LoadTestError, match=f"token ids are {low} to {high}; allowed"):
-        Vocabulary.of_ids(low, high)
+        prompt_text(BLOCKS, Vocabulary(range(1, 10)))
 
 
 @given(block_lists, st.integers(0, 250))
 def test_the_first_tokens_of_blocks_are_those_of_the_prompt(
     blocks: list[PromptBlock], num_tokens: int
 ) -> None:
-    vocabulary = Vocabulary.of_ids(0, 9999)
+    vocabulary = Vocabulary(range(10_000))
     cut = first_tokens(blocks, num_tokens)
 
     assert prompt_token_ids(cut, vocabulary) == prompt_token_ids(blocks, vocabulary)[:num_tokens]
