@@ -71,7 +71,7 @@ def prune_command(
             carry_out(opened, pruning)
         except StoreError as error:
             _fail(error)
-    typer.echo(_words(pruning, "would go" if dry_run else "deleted"))
+    typer.echo(_format_pruning(pruning, "would go" if dry_run else "deleted"))
 
 
 def _read(address: str) -> tuple[ObjectStore, Holding]:
@@ -95,7 +95,7 @@ def _what(store: ObjectStore, record: str) -> str:
         return "no record"
 
 
-def _words(pruning: Pruning, verb: str) -> str:
+def _format_pruning(pruning: Pruning, verb: str) -> str:
     lines = [f"{verb}: {key.place.digest}" for key in pruning.keys]
     blobs = f"{len(pruning.blobs)} blobs of {pruning.num_bytes / _GIB:.3f} GiB"
     return "\n".join([*lines, f"{verb}: {len(pruning.keys)} keys, {blobs}"])

@@ -29,7 +29,7 @@ _NAME_WIDTH = 42
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
+class EnginePlanReport:
     """The plans of a file's engines on TPU, and what is wrong with those that have none."""
 
     plans: tuple[EnginePlan, ...]
@@ -82,11 +82,11 @@ def engine_plan_command(
 
 def plan_serve_config(
     raw: object, vllm_args: VllmArgs | None, facts_folders: Sequence[Path]
-) -> PlanReport:
+) -> EnginePlanReport:
     """The plans of all engines on TPU in a parsed serve_config.yaml, and what is wrong with it."""
     checked = check_serve_config(raw, vllm_args)
     if checked.problems:
-        return PlanReport((), tuple(map(str, checked.problems)))
+        return EnginePlanReport((), tuple(map(str, checked.problems)))
     plans, problems = [], []
     for config in checked.applications.values():
         for model, deployment in tpu_deployments(config):
@@ -94,7 +94,7 @@ def plan_serve_config(
                 plans.append(plan_deployment(model, deployment, facts_folders))
             except (ConfigError, ModelFactsError, ModelConfigUnreadableError) as error:
                 problems.append(f"{model.name}: {error}")
-    return PlanReport(tuple(plans), tuple(problems))
+    return EnginePlanReport(tuple(plans), tuple(problems))
 
 
 def tpu_deployments(config: AppConfig) -> Iterator[tuple[ModelConfig, DeploymentConfig]]:
@@ -159,7 +159,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
         "slice": slice_words(plan.requirements),
         "engine_args": settings.engine_args,
         "environment": settings.environment,
-        "reasons": {each.name: each.reason for each in (*settings.args, *settings.env)},
+        "reasons": {setting.name: setting.reason for setting in (*settings.args, *settings.env)},
         "token_buckets": settings.token_buckets,
         "request_buckets": settings.request_buckets,
         "notes": settings.notes,
@@ -184,7 +184,7 @@ def _memory_lines(plan: EnginePlan) -> Iterator[str]:
     yield "  memory of the fullest device: expected, not measured"
     yield from _budget_lines(budget)
     if budget.fits:
-        yield f"  fits: {budget.cache_tokens} tokens in the cache, {_requests_words(budget)}"
+        yield f"  fits: {budget.cache_tokens} tokens in the cache, {_format_requests(budget)}"
         return
     yield "  DOES NOT FIT"
     yield from (f"    {complaint}" for complaint in budget.complaints)
@@ -205,6 +205,6 @@ def _budget_lines(budget: HbmBudget) -> Iterator[str]:
     yield f"    {budget.kv_bytes_per_token / 1024:>8.1f} KiB  cache of one token"
 
 
-def _requests_words(budget: HbmBudget) -> str:
+def _format_requests(budget: HbmBudget) -> str:
     longest = budget.cache_tokens // budget.max_model_len
     return f"{longest} requests of the longest kind ({budget.max_model_len} tokens)"

@@ -217,7 +217,7 @@ class _Launch:
         self._ray_address = ray_address
         self._log = log
         self._site = site
-        self._told = ""
+        self._last_printed = ""
         self._stopping = False
 
     def run(self) -> int:
@@ -235,7 +235,7 @@ class _Launch:
     @contextlib.contextmanager
     def _child(self) -> Iterator[subprocess.Popen[bytes]]:
         command = [str(Path(sys.executable).with_name("serve")), "run", str(self._config)]
-        self._say(f"starting: serve run {self._config}")
+        self._print(f"starting: serve run {self._config}")
         output = self._log.open("wb") if self._log is not None else None
         environment = child_environment(os.environ, str(self._folder))
         if self._ray_address is not None:
@@ -258,22 +258,22 @@ class _Launch:
         is_ready = False
         while not self._stopping:
             if child.poll() is not None:
-                self._say("serve run ended:")
+                self._print("serve run ended:")
                 self._show_log()
                 return 1
             if not is_ready:
                 waited_s = time.monotonic() - started_s
                 if self._has_failed(waited_s):
                     return 1
-                is_ready = self._tell_progress(waited_s)
+                is_ready = self._report_progress(waited_s)
             time.sleep(_POLL_S)
         return 0
 
-    def _tell_progress(self, waited_s: float) -> bool:
+    def _report_progress(self, waited_s: float) -> bool:
         """Says what has changed; `True` once every engine is ready."""
         fleet = self._get("/fleet")
         if fleet is None:
-            self._say_once(
+            self._print_once(
                 "Ray, the gateway and the engines are starting (about a minute)", waited_s
             )
             return False
@@ -285,14 +285,14 @@ class _Launch:
         may_be_idle = fleet["autoscaling"] is not None and not engines
         if not may_be_idle and (not num_ready or num_ready + num_waiting < len(engines)):
             what = f"{num_ready} of {len(engines)} engines ready, the others load"
-            self._say_once(f"the gateway is up; {what}", waited_s)
+            self._print_once(f"the gateway is up; {what}", waited_s)
             return False
         others = f", {num_waiting} more wait for slices" if num_waiting else ""
-        self._say_once(f"ready: {num_ready} engines{others}", waited_s)
-        self._tell_how_to_ask(fleet["models"][0]["name"])
+        self._print_once(f"ready: {num_ready} engines{others}", waited_s)
+        self._print_first_request(fleet["models"][0]["name"])
         return True
 
-    def _tell_how_to_ask(self, model: str) -> None:
+    def _print_first_request(self, model: str) -> None:
         body = {"model": model, "messages": [{"role": "user", "content": "What is Slicewise?"}]}
         url = self._site.url
         typer.echo(f"\nServing on {url}. Try it:\n")
@@ -310,7 +310,7 @@ class _Launch:
         reason = start_failure(lines)
         if reason is None:
             return False
-        self._say(f"the application could not be started (after {waited_s:.0f} s)")
+        self._print(f"the application could not be started (after {waited_s:.0f} s)")
         typer.echo(f"slicewise: {reason}", err=True)
         return True
 
@@ -329,7 +329,7 @@ class _Launch:
         """Ends `serve run` in order, then whatever it left."""
         below = _descendants(child.pid)
         if child.poll() is None:
-            self._say("stopping")
+            self._print("stopping")
             child.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(STOP_TIMEOUT_S)
@@ -341,7 +341,7 @@ class _Launch:
             child.kill()
         child.wait()
         psutil.wait_procs(below, timeout=10)
-        self._say("stopped")
+        self._print("stopped")
 
     def _on_signal(self, *_: object) -> None:
         self._stopping = True
@@ -351,12 +351,12 @@ class _Launch:
             lines = self._log.read_text(errors="replace").splitlines()
             typer.echo("\n".join(lines[-40:]), err=True)
 
-    def _say_once(self, text: str, waited_s: float) -> None:
-        if text != self._told:
-            self._told = text
-            self._say(f"{text} ({waited_s:.0f} s)")
+    def _print_once(self, text: str, waited_s: float) -> None:
+        if text != self._last_printed:
+            self._last_printed = text
+            self._print(f"{text} ({waited_s:.0f} s)")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         typer.echo(f"slicewise: {text}")
 
 

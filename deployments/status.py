@@ -42,11 +42,11 @@ class FleetUnavailableError(Exception):
     """The gateway's view of its fleet could not be read; the message says why and what to do."""
 
 
-class _Record(BaseModel):
+class _Reported(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class EngineView(_Record):
+class ReportedEngine(_Reported):
     """One engine. `None` means that the gateway does not know it (yet)."""
 
     engine_id: str | None = None
@@ -59,13 +59,13 @@ class EngineView(_Record):
     in_flight: int | None = None
 
 
-class HostView(_Record):
+class ReportedHost(_Reported):
     """One host of a slice."""
 
     num_chips: int
 
 
-class SliceView(_Record):
+class ReportedSlice(_Reported):
     """One slice, or a replica that waits for one. `None` means that there is none or none known."""
 
     name: str | None = None
@@ -76,27 +76,27 @@ class SliceView(_Record):
     reason: str | None = None
     generation: str | None = None
     topology: str | None = None
-    hosts: tuple[HostView, ...] = ()
+    hosts: tuple[ReportedHost, ...] = ()
     model: str | None = None
     in_flight: int | None = None
 
 
-class ModelView(_Record):
+class ReportedModel(_Reported):
     """One model: its engines, and the requests that wait for any of them."""
 
     name: str
-    engines: tuple[EngineView, ...]
+    engines: tuple[ReportedEngine, ...]
     waiting: int
 
 
-class GatewayView(_Record):
+class ReportedGateway(_Reported):
     """The gateway that answered; another one may see other loads."""
 
     id: str
     uptime_s: float
 
 
-class ChangeView(_Record):
+class ReportedChange(_Reported):
     """A change of a compute class's slices, and why; of all classes where it names none."""
 
     compute_class: str
@@ -104,36 +104,36 @@ class ChangeView(_Record):
     reason: str
 
 
-class PlanView(_Record):
+class ReportedPlan(_Reported):
     """The scaling plan of one model."""
 
     model: str
     targets: dict[str, int]
     arithmetic: str = ""
     next_slice_in_s: float | None = None
-    refusals: tuple[ChangeView, ...] = ()
+    refusals: tuple[ReportedChange, ...] = ()
     alerts: tuple[str, ...] = ()
 
 
-class AutoscalingView(_Record):
+class ReportedAutoscaling(_Reported):
     """The last scaling plans. `age_s` is `None` when there was none yet."""
 
     age_s: float | None = None
     alerts: tuple[str, ...] = ()
-    models: tuple[PlanView, ...] = ()
+    models: tuple[ReportedPlan, ...] = ()
 
 
-class FleetView(_Record):
+class ReportedFleet(_Reported):
     """The answer of `/fleet`.
 
     `slices` is `None` when the gateway is too old to tell of them, `autoscaling` where nothing
     scales.
     """
 
-    models: tuple[ModelView, ...]
-    gateway: GatewayView
-    slices: tuple[SliceView, ...] | None = None
-    autoscaling: AutoscalingView | None = None
+    models: tuple[ReportedModel, ...]
+    gateway: ReportedGateway
+    slices: tuple[ReportedSlice, ...] | None = None
+    autoscaling: ReportedAutoscaling | None = None
 
 
 def status_command(
@@ -221,14 +221,14 @@ def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
         ) from error
 
 
-def parse_fleet(body: str) -> FleetView:
+def parse_fleet(body: str) -> ReportedFleet:
     """The fleet in the JSON text `body`.
 
     Raises:
         FleetUnavailableError: it is not the answer of a gateway of ours.
     """
     try:
-        return FleetView.model_validate_json(body)
+        return ReportedFleet.model_validate_json(body)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, detail["loc"])) or "all" for detail in error.errors())
         raise FleetUnavailableError(
@@ -236,11 +236,11 @@ def parse_fleet(body: str) -> FleetView:
         ) from error
 
 
-def fleet_report(fleet: FleetView) -> Group:
+def fleet_report(fleet: ReportedFleet) -> Group:
     """Returns the fleet: a table of engines per model, one of all slices, and what is planned."""
     gateway = fleet.gateway
     parts: list[RenderableType] = [
-        _line(f"gateway {gateway.id}, running for {duration_words(gateway.uptime_s)}")
+        _line(f"gateway {gateway.id}, running for {format_duration(gateway.uptime_s)}")
     ]
     for model in fleet.models:
         parts += [Text(), _line(f"{model.name}: {model.waiting} requests wait for an engine")]
@@ -266,15 +266,15 @@ def _indented(table: Table) -> Padding:
     return Padding.indent(table, 2)
 
 
-def _plan_lines(autoscaling: AutoscalingView) -> Iterator[str]:
-    age = "" if autoscaling.age_s is None else f", planned {duration_words(autoscaling.age_s)} ago"
+def _plan_lines(autoscaling: ReportedAutoscaling) -> Iterator[str]:
+    age = "" if autoscaling.age_s is None else f", planned {format_duration(autoscaling.age_s)} ago"
     yield f"autoscaling{age}"
     yield from (f"  ALERT {alert}" for alert in autoscaling.alerts)
     for plan in autoscaling.models:
         targets = ", ".join(f"{name} {count}" for name, count in sorted(plan.targets.items()))
         coming = ""
         if plan.next_slice_in_s is not None:
-            coming = f"; next slice in {duration_words(plan.next_slice_in_s)}"
+            coming = f"; next slice in {format_duration(plan.next_slice_in_s)}"
         yield f"  {plan.model}: {targets or 'no slices'}{coming}"
         yield from (f"    ALERT {alert}" for alert in plan.alerts)
         yield f"    {plan.arithmetic}"
@@ -283,7 +283,7 @@ def _plan_lines(autoscaling: AutoscalingView) -> Iterator[str]:
             yield f"    refused: {name} {refusal.delta:+d}: {refusal.reason}"
 
 
-def duration_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Two units at most: `42s`, `3m10s`, `5h02m`, `2d03h`."""
     whole = int(seconds)
     if whole < MINUTE_S:
@@ -295,13 +295,13 @@ def duration_words(seconds: float) -> str:
     return f"{whole // DAY_S}d{whole % DAY_S // HOUR_S:02d}h"
 
 
-def _cells(engine: EngineView) -> tuple[object, ...]:
+def _cells(engine: ReportedEngine) -> tuple[object, ...]:
     since_s, usage = engine.since_s, engine.kv_usage_ratio
     return (
         engine.engine_id,
         engine.compute_class,
         engine.state,
-        None if since_s is None else duration_words(since_s),
+        None if since_s is None else format_duration(since_s),
         engine.num_running,
         engine.num_waiting,
         None if usage is None else f"{usage:.0%}",
@@ -309,14 +309,14 @@ def _cells(engine: EngineView) -> tuple[object, ...]:
     )
 
 
-def _slice_cells(row: SliceView) -> tuple[object, ...]:
+def _slice_cells(row: ReportedSlice) -> tuple[object, ...]:
     shape = [word for word in (row.generation, row.topology) if word is not None]
     return (
         # What has no name is told apart by its replica; a waiting one has nothing else.
         row.name or row.replica_id,
         row.compute_class,
         row.state,
-        None if row.since_s is None else duration_words(row.since_s),
+        None if row.since_s is None else format_duration(row.since_s),
         " ".join(shape) or None,
         _format_hosts(row.hosts),
         row.model,
@@ -325,7 +325,7 @@ def _slice_cells(row: SliceView) -> tuple[object, ...]:
     )
 
 
-def _format_hosts(hosts: tuple[HostView, ...]) -> str | None:
+def _format_hosts(hosts: tuple[ReportedHost, ...]) -> str | None:
     """Such as `4 x 4 chips`: hosts times the chips of each, or all chips where hosts differ."""
     if not hosts:
         return None
@@ -335,11 +335,11 @@ def _format_hosts(hosts: tuple[HostView, ...]) -> str | None:
     return f"{len(hosts)}, {sum(chips)} chips"
 
 
-def _slice_order(row: SliceView) -> tuple[str, bool, str]:
+def _slice_order(row: ReportedSlice) -> tuple[str, bool, str]:
     return row.compute_class or "", row.name is None, row.name or row.replica_id or ""
 
 
-def _counts(slices: tuple[SliceView, ...]) -> str:
+def _counts(slices: tuple[ReportedSlice, ...]) -> str:
     counts = Counter(row.state or "unknown" for row in slices)
     words = [f"{count} {state}" for state, count in sorted(counts.items())]
     return ", ".join(words) or "none"

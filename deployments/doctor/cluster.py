@@ -183,11 +183,11 @@ def _slice_finding(name: str, members: list[Mapping[str, Any]]) -> Finding:
     what = f"slice {name}"
     kinds = {
         (
-            each["Labels"][POD_TYPE_LABEL],
-            each["Labels"][TOPOLOGY_LABEL],
-            int(each["Resources"][_CHIPS]),
+            member["Labels"][POD_TYPE_LABEL],
+            member["Labels"][TOPOLOGY_LABEL],
+            int(member["Resources"][_CHIPS]),
         )
-        for each in members
+        for member in members
     }
     if len(kinds) > 1:
         found = "; ".join(
@@ -196,19 +196,19 @@ def _slice_finding(name: str, members: list[Mapping[str, Any]]) -> Finding:
         return error(what, f"hosts disagree: {found}", "one kind", "two slices have one TPU_NAME")
     shape = _shape_of(members[0]["Labels"], int(members[0]["Resources"][_CHIPS]))
     kind = f"{shape.generation} {shape.topology}"
-    ids = sorted(_worker_id(each["Labels"].get(WORKER_ID_LABEL)) for each in members)
+    ids = sorted(_worker_id(member["Labels"].get(WORKER_ID_LABEL)) for member in members)
     missing = sorted(set(range(shape.num_hosts)) - set(ids))
     if missing:
         return error(
             what,
-            f"{kind}: {len(members)} of {shape.num_hosts} hosts; missing: {_words(missing)}",
-            f"worker ids {_words(list(range(shape.num_hosts)))}",
+            f"{kind}: {len(members)} of {shape.num_hosts} hosts; missing: {_format_ids(missing)}",
+            f"worker ids {_format_ids(list(range(shape.num_hosts)))}",
             "wait if it is starting; else see `kubectl get pods`: KubeRay replaces it as a whole",
         )
     if len(members) > shape.num_hosts:
         return error(
             what,
-            f"{kind}: {len(members)} hosts with worker ids {_words(ids)}",
+            f"{kind}: {len(members)} hosts with worker ids {_format_ids(ids)}",
             f"{shape.num_hosts} hosts",
             "a replacement has the lost slice's name: wait until Ray calls the old nodes dead",
         )
@@ -221,7 +221,7 @@ def _worker_id(label: str | None) -> int:
     return int(label) if label.isdecimal() else -1
 
 
-def _words(ids: list[int]) -> str:
+def _format_ids(ids: list[int]) -> str:
     return ", ".join(map(str, ids))
 
 
@@ -242,18 +242,22 @@ def check_wanted(
     # As if all chips were free: who holds which slice is not asked here.
     free = {str(node["NodeID"]): node.get("Resources") or {} for node in all_nodes}
     hosts = observe_hosts(all_nodes, free, ())
-    for each in wanted:
-        found = match_slices(hosts, each.want)
-        what = f"slices for {each.deployment}"
-        words = f"{len(found.free)} whole of {each.want.pod_type} {each.want.topology}"
-        if len(found.free) >= each.num_slices:
+    for wanted_slice in wanted:
+        found = match_slices(hosts, wanted_slice.want)
+        what = f"slices for {wanted_slice.deployment}"
+        words = (
+            f"{len(found.free)} whole of {wanted_slice.want.pod_type} {wanted_slice.want.topology}"
+        )
+        if len(found.free) >= wanted_slice.num_slices:
             yield ok(what, words)
             continue
         broken = "; ".join(f"{name}: {why}" for name, why in found.refused.items())
-        labels = ", ".join(f"{name}={value}" for name, value in sorted(each.want.labels.items()))
+        labels = ", ".join(
+            f"{name}={value}" for name, value in sorted(wanted_slice.want.labels.items())
+        )
         yield warning(
             what,
             f"{words}{f' ({broken})' if broken else ''}",
-            f"{each.num_slices}, labels {labels or 'any'}",
+            f"{wanted_slice.num_slices}, labels {labels or 'any'}",
             "replicas wait until there are: the slice provisioner's log says what it asked for",
         )

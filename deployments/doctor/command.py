@@ -59,7 +59,7 @@ def doctor_command(
     """Check this environment and say what to fix. Exits with 1 if something will not work."""
     findings = list(_examine(url, api_key, config, ray_address, lock, os.environ))
     if as_json:
-        typer.echo(json.dumps({"findings": [asdict(each) for each in findings]}, indent=2))
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         _print(findings)
     raise typer.Exit(exit_code(findings))
@@ -106,7 +106,9 @@ def _ports(report: CheckReport | Unknown | None, *, is_gcs_ours: bool) -> Iterat
     gateway, exporter = _GATEWAY_PORT, _EXPORTER_PORT
     if isinstance(report, CheckReport) and not report.problems:
         gateway = report.http_port
-        configured = (each.gateway.tpu_exporter_port for each in report.applications.values())
+        configured = (
+            application.gateway.tpu_exporter_port for application in report.applications.values()
+        )
         exporter = next(filter(None, configured), exporter)
     yield check_port(
         Port(
@@ -142,14 +144,16 @@ def _print(findings: list[Finding]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "WHAT", "FOUND"):
         table.add_column(name, overflow="fold")
-    for each in sorted(findings, key=lambda finding: _ORDER.index(finding.level)):
-        level = Text(each.level.value, style=_STYLES[each.level])
+    for one_finding in sorted(findings, key=lambda finding: _ORDER.index(finding.level)):
+        level = Text(one_finding.level.value, style=_STYLES[one_finding.level])
         # Text, because a found value may hold what rich would take for markup.
-        found = Text(printable(each.found))
-        for word, text in (("allowed", each.allowed), ("fix", each.fix)):
+        found = Text(printable(one_finding.found))
+        for word, text in (("allowed", one_finding.allowed), ("fix", one_finding.fix)):
             if text:
                 found.append(f"\n{word}: ", style="bold").append(printable(text))
-        table.add_row(level, Text(printable(each.what)), found)
+        table.add_row(level, Text(printable(one_finding.what)), found)
     Console(highlight=False).print(table)
-    counts = {level: sum(each.level == level for each in findings) for level in _ORDER}
+    counts = {
+        level: sum(one_finding.level == level for one_finding in findings) for level in _ORDER
+    }
     typer.echo(f"\n{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings")

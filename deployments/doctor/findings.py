@@ -57,4 +57,4 @@ def error(what: str, found: str, allowed: str, fix: str) -> Finding:
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """1 if there is an error, else 0."""
-    return int(any(each.level == Level.ERROR for each in findings))
+    return int(any(finding.level == Level.ERROR for finding in findings))

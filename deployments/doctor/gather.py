@@ -22,7 +22,7 @@ from deployments.doctor.cluster import RayAnswer, Reach, Token
 from deployments.doctor.findings import Unknown
 from deployments.doctor.host import Chips, Holder, Metadata
 from deployments.doctor.versions import Packages, lock_name, parse_lock
-from deployments.status import FleetUnavailableError, FleetView, fetch_fleet, parse_fleet
+from deployments.status import FleetUnavailableError, ReportedFleet, fetch_fleet, parse_fleet
 from serving.config.check import CheckReport, check_serve_config, load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
@@ -42,8 +42,8 @@ _Value = TypeVar("_Value")
 def packages(lock: Path | None) -> Packages:
     """What is installed; the pins of `lock`, or of the repository's own for this environment."""
     installed = {
-        (each.name or "").lower().replace("_", "-"): each.version
-        for each in metadata.distributions()
+        (distribution.name or "").lower().replace("_", "-"): distribution.version
+        for distribution in metadata.distributions()
     }
     path = lock if lock is not None else _ROOT / lock_name(installed)
     python = (sys.version_info.major, sys.version_info.minor)
@@ -64,7 +64,7 @@ def chips() -> Chips | Unknown:
     if bus is None:
         return Chips(has_bus=False)
     found = chips_on_bus(bus)
-    closed = [each.dev_path for each in found if not os.access(each.dev_path, os.R_OK | os.W_OK)]
+    closed = [chip.dev_path for chip in found if not os.access(chip.dev_path, os.R_OK | os.W_OK)]
     return Chips(found, tuple(closed))
 
 
@@ -77,10 +77,10 @@ def config(path: Path) -> CheckReport | Unknown:
         return Unknown(f"not readable: {error}")
 
 
-def gateway(url: str, api_key: str | None, timeout_s: float = 5.0) -> FleetView | Unknown:
+def gateway(url: str, api_key: str | None, timeout_s: float = 5.0) -> ReportedFleet | Unknown:
     """What a gateway says of its fleet."""
 
-    def ask() -> FleetView | Unknown:
+    def ask() -> ReportedFleet | Unknown:
         try:
             return parse_fleet(fetch_fleet(url, api_key, timeout_s))
         except FleetUnavailableError as error:

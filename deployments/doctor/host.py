@@ -33,7 +33,7 @@ def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Itera
         return
     generations = sorted({chip.generation for chip in found.chips})
     words = f"{len(found.chips)} chips of {', '.join(generations)}"
-    sizes = sorted({each.chips_per_host for each in shapes(generations[0])})
+    sizes = sorted({other.chips_per_host for other in shapes(generations[0])})
     if len(generations) > 1:
         yield error(
             "chips", words, "one generation", "replace the host: no machine type is like that"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from deployments.doctor.cluster import WantedSlices
 from deployments.doctor.findings import Finding, Unknown, error, note, ok, warning
-from deployments.status import FleetView
+from deployments.status import ReportedFleet
 from serving.config.check import CheckReport
 from serving.config.slice_settings import slice_spec
 from serving.config.slice_spec import slice_request
@@ -60,7 +60,7 @@ def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
     return tuple(wanted)
 
 
-def check_gateway(url: str, fleet: FleetView | Unknown) -> Finding:
+def check_gateway(url: str, fleet: ReportedFleet | Unknown) -> Finding:
     """Does it answer, and has it engines?"""
     what = f"gateway {url}"
     if isinstance(fleet, Unknown):

@@ -55,7 +55,9 @@ def check_tpu_environment(
         return
     generation = named_generation(environment[_TYPE])
     if generation is None:
-        names = ", ".join(shapes(each)[0].ray_pod_type for each in Generation)
+        names = ", ".join(
+            shapes(known_generation)[0].ray_pod_type for known_generation in Generation
+        )
         yield error(_TYPE, environment[_TYPE], f"such as {names}", _SET_BY)
         return
     shape = host_shape(environment, len(chips) or None)
@@ -85,7 +87,7 @@ def _no_such_topology(generation: Generation, topology: str) -> Finding:
 
 def _about_slice(environment: Mapping[str, str], shape: SliceShape) -> Iterator[Finding]:
     kind = f"{shape.generation} {shape.topology}"
-    pod_types = {each.ray_pod_type for each in shapes(shape.generation)}
+    pod_types = {other.ray_pod_type for other in shapes(shape.generation)}
     if environment[_TYPE].lower() in pod_types - {shape.ray_pod_type}:
         yield error(
             _TYPE,

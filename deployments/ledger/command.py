@@ -100,9 +100,9 @@ def _write_parquet(path: Path, readings: Iterable[LedgerReading]) -> None:
 
 def _record(folder: Path, every_s: float, read: Callable[[], list[LedgerReading]]) -> NoReturn:
     """Reads until Ctrl-C. Gateways that do not answer are asked again: they count meanwhile."""
-    from deployments.ledger.record import Recorder, wait_s  # noqa: PLC0415 - as above
+    from deployments.ledger.record import LedgerRecorder, wait_s  # noqa: PLC0415 - as above
 
-    recorder = Recorder(folder)
+    recorder = LedgerRecorder(folder)
     try:
         while True:
             try:

@@ -134,7 +134,7 @@ def latest_increase(
         earlier = before.get(reading.gateway_id)
         if earlier is not None and earlier.started_at_s == reading.started_at_s:
             return subtract(reading.sums, earlier.sums), earlier.at_s
-    last_s = max((each.at_s for each in before.values()), default=None)
+    last_s = max((earlier.at_s for earlier in before.values()), default=None)
     for reading in readings:
         if last_s is not None and reading.started_at_s >= last_s:
             return reading.sums, reading.started_at_s

@@ -24,7 +24,7 @@ STATE_FILE = "recorder.json"
 _DAY_S = 24 * 3600
 
 
-class Recorder:
+class LedgerRecorder:
     """One folder's table. What it was told before is read back from there."""
 
     def __init__(self, folder: Path) -> None:
@@ -77,12 +77,12 @@ def wait_s(now_s: float, every_s: float) -> float:
 def _write_state(path: Path, readings: Iterable[LedgerReading]) -> None:
     state = [
         {
-            "gateway_id": each.gateway_id,
-            "started_at_s": each.started_at_s,
-            "at_s": each.at_s,
-            "sums": [[*key, *amounts] for key, amounts in each.sums.items()],
+            "gateway_id": reading.gateway_id,
+            "started_at_s": reading.started_at_s,
+            "at_s": reading.at_s,
+            "sums": [[*key, *amounts] for key, amounts in reading.sums.items()],
         }
-        for each in readings
+        for reading in readings
     ]
     draft = path.with_suffix(".new")
     draft.write_text(json.dumps(state))
@@ -95,13 +95,13 @@ def _read_state(path: Path) -> dict[str, LedgerReading]:
     num_names = len(RowKey._fields)
     try:
         return {
-            each["gateway_id"]: LedgerReading(
-                each["gateway_id"],
-                float(each["started_at_s"]),
-                float(each["at_s"]),
-                {RowKey(*row[:num_names]): Amounts(*row[num_names:]) for row in each["sums"]},
+            load["gateway_id"]: LedgerReading(
+                load["gateway_id"],
+                float(load["started_at_s"]),
+                float(load["at_s"]),
+                {RowKey(*row[:num_names]): Amounts(*row[num_names:]) for row in load["sums"]},
             )
-            for each in json.loads(path.read_text())
+            for load in json.loads(path.read_text())
         }
     except (ValueError, KeyError, TypeError) as error:
         raise TableFileError(f"{path} is no recorder's state: {error}") from error

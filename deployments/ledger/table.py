@@ -32,7 +32,7 @@ class LedgerPageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class LedgerPage:
     """One gateway's ledger. Sums are by model and compute class; `usd` has priced classes only."""
 
     gateway_id: str
@@ -64,7 +64,7 @@ class Row:
         return self.usd / self.output_tokens * _MILLION
 
 
-def parse_page(text: str) -> Page:
+def parse_page(text: str) -> LedgerPage:
     """The ledger on a gateway's metrics page.
 
     Raises:
@@ -77,7 +77,7 @@ def parse_page(text: str) -> Page:
         started = [sample for sample in samples if sample.name == _STARTED]
         if len(started) != 1:
             raise LedgerPageError(f"{_STARTED} is there {len(started)} times, not once")
-        page = Page(
+        page = LedgerPage(
             started[0].labels.get(GATEWAY_LABEL, ""),
             started[0].value,
             defaultdict(dict),
@@ -93,7 +93,7 @@ def parse_page(text: str) -> Page:
     return page
 
 
-def _take(page: Page, sample: Sample) -> None:
+def _take(page: LedgerPage, sample: Sample) -> None:
     if sample.name not in (_CHIP_SECONDS, _COST, _TOKENS):
         return
     key = (sample.labels["model"], sample.labels["compute_class"])
@@ -105,7 +105,7 @@ def _take(page: Page, sample: Sample) -> None:
         page.output_tokens[key] += sample.value
 
 
-def merge(pages: Iterable[Page]) -> list[Row]:
+def merge(pages: Iterable[LedgerPage]) -> list[Row]:
     """The fleet's rows: chips of the gateway that counts longest, tokens of all. Needs one page."""
     by_gateway = {page.gateway_id: page for page in pages}
     longest = min(by_gateway.values(), key=lambda page: page.started_at_s)

@@ -42,7 +42,7 @@ def render_command(
     except UnsupportedVllmError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(_UNUSABLE) from error
-    files = render(values, source_words(file.name, text))
+    files = render(values, format_source(file.name, text))
     try:
         changed, removed = write_files(files, out)
     except FileExistsError as error:
@@ -52,7 +52,7 @@ def render_command(
     typer.echo(f"next: slicewise validate {out}")
 
 
-def source_words(name: str, text: str) -> str:
+def format_source(name: str, text: str) -> str:
     """What a rendered file says of its source; the same on every machine."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
     return f"{name} (sha256 {digest})"
@@ -76,7 +76,12 @@ def write_files(files: Mapping[str, str], out: Path) -> tuple[int, int]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
             changed += 1
-    old = [path for each in RENDERED_FOLDERS for path in (out / each).rglob("*") if path.is_file()]
+    old = [
+        path
+        for rendered_folder in RENDERED_FOLDERS
+        for path in (out / rendered_folder).rglob("*")
+        if path.is_file()
+    ]
     stale = [path for path in old if path.relative_to(out).as_posix() not in files]
     stale = [path for path in stale if _is_rendered(path)]
     for path in stale:

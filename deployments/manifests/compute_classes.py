@@ -43,7 +43,7 @@ def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> lis
     for name, members in by_shape.items():
         if len(members) > 1 and cluster.provisioning == Provisioning.AUTO:
             made.append(_ladder(name, members))
-    return sorted(made, key=lambda each: str(each["metadata"]["name"]))
+    return sorted(made, key=lambda compute_class: str(compute_class["metadata"]["name"]))
 
 
 def control_class(cluster: ClusterConfig) -> Json:
@@ -107,7 +107,9 @@ def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
         return not is_paid_for, float(order) if price is None else price, order, group.name
 
     known = list(groups)
-    if any(each.usd_per_chip_hour is None for each in known if each.market != Market.RESERVED):
+    if any(
+        member.usd_per_chip_hour is None for member in known if member.market != Market.RESERVED
+    ):
         known.sort(key=lambda group: (_LADDER.index(group.market), group.name))
     else:
         known.sort(key=place)

@@ -95,7 +95,7 @@ def priority_classes(cluster: ClusterConfig) -> list[Json]:
 def resource_quota(values: Values, groups: Sequence[SliceGroup]) -> Json:
     """At most the chips of all groups, and those of a second cluster where an upgrade makes one."""
     cluster = values.cluster
-    chips = sum(each.max_slices * each.shape.num_chips for each in groups)
+    chips = sum(group.max_slices * group.shape.num_chips for group in groups)
     match cluster.upgrade.kind:
         case UpgradeKind.IN_PLACE:
             percent = 100

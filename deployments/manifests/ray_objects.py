@@ -139,7 +139,7 @@ def _slice_group(values: Values, group: SliceGroup) -> Json:
 
 def _autoscaler(groups: Sequence[SliceGroup]) -> Json:
     patience_s = max(
-        (_LONGEST_PATIENCE_S if each.patience_s is None else each.patience_s for each in groups),
+        (_LONGEST_PATIENCE_S if group.patience_s is None else group.patience_s for group in groups),
         default=_LONGEST_PATIENCE_S,
     )
     return {

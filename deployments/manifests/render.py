@@ -36,7 +36,9 @@ def render(values: Values, source: str) -> dict[str, str]:
     """
     header = f"{MARK} from {source}. Change that and render again.\n"
     files = {path: _dump(objects) for path, objects in manifests(values).items()}
-    files |= {path: _dump([each]) for path, each in _kustomizations(files).items()}
+    files |= {
+        path: _dump([kustomization]) for path, kustomization in _kustomizations(files).items()
+    }
     files[SERVE_CONFIG] = serve_config(values)
     files |= _scripts(values)
     return {path: header + files[path] for path in sorted(files)}

@@ -62,7 +62,7 @@ def parse_values(raw: object, vllm_args: VllmArgs | None) -> Values:
             cluster = ClusterConfig.model_validate(raw[CLUSTER])
         except ValidationError as error:
             schema = ClusterConfig.model_json_schema()
-            problems += [_in_cluster(each) for each in problems_of(error, schema)]
+            problems += [_in_cluster(problem) for problem in problems_of(error, schema)]
     serve = copy.deepcopy({key: value for key, value in raw.items() if key != CLUSTER})
     report = check_serve_config(serve, vllm_args)
     problems += report.problems
@@ -179,7 +179,9 @@ def _joined_problems(values: Values, path: str, deployment: DeploymentConfig) ->
 
 
 def _class_problems(values: Values) -> Iterator[Problem]:
-    used = {each.compute_class for model in values.app.models for each in model.deployments}
+    used = {
+        deployment.compute_class for model in values.app.models for deployment in model.deployments
+    }
     names: list[tuple[str, object]] = [
         (f"cluster.classes[{at}].compute_class", entry.compute_class)
         for at, entry in enumerate(values.cluster.classes)

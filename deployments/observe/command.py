@@ -168,7 +168,11 @@ class _Sources:
         """Ray's service discovery file; `None` when there is none."""
         if self.ray_discovery is not None:
             return self.ray_discovery
-        found = [path for each in _RAY_FILES for path in self.temporary.glob(f"{each}/{_RAY_FILE}")]
+        found = [
+            path
+            for ray_file in _RAY_FILES
+            for path in self.temporary.glob(f"{ray_file}/{_RAY_FILE}")
+        ]
         return max(found, key=_written_at, default=None)
 
     def lines(self) -> Sequence[str]:
@@ -232,14 +236,14 @@ class _Observer:
                 return 1
             if not is_ready and _is_ready(self._address):
                 is_ready = True
-                self._tell()
+                self._print_targets()
             if time.monotonic() >= refresh_at_s:
                 refresh_at_s = time.monotonic() + _REFRESH_S
                 self._sources.write(self._folder / "targets")
             time.sleep(_POLL_S)
         return 0
 
-    def _tell(self) -> None:
+    def _print_targets(self) -> None:
         typer.echo(f"slicewise: Prometheus on http://{self._address}, alerts on /alerts; it reads")
         for line in self._sources.lines():
             typer.echo(f"  {line}")

@@ -101,7 +101,10 @@ class SimulatedCluster:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition(self._lock)
-        self._faults = {(each.slice, each.worker_id): each.fault for each in plan.faulty_hosts}
+        self._faults = {
+            (faulty_host.slice, faulty_host.worker_id): faulty_host.fault
+            for faulty_host in plan.faulty_hosts
+        }
         self._stopping = False
         self._is_started = False
         self._metadata: MetadataServers
@@ -158,8 +161,8 @@ class SimulatedCluster:
         if self._thread.is_alive():
             self._thread.join(30)
         with self._lock:
-            for each in list(self._slices.values()):
-                self._take(each)
+            for slice_item in list(self._slices.values()):
+                self._take(slice_item)
             if not self._is_started:
                 return
             self._is_started = False
@@ -187,17 +190,17 @@ class SimulatedCluster:
         with self._lock:
             slices = [
                 {
-                    "name": each.name,
-                    "compute_class": each.kind.compute_class,
-                    "generation": each.kind.generation,
-                    "topology": each.kind.topology,
-                    "hosts": [host.worker_id for host in each.hosts if host.is_alive],
+                    "name": simulated.name,
+                    "compute_class": simulated.kind.compute_class,
+                    "generation": simulated.kind.generation,
+                    "topology": simulated.kind.topology,
+                    "hosts": [host.worker_id for host in simulated.hosts if host.is_alive],
                     "goes_in_s": None
-                    if each.going_at_s is None
-                    else round(each.going_at_s - now_s, 1),
+                    if simulated.going_at_s is None
+                    else round(simulated.going_at_s - now_s, 1),
                 }
-                | _described(each.throttle)
-                for _, each in sorted(self._slices.items())
+                | _described(simulated.throttle)
+                for _, simulated in sorted(self._slices.items())
             ]
             dry = sorted(self._dry)
         return {
@@ -218,7 +221,9 @@ class SimulatedCluster:
         kind = self._kind(kind_name)
         with self._lock, self.control_plane.lock:
             _ = self.control_plane.cluster
-            used = {each.index for each in self._slices.values() if each.kind is kind}
+            used = {
+                slice_item.index for slice_item in self._slices.values() if slice_item.kind is kind
+            }
             # KubeRay gives the lowest free index, and so a lost slice's name to its replacement.
             index = next(number for number in itertools.count() if number not in used)
             created = SimulatedSlice(kind.slice_name(index), kind, index)

@@ -34,7 +34,9 @@ def processes_below(roots: Iterable[int]) -> list[psutil.Process]:
 def engines_below(roots: Iterable[int]) -> list[psutil.Process]:
     """The engine hosts among those processes, and every process below them."""
     below = processes_below(roots)
-    return processes_below(each.pid for each in below if _title(each).startswith(_ENGINE_TITLE))
+    return processes_below(
+        process.pid for process in below if _title(process).startswith(_ENGINE_TITLE)
+    )
 
 
 def _title(process: psutil.Process) -> str:

@@ -112,8 +112,8 @@ def parse_plan(raw: Any) -> SimulationPlan:
     except ValidationError as error:
         raise ConfigError(
             [
-                Problem(".".join(map(str, each["loc"])) or "(file)", each["msg"], "")
-                for each in error.errors()
+                Problem(".".join(map(str, problem["loc"])) or "(file)", problem["msg"], "")
+                for problem in error.errors()
             ]
         ) from error
     problems = []

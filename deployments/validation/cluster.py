@@ -6,13 +6,13 @@ from deployments.manifests.platform import PROVISIONER_RULES
 from deployments.validation.documents import (
     Folder,
     Json,
-    Manifest,
-    look,
+    KubernetesManifest,
     mapping,
     named,
     ray_clusters,
     sequence,
     texts,
+    value_at,
 )
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.domain.errors import Problem
@@ -32,34 +32,34 @@ def cluster_problems(folder: Folder) -> Iterator[Problem]:
             yield from _service_problems(manifest, cluster)
 
 
-def _setting_problems(manifest: Manifest, path: str, cluster: Json) -> Iterator[Problem]:
+def _setting_problems(manifest: KubernetesManifest, path: str, cluster: Json) -> Iterator[Problem]:
     def problem(field: str, complaint: str, allowed: str) -> Problem:
-        value = look(cluster, *field.split("."))
+        value = value_at(cluster, *field.split("."))
         return manifest.problem(f"{path}.{field}", complaint, allowed, value)
 
-    if look(cluster, "enableInTreeAutoscaling") is not True:
+    if value_at(cluster, "enableInTreeAutoscaling") is not True:
         complaint = "without it KubeRay deletes surplus slices at random"
         yield problem("enableInTreeAutoscaling", complaint, "allowed: true")
-    if look(cluster, "autoscalerOptions", "version") != "v2":
+    if value_at(cluster, "autoscalerOptions", "version") != "v2":
         complaint = "only version 2 knows a group's idle timeout"
         yield problem("autoscalerOptions.version", complaint, "allowed: v2")
-    idle_s = look(cluster, "autoscalerOptions", "idleTimeoutSeconds")
+    idle_s = value_at(cluster, "autoscalerOptions", "idleTimeoutSeconds")
     if isinstance(idle_s, int) and idle_s < NEVER_IDLE_S:
         complaint = "gateways' pods would be taken away"
         allowed = f"allowed: at least {NEVER_IDLE_S}"
         yield problem("autoscalerOptions.idleTimeoutSeconds", complaint, allowed)
-    if look(cluster, "authOptions", "mode") != "token":
+    if value_at(cluster, "authOptions", "mode") != "token":
         complaint = "whoever reaches Ray's ports could run code"
         yield problem("authOptions.mode", complaint, "allowed: token")
-    if not look(cluster, "gcsFaultToleranceOptions", "redisAddress"):
+    if not value_at(cluster, "gcsFaultToleranceOptions", "redisAddress"):
         complaint = "missing: the head's death would cost every engine"
         yield problem("gcsFaultToleranceOptions.redisAddress", complaint, "required: Redis")
-    if str(look(cluster, "headGroupSpec", "rayStartParams", "num-cpus")) != _ZERO:
+    if str(value_at(cluster, "headGroupSpec", "rayStartParams", "num-cpus")) != _ZERO:
         complaint = "parts of the application would be lost with the head"
         yield problem("headGroupSpec.rayStartParams.num-cpus", complaint, 'allowed: "0"')
 
 
-def _pod_problems(manifest: Manifest, path: str, cluster: Json) -> Iterator[Problem]:
+def _pod_problems(manifest: KubernetesManifest, path: str, cluster: Json) -> Iterator[Problem]:
     for where, template in pod_templates(cluster):
         container = mapping(template, "spec", "containers", 0)
         first = f"{path}.{where}.template.spec.containers[0]"
@@ -69,10 +69,12 @@ def _pod_problems(manifest: Manifest, path: str, cluster: Json) -> Iterator[Prob
                 complaint = "not what Ray is started with everywhere else"
                 allowed = f'allowed: "{wanted}"'
                 yield manifest.problem(f"{first}.env[{name}]", complaint, allowed, value)
-        if where != "headGroupSpec" and not look(container, "readinessProbe", "httpGet", "path"):
+        if where != "headGroupSpec" and not value_at(
+            container, "readinessProbe", "httpGet", "path"
+        ):
             complaint = "without one KubeRay's asks with wget, which no image has: never ready"
             allowed = "required: httpGet"
-            value = look(container, "readinessProbe", "exec", "command", 0)
+            value = value_at(container, "readinessProbe", "exec", "command", 0)
             yield manifest.problem(f"{first}.readinessProbe", complaint, allowed, value)
 
 
@@ -84,7 +86,7 @@ def pod_templates(cluster: Json) -> Iterator[tuple[str, Json]]:
         yield f"workerGroupSpecs[{name}]", mapping(group, "template")
 
 
-def _service_problems(manifest: Manifest, cluster: Json) -> Iterator[Problem]:
+def _service_problems(manifest: KubernetesManifest, cluster: Json) -> Iterator[Problem]:
     state = mapping(cluster, "gcsFaultToleranceOptions")
     if "externalStorageNamespace" in state:
         field = "spec.rayClusterConfig.gcsFaultToleranceOptions.externalStorageNamespace"
@@ -102,7 +104,7 @@ def _service_problems(manifest: Manifest, cluster: Json) -> Iterator[Problem]:
 
 
 def _provisioner_problems(
-    manifest: Manifest, path: str, cluster: Json, folder: Folder
+    manifest: KubernetesManifest, path: str, cluster: Json, folder: Folder
 ) -> Iterator[Problem]:
     """There is a provisioner, and it may do what it does."""
     spec = mapping(cluster, "headGroupSpec", "template", "spec")
@@ -127,11 +129,11 @@ def _provisioner_problems(
 
 def _granted(folder: Folder, account: str) -> dict[str, set[str]]:
     """The verbs that a service account has, by resource."""
-    roles = {each.name: each for each in folder.of_kind("Role")}
+    roles = {manifest.name: manifest for manifest in folder.of_kind("Role")}
     granted: dict[str, set[str]] = {}
     for binding in folder.of_kind("RoleBinding"):
-        subjects = [mapping(each).get("name") for each in sequence(binding.body, "subjects")]
-        role = roles.get(str(look(binding.body, "roleRef", "name")))
+        subjects = [mapping(entry).get("name") for entry in sequence(binding.body, "subjects")]
+        role = roles.get(str(value_at(binding.body, "roleRef", "name")))
         if account in subjects and role is not None:
             for rule in sequence(role.body, "rules"):
                 for resource in sequence(rule, "resources"):

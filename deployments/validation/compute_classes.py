@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from deployments.validation.documents import (
     Folder,
     Json,
-    Manifest,
-    look,
+    KubernetesManifest,
     mapping,
     ray_clusters,
     sequence,
     texts,
+    value_at,
 )
 from deployments.validation.groups import (
     FoundGroup,
@@ -26,16 +26,20 @@ from serving.domain.topology import Generation, TopologyError, slice_shape
 
 def class_problems(folder: Folder) -> Iterator[Problem]:
     """Every class that makes slices, alone and with the groups that wait for it."""
-    for each in folder.of_kind("ComputeClass"):
+    for compute_class in folder.of_kind("ComputeClass"):
         rules = [
-            rule for rule in sequence(each.body, "spec", "priorities") if isinstance(rule, dict)
+            rule
+            for rule in sequence(compute_class.body, "spec", "priorities")
+            if isinstance(rule, dict)
         ]
         if any("tpu" in rule or "nodepools" in rule for rule in rules):
-            yield from _class_problems(each)
+            yield from _class_problems(compute_class)
         for at, rule in enumerate(rules):
             if "tpu" in rule:
-                yield from _rule_problems(each, f"spec.priorities[{at}]", rule)
-    classes = {each.name: each for each in folder.of_kind("ComputeClass")}
+                yield from _rule_problems(compute_class, f"spec.priorities[{at}]", rule)
+    classes = {
+        compute_class.name: compute_class for compute_class in folder.of_kind("ComputeClass")
+    }
     for manifest, path, cluster in ray_clusters(folder):
         for group in slice_groups_in(manifest, path, cluster):
             used = classes.get(str(group.selector.get(GKE_COMPUTE_CLASS)))
@@ -52,7 +56,7 @@ def market_of(rule: Json) -> Market:
     return Market.RESERVED if rule.get("reservations") else Market.ON_DEMAND
 
 
-def _class_problems(each: Manifest) -> Iterator[Problem]:
+def _class_problems(each: KubernetesManifest) -> Iterator[Problem]:
     spec = mapping(each.body, "spec")
     if spec.get("whenUnsatisfiable", "DoNotScaleUp") != "DoNotScaleUp":
         complaint = "GKE would make machines without chips"
@@ -69,7 +73,7 @@ def _class_problems(each: Manifest) -> Iterator[Problem]:
         yield each.problem(field, complaint, "allowed: 0", threshold)
 
 
-def _rule_problems(each: Manifest, path: str, rule: Json) -> Iterator[Problem]:
+def _rule_problems(each: KubernetesManifest, path: str, rule: Json) -> Iterator[Problem]:
     """What GKE's autoscaler refuses, and the schema does not."""
     tpu = mapping(rule, "tpu")
     known = generations_by_accelerator()
@@ -108,7 +112,7 @@ def _rule_problems(each: Manifest, path: str, rule: Json) -> Iterator[Problem]:
     yield from _market_problems(each, path, rule)
 
 
-def _market_problems(each: Manifest, path: str, rule: Json) -> Iterator[Problem]:
+def _market_problems(each: KubernetesManifest, path: str, rule: Json) -> Iterator[Problem]:
     reservations = mapping(rule, "reservations")
     if reservations:
         affinity = reservations.get("affinity")
@@ -130,7 +134,7 @@ def _market_problems(each: Manifest, path: str, rule: Json) -> Iterator[Problem]
         yield each.problem(f"{path}.flexStart", complaint, "allowed: one market", "enabled")
 
 
-def _agreement_problems(group: FoundGroup, used: Manifest) -> Iterator[Problem]:
+def _agreement_problems(group: FoundGroup, used: KubernetesManifest) -> Iterator[Problem]:
     """The class makes the hosts that the group's pods select, in the market that they say."""
     rules = sequence(used.body, "spec", "priorities")
     if len(rules) != 1:
@@ -154,7 +158,9 @@ def _agreement_problems(group: FoundGroup, used: Manifest) -> Iterator[Problem]:
             field = f"spec.priorities[0].tpu.{name}"
             yield used.problem(field, complaint, f"allowed: {value}", tpu.get(name))
     has_claims = bool(sequence(group.pod, "resourceClaims"))
-    is_driven = look(used.body, "spec", "nodePoolConfig", "dra", "networking", "enabled") is True
+    is_driven = (
+        value_at(used.body, "spec", "nodePoolConfig", "dra", "networking", "enabled") is True
+    )
     if has_claims and not is_driven:
         complaint = f"pods of group {group.name} claim network interfaces, which nobody would give"
         field = "spec.nodePoolConfig.dra.networking.enabled"

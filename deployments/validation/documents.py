@@ -20,7 +20,7 @@ SERVE_CONFIG_NAME = "serve_config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class KubernetesManifest:
     """One object and the file it is from, by its path below the folder."""
 
     file: str
@@ -53,17 +53,17 @@ class Manifest:
 class Folder:
     """Everything in a folder. `serve_configs` are texts, by file; `files` all paths of YAML."""
 
-    manifests: tuple[Manifest, ...]
+    manifests: tuple[KubernetesManifest, ...]
     serve_configs: dict[str, str]
     files: frozenset[str]
 
-    def of_kind(self, *kinds: str) -> list[Manifest]:
+    def of_kind(self, *kinds: str) -> list[KubernetesManifest]:
         """The objects of some kinds, in the order of their files."""
-        return [each for each in self.manifests if each.kind in kinds]
+        return [manifest for manifest in self.manifests if manifest.kind in kinds]
 
     def names(self, kind: str) -> set[str]:
         """The names of all objects of a kind."""
-        return {each.name for each in self.of_kind(kind)}
+        return {manifest.name for manifest in self.of_kind(kind)}
 
 
 def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
@@ -74,8 +74,8 @@ def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
     """
     rendered = [folder / name for name in RENDERED_FOLDERS]
     paths = list(folder.rglob("*.yaml"))
-    if all(each.is_dir() for each in rendered):
-        paths = [path for each in rendered for path in each.rglob("*.yaml")]
+    if all(part.is_dir() for part in rendered):
+        paths = [path for part in rendered for path in part.rglob("*.yaml")]
         paths += folder.glob("kustomization.yaml")
     return parse_files(
         {
@@ -87,7 +87,7 @@ def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
 
 def parse_files(texts: dict[str, str]) -> tuple[Folder, list[Problem]]:
     """The same from texts by path. Pure."""
-    manifests: list[Manifest] = []
+    manifests: list[KubernetesManifest] = []
     serve_configs: dict[str, str] = {}
     problems: list[Problem] = []
     for file in sorted(texts):
@@ -103,7 +103,7 @@ def parse_files(texts: dict[str, str]) -> tuple[Folder, list[Problem]]:
             continue
         for number, document in enumerate(documents):
             if isinstance(document, dict) and document.get("kind"):
-                manifests.append(Manifest(file, document))
+                manifests.append(KubernetesManifest(file, document))
             elif document is not None:
                 complaint = f"document {number + 1} is no Kubernetes object"
                 problems.append(Problem(file, complaint, "required: apiVersion and kind"))
@@ -117,17 +117,17 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def mapping(value: Any, *path: str | int) -> Json:
     """The mapping at `path`; empty where there is none."""
-    found = look(value, *path)
+    found = value_at(value, *path)
     return found if isinstance(found, dict) else {}
 
 
 def sequence(value: Any, *path: str | int) -> list[Any]:
     """The list at `path`; empty where there is none."""
-    found = look(value, *path)
+    found = value_at(value, *path)
     return found if isinstance(found, list) else []
 
 
-def look(value: Any, *path: str | int) -> Any:
+def value_at(value: Any, *path: str | int) -> Any:
     """Whatever stands at `path`; `None` where nothing does."""
     for step in path:
         if isinstance(value, dict) and isinstance(step, str):
@@ -149,12 +149,12 @@ def named(entries: Iterable[Any], name: str) -> Json:
 
 def texts(found: Sequence[object]) -> str:
     """Values one after the other, for a message."""
-    return ", ".join(str(each) for each in found) or "nothing"
+    return ", ".join(str(value) for value in found) or "nothing"
 
 
-def ray_clusters(folder: Folder) -> Iterator[tuple[Manifest, str, Json]]:
+def ray_clusters(folder: Folder) -> Iterator[tuple[KubernetesManifest, str, Json]]:
     """Every Ray cluster: its object, the path of its spec, its spec."""
-    for each in folder.of_kind("RayService", "RayCluster"):
-        is_service = each.kind == "RayService"
+    for manifest in folder.of_kind("RayService", "RayCluster"):
+        is_service = manifest.kind == "RayService"
         path = "spec.rayClusterConfig" if is_service else "spec"
-        yield each, path, mapping(each.body, *path.split("."))
+        yield manifest, path, mapping(manifest.body, *path.split("."))

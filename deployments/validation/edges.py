@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from deployments.manifests.edges import FIXED_PORT, is_googles
 from deployments.manifests.names import PROXY_HEALTH, kuberay_services
-from deployments.validation.documents import Folder, Json, Manifest, look, mapping, sequence, texts
+from deployments.validation.documents import (
+    Folder,
+    Json,
+    KubernetesManifest,
+    mapping,
+    sequence,
+    texts,
+    value_at,
+)
 from deployments.validation.found_pods import FoundPod, ray_pods, selects
 from serving.domain.errors import Problem
 
@@ -28,25 +36,27 @@ def edge_problems(folder: Folder) -> Iterator[Problem]:
     """Every route, every policy, and what Google's load balancers need of those they serve."""
     pods = list(ray_pods(folder))
     googles = {
-        each.name
-        for each in folder.of_kind("Gateway")
-        if is_googles(str(look(each.body, "spec", "gatewayClassName")))
+        manifest.name
+        for manifest in folder.of_kind("Gateway")
+        if is_googles(str(value_at(manifest.body, "spec", "gatewayClassName")))
     }
     for route in folder.of_kind("HTTPRoute"):
-        parents = {mapping(each).get("name") for each in sequence(route.body, "spec", "parentRefs")}
+        parents = {
+            mapping(entry).get("name") for entry in sequence(route.body, "spec", "parentRefs")
+        }
         for service in _services(route):
             yield from _service_problems(folder, pods, route, "spec.rules.backendRefs", service)
             if parents & googles:
                 yield from _health_problems(folder, route, service)
                 yield from _timeout_problems(folder, route, service)
     for policy in folder.of_kind(*_POLICIES):
-        service = str(look(policy.body, "spec", "targetRef", "name"))
+        service = str(value_at(policy.body, "spec", "targetRef", "name"))
         yield from _service_problems(folder, pods, policy, "spec.targetRef.name", service)
     for policy in folder.of_kind("HealthCheckPolicy"):
         yield from _check_problems(policy)
 
 
-def _services(route: Manifest) -> list[str]:
+def _services(route: KubernetesManifest) -> list[str]:
     return [
         str(mapping(backend).get("name"))
         for rule in sequence(route.body, "spec", "rules")
@@ -55,14 +65,14 @@ def _services(route: Manifest) -> list[str]:
 
 
 def _service_problems(
-    folder: Folder, pods: list[FoundPod], source: Manifest, field: str, service: str
+    folder: Folder, pods: list[FoundPod], source: KubernetesManifest, field: str, service: str
 ) -> Iterator[Problem]:
     """Whether `source` points at a Service that leads to gateways, from the first moment.
 
     A route of somebody else's, by another name than the cluster's, may lead to what is not Ray's.
     """
     clusters = folder.names("RayService") | folder.names("RayCluster")
-    leads = {each.name: _leads_to(each, pods) for each in folder.of_kind("Service")}
+    leads = {manifest.name: _leads_to(manifest, pods) for manifest in folder.of_kind("Service")}
     ours = sorted(name for name, groups in leads.items() if groups and all(groups.values()))
     allowed = f"allowed: {texts(ours)}"
     if any(service in kuberay_services(cluster) for cluster in clusters):
@@ -82,22 +92,22 @@ def _service_problems(
             yield source.problem(field, complaint, allowed, service)
 
 
-def _leads_to(service: Manifest, pods: list[FoundPod]) -> dict[str, bool]:
+def _leads_to(service: KubernetesManifest, pods: list[FoundPod]) -> dict[str, bool]:
     """The groups of Ray pods that a Service leads to, and whether gateways run in each."""
     selector: Json = {"matchLabels": mapping(service.body, "spec", "selector")}
     selected = [pod for pod in pods if selects(selector, pod.labels)]
     return {pod.labels["ray.io/group"]: pod.is_gateway for pod in selected}
 
 
-def _policies(folder: Folder, kind: str, service: str) -> list[Manifest]:
+def _policies(folder: Folder, kind: str, service: str) -> list[KubernetesManifest]:
     return [
-        each
-        for each in folder.of_kind(kind)
-        if look(each.body, "spec", "targetRef", "name") == service
+        manifest
+        for manifest in folder.of_kind(kind)
+        if value_at(manifest.body, "spec", "targetRef", "name") == service
     ]
 
 
-def _check_problems(policy: Manifest) -> Iterator[Problem]:
+def _check_problems(policy: KubernetesManifest) -> Iterator[Problem]:
     """What the API server would refuse of a health check."""
     for name, check in sorted(mapping(policy.body, *_CONFIG.split(".")).items()):
         if not isinstance(check, dict):
@@ -118,28 +128,28 @@ def _check_problems(policy: Manifest) -> Iterator[Problem]:
         yield policy.problem(_TIMEOUT, complaint, f"allowed: at most {interval_s}", timeout_s)
 
 
-def _health_problems(folder: Folder, route: Manifest, service: str) -> Iterator[Problem]:
+def _health_problems(folder: Folder, route: KubernetesManifest, service: str) -> Iterator[Problem]:
     found = _policies(folder, "HealthCheckPolicy", service)
     if not found:
         complaint = f"the load balancer would ask {service} for /, and take every gateway for ill"
         required = f"required: a HealthCheckPolicy of {service} with {PROXY_HEALTH}"
         yield route.problem("spec.rules.backendRefs", complaint, required, service)
-    for each in found:
-        path = look(each.body, *_HEALTH_PATH.split("."))
+    for policy in found:
+        path = value_at(policy.body, *_HEALTH_PATH.split("."))
         if path not in (PROXY_HEALTH, "/health"):
             complaint = "a gateway answers this path only with a key"
-            yield each.problem(_HEALTH_PATH, complaint, f"allowed: {PROXY_HEALTH}, /health", path)
+            yield policy.problem(_HEALTH_PATH, complaint, f"allowed: {PROXY_HEALTH}, /health", path)
 
 
-def _timeout_problems(folder: Folder, route: Manifest, service: str) -> Iterator[Problem]:
+def _timeout_problems(folder: Folder, route: KubernetesManifest, service: str) -> Iterator[Problem]:
     found = _policies(folder, "GCPBackendPolicy", service)
     if not found:
         complaint = f"the load balancer would cut every answer of {service} after 30 s"
         required = f"required: a GCPBackendPolicy of {service} with timeoutSec"
         yield route.problem("spec.rules.backendRefs", complaint, required, service)
-    for each in found:
-        timeout_s = look(each.body, *_TIMEOUT.split("."))
+    for policy in found:
+        timeout_s = value_at(policy.body, *_TIMEOUT.split("."))
         if not isinstance(timeout_s, int) or timeout_s < _LEAST_TIMEOUT_S:
             complaint = "streams are as long as their answers"
             allowed = f"allowed: at least {_LEAST_TIMEOUT_S}"
-            yield each.problem(_TIMEOUT, complaint, allowed, timeout_s)
+            yield policy.problem(_TIMEOUT, complaint, allowed, timeout_s)

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deployments.manifests.kuberay_labels import kuberay_labels, merged_labels
-from deployments.validation.documents import Folder, Json, Manifest, mapping, ray_clusters, sequence
+from deployments.validation.documents import (
+    Folder,
+    Json,
+    KubernetesManifest,
+    mapping,
+    ray_clusters,
+    sequence,
+)
 from serving.domain.gke_names import GKE_CHIPS
 
 
@@ -18,7 +25,7 @@ class FoundPod:
     `path` is the template's; `group` the worker group's spec, `None` for all other pods.
     """
 
-    manifest: Manifest
+    manifest: KubernetesManifest
     path: str
     group: Json | None
     template: Json
@@ -64,10 +71,10 @@ def ray_pods(folder: Folder) -> Iterator[FoundPod]:
 def all_pods(folder: Folder) -> list[FoundPod]:
     """Those of Ray and all others."""
     found = list(ray_pods(folder))
-    for each in folder.of_kind("DaemonSet", "Deployment", "StatefulSet"):
-        template = mapping(each.body, "spec", "template")
+    for manifest in folder.of_kind("DaemonSet", "Deployment", "StatefulSet"):
+        template = mapping(manifest.body, "spec", "template")
         labels = {**mapping(template, "metadata", "labels")}
-        found.append(FoundPod(each, "spec.template", None, template, labels))
+        found.append(FoundPod(manifest, "spec.template", None, template, labels))
     return found
 
 
@@ -75,9 +82,9 @@ def selects(selector: Json, labels: Json) -> bool:
     """Whether a label selector takes pods with these labels. Of expressions it knows `Exists`."""
     wanted = mapping(selector, "matchLabels")
     keys = [
-        mapping(each).get("key")
-        for each in sequence(selector, "matchExpressions")
-        if mapping(each).get("operator") == "Exists"
+        mapping(entry).get("key")
+        for entry in sequence(selector, "matchExpressions")
+        if mapping(entry).get("operator") == "Exists"
     ]
     has_all = all(labels.get(name) == value for name, value in wanted.items())
     return has_all and all(key in labels for key in keys)

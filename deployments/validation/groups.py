@@ -11,12 +11,12 @@ from deployments.manifests.slice_groups import MAX_GROUP_NAME
 from deployments.validation.documents import (
     Folder,
     Json,
-    Manifest,
-    look,
+    KubernetesManifest,
     mapping,
     ray_clusters,
     sequence,
     texts,
+    value_at,
 )
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import Market
@@ -41,7 +41,7 @@ _NO_TOLERATIONS = ("cloud.google.com/gke-flex-start", "cloud.google.com/gke-spot
 class FoundGroup:
     """A worker group whose pods ask for chips. `shape` is `None` if it makes no slice there is."""
 
-    manifest: Manifest
+    manifest: KubernetesManifest
     path: str
     spec: Json
     shape: SliceShape | None
@@ -72,7 +72,7 @@ class FoundGroup:
         return self.manifest.problem(path, complaint, allowed, value)
 
 
-def slice_groups_in(manifest: Manifest, path: str, cluster: Json) -> list[FoundGroup]:
+def slice_groups_in(manifest: KubernetesManifest, path: str, cluster: Json) -> list[FoundGroup]:
     """The groups of a Ray cluster that make slices."""
     return [
         FoundGroup(manifest, path, spec, _shape_of(spec))
@@ -105,22 +105,22 @@ def _is_of_slices(spec: Json) -> bool:
 
 def _shape_of(spec: Json) -> SliceShape | None:
     try:
-        return slice_shape(*_shape_words(spec))
+        return slice_shape(*_parse_shape(spec))
     except (TopologyError, ValueError):
         return None
 
 
-def _shape_words(spec: Json) -> tuple[str, str, int]:
+def _parse_shape(spec: Json) -> tuple[str, str, int]:
     """Generation, topology and chips per host as the pods ask for them; may be no slice at all."""
     selector = mapping(spec, "template", "spec", "nodeSelector")
     generation = generations_by_accelerator().get(str(selector.get(GKE_ACCELERATOR)), "")
-    chips = look(spec, "template", "spec", "containers", 0, "resources", "limits", GKE_CHIPS)
+    chips = value_at(spec, "template", "spec", "containers", 0, "resources", "limits", GKE_CHIPS)
     return generation, str(selector.get(GKE_TOPOLOGY, "")), int(str(chips))
 
 
 def generations_by_accelerator() -> dict[str, str]:
     """Generations by GKE's name for them."""
-    return {shapes(each)[0].gke_accelerator: str(each) for each in Generation}
+    return {shapes(generation)[0].gke_accelerator: str(generation) for generation in Generation}
 
 
 def _shape_problems(group: FoundGroup) -> Iterator[Problem]:
@@ -148,7 +148,7 @@ def _shape_problems(group: FoundGroup) -> Iterator[Problem]:
         yield group.problem(f"{selector}[{GKE_TOPOLOGY}]", error.complaint, allowed, topology)
         return
     if group.shape is None:
-        sizes = [each.chips_per_host for each in shapes(generation) if each.topology == topology]
+        sizes = [shape.chips_per_host for shape in shapes(generation) if shape.topology == topology]
         complaint = f"not the chips of a host of a {generation} {topology} slice"
         allowed = f"allowed: {texts(sorted(sizes))}"
         yield group.problem(f"{field}.limits[{GKE_CHIPS}]", complaint, allowed, chips)
@@ -229,18 +229,18 @@ def _label_problems(group: FoundGroup) -> Iterator[Problem]:
 
 def _toleration_problems(group: FoundGroup) -> Iterator[Problem]:
     """Taints that its nodes have, and those that would cost it its class."""
-    tolerations = [each for each in sequence(group.pod, "tolerations") if isinstance(each, dict)]
+    tolerations = [entry for entry in sequence(group.pod, "tolerations") if isinstance(entry, dict)]
     field = "template.spec.tolerations"
     # Of every TPU node; of nodes of a class.
     for key, value in ((GKE_CHIPS, "present"), (GKE_COMPUTE_CLASS, group.name)):
-        if not any(_tolerates(each, key, value) for each in tolerations):
+        if not any(_tolerates(toleration, key, value) for toleration in tolerations):
             complaint = f"does not tolerate the taint {key}={value}:NoSchedule of its nodes"
             required = f"required: a toleration of {key}"
             yield group.problem(field, complaint, required, _keys(tolerations))
-    for each in tolerations:
-        if each.get("key") in _NO_TOLERATIONS:
+    for toleration in tolerations:
+        if toleration.get("key") in _NO_TOLERATIONS:
             complaint = "nodes of a class have no such taint, and GKE may refuse the class for it"
-            yield group.problem(field, complaint, "allowed: without it", each.get("key"))
+            yield group.problem(field, complaint, "allowed: without it", toleration.get("key"))
 
 
 def _tolerates(toleration: Json, key: str, value: str) -> bool:
@@ -253,7 +253,7 @@ def _tolerates(toleration: Json, key: str, value: str) -> bool:
 
 
 def _keys(tolerations: list[Json]) -> str:
-    return texts([each.get("key") for each in tolerations])
+    return texts([toleration.get("key") for toleration in tolerations])
 
 
 def _whole(value: Any) -> int | None:

@@ -7,7 +7,14 @@ TPU_WORKER_ID; without a host index on single hosts, it gives names of living sl
 from collections.abc import Iterator
 
 from deployments.manifests.kuberay_labels import why_not_in_group, why_not_in_template
-from deployments.validation.documents import Folder, Json, Manifest, mapping, ray_clusters, sequence
+from deployments.validation.documents import (
+    Folder,
+    Json,
+    KubernetesManifest,
+    mapping,
+    ray_clusters,
+    sequence,
+)
 from deployments.validation.groups import FoundGroup, slice_groups_in
 from serving.domain.errors import Problem
 from serving.domain.gke_names import HOST_INDEX_LABEL
@@ -22,8 +29,8 @@ def label_problems(folder: Folder) -> Iterator[Problem]:
     for manifest, path, cluster in ray_clusters(folder):
         yield from _owned(manifest, f"{path}.headGroupSpec", mapping(cluster, "headGroupSpec"))
         groups = {group.name: group for group in slice_groups_in(manifest, path, cluster)}
-        for each in sequence(cluster, "workerGroupSpecs"):
-            spec = mapping(each)
+        for entry in sequence(cluster, "workerGroupSpecs"):
+            spec = mapping(entry)
             name = str(spec.get("groupName"))
             where = f"{path}.workerGroupSpecs[{name}]"
             yield from _owned(manifest, where, spec)
@@ -35,7 +42,7 @@ def label_problems(folder: Folder) -> Iterator[Problem]:
                 yield manifest.problem(f"{where}.{_FIELD}", complaint, "allowed: nothing", value)
 
 
-def _owned(manifest: Manifest, where: str, spec: Json) -> Iterator[Problem]:
+def _owned(manifest: KubernetesManifest, where: str, spec: Json) -> Iterator[Problem]:
     for name, value in _labels(spec).items():
         complaint = why_not_in_template(name, value)
         if complaint is not None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from deployments.validation.documents import (
     Folder,
     Json,
-    Manifest,
-    look,
+    KubernetesManifest,
     mapping,
     ray_clusters,
     sequence,
     texts,
+    value_at,
 )
 from serving.domain.errors import Problem
 
@@ -27,13 +27,13 @@ def redis_problems(folder: Folder) -> Iterator[Problem]:
         if address:
             yield from _address_problems(manifest, f"{path}.{_OPTIONS}", str(address), folder)
             yield from _password_problems(manifest, f"{path}.{_OPTIONS}", options)
-    for each in folder.of_kind("StatefulSet"):
-        if _start_of(each) is not None:
-            yield from _pod_problems(each, folder)
+    for stateful_set in folder.of_kind("StatefulSet"):
+        if _start_of(stateful_set) is not None:
+            yield from _pod_problems(stateful_set, folder)
 
 
 def _address_problems(
-    manifest: Manifest, path: str, address: str, folder: Folder
+    manifest: KubernetesManifest, path: str, address: str, folder: Folder
 ) -> Iterator[Problem]:
     """Where a Redis is in the folder, an address in its namespace is its own."""
     host, _, port = address.removeprefix("redis://").rpartition(":")
@@ -43,12 +43,16 @@ def _address_problems(
     )
     if domain and not is_here:
         return
-    own = [each for each in folder.of_kind("StatefulSet") if _start_of(each) is not None]
+    own = [
+        stateful_set
+        for stateful_set in folder.of_kind("StatefulSet")
+        if _start_of(stateful_set) is not None
+    ]
     known = {
-        f"{each.name}.{each.namespace}.svc:{mapping(entry).get('port')}"
-        for each in folder.of_kind("Service")
-        if any(_selects(each, redis) for redis in own)
-        for entry in sequence(each.body, "spec", "ports")
+        f"{service.name}.{service.namespace}.svc:{mapping(entry).get('port')}"
+        for service in folder.of_kind("Service")
+        if any(_selects(service, redis) for redis in own)
+        for entry in sequence(service.body, "spec", "ports")
     }
     if own and f"{name}.{manifest.namespace}.svc:{port}" not in known:
         complaint = "there is no Redis with a Service at this address"
@@ -56,17 +60,17 @@ def _address_problems(
         yield manifest.problem(f"{path}.redisAddress", complaint, allowed, address)
 
 
-def _password_problems(manifest: Manifest, path: str, options: Json) -> Iterator[Problem]:
+def _password_problems(manifest: KubernetesManifest, path: str, options: Json) -> Iterator[Problem]:
     field = f"{path}.redisPassword"
-    if look(options, "redisPassword", "value") is not None:
+    if value_at(options, "redisPassword", "value") is not None:
         complaint = "a password stands in the manifest"
         yield manifest.problem(field, complaint, "allowed: valueFrom.secretKeyRef", "(hidden)")
-    elif not look(options, "redisPassword", "valueFrom", "secretKeyRef", "name"):
+    elif not value_at(options, "redisPassword", "valueFrom", "secretKeyRef", "name"):
         complaint = "missing: whoever reaches Redis could change what Ray runs"
         yield manifest.problem(field, complaint, "required: valueFrom.secretKeyRef")
 
 
-def _pod_problems(each: Manifest, folder: Folder) -> Iterator[Problem]:
+def _pod_problems(each: KubernetesManifest, folder: Folder) -> Iterator[Problem]:
     start = _start_of(each) or ""
     if not sequence(each.body, "spec", "volumeClaimTemplates"):
         complaint = "missing: with the pod everything that Ray's head knows would be lost"
@@ -78,7 +82,7 @@ def _pod_problems(each: Manifest, folder: Folder) -> Iterator[Problem]:
     if "requirepass" not in start:
         complaint = "Redis would ask nobody for a password"
         yield each.problem(field, complaint, "required: requirepass", start)
-    replicas = look(each.body, "spec", "replicas")
+    replicas = value_at(each.body, "spec", "replicas")
     if replicas != 1:
         complaint = "several would each have a state of their own"
         yield each.problem("spec.replicas", complaint, "allowed: 1", replicas)
@@ -94,7 +98,7 @@ def _pod_problems(each: Manifest, folder: Folder) -> Iterator[Problem]:
         yield each.problem(field, complaint, "required: a NetworkPolicy for the head alone", value)
 
 
-def _start_of(each: Manifest) -> str | None:
+def _start_of(each: KubernetesManifest) -> str | None:
     """How it starts Redis; `None` of what is no Redis."""
     command = sequence(each.body, "spec", "template", "spec", "containers", 0, "command")
     args = sequence(each.body, "spec", "template", "spec", "containers", 0, "args")
@@ -102,7 +106,7 @@ def _start_of(each: Manifest) -> str | None:
     return words if "redis-server" in words else None
 
 
-def _selects(service: Manifest, redis: Manifest) -> bool:
+def _selects(service: KubernetesManifest, redis: KubernetesManifest) -> bool:
     labels = mapping(redis.body, "spec", "template", "metadata", "labels")
     selector = mapping(service.body, "spec", "selector")
     return bool(selector) and selector.items() <= labels.items()

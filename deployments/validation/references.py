@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from deployments.validation.documents import (
     Folder,
     Json,
-    look,
     mapping,
     ray_clusters,
     sequence,
     texts,
+    value_at,
 )
 from deployments.validation.found_pods import FoundPod, all_pods, selects
 from deployments.validation.groups import slice_groups_in
@@ -36,26 +36,28 @@ def reference_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _selector_problems(folder: Folder, pods: list[Json]) -> Iterator[Problem]:
-    for each in folder.of_kind(*_SELECTORS):
-        path = _SELECTORS[each.kind]
-        selector = mapping(each.body, *path)
+    for manifest in folder.of_kind(*_SELECTORS):
+        path = _SELECTORS[manifest.kind]
+        selector = mapping(manifest.body, *path)
         if not any(selects(selector, labels) for labels in pods):
-            yield each.problem(".".join(path), "selects no pod", _labels_of(pods), _words(selector))
-    for each in folder.of_kind("Service"):
-        labels = mapping(each.body, "spec", "selector")
+            yield manifest.problem(
+                ".".join(path), "selects no pod", _labels_of(pods), _format_selector(selector)
+            )
+    for manifest in folder.of_kind("Service"):
+        labels = mapping(manifest.body, "spec", "selector")
         if not any(selects({"matchLabels": labels}, found) for found in pods):
-            value = _words({"matchLabels": labels})
-            yield each.problem("spec.selector", "selects no pod", _labels_of(pods), value)
-    for each in folder.of_kind("DaemonSet"):
-        labels = mapping(each.body, "spec", "template", "metadata", "labels")
-        selector = mapping(each.body, "spec", "selector")
+            value = _format_selector({"matchLabels": labels})
+            yield manifest.problem("spec.selector", "selects no pod", _labels_of(pods), value)
+    for manifest in folder.of_kind("DaemonSet"):
+        labels = mapping(manifest.body, "spec", "template", "metadata", "labels")
+        selector = mapping(manifest.body, "spec", "selector")
         if not selects(selector, labels):
-            allowed = f"allowed: {_words({'matchLabels': labels})}"
+            allowed = f"allowed: {_format_selector({'matchLabels': labels})}"
             complaint = "does not select its own pods"
-            yield each.problem("spec.selector", complaint, allowed, _words(selector))
+            yield manifest.problem("spec.selector", complaint, allowed, _format_selector(selector))
 
 
-def _words(selector: Json) -> str:
+def _format_selector(selector: Json) -> str:
     return texts([f"{k}={v}" for k, v in sorted(mapping(selector, "matchLabels").items())])
 
 
@@ -84,13 +86,13 @@ def _account_problems(folder: Folder, pods: list[FoundPod]) -> Iterator[Problem]
 
 
 def _budget_problems(folder: Folder) -> Iterator[Problem]:
-    for each in folder.of_kind("PodDisruptionBudget"):
-        spec = mapping(each.body, "spec")
+    for manifest in folder.of_kind("PodDisruptionBudget"):
+        spec = mapping(manifest.body, "spec")
         if not isinstance(spec.get("minAvailable"), int):
             field = "spec.minAvailable"
             complaint = "Kubernetes counts the pods of a RayCluster in no other way"
             value = spec.get("minAvailable", spec.get("maxUnavailable"))
-            yield each.problem(field, complaint, "allowed: a whole number of pods", value)
+            yield manifest.problem(field, complaint, "allowed: a whole number of pods", value)
 
 
 def _quota_problems(folder: Folder) -> Iterator[Problem]:
@@ -103,7 +105,7 @@ def _quota_problems(folder: Folder) -> Iterator[Problem]:
                 chips += most * group.shape.num_chips
         for quota in folder.of_kind("ResourceQuota"):
             name = f"requests.{GKE_CHIPS}"
-            hard = look(quota.body, "spec", "hard", name)
+            hard = value_at(quota.body, "spec", "hard", name)
             is_number = str(hard).isdigit()
             if quota.namespace == manifest.namespace and is_number and int(hard) < chips:
                 complaint = (
@@ -113,26 +115,28 @@ def _quota_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _route_problems(folder: Folder) -> Iterator[Problem]:
-    for each in folder.of_kind("HTTPRoute"):
-        for parent in sequence(each.body, "spec", "parentRefs"):
+    for manifest in folder.of_kind("HTTPRoute"):
+        for parent in sequence(manifest.body, "spec", "parentRefs"):
             name = mapping(parent).get("name")
             if name not in folder.names("Gateway"):
                 allowed = f"allowed: {texts(sorted(folder.names('Gateway')))}"
-                yield each.problem("spec.parentRefs", "no such Gateway", allowed, name)
+                yield manifest.problem("spec.parentRefs", "no such Gateway", allowed, name)
 
 
 def _kustomization_problems(folder: Folder) -> Iterator[Problem]:
     """A resource that is not there, or a file that no kustomization takes along."""
     kustomizations = folder.of_kind("Kustomization")
     listed = set()
-    for each in kustomizations:
-        base = each.file.rpartition("/")[0]
-        for resource in sequence(each.body, "resources"):
+    for kustomization in kustomizations:
+        base = kustomization.file.rpartition("/")[0]
+        for resource in sequence(kustomization.body, "resources"):
             path = _joined(base, str(resource))
             listed.add(path)
             if path not in folder.files and f"{path}/kustomization.yaml" not in folder.files:
                 complaint = "there is no such file or folder"
-                yield each.problem("resources", complaint, "allowed: files beside it", resource)
+                yield kustomization.problem(
+                    "resources", complaint, "allowed: files beside it", resource
+                )
     if not kustomizations:
         return
     for manifest in folder.manifests:
@@ -154,8 +158,10 @@ def _joined(base: str, resource: str) -> str:
 def _repeated(folder: Folder) -> Iterator[Problem]:
     """The same object twice in what one kustomization takes: the second one would win."""
     seen: dict[tuple[str, str, str | None, str], str] = {}
-    for each in folder.manifests:
-        key = (each.kind, each.name, each.namespace, each.file.rpartition("/")[0])
-        if each.kind != "Kustomization" and key in seen:
-            yield each.problem("metadata.name", f"also in {seen[key]}", "allowed: once", each.name)
-        seen.setdefault(key, each.file)
+    for manifest in folder.manifests:
+        key = (manifest.kind, manifest.name, manifest.namespace, manifest.file.rpartition("/")[0])
+        if manifest.kind != "Kustomization" and key in seen:
+            yield manifest.problem(
+                "metadata.name", f"also in {seen[key]}", "allowed: once", manifest.name
+            )
+        seen.setdefault(key, manifest.file)

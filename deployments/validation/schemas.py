@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from deployments.validation.documents import LOADER, Folder, Json, Manifest
+from deployments.validation.documents import LOADER, Folder, Json, KubernetesManifest
 from serving.domain.errors import Problem
 
 _MAX_SHOWN = 5
@@ -41,11 +41,11 @@ class Schemas:
         """How many there are."""
         return len(self._schemas)
 
-    def has(self, manifest: Manifest) -> bool:
+    def has(self, manifest: KubernetesManifest) -> bool:
         """Whether there is one for this object."""
         return _key(manifest) in self._schemas
 
-    def problems(self, manifest: Manifest) -> Iterator[Problem]:
+    def problems(self, manifest: KubernetesManifest) -> Iterator[Problem]:
         """Why the API server would refuse the object; the first few reasons."""
         if not self.has(manifest):
             return
@@ -84,13 +84,13 @@ def _definitions(file: Path) -> list[Json]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SchemaFileError(f"{file}: not readable as YAML: {error}") from error
     return [
-        each
-        for each in documents
-        if isinstance(each, dict) and each.get("kind") == "CustomResourceDefinition"
+        document
+        for document in documents
+        if isinstance(document, dict) and document.get("kind") == "CustomResourceDefinition"
     ]
 
 
-def _key(manifest: Manifest) -> tuple[str, str]:
+def _key(manifest: KubernetesManifest) -> tuple[str, str]:
     return str(manifest.body.get("apiVersion", "")), manifest.kind
 
 
@@ -104,7 +104,7 @@ def strict_schema(schema: Json) -> Json:
         strict["type"] = [strict["type"], "null"]
     if "properties" in strict:
         strict["properties"] = {
-            name: strict_schema(each) for name, each in strict["properties"].items()
+            name: strict_schema(inner) for name, inner in strict["properties"].items()
         }
         is_open = any(
             schema.get(f"x-kubernetes-{word}")
@@ -121,8 +121,8 @@ def strict_schema(schema: Json) -> Json:
 def fill_in_defaults(schema: Json, value: Any) -> None:
     """Fills what `value` leaves out, in place, as the API server does before it validates."""
     if isinstance(value, list):
-        for each in value:
-            fill_in_defaults(schema.get("items", {}), each)
+        for element in value:
+            fill_in_defaults(schema.get("items", {}), element)
     elif isinstance(value, dict):
         for name, below in schema.get("properties", {}).items():
             if name not in value and "default" in below:

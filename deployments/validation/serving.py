@@ -14,11 +14,11 @@ from deployments.validation.documents import (
     LOADER,
     SERVE_CONFIG_NAME,
     Folder,
-    Manifest,
-    look,
+    KubernetesManifest,
     mapping,
     ray_clusters,
     sequence,
+    value_at,
 )
 from deployments.validation.groups import FoundGroup, slice_groups_in
 from serving.config.application import AppConfig, DeploymentConfig, check_app_config
@@ -67,7 +67,7 @@ _Offer = tuple[FoundGroup, list[ObservedHost]]
 
 def hosts_of(group: FoundGroup) -> list[ObservedHost]:
     """The hosts of a first slice of a group as Ray would list them."""
-    chips = look(group.pod, "containers", 0, "resources", "limits", GKE_CHIPS)
+    chips = value_at(group.pod, "containers", 0, "resources", "limits", GKE_CHIPS)
     num_chips = int(chips) if str(chips).isdigit() else 0
     num_hosts = group.spec.get("numOfHosts", 1)
     name, labels = f"{group.name}-0", group.labels
@@ -86,10 +86,10 @@ def hosts_of(group: FoundGroup) -> list[ObservedHost]:
     ]
 
 
-def _serve_config(folder: Folder, manifest: Manifest) -> tuple[str | None, str]:
+def _serve_config(folder: Folder, manifest: KubernetesManifest) -> tuple[str | None, str]:
     """The text, and what it is called; `None` if there is none."""
     if manifest.kind == "RayService":
-        text = look(manifest.body, "spec", "serveConfigV2")
+        text = value_at(manifest.body, "spec", "serveConfigV2")
         return (text if isinstance(text, str) else None), "spec.serveConfigV2"
     file = f"{manifest.file.rpartition('/')[0]}/{SERVE_CONFIG_NAME}".removeprefix("/")
     return folder.serve_configs.get(file), f"({SERVE_CONFIG_NAME} beside it)"
@@ -97,14 +97,14 @@ def _serve_config(folder: Folder, manifest: Manifest) -> tuple[str | None, str]:
 
 def _application(text: str) -> AppConfig | None:
     raw = yaml.load(text, Loader=LOADER)  # a safe one
-    for each in sequence(raw, "applications"):
-        if mapping(each).get("import_path") == IMPORT_PATH:
-            return check_app_config(mapping(each, "args"), None)
+    for entry in sequence(raw, "applications"):
+        if mapping(entry).get("import_path") == IMPORT_PATH:
+            return check_app_config(mapping(entry, "args"), None)
     return None
 
 
 def _deployment_problems(
-    app: AppConfig, offers: Sequence[_Offer], manifest: Manifest, path: str
+    app: AppConfig, offers: Sequence[_Offer], manifest: KubernetesManifest, path: str
 ) -> Iterator[Problem]:
     """Each deployment has slices, enough of them, and time at their end."""
     wanted: dict[str, int] = {}
@@ -143,7 +143,7 @@ def _groups_for(want: SliceRequest, offers: Sequence[_Offer]) -> list[FoundGroup
 
 
 def _no_slices(
-    manifest: Manifest, path: str, name: str, spec: SliceSpec, groups: list[FoundGroup]
+    manifest: KubernetesManifest, path: str, name: str, spec: SliceSpec, groups: list[FoundGroup]
 ) -> Problem:
     """Why no group's slices would be taken: what the nearest one lacks."""
     want = slice_request(spec)
@@ -194,7 +194,7 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
 
 def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> Iterator[Problem]:
     """A spot node's shutdown is as long as the drain that the configuration counts on."""
-    classes = {each.name: each for each in folder.of_kind("ComputeClass")}
+    classes = {manifest.name: manifest for manifest in folder.of_kind("ComputeClass")}
     for group, hosts in offers:
         used = classes.get(group.name)
         deployment = _deployment_of(app, hosts)

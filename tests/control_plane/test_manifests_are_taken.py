@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.validation.documents import Folder, Manifest
+from deployments.validation.documents import Folder, KubernetesManifest
 from tests.deployments.manifests.examples import VALUES, shipped_folder
 
 from .api import Api, RefusedByServerError
@@ -29,7 +29,7 @@ def variant(folder: Folder, name: str) -> list[Json]:
         if each.kind != "Kustomization" and not each.file.startswith(f"kuberay/{other}/")
     ]
 
-    def rank(each: Manifest) -> int:
+    def rank(each: KubernetesManifest) -> int:
         return _FIRST.index(each.kind) if each.kind in _FIRST else len(_FIRST)
 
     return [each.body for each in sorted(taken, key=rank)]

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from deployments.cli import COMMAND_GROUP, build_cli, needed
-from deployments.status import duration_words
+from deployments.status import format_duration
 
 pytestmark = pytest.mark.slow
 
@@ -263,12 +263,12 @@ def test_status_takes_http_addresses_only(url: str) -> None:
     ],
 )
 def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
-    assert duration_words(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_other_packages_add_commands() -> None:
     # Any function and any typer.Typer will do; these are at hand.
-    function = EntryPoint("age", "deployments.status:duration_words", "slicewise.commands")
+    function = EntryPoint("age", "deployments.status:format_duration", "slicewise.commands")
     result = run("age", "61", commands=(function,))
     assert result.exit_code == 0, result.output
     assert run("--help", commands=(function,)).output.count("age") >= 1

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deployments.cli import build_cli
-from deployments.engine_plan import PlanReport, plan_json, plan_lines, plan_serve_config
+from deployments.engine_plan import EnginePlanReport, plan_json, plan_lines, plan_serve_config
 from serving.config.check import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.tpu.plan import EnginePlan
@@ -33,14 +33,14 @@ EXPECTED: dict[str, tuple[str, int, dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def report_of() -> Callable[[object], PlanReport]:
+def report_of() -> Callable[[object], EnginePlanReport]:
     # Reading vLLM's arguments takes a second.
     vllm_args = installed_vllm_args()
     return lambda raw: plan_serve_config(raw, vllm_args, [MODELS])
 
 
 @pytest.fixture(scope="module")
-def plans(report_of: Callable[[object], PlanReport]) -> dict[str, EnginePlan]:
+def plans(report_of: Callable[[object], EnginePlanReport]) -> dict[str, EnginePlan]:
     """The plan of the one engine of each serve config."""
     found = {}
     for name in EXPECTED:
@@ -115,7 +115,7 @@ def test_report_for_a_program_has_a_reason_for_everything(plans: dict[str, Engin
 
 
 def test_engine_that_does_not_fit_is_reported_with_what_would(
-    report_of: Callable[[object], PlanReport],
+    report_of: Callable[[object], EnginePlanReport],
 ) -> None:
     report = report_of(changed(source="meta-llama/Llama-3.3-70B-Instruct"))
     assert not report.can_start
@@ -142,7 +142,7 @@ def test_engine_that_does_not_fit_is_reported_with_what_would(
     ],
 )
 def test_engine_that_is_refused_is_reported_with_the_reason(
-    model: dict[str, Any], words: str, report_of: Callable[[object], PlanReport]
+    model: dict[str, Any], words: str, report_of: Callable[[object], EnginePlanReport]
 ) -> None:
     report = report_of(changed(**model))
     assert not report.can_start
@@ -150,7 +150,7 @@ def test_engine_that_is_refused_is_reported_with_the_reason(
 
 
 def test_model_of_which_nothing_is_known_is_planned_without_a_budget(
-    report_of: Callable[[object], PlanReport],
+    report_of: Callable[[object], EnginePlanReport],
 ) -> None:
     report = report_of(changed(source="nobody/nothing"))
     assert report.can_start

@@ -41,7 +41,7 @@ from deployments.simulation.plan import (
     host_labels,
     host_resources,
 )
-from deployments.status import FleetView
+from deployments.status import ReportedFleet
 from serving.config.check import CheckReport, check_serve_config
 from serving.domain.errors import Problem
 from serving.domain.topology import Generation, shapes, slice_shape
@@ -446,10 +446,10 @@ def test_slices_that_deployments_would_take_are_counted() -> None:
     assert bad(check_wanted([two], [])) == []
 
 
-def fleet(*states: str) -> FleetView:
+def fleet(*states: str) -> ReportedFleet:
     engines = [{"state": state} for state in states]
     model = {"name": "demo", "waiting": 0, "engines": engines}
-    return FleetView.model_validate({"models": [model], "gateway": {"id": "g", "uptime_s": 1}})
+    return ReportedFleet.model_validate({"models": [model], "gateway": {"id": "g", "uptime_s": 1}})
 
 
 def test_a_gateway_is_asked_for_its_engines() -> None:

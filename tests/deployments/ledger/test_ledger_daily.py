@@ -17,7 +17,7 @@ from deployments.ledger.daily import (
     parse_reading,
 )
 from deployments.ledger.parquet import SCHEMA, DayTable, read_table, write_table
-from deployments.ledger.record import STATE_FILE, Recorder, wait_s
+from deployments.ledger.record import STATE_FILE, LedgerRecorder, wait_s
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.ledger import EngineUse, Ledger
@@ -84,10 +84,10 @@ def test_sums_that_one_side_does_not_know_are_the_others() -> None:
 
 
 def test_recorder_keeps_one_file_a_day_and_goes_on_after_a_restart(tmp_path: Path) -> None:
-    assert Recorder(tmp_path).take([reading("a", 0, 1000, 10)]) is None
-    first = Recorder(tmp_path).take([reading("a", 0, 2000, 25)])
-    again = Recorder(tmp_path).take([reading("a", 0, DAY_S, 45)])
-    after = Recorder(tmp_path).take([reading("a", 0, DAY_S + 60, 46)])
+    assert LedgerRecorder(tmp_path).take([reading("a", 0, 1000, 10)]) is None
+    first = LedgerRecorder(tmp_path).take([reading("a", 0, 2000, 25)])
+    again = LedgerRecorder(tmp_path).take([reading("a", 0, DAY_S, 45)])
+    after = LedgerRecorder(tmp_path).take([reading("a", 0, DAY_S + 60, 46)])
     assert first == again == tmp_path / "1970-01-01.parquet"
     assert after == tmp_path / "1970-01-02.parquet"
     table = read_table(tmp_path / "1970-01-01.parquet")
@@ -120,13 +120,13 @@ def test_file_has_the_documented_columns_and_reads_back(tmp_path: Path) -> None:
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1970-01-01.parquet").write_bytes(b"PAR1 or not")
-    recorder = Recorder(tmp_path)
+    recorder = LedgerRecorder(tmp_path)
     recorder.take([reading("a", 0, 1000, 10)])
     with pytest.raises(TableFileError, match="no daily table"):
         recorder.take([reading("a", 0, 2000, 25)])
     (tmp_path / STATE_FILE).write_text("[1]")
     with pytest.raises(TableFileError, match="no recorder's state"):
-        Recorder(tmp_path)
+        LedgerRecorder(tmp_path)
 
 
 def test_midnight_comes_before_the_interval() -> None:

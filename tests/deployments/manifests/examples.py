@@ -11,7 +11,7 @@ from deployments.manifests.ray_objects import serve_config
 from deployments.manifests.render import SERVE_CONFIG, manifests, render
 from deployments.manifests.slice_groups import SliceGroup, slice_groups
 from deployments.manifests.values import Values, parse_values
-from deployments.validation.documents import Folder, Manifest, parse_files
+from deployments.validation.documents import Folder, KubernetesManifest, parse_files
 from deployments.validation.validate import folder_problems
 from serving.domain.compute_class import Market
 from serving.domain.topology import Generation, SliceShape
@@ -96,7 +96,7 @@ def in_memory(raw: Raw) -> Folder:
     """The rendered objects, without being written as YAML and read again."""
     values = parsed(raw)
     objects = manifests(values)
-    found = [Manifest(path, body) for path, bodies in objects.items() for body in bodies]
+    found = [KubernetesManifest(path, body) for path, bodies in objects.items() for body in bodies]
     return Folder(tuple(found), {SERVE_CONFIG: serve_config(values)}, frozenset(objects))
 
 
@@ -111,7 +111,7 @@ def found(folder: Folder) -> list[str]:
     return [str(problem) for problem in folder_problems(folder)]
 
 
-def one(folder: Folder, kind: str, name: str | None = None) -> Manifest:
+def one(folder: Folder, kind: str, name: str | None = None) -> KubernetesManifest:
     """The only object of a kind, or of a kind and name."""
     (manifest,) = [each for each in folder.of_kind(kind) if name in (None, each.name)]
     return manifest

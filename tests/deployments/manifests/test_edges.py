@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.validation.documents import Folder, Manifest
+from deployments.validation.documents import Folder, KubernetesManifest
 from deployments.validation.schemas import Schemas, read_schemas
 from serving.domain.topology import slice_shape
 
@@ -69,7 +69,7 @@ def test_schemas_refuse_a_changed_edge(case: str, folder: Folder, edge_crds: Sch
     first = folder.of_kind(kind)[0]
     body = copy.deepcopy(first.body)
     change(body["spec"])
-    problems = [str(each) for each in edge_crds.problems(Manifest(first.file, body))]
+    problems = [str(each) for each in edge_crds.problems(KubernetesManifest(first.file, body))]
     assert any(words in each for each in problems), problems
 
 

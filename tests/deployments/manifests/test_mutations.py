@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.validation.documents import Folder, Manifest
+from deployments.validation.documents import Folder, KubernetesManifest
 from serving.domain.topology import slice_shape
 
 from .examples import found, in_memory, raw_values
@@ -38,7 +38,7 @@ def changed(kind: str, name: str | None, change: Callable[[Json], object]) -> Fo
         if each.kind == kind and name in (None, each.name):
             body = copy.deepcopy(each.body)
             change(body)
-            manifests.append(Manifest(each.file, body))
+            manifests.append(KubernetesManifest(each.file, body))
         else:
             manifests.append(each)
     assert manifests != list(folder.manifests)

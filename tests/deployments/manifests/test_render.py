@@ -9,7 +9,7 @@ import yaml
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.raycluster import read_groups
 from deployments.manifests.cluster_config import UpgradeKind
-from deployments.manifests.command import source_words, write_files
+from deployments.manifests.command import format_source, write_files
 from deployments.manifests.ray_objects import RAY_VERSION
 from deployments.manifests.render import MARK, render
 from deployments.serve import child_environment
@@ -61,7 +61,7 @@ def test_schemas_take_what_shipped_values_give(path: Path, crds: Schemas) -> Non
 def test_shipped_manifests_are_the_rendering_of_the_example() -> None:
     text = shipped_text("example.yaml")
     values = parsed(shipped("example.yaml"))
-    files = render(values, source_words("example.yaml", text))
+    files = render(values, format_source("example.yaml", text))
     stands = {
         path.relative_to(ROOT / "deployments").as_posix(): path.read_text()
         for folder in ("gke", "kuberay")
