@@ -75,7 +75,9 @@ def main() -> None:
     clashes = {name for name in cpu if both.get(name) != cpu[name]}
     if clashes:
         sys.exit(f"dev.in changes versions of cpu.in: {', '.join(sorted(clashes))}")
-    write(REQUIREMENTS / "cpu.lock", "The embedded default, x86-64, Python 3.11.", cpu)
+    pinned = exact(REQUIREMENTS / "cpu.pins")
+    default = dict(sorted((cpu | pinned).items()))
+    write(REQUIREMENTS / "cpu.lock", "The embedded default, x86-64, Python 3.11.", default)
     dev = {name: version for name, version in both.items() if name not in cpu}
     write(REQUIREMENTS / "dev.lock", "Checks, tests and benchmarks.", dev)
     libtpu = REQUIREMENTS / "libtpu.lock"
@@ -83,7 +85,8 @@ def main() -> None:
     alone = resolve(REQUIREMENTS / "libtpu.in", kept=kept)
     write(libtpu, "The runtime of a TPU, in a folder of its own.", alone)
     # After the two lists that it takes versions from.
-    simulated = resolve(REQUIREMENTS / "tpu-sim.in") | exact(REQUIREMENTS / "tpu-sim.pins")
+    simulated = resolve(REQUIREMENTS / "tpu-sim.in") | pinned
+    simulated |= exact(REQUIREMENTS / "tpu-sim.pins")
     head = "tpu-inference on JAX CPU, x86-64, Python 3.11; vllm-tpu itself is in the Makefile."
     write(REQUIREMENTS / "tpu-sim.lock", head, dict(sorted(simulated.items())))
 

@@ -31,18 +31,58 @@ TITLES = [
     "Cost",
     "Price of output",
 ]
+# What is painted on a chart's canvas. `lines` are spans of the plot's columns with coloured pixels;
+# `labels` counts the words left of the plot and below it.
+PAINTED = """
+const painted = (chart) => {
+  const canvas = chart.querySelector('canvas');
+  const over = chart.querySelector('.u-over');
+  const [width, height] = [canvas.width, canvas.height];
+  const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);
+  const at = (x, y) => data.subarray(4 * (y * width + x), 4 * (y * width + x) + 4);
+  const isInk = ([red, green, blue, alpha]) => alpha > 0;
+  const isColoured = ([red, green, blue, alpha]) =>
+    alpha > 100 && Math.max(red, green, blue) - Math.min(red, green, blue) > 40;
+  const [left, top] = [over.offsetLeft, over.offsetTop];
+  const [right, bottom] = [left + over.offsetWidth, top + over.offsetHeight];
+  const range = (from, until) => Array.from({ length: until - from }, (_, index) => from + index);
+  const spans = (places, has, gap) => {
+    const found = [];
+    for (const place of places) {
+      if (!has(place)) continue;
+      if (found.length && place - found.at(-1)[1] <= gap) found.at(-1)[1] = place;
+      else found.push([place, place]);
+    }
+    return found;
+  };
+  const columns = (from, until, rows, is) =>
+    spans(range(from, until), (x) => rows.some((y) => is(at(x, y))), 4);
+  const [rows, below] = [range(top, bottom), range(bottom + 2, height)];
+  const edge = [...range(0, width).map((x) => at(x, height - 1)),
+    ...range(0, height).flatMap((y) => [at(0, y), at(width - 1, y)])];
+  return {
+    lines: columns(left, right, rows, isColoured),
+    labels: columns(0, width, below, isInk).length +
+      spans(range(0, bottom + 2), (y) => range(0, left - 2).some((x) => isInk(at(x, y))), 1).length,
+    isCut: edge.some(isInk),
+  };
+};
+"""
 # Charts in which nothing is drawn, or something beyond their tile.
-FAULTY = """
+FAULTY = (
+    PAINTED
+    + """
 return [...document.querySelectorAll('.chart')].filter((chart) => chart.checkVisibility())
   .filter((chart) => {
     const tile = chart.getBoundingClientRect();
-    const shapes = [...chart.querySelectorAll('.line, .area, .bar')].map((each) => each.getBBox());
-    const texts = [...chart.querySelectorAll('text')].map((each) => each.getBoundingClientRect());
-    const isOut = ({ left, right, bottom }) =>
-      left < tile.left || right > tile.right || bottom > tile.bottom;
-    return !shapes.some(({ width }) => width > 0) || texts.length < 5 || texts.some(isOut);
+    const canvas = chart.querySelector('canvas').getBoundingClientRect();
+    const isOut = canvas.left < tile.left || canvas.right > tile.right ||
+      canvas.bottom > tile.bottom;
+    const { lines, labels, isCut } = painted(chart);
+    return isOut || isCut || labels < 5 || !lines.some(([from, until]) => until > from);
   }).map((chart) => chart.querySelector('h3').textContent);
 """
+)
 CHART = """[...document.querySelectorAll('.chart')]
     .find((chart) => chart.querySelector('h3').textContent === arguments[0])"""
 LEGEND = f"""return [...({CHART}).querySelectorAll('.legend li')]
@@ -104,7 +144,7 @@ async def test_pointing_at_a_time_shows_its_values_in_every_chart(page: Browser)
             "moved, drained 0",
         ]
         # Half a minute after the loss: 180 s of 290 s, which end at the right.
-        x = f"return 42 + (({CHART}).querySelector('.plot').clientWidth - 52) * 190 / 300"
+        x = f"return 50 + (({CHART}).querySelector('.plot').clientWidth - 60) * 190 / 300"
         await page.run(POINT, "Output tokens", await page.run(x, "Output tokens"))
         assert await page.run(LEGEND, "Chips by compute class") == ["spot 0", "reserved 16"]
         assert await page.run(LEGEND, "Chips by state") == ["wanted, not held 16", "serving 16"]
@@ -133,8 +173,12 @@ async def test_seconds_without_a_look_are_gaps_and_chips_without_exporter_are_no
     stage.show_history(example_history(silent=range(60, 90)))
     async with serving(stage) as url:
         await show(page, url)
-        strokes = f"return ({CHART}).querySelector('.line').getAttribute('d').match(/M/g).length"
-        assert await page.run(strokes, "Time to first token") == 2
+        lines = f"{PAINTED} return painted({CHART}).lines"
+        (before, after) = await page.run(lines, "Time to first token")
+        width = await page.run(
+            f"return ({CHART}).querySelector('.u-over').clientWidth", "Time to first token"
+        )
+        assert after[0] - before[1] == pytest.approx(30 / 300 * width, abs=4)
         assert await page.run(f"return ({CHART}).hidden", "TPU")
 
 
@@ -188,7 +232,7 @@ async def test_day_of_answers_makes_the_page_no_larger(page: Browser) -> None:
     later = list(samples(60, 150))[10:]
     async with serving(stage) as url:
         await show(page, url)
-        await page.run("window.before = document.querySelector('#past .line')")
+        await page.run("window.before = document.querySelector('#past canvas')")
         num_nodes = await page.run(NUM_NODES)
         time_shown = await page.text("#past .time")
         for second, sample in enumerate(later):
@@ -198,7 +242,7 @@ async def test_day_of_answers_makes_the_page_no_larger(page: Browser) -> None:
         await page.until(
             "return document.querySelector('#past .time').innerText !== arguments[0]", time_shown
         )
-        assert await page.run("return window.before === document.querySelector('#past .line')")
+        assert await page.run("return window.before === document.querySelector('#past canvas')")
         # Another label of an axis is all that may come.
         assert await page.run(NUM_NODES) <= num_nodes + 60
 

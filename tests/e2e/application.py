@@ -37,6 +37,7 @@ class Role(StrEnum):
 
     GATEWAY = r"ray::ServeReplica:slicewise:gateway"
     DIRECTORY = r"ray::ServeReplica:slicewise:directory"
+    DASHBOARD = r"ray::ServeReplica:slicewise:dashboard"
     SLICE_REPLICA = r"ray::ServeReplica:slicewise:engine-"
     ENGINE_HOST = r"ray::EngineHostActor"
     HOST_AGENT = r"ray::HostAgent"

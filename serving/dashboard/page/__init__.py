@@ -6,7 +6,9 @@ program's word, so its policy lets no other script run than the one shipped here
 """
 
 from http import HTTPStatus
+from importlib.metadata import distribution
 from importlib.resources import files
+from pathlib import Path
 
 from serving.domain.dashboard_messages import PageAnswer
 
@@ -44,6 +46,14 @@ _PARTS = {
 }
 
 
+# The plotting library is a locked dependency; its files are read where pip has put them.
+_PLOTTING = "uplot-python"
+_PLOTTING_PARTS = {
+    "uPlot.min.css": "text/css",
+    "uPlot.iife.js": "text/javascript",
+}
+
+
 class FleetPage:
     """The page's files, read once."""
 
@@ -53,9 +63,15 @@ class FleetPage:
         headers = {**_PAGE_HEADERS, "content-type": "text/html; charset=utf-8"}
         self._answers = {"/fleet": PageAnswer(HTTPStatus.OK, page, headers)}
         for name, media_type in _PARTS.items():
-            body = folder.joinpath(name).read_bytes()
-            headers = {**_HEADERS, "content-type": f"{media_type}; charset=utf-8"}
-            self._answers[f"/fleet/{name}"] = PageAnswer(HTTPStatus.OK, body, headers)
+            self._add(name, media_type, folder.joinpath(name).read_bytes())
+        library = distribution(_PLOTTING)
+        for name, media_type in _PLOTTING_PARTS.items():
+            path = Path(str(library.locate_file(f"uplot/static/{name}")))
+            self._add(name, media_type, path.read_bytes())
+
+    def _add(self, name: str, media_type: str, body: bytes) -> None:
+        headers = {**_HEADERS, "content-type": f"{media_type}; charset=utf-8"}
+        self._answers[f"/fleet/{name}"] = PageAnswer(HTTPStatus.OK, body, headers)
 
     def answer(self, path: str) -> PageAnswer | None:
         """The page or a part of it; `None` for every other path."""

@@ -53,6 +53,8 @@ export class Charts {
       });
     this.part("numbers").addEventListener("toggle", () => this.fillNumbers());
     new ResizeObserver(() => this.resize()).observe(this.part("charts"));
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", () => this.charts.forEach((chart) => chart.drawn?.redraw(false)));
   }
 
   get isOff() {
@@ -112,24 +114,14 @@ export class Charts {
     this.until = past.until;
     const [fromS, untilS] = [past.from * past.stepS, past.until * past.stepS];
     this.events = eventsOf(fleet, this.model, fromS, untilS);
-    this.measure(); // before anything is written
     for (const chart of this.charts) chart.show(past);
     this.tell();
     this.fillNumbers();
   }
 
-  measure() {
-    for (const chart of this.charts) {
-      if (chart.root.hidden) continue;
-      chart.width = chart.plot.clientWidth;
-      chart.height = chart.plot.clientHeight;
-    }
-  }
-
   resize() {
     if (this.isOff || this.past.size === 0) return;
-    this.measure();
-    for (const chart of this.charts) chart.show(this.past);
+    for (const chart of this.charts) chart.resize();
   }
 
   point(position) {

@@ -101,18 +101,3 @@ export const CHARTS = [
     format: percent, isOptional: true, empty: "",
   },
 ];
-
-// Round steps of an axis, at most four of them.
-export function axis(highest, { isWhole, format, axisFormat = format, axisUnit = "" }) {
-  let step = 10 ** Math.floor(Math.log10(highest / 4));
-  // Times are round in milliseconds, whichever they are.
-  for (const factor of [2, 2.5, 2, 2, 2.5, 2]) {
-    if (Math.ceil(highest / step - 1e-9) <= 4 && !(isWhole && step < 1)) break;
-    step *= factor;
-  }
-  if (isWhole) step = Math.ceil(step);
-  const number = Math.max(1, Math.ceil(highest / step - 1e-9));
-  const ticks = Array.from({ length: number + 1 }, (_, position) => position * step);
-  const words = (value, position) => axisFormat(value) + (position === number ? axisUnit : "");
-  return { top: number * step, ticks: ticks.map((value, position) => [value, words(value, position)]) };
-}
