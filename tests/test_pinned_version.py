@@ -80,3 +80,9 @@ def test_canary_replaces_nothing() -> None:
 def test_change_of_the_gateway_replaces_gateways_alone() -> None:
     after = versions(*BEFORE, gateway={"max_body_bytes": 2048})
     assert changed(versions(*BEFORE), after) == {"gateway"}
+
+
+def test_port_of_the_exporters_replaces_the_dashboard_alone() -> None:
+    before = versions(*BEFORE)
+    after = versions(*BEFORE, gateway={"tpu_exporter_port": 8431})
+    assert changed(before, after) == {"dashboard"}
