@@ -75,7 +75,7 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
 
 
 def needed(arguments: Sequence[str], commands: Iterable[EntryPoint]) -> list[EntryPoint]:
-    """Those of `commands` that have to be loaded for these arguments of the command line.
+    """Returns those of `commands` that have to be loaded for these arguments of the command line.
 
     A command that is named needs no other: each brings libraries of its own, which take seconds.
     For help, and for a name that nobody has, all are needed.

@@ -37,7 +37,7 @@ class EnginePlanReport:
 
     @property
     def can_start(self) -> bool:
-        """Whether nothing is known that keeps any of them from starting."""
+        """Returns whether nothing is known that keeps any of them from starting."""
         return not self.problems and all(plan.can_start for plan in self.plans)
 
 
@@ -98,7 +98,7 @@ def plan_serve_config(
 
 
 def tpu_deployments(config: AppConfig) -> Iterator[tuple[ModelConfig, DeploymentConfig]]:
-    """Every deployment whose engines are on TPU."""
+    """Yields every deployment whose engines are on TPU."""
     for model in config.models:
         if model.is_on_tpu:
             for deployment in model.deployments:

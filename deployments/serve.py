@@ -85,7 +85,7 @@ def dashboard_port(environment: Mapping[str, str]) -> int:
 
 
 def free_ports(count: int) -> range:
-    """A run of TCP ports that nothing listens on at this moment.
+    """Returns a run of TCP ports that nothing listens on at this moment.
 
     They lie below the ports that Linux hands out by itself (32768 on), because Serve binds them
     only after seconds in which Ray opens many connections.
@@ -114,7 +114,7 @@ def serve_command(
 
 
 def site_of(config: Path) -> "Site":
-    """Where the application of this file will answer.
+    """Returns where the application of this file will answer.
 
     Ends the command, with every problem, when the file cannot be served or its port is taken.
     """
@@ -174,7 +174,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """A key for asking the application how it is; `None` where none is needed."""
+    """Returns a key for asking the application how it is; `None` where none is needed."""
     if key := environment.get("SLICEWISE_API_KEY"):
         return key
     for application in settings["applications"]:

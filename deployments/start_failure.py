@@ -17,7 +17,7 @@ _NOISE = ("For further information visit",)
 
 
 def start_failure(log_lines: Iterable[str]) -> str | None:
-    """What failed first and its reason; `None` while nothing has.
+    """Returns what failed first and its reason; `None` while nothing has.
 
     A failure whose record may still be growing is told once the next record has begun.
     """

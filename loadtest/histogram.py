@@ -20,7 +20,7 @@ def seconds_of(bucket: int) -> float:
 
 
 def added(histograms: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """All of them as one."""
+    """Returns all of them as one."""
     total: Counter[int] = Counter()
     for histogram in histograms:
         total.update(histogram)

@@ -20,17 +20,17 @@ _PARTS = "part-*.jsonl"
 
 
 def run_part(out_dir: Path) -> Path:
-    """Where the parent of the run writes: its start and end, the fleet, the events."""
+    """Returns where the parent of the run writes: its start and end, the fleet, the events."""
     return out_dir / _RUN_PART
 
 
 def worker_part(out_dir: Path, worker: int) -> Path:
-    """Where a worker writes: its requests and the samples of itself."""
+    """Returns where a worker writes: its requests and the samples of itself."""
     return out_dir / f"part-worker-{worker}.jsonl"
 
 
 def answers_part(out_dir: Path, worker: int) -> Path:
-    """Where a worker leaves the answers that it recorded for a later run."""
+    """Returns where a worker leaves the answers that it recorded for a later run."""
     return out_dir / f"answers-{worker}.jsonl"
 
 

@@ -82,7 +82,7 @@ class RequestRecord(msgspec.Struct, frozen=True, tag="request", tag_field="kind"
 
     @property
     def is_ok(self) -> bool:
-        """Whether a whole answer came."""
+        """Returns whether a whole answer came."""
         return self.error is None
 
 
@@ -139,7 +139,7 @@ _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record, strict=Fal
 
 
 def encode(record: Record) -> bytes:
-    """One line, its end included."""
+    """Returns one line, its end included."""
     return _ENCODER.encode(record) + b"\n"
 
 

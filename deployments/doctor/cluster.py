@@ -117,7 +117,7 @@ def check_ray(answer: RayAnswer, token: Token) -> Iterator[Finding]:
 
 
 def check_nodes(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Each TPU host by itself, then each slice as a whole."""
+    """Yields each TPU host by itself, then each slice as a whole."""
     slices: dict[str, list[Mapping[str, Any]]] = {}
     num_hosts = 0
     for node in nodes:

@@ -78,7 +78,7 @@ def config(path: Path) -> CheckReport | Unknown:
 
 
 def gateway(url: str, api_key: str | None, timeout_s: float = 5.0) -> ReportedFleet | Unknown:
-    """What a gateway says of its fleet."""
+    """Returns what a gateway says of its fleet."""
 
     def ask() -> ReportedFleet | Unknown:
         try:
@@ -90,7 +90,7 @@ def gateway(url: str, api_key: str | None, timeout_s: float = 5.0) -> ReportedFl
 
 
 def token(environment: Mapping[str, str]) -> Token:
-    """How this process authenticates to Ray."""
+    """Returns how this process authenticates to Ray."""
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     is_given = bool(environment.get("RAY_AUTH_TOKEN"))
     with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ def ask_ray(address: str) -> RayAnswer:
 
 
 def ask_metadata() -> Metadata | Unknown:
-    """What the metadata server says of this host."""
+    """Returns what the metadata server says of this host."""
     answer = _child("deployments.doctor.ask_metadata", [], _METADATA_S)
     if isinstance(answer, Unknown):
         return answer
@@ -145,7 +145,7 @@ def ask_metadata() -> Metadata | Unknown:
 
 
 def holder(port: int, path: str, word: str) -> Holder:
-    """Who has a port of this machine; it is ours if `path` answers with `word` in it."""
+    """Returns who has a port of this machine; it is ours if `path` answers with `word` in it."""
     if _is_free(port):
         return Holder.NOBODY
 
@@ -169,7 +169,7 @@ def holder(port: int, path: str, word: str) -> Holder:
 
 
 def plain_holder(port: int) -> Holder:
-    """Who has a port that does not speak HTTP."""
+    """Returns who has a port that does not speak HTTP."""
     return Holder.NOBODY if _is_free(port) else Holder.OTHER
 
 
@@ -207,7 +207,7 @@ def _child(module: str, arguments: list[str], limit_s: float) -> dict[str, Any] 
 
 
 def _connect(host: str, port: int) -> str | None:
-    """Why there is no connection; `None` if there is one."""
+    """Returns why there is no connection; `None` if there is one."""
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except OSError as error:

@@ -15,7 +15,7 @@ _NICENESS = "RAY_worker_niceness"
 def check_settings(
     name: str, report: CheckReport | Unknown, environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Every problem of the file, and every variable that it reads and nobody has set."""
+    """Yields every problem of the file, and every variable that it reads and nobody has set."""
     what = f"config {name}"
     if isinstance(report, Unknown):
         yield error(what, report.reason, "a serve_config.yaml", "give another file with --config")
@@ -43,7 +43,7 @@ def check_settings(
 
 
 def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
-    """What the deployments ask for at least; of those that scale, their minimum."""
+    """Returns what the deployments ask for at least; of those that scale, their minimum."""
     wanted = []
     for config in report.applications.values():
         for model in config.models:

@@ -18,7 +18,7 @@ def what_is_simulated(
     metadata: Metadata | Unknown,
     nodes: Iterable[Mapping[str, Any]],
 ) -> Iterator[Finding]:
-    """A note for each part that is not real."""
+    """Yields a note for each part that is not real."""
     here = chips.chips if isinstance(chips, Chips) else ()
     if not here and is_tpu_host(environment, here):
         yield note(

@@ -41,7 +41,7 @@ class Packages:
 
 
 def lock_name(installed: Mapping[str, str]) -> str:
-    """Which of the repository's locks these packages should be."""
+    """Returns which of the repository's locks these packages should be."""
     if "vllm-tpu" not in installed:
         return "requirements/cpu.lock"
     return "deployments/images/tpu.lock" if "libtpu" in installed else "requirements/tpu-sim.lock"

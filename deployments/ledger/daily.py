@@ -123,7 +123,7 @@ def _amounts(
 def latest_increase(
     before: Mapping[str, LedgerReading], now: Iterable[LedgerReading]
 ) -> tuple[Sums, float | None]:
-    """What was added since the last time, and from when on; `before` is by gateway.
+    """Returns what was added since the last time, and from when on; `before` is by gateway.
 
     Each gateway counts the whole fleet, so one of them is taken: the one that was read before and
     began first. With none of those, one that began since the last time counts from its start; else
@@ -142,7 +142,7 @@ def latest_increase(
 
 
 def subtract(after: Sums, before: Sums) -> dict[RowKey, Amounts]:
-    """What `after` has more than `before`; rows without any are left out.
+    """Returns what `after` has more than `before`; rows without any are left out.
 
     A slice's row that is smaller began anew, under another replica.
     """

@@ -56,7 +56,7 @@ def write_table(path: Path, table: DayTable) -> None:
 
 
 def read_table(path: Path) -> DayTable | None:
-    """What `write_table` wrote; `None` without a file, or with one that has no row.
+    """Returns what `write_table` wrote; `None` without a file, or with one that has no row.
 
     Raises:
         TableFileError: it is something else.

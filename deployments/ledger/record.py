@@ -70,7 +70,7 @@ def utc_day(at_s: float) -> datetime.date:
 
 
 def wait_s(now_s: float, every_s: float) -> float:
-    """How long until the next reading: the interval, or less where midnight comes first."""
+    """Returns how long until the next reading: the interval, or less where midnight comes first."""
     return min(every_s, _DAY_S - now_s % _DAY_S)
 
 

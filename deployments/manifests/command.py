@@ -53,7 +53,7 @@ def render_command(
 
 
 def format_source(name: str, text: str) -> str:
-    """What a rendered file says of its source; the same on every machine."""
+    """Returns what a rendered file says of its source; the same on every machine."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
     return f"{name} (sha256 {digest})"
 

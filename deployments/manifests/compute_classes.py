@@ -35,7 +35,7 @@ NETWORK_PROFILE = "auto"  # GKE makes the networks that the machine type has int
 
 
 def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> list[Json]:
-    """One class for each group, one ladder for each shape with several markets; by name."""
+    """Returns one class for each group, one ladder for each shape with several markets; by name."""
     made = [_serving_class(cluster, group) for group in groups]
     by_shape: dict[str, list[SliceGroup]] = {}
     for group in groups:
@@ -47,7 +47,7 @@ def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> lis
 
 
 def control_class(cluster: ClusterConfig) -> Json:
-    """Where head and gateways run: ordinary machines, the cheaper family first."""
+    """Returns where head and gateways run: ordinary machines, the cheaper family first."""
     rules = [{"machineFamily": family, "spot": False} for family in _CONTROL_FAMILIES]
     description = f"Head and gateways of {cluster.name}"
     return _compute_class(control_class_name(cluster), rules, description)
@@ -121,7 +121,7 @@ def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
 
 
 def _rule(group: SliceGroup) -> Json:
-    """How GKE makes hosts of this group."""
+    """Returns how GKE makes hosts of this group."""
     shape = group.shape
     rule: Json = {
         "machineType": shape.gke_machine_type,

@@ -61,7 +61,7 @@ def http_route(cluster: ClusterConfig, service: str) -> Json:
 
 
 def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
-    """What Google's load balancers need to be told; none of another GatewayClass.
+    """Returns what Google's load balancers need to be told; none of another GatewayClass.
 
     Without them they ask for `/`, which wants a key, and take every gateway for ill; and they cut
     each answer after 30 s. Source: reference of GKE's gateway API and GKE's page on policies, read
@@ -97,7 +97,7 @@ def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
 
 
 def is_googles(gateway_class: str) -> bool:
-    """Whether GKE's own controller makes the load balancers of a GatewayClass."""
+    """Returns whether GKE's own controller makes the load balancers of a GatewayClass."""
     return gateway_class.startswith("gke-")
 
 
@@ -173,7 +173,7 @@ def exporter(cluster: ClusterConfig) -> Json:
 
 
 def pod_monitors(values: Values) -> list[Json]:
-    """What Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
+    """Returns what Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
 
     The gateways' through one proxy, the head's: each proxy hands `/metrics` to any of them, and
     asked through several one gateway's counters would stand there several times.

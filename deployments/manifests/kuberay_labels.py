@@ -38,7 +38,7 @@ _OUR_LABELS = frozenset({PART_OF_LABEL, INSTANCE_LABEL, COMPONENT_LABEL})
 
 
 def kuberay_labels(cluster: str, group: str | None, *, is_of_service: bool) -> dict[str, str]:
-    """What KubeRay gives every pod of a group (`None`: the head's) of a RayCluster.
+    """Returns what KubeRay gives every pod of a group (`None`: the head's) of a RayCluster.
 
     Without those that tell one replica of a group from another.
     """
@@ -58,7 +58,7 @@ def kuberay_labels(cluster: str, group: str | None, *, is_of_service: bool) -> d
 
 
 def why_not_in_template(name: str, value: object) -> str | None:
-    """Why a pod template may not set this label to this value; `None` if it may."""
+    """Returns why a pod template may not set this label to this value; `None` if it may."""
     if name in _APP_LABELS and value != _APP_LABELS[name]:
         return "KubeRay's own label, by which the TPU webhook and KubeRay's Services find its pods"
     is_kuberays = name.startswith(_RAY_PREFIX) or name in _KUBERAY_LABELS

@@ -35,7 +35,7 @@ def node_pools_script(groups: Sequence[SliceGroup], *, has_claims: bool) -> str:
 
 
 def workload_policies_script(groups: Sequence[SliceGroup]) -> str:
-    """One command for each shape that needs a policy; "" if none does."""
+    """Returns one command for each shape that needs a policy; "" if none does."""
     commands = {}
     for group in groups:
         policy = workload_policy(group)

@@ -42,7 +42,7 @@ def namespace(cluster: ClusterConfig) -> Json:
 
 
 def service_accounts(cluster: ClusterConfig) -> list[Json]:
-    """One for each kind of pod. None of them may do anything unless it is said here."""
+    """Returns one for each kind of pod. None of them may do anything unless it is said here."""
     made = []
     for component in Component:
         if component == Component.REDIS and cluster.redis.own is None:

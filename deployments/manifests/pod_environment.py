@@ -16,7 +16,7 @@ TOKEN_KEY, API_KEYS_KEY, LINK_KEY = "auth_token", "api-keys", "link-secret"
 
 
 def environment(values: Values, *, is_gateway: bool) -> list[Json]:
-    """What Ray and the application read."""
+    """Returns what Ray and the application read."""
     auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
     entries: list[Json] = [{"name": name, "value": text} for name, text in RAY_SETTINGS.items()]
     if secrets.api_keys is not None and auth.keys_env is not None and is_gateway:
@@ -55,7 +55,7 @@ def secret_volumes(values: Values, *, is_gateway: bool = True) -> list[Json]:
 
 
 def secret_mounts(values: Values, *, is_gateway: bool) -> list[Json]:
-    """Where they are."""
+    """Returns where they are."""
     return [
         {"name": volume, "mountPath": path.rpartition("/")[0], "readOnly": True}
         for volume, _, _, path in _secret_files(values, is_gateway=is_gateway)
@@ -63,5 +63,5 @@ def secret_mounts(values: Values, *, is_gateway: bool) -> list[Json]:
 
 
 def from_secret(name: str, secret: str, key: str) -> Json:
-    """A variable with the value of a Secret's key."""
+    """Returns a variable with the value of a Secret's key."""
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -78,7 +78,7 @@ def head_template(values: Values) -> Json:
 
 
 def gateway_template(values: Values) -> Json:
-    """One gateway's pod: Serve's proxy, gateways, the directory and slice replicas."""
+    """Returns one gateway's pod: Serve's proxy, gateways, the directory and slice replicas."""
     cluster = values.cluster
     ports = {"serve": SERVE_PORT, "metrics": METRICS_PORT}
     size = _size(cluster.gateway_pod)
@@ -103,7 +103,7 @@ def gateway_template(values: Values) -> Json:
 
 
 def host_template(values: Values, group: SliceGroup) -> Json:
-    """One host of a slice of `group`: all of its chips, and time to drain at its end."""
+    """Returns one host of a slice of `group`: all of its chips, and time to drain at its end."""
     cluster, shape = values.cluster, group.shape
     chips = shape.chips_per_host
     size = {

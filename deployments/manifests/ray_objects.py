@@ -64,7 +64,7 @@ def ray_cluster(values: Values, groups: Sequence[SliceGroup]) -> Json:
 
 
 def serve_config(values: Values) -> str:
-    """What Ray Serve is told, as YAML."""
+    """Returns what Ray Serve is told, as YAML."""
     text: str = yaml.safe_dump(dict(values.serve), sort_keys=False, allow_unicode=True, width=100)
     return text
 

@@ -90,7 +90,7 @@ def _route(values: Values) -> list[Json]:
 
 
 def _kustomizations(paths: Mapping[str, str]) -> dict[str, Json]:
-    """One for each folder: bases for overlays of your own."""
+    """Returns one for each folder: bases for overlays of your own."""
     folders: dict[str, list[str]] = {}
     for path in sorted(paths):
         folder, _, name = path.rpartition("/")

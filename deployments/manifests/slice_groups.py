@@ -76,7 +76,7 @@ class SliceGroup:
 
     @property
     def grace_s(self) -> int:
-        """How long Kubernetes waits between telling a pod of its end and killing it."""
+        """Returns how long Kubernetes waits between telling a pod of its end and killing it."""
         return math.ceil(replica_end_s(self.drain_s)) + _NODE_END_S
 
 
@@ -88,7 +88,7 @@ def shape_name(shape: SliceShape) -> str:
 
 
 def slice_groups(cluster: ClusterConfig, app: AppConfig) -> list[SliceGroup]:
-    """Every group that the deployments of `app` need, by name."""
+    """Returns every group that the deployments of `app` need, by name."""
     by_kind: dict[tuple[str, SliceShape, str | None], list[DeploymentConfig]] = {}
     for model in app.models:
         for deployment in model.deployments:

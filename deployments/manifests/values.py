@@ -105,7 +105,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
 
 
 def _application_problems(values: Values) -> Iterator[Problem]:
-    """What is right on one machine and wrong in a cluster."""
+    """Yields what is right on one machine and wrong in a cluster."""
     serve, app = values.serve, values.app
     if len(serve["applications"]) > 1:
         yield Problem("applications", "more than one", f"allowed: {IMPORT_PATH} alone")
@@ -242,7 +242,7 @@ def _redis_problems(redis: RedisConfig) -> Iterator[Problem]:
 
 
 def _bucket_problems(values: Values) -> Iterator[Problem]:
-    """What is to be read from the mounted bucket, where none is."""
+    """Yields what is to be read from the mounted bucket, where none is."""
     if values.cluster.bucket is not None:
         return
     for at, model in enumerate(values.app.models):
@@ -257,7 +257,7 @@ def _bucket_problems(values: Values) -> Iterator[Problem]:
 
 
 def _secret_problems(values: Values) -> Iterator[Problem]:
-    """A secret that is read has a Secret, and a Secret a reader."""
+    """Yields a secret that is read has a Secret, and a Secret a reader."""
     auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
     has_link = link.secret_env is not None or link.secret_file is not None
     pairs = [

@@ -176,7 +176,7 @@ class _Sources:
         return max(found, key=_written_at, default=None)
 
     def lines(self) -> Sequence[str]:
-        """What is scraped, for a reader."""
+        """Returns what is scraped, for a reader."""
         exporters = ", ".join(self.exporters) or f"none; {DEFAULT_EXPORTER} once it answers"
         return (
             f"gateways: {', '.join(self.gateways)}",

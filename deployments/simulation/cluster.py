@@ -174,7 +174,7 @@ class SimulatedCluster:
 
     @property
     def address(self) -> str:
-        """What `RAY_ADDRESS` has to be."""
+        """Returns what `RAY_ADDRESS` has to be."""
         return self.control_plane.address
 
     # -- what can be done to it --
@@ -455,7 +455,7 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 
 def _described(throttle: Throttle | None) -> dict[str, float | None]:
-    """What holds a slice back, and for how many seconds yet; `None` where nothing does."""
+    """Returns what holds a slice back, and for how many seconds yet; `None` where nothing does."""
     left_s = None if throttle is None else throttle.left_s
     left_s = None if left_s is None else round(left_s, 1)
     factor = None if throttle is None or left_s is None else throttle.factor

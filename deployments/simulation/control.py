@@ -32,7 +32,7 @@ class ControlError(RuntimeError):
 
 
 def default_socket() -> Path:
-    """Where a user's simulated cluster listens if nothing else is said."""
+    """Returns where a user's simulated cluster listens if nothing else is said."""
     return Path(tempfile.gettempdir()) / f"slicewise-sim-{os.getuid()}" / "control.sock"
 
 

@@ -57,7 +57,7 @@ class ControlPlane:
 
     @property
     def is_head_running(self) -> bool:
-        """Whether there is a head now."""
+        """Returns whether there is a head now."""
         return self._cluster is not None and self._cluster.head_node is not None
 
     @property

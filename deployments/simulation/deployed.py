@@ -26,7 +26,7 @@ _PROXY_PORT = "RAY_SERVE_WORKER_PROXY_HTTP_PORT"
 
 
 def lasting_environment(inherited: Mapping[str, str], proxy_port: int) -> dict[str, str]:
-    """What is added to `child_environment` so that a cluster outlives its head.
+    """Returns what is added to `child_environment` so that a cluster outlives its head.
 
     `proxy_port` is where the gateway hosts' HTTP proxies listen. The head has a proxy too, on the
     port of the configuration; in a cluster of Kubernetes no Service leads to it.
@@ -42,7 +42,7 @@ def lasting_environment(inherited: Mapping[str, str], proxy_port: int) -> dict[s
 
 
 def proxy_url(environment: Mapping[str, str]) -> str:
-    """Where the gateway hosts of a cluster with this `lasting_environment` answer."""
+    """Returns where the gateway hosts of a cluster with this `lasting_environment` answer."""
     return f"http://127.0.0.1:{environment[_PROXY_PORT]}"
 
 

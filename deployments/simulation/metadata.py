@@ -23,7 +23,7 @@ class MetadataServers:
         self._thread.start()
 
     def start(self) -> "HostMetadata":
-        """A server for one more host."""
+        """Returns a server for one more host."""
         server = SimulatedMetadata()
         self._wait(server.start())
         return HostMetadata(server, self._wait, self._soon)
@@ -56,7 +56,7 @@ class HostMetadata:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the host's processes have to find in their environment."""
+        """Returns what the host's processes have to find in their environment."""
         return {HOST_VARIABLE: self._server.host, SIMULATED_VARIABLE: "1"}
 
     def announce_preemption(self) -> None:

@@ -77,7 +77,7 @@ class SimulatedMetadata:
 
     @property
     def host(self) -> str:
-        """What the environment variable GCE_METADATA_HOST of a simulated host has to be."""
+        """Returns what the environment variable GCE_METADATA_HOST of a simulated host has to be."""
         assert self._address is not None, "it has not been started"
         return f"{self._address[0]}:{self._address[1]}"
 

@@ -37,12 +37,12 @@ class RedisServer:
 
     @property
     def address(self) -> str:
-        """What `RAY_REDIS_ADDRESS` has to be."""
+        """Returns what `RAY_REDIS_ADDRESS` has to be."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Returns whether its process lives."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class RedisServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _answers(self) -> bool:
-        """Whether our process, and no other on this port, has read its file and answers."""
+        """Returns whether our process, and no other on this port, has read its file and answers."""
         if self._process is None:
             return False
         try:

@@ -23,7 +23,7 @@ _ZERO = "0"
 
 
 def cluster_problems(folder: Folder) -> Iterator[Problem]:
-    """Every Ray cluster and RayService, and the rights of the provisioner in it."""
+    """Yields every Ray cluster and RayService, and the rights of the provisioner in it."""
     for manifest, path, cluster in ray_clusters(folder):
         yield from _setting_problems(manifest, path, cluster)
         yield from _pod_problems(manifest, path, cluster)

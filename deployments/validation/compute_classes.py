@@ -25,7 +25,7 @@ from serving.domain.topology import Generation, TopologyError, slice_shape
 
 
 def class_problems(folder: Folder) -> Iterator[Problem]:
-    """Every class that makes slices, alone and with the groups that wait for it."""
+    """Yields every class that makes slices, alone and with the groups that wait for it."""
     for compute_class in folder.of_kind("ComputeClass"):
         rules = [
             rule
@@ -48,7 +48,7 @@ def class_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def market_of(rule: Json) -> Market:
-    """How a rule's machines are bought."""
+    """Returns how a rule's machines are bought."""
     if rule.get("spot") is True:
         return Market.SPOT
     if mapping(rule, "flexStart").get("enabled") is True:
@@ -74,7 +74,7 @@ def _class_problems(each: KubernetesManifest) -> Iterator[Problem]:
 
 
 def _rule_problems(each: KubernetesManifest, path: str, rule: Json) -> Iterator[Problem]:
-    """What GKE's autoscaler refuses, and the schema does not."""
+    """Yields what GKE's autoscaler refuses, and the schema does not."""
     tpu = mapping(rule, "tpu")
     known = generations_by_accelerator()
     generation = known.get(str(tpu.get("type")))

@@ -33,7 +33,7 @@ class KubernetesManifest:
 
     @property
     def name(self) -> str:
-        """Its own."""
+        """The name in its metadata."""
         return str(mapping(self.body, "metadata").get("name", ""))
 
     @property
@@ -43,7 +43,7 @@ class KubernetesManifest:
         return None if given is None else str(given)
 
     def problem(self, field: str, complaint: str, allowed: str, value: object = None) -> Problem:
-        """What is wrong with one of its fields; `value` of `None`: nothing is there."""
+        """Returns what is wrong with one of its fields; `value` of `None`: nothing is there."""
         path = f"{self.file}: {self.kind}/{self.name}: {field}"
         text = None if value is None else shown("", value)
         return Problem(path, complaint, allowed, text)
@@ -67,7 +67,7 @@ class Folder:
 
 
 def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
-    """What lies in `folder` and below, and what of it cannot be read.
+    """Returns what lies in `folder` and below, and what of it cannot be read.
 
     Of a folder that was rendered into, only what rendering writes there: other things may be beside
     it, as in ours.
@@ -153,7 +153,7 @@ def texts(found: Sequence[object]) -> str:
 
 
 def ray_clusters(folder: Folder) -> Iterator[tuple[KubernetesManifest, str, Json]]:
-    """Every Ray cluster: its object, the path of its spec, its spec."""
+    """Yields every Ray cluster: its object, the path of its spec, its spec."""
     for manifest in folder.of_kind("RayService", "RayCluster"):
         is_service = manifest.kind == "RayService"
         path = "spec.rayClusterConfig" if is_service else "spec"

@@ -67,7 +67,7 @@ def _services(route: KubernetesManifest) -> list[str]:
 def _service_problems(
     folder: Folder, pods: list[FoundPod], source: KubernetesManifest, field: str, service: str
 ) -> Iterator[Problem]:
-    """Whether `source` points at a Service that leads to gateways, from the first moment.
+    """Yields whether `source` points at a Service that leads to gateways, from the first moment.
 
     A route of somebody else's, by another name than the cluster's, may lead to what is not Ray's.
     """
@@ -108,7 +108,7 @@ def _policies(folder: Folder, kind: str, service: str) -> list[KubernetesManifes
 
 
 def _check_problems(policy: KubernetesManifest) -> Iterator[Problem]:
-    """What the API server would refuse of a health check."""
+    """Yields what the API server would refuse of a health check."""
     for name, check in sorted(mapping(policy.body, *_CONFIG.split(".")).items()):
         if not isinstance(check, dict):
             continue

@@ -38,7 +38,7 @@ class FoundPod:
 
     @property
     def is_gateway(self) -> bool:
-        """Whether gateways run there: workers of Ray without chips."""
+        """Returns whether gateways run there: workers of Ray without chips."""
         if self.group is None:
             return False
         resources = mapping(self.spec, "containers", 0, "resources")
@@ -69,7 +69,7 @@ def ray_pods(folder: Folder) -> Iterator[FoundPod]:
 
 
 def all_pods(folder: Folder) -> list[FoundPod]:
-    """Those of Ray and all others."""
+    """Returns those of Ray and all others."""
     found = list(ray_pods(folder))
     for manifest in folder.of_kind("DaemonSet", "Deployment", "StatefulSet"):
         template = mapping(manifest.body, "spec", "template")

@@ -53,21 +53,21 @@ class FoundGroup:
 
     @property
     def pod(self) -> Json:
-        """Its pods' spec."""
+        """Returns its pods' spec."""
         return mapping(self.spec, "template", "spec")
 
     @property
     def selector(self) -> Json:
-        """Its pods' node selector."""
+        """Returns its pods' node selector."""
         return mapping(self.pod, "nodeSelector")
 
     @property
     def labels(self) -> Json:
-        """Its hosts' labels in Ray."""
+        """Returns its hosts' labels in Ray."""
         return mapping(self.spec, "labels")
 
     def problem(self, field: str, complaint: str, allowed: str, value: object = None) -> Problem:
-        """What is wrong with a field of the group."""
+        """Returns what is wrong with a field of the group."""
         path = f"{self.path}.workerGroupSpecs[{self.name}].{field}"
         return self.manifest.problem(path, complaint, allowed, value)
 
@@ -124,7 +124,7 @@ def generations_by_accelerator() -> dict[str, str]:
 
 
 def _shape_problems(group: FoundGroup) -> Iterator[Problem]:
-    """A slice that does not exist, or not with these hosts."""
+    """Yields a slice that does not exist, or not with these hosts."""
     selector = "template.spec.nodeSelector"
     known = generations_by_accelerator()
     accelerator, topology = group.selector.get(GKE_ACCELERATOR), group.selector.get(GKE_TOPOLOGY)
@@ -163,7 +163,7 @@ def _shape_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _name_problems(group: FoundGroup, folder: Folder) -> Iterator[Problem]:
-    """Its class is its own: there is one, and it has the group's name."""
+    """Yields its class is its own: there is one, and it has the group's name."""
     field = f"template.spec.nodeSelector[{GKE_COMPUTE_CLASS}]"
     wanted = group.selector.get(GKE_COMPUTE_CLASS)
     if wanted != group.name:

@@ -96,7 +96,7 @@ def _budget_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _quota_problems(folder: Folder) -> Iterator[Problem]:
-    """A quota that stops a group short of its maximum."""
+    """Yields a quota that stops a group short of its maximum."""
     for manifest, path, cluster in ray_clusters(folder):
         chips = 0
         for group in slice_groups_in(manifest, path, cluster):
@@ -124,7 +124,7 @@ def _route_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _kustomization_problems(folder: Folder) -> Iterator[Problem]:
-    """A resource that is not there, or a file that no kustomization takes along."""
+    """Yields a resource that is not there, or a file that no kustomization takes along."""
     kustomizations = folder.of_kind("Kustomization")
     listed = set()
     for kustomization in kustomizations:

@@ -38,15 +38,15 @@ class Schemas:
                 self._schemas[key] = (schema, jsonschema.Draft7Validator(strict))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns how many there are."""
         return len(self._schemas)
 
     def has(self, manifest: KubernetesManifest) -> bool:
-        """Whether there is one for this object."""
+        """Returns whether there is one for this object."""
         return _key(manifest) in self._schemas
 
     def problems(self, manifest: KubernetesManifest) -> Iterator[Problem]:
-        """Why the API server would refuse the object; the first few reasons."""
+        """Yields why the API server would refuse the object; the first few reasons."""
         if not self.has(manifest):
             return
         schema, validator = self._schemas[_key(manifest)]
@@ -73,7 +73,7 @@ def read_schemas(paths: Iterable[Path]) -> Schemas:
 
 
 def schema_problems(folder: Folder, schemas: Schemas) -> Iterator[Problem]:
-    """What the schemas say of every object."""
+    """Yields what the schemas say of every object."""
     for manifest in folder.manifests:
         yield from schemas.problems(manifest)
 

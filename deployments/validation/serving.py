@@ -40,7 +40,7 @@ from serving.domain.inventory import (
 
 
 def serving_problems(folder: Folder) -> Iterator[Problem]:
-    """Every Ray cluster with the application that it is to run."""
+    """Yields every Ray cluster with the application that it is to run."""
     for manifest, path, cluster in ray_clusters(folder):
         raw, where = _serve_config(folder, manifest)
         if raw is None:
@@ -106,7 +106,7 @@ def _application(text: str) -> AppConfig | None:
 def _deployment_problems(
     app: AppConfig, offers: Sequence[_Offer], manifest: KubernetesManifest, path: str
 ) -> Iterator[Problem]:
-    """Each deployment has slices, enough of them, and time at their end."""
+    """Yields each deployment has slices, enough of them, and time at their end."""
     wanted: dict[str, int] = {}
     groups = [group for group, _ in offers]
     by_name = {group.name: group for group in groups}
@@ -133,7 +133,7 @@ def _deployment_problems(
 
 
 def _has_others(name: str, groups: list[FoundGroup]) -> bool:
-    """Whether slices of the same labels come from another group as well."""
+    """Returns whether slices of the same labels come from another group as well."""
     this = next(group for group in groups if group.name == name)
     return any(group.name != name and group.labels == this.labels for group in groups)
 
@@ -145,7 +145,7 @@ def _groups_for(want: SliceRequest, offers: Sequence[_Offer]) -> list[FoundGroup
 def _no_slices(
     manifest: KubernetesManifest, path: str, name: str, spec: SliceSpec, groups: list[FoundGroup]
 ) -> Problem:
-    """Why no group's slices would be taken: what the nearest one lacks."""
+    """Returns why no group's slices would be taken: what the nearest one lacks."""
     want = slice_request(spec)
     labels = {
         **want.labels,
@@ -193,7 +193,7 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
 
 
 def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> Iterator[Problem]:
-    """A spot node's shutdown is as long as the drain that the configuration counts on."""
+    """Yields a spot node's shutdown is as long as the drain that the configuration counts on."""
     classes = {manifest.name: manifest for manifest in folder.of_kind("ComputeClass")}
     for group, hosts in offers:
         used = classes.get(group.name)

@@ -103,7 +103,7 @@ def _due_reason(event: ChaosEvent, now_s: float, load: RunLoad) -> str | None:
 def resolve(
     due: Iterable[DueEvent], slices: Sequence[SeenSlice], chance: random.Random
 ) -> list[ChaosAction | Miss]:
-    """What each of these events hits, in their order.
+    """Returns what each of these events hits, in their order.
 
     Two events of one moment that describe their slice hit different ones.
     """

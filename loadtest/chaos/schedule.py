@@ -152,7 +152,7 @@ class RunEvent(_Event):
         return self
 
     def holds(self, placeholder: str) -> bool:
-        """Whether the command has to be told this."""
+        """Returns whether the command has to be told this."""
         return any(placeholder in word for word in self.command)
 
 

@@ -39,7 +39,7 @@ class TokenDifference:
 
 
 def diff_answers(expected: Sequence[int], received: Sequence[int]) -> Iterator[TokenDifference]:
-    """Every difference of `received`, in its order; none if both are equal."""
+    """Yields every difference of `received`, in its order; none if both are equal."""
     wanted, got = list(expected), list(received)
     anchors: dict[tuple[int, ...], list[int]] | None = None
     at = here = 0  # in `wanted` and in `got`
@@ -57,7 +57,7 @@ def diff_answers(expected: Sequence[int], received: Sequence[int]) -> Iterator[T
 
 
 def _common(wanted: list[int], at: int, got: list[int], here: int) -> int:
-    """How many tokens agree from these positions on."""
+    """Returns how many tokens agree from these positions on."""
     most = min(len(wanted) - at, len(got) - here)
     if wanted[at : at + most] == got[here : here + most]:
         return most
@@ -75,7 +75,7 @@ def _anchors(tokens: list[int]) -> dict[tuple[int, ...], list[int]]:
 def _skips(
     anchors: dict[tuple[int, ...], list[int]], wanted: list[int], at: int, got: list[int], here: int
 ) -> tuple[int, int]:
-    """How many tokens to skip of `wanted` and of `got`, until they agree again."""
+    """Returns how many tokens to skip of `wanted` and of `got`, until they agree again."""
     best: tuple[int, int] | None = None
     for place in range(here, len(got) - ANCHOR + 1):
         extra = place - here
@@ -95,7 +95,7 @@ def _skips(
 
 
 def _repeated(got: list[int], start: int, length: int, *, is_insertion: bool) -> int:
-    """How many of the `length` tokens from `start` on were received before.
+    """Returns how many of the `length` tokens from `start` on were received before.
 
     A run put in between cannot be told from the same one some places earlier, where the tokens
     before it are those at its end: each such place is looked at, and the best counts.

@@ -122,7 +122,7 @@ class RecordedAnswers:
 
     @classmethod
     def load(cls, path: Path) -> "RecordedAnswers":
-        """What `save` wrote.
+        """Returns what `save` wrote.
 
         Raises:
             LoadTestError: the file cannot be read, or a line of it; record the answers anew.

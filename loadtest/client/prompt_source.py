@@ -54,7 +54,7 @@ class PromptFile(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "PromptFile":
-        """What the parent of the run wrote."""
+        """Returns what the parent of the run wrote."""
         return cls.model_validate_json(path.read_bytes())
 
 

@@ -10,7 +10,7 @@ _TIMEOUT_S = 10.0
 
 
 def choose_models(url: str, api_key: str | None, requested: Sequence[str]) -> tuple[str, ...]:
-    """Those asked for, in the order asked; all base models if none is.
+    """Returns those asked for, in the order asked; all base models if none is.
 
     An adapter is a model with a parent; it is only chosen by name.
 

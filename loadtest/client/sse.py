@@ -90,7 +90,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it carries tokens: neither the role nor the finish is one."""
+        """Returns whether it carries tokens: neither the role nor the finish is one."""
         if self.text or self.token_ids:
             return True
         delta = self.delta or self.message
@@ -100,7 +100,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def content(self) -> str:
-        """What it adds to the answer, without reasoning and tool calls."""
+        """Returns what it adds to the answer, without reasoning and tool calls."""
         delta = self.delta or self.message
         return (self.text if delta is None else delta.content) or ""
 
@@ -123,7 +123,7 @@ _DECODER = msgspec.json.Decoder(StreamEvent)
 
 
 def parse_event(data: bytes) -> StreamEvent:
-    """What an event's data says.
+    """Returns what an event's data says.
 
     Raises:
         RequestFailedError: it is an error of the server (`STREAM_ERROR`) or unreadable

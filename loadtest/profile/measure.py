@@ -172,7 +172,7 @@ def measure_slice(
 def describe_source(
     objective: ProfileObjective, lengths: RequestLengths, measured: Measured
 ) -> str:
-    """What was measured and how well it fits, for the profile's `source`."""
+    """Returns what was measured and how well it fits, for the profile's `source`."""
     at = (
         f"{lengths.input_tokens} in, {lengths.output_tokens} out, TTFT {objective.ttft_s:g} s and "
         f"TPOT {objective.tpot_s:g} s for {objective.share:.0%}"
@@ -187,7 +187,7 @@ def describe_source(
 
 
 def steady_state(card: Scorecard, num_slices: int) -> SteadyState:
-    """What the scorecard of a steady load says of one slice.
+    """Returns what the scorecard of a steady load says of one slice.
 
     A step gives each running sequence one token: tokens per second times the step are those that
     run.

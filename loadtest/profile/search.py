@@ -28,7 +28,7 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Those within the limits, of all; 0 of none."""
+        """Returns those within the limits, of all; 0 of none."""
         return self.num_good / self.num_requests if self.num_requests else 0.0
 
     def passes(self, share: float) -> bool:

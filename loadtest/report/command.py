@@ -69,7 +69,7 @@ def compare_command(
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What a load test refuses ends the command with the reason."""
+    """Yields what a load test refuses ends the command with the reason."""
     try:
         yield
     except LoadTestError as error:

@@ -50,7 +50,7 @@ def report_page(card: Scorecard, run: StoredRun) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """A comparison of two runs as HTML."""
+    """Returns a comparison of two runs as HTML."""
     page = _environment().get_template("comparison.html")
     return page.render(comparison=comparison, plot=draw_comparison(comparison))
 

@@ -77,7 +77,7 @@ svg.plot {{ display: block; width: 100%; height: auto; font-family: inherit; }}
 
 
 def colour(name: str) -> str:
-    """What to draw with, for the colour `name` of the page."""
+    """Returns what to draw with, for the colour `name` of the page."""
     return _COLOURS[name].stand_in
 
 

@@ -54,7 +54,7 @@ class Plot:
 
 
 def draw_plots(card: Scorecard, run: StoredRun) -> tuple[Plot, ...]:
-    """Every plot that `run` has data for, in the order of the page."""
+    """Returns every plot that `run` has data for, in the order of the page."""
     with styled():
         over_time = [
             _latency_over_time(card, "ttft", "TTFT over time", card.timeline.ttft_scheduled_s),
@@ -222,7 +222,7 @@ def _cost(card: Scorecard) -> Plot:
 
 
 def _cdf(card: Scorecard, run: StoredRun) -> Plot | None:
-    """All three in one frame: they are durations of the same requests."""
+    """Returns all three in one frame: they are durations of the same requests."""
     laws: dict[str, tuple[latency.Latency, Spread]] = {
         "TTFT": (latency.ttft_scheduled_s, card.ttft_scheduled_s),
         "TPOT": (latency.tpot_s, card.tpot_s),
@@ -286,7 +286,7 @@ def _classes(card: Scorecard) -> list[str]:
 
 
 def _fleet_edges_s(card: Scorecard) -> list[float]:
-    """Where each sample begins to hold, and where the last one ends."""
+    """Returns where each sample begins to hold, and where the last one ends."""
     return [*(sample.at_s for sample in card.fleet), max(card.run.ended_s, card.fleet[-1].at_s)]
 
 

@@ -195,7 +195,7 @@ def read_api_key(name: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def default_sim_socket() -> Path:
-    """Where `slicewise sim up` listens if nothing else is said."""
+    """Returns where `slicewise sim up` listens if nothing else is said."""
     return Path(tempfile.gettempdir()) / f"slicewise-sim-{os.getuid()}" / "control.sock"
 
 

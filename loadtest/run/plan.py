@@ -74,7 +74,7 @@ class RunPlan(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote."""
+        """Returns what `write` wrote."""
         return cls.model_validate_json(path.read_bytes())
 
     def write(self, path: Path) -> None:

@@ -37,7 +37,7 @@ class Figure:
 
 
 def percentile_figure(values: Iterable[float | None], share: float) -> Figure:
-    """A percentile. Drawn exactly and without drawing the values.
+    """Returns a percentile. Drawn exactly and without drawing the values.
 
     The k-th of n draws from uniform chance follows a beta law; where it falls among n equal steps
     is the rank of the value that would have been drawn.
@@ -58,7 +58,7 @@ def percentile_figure(values: Iterable[float | None], share: float) -> Figure:
 
 
 def mean_figure(values: Iterable[float | None]) -> Figure:
-    """A mean."""
+    """Returns a mean."""
     sample = np.array([value for value in values if value is not None], dtype=float)
     n = len(sample)
     if not n:
@@ -78,7 +78,7 @@ def mean_figure(values: Iterable[float | None]) -> Figure:
 
 
 def share_figure(num: int, n: int) -> Figure:
-    """A share: `num` of `n`."""
+    """Returns a share: `num` of `n`."""
     if not n:
         return Figure(None, 0, None)
 

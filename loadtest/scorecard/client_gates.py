@@ -41,7 +41,7 @@ class ClientReport:
 
 
 def check_client(run: StoredRun, gates: ClientGates) -> ClientReport:
-    """Every gate that applies to `run`. Of several workers the worst one counts."""
+    """Returns every gate that applies to `run`. Of several workers the worst one counts."""
     from_s = run.start.warmup_s
     by_worker: dict[int, list[ClientSample]] = {}
     for sample in run.client:

@@ -125,7 +125,7 @@ def compare(a: NamedRun, b: NamedRun, level: ServiceLevel, seed: int) -> Compari
 
 
 def format_value(value: float | None, unit: DifferenceUnit) -> str:
-    """A value of a metric, for a reader."""
+    """Returns a value of a metric, for a reader."""
     match unit:
         case DifferenceUnit.SECONDS:
             return format_seconds(value)
@@ -136,7 +136,7 @@ def format_value(value: float | None, unit: DifferenceUnit) -> str:
 
 
 def format_signed(value: float | None, unit: DifferenceUnit) -> str:
-    """A difference of a metric, for a reader."""
+    """Returns a difference of a metric, for a reader."""
     if value is None:
         return DASH
     sign = "+" if value > 0 else "\N{MINUS SIGN}" if value < 0 else ""

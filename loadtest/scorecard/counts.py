@@ -120,7 +120,7 @@ def count_tokens(judged: Iterable[RequestRecord]) -> TokenCounts:
 
 
 def count_wrong_tokens(judged: Iterable[RequestRecord]) -> Correctness:
-    """What the checks of the judged requests found."""
+    """Returns what the checks of the judged requests found."""
     listed = list(judged)
     return Correctness(
         sum(request.lost_tokens is not None for request in listed),

@@ -6,7 +6,7 @@ DASH = "\N{EN DASH}"
 
 
 def format_seconds(value: float | None) -> str:
-    """A duration to three digits: 850 µs, 42.1 ms, 1.27 s, 75 s."""
+    """Returns a duration to three digits: 850 µs, 42.1 ms, 1.27 s, 75 s."""
     if value is None:
         return DASH
     size = abs(value)
@@ -29,7 +29,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_ratio(value: float | None) -> str:
-    """A share in per cent; never 100 % for less than all, nor 0 % for more than nothing."""
+    """Returns a share in per cent; never 100 % for less than all, nor 0 % for more than nothing."""
     if value is None:
         return DASH
     percent = value * 100
@@ -43,7 +43,7 @@ def format_ratio(value: float | None) -> str:
 
 
 def format_usd(value: float | None) -> str:
-    """An amount of money."""
+    """Returns an amount of money."""
     if value is None:
         return DASH
     return f"{value:,.2f} USD" if value >= 0.995 or not value else f"{value:.3g} USD"

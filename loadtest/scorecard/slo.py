@@ -133,7 +133,7 @@ class Objective:
 
 
 def judge(level: ServiceLevel, evidence: Evidence) -> tuple[Objective, ...]:
-    """Every objective of `level`, in the order of the file's reference."""
+    """Returns every objective of `level`, in the order of the file's reference."""
     return (
         *_latency("ttft_s", "ttft_scheduled_s", level.ttft_s, evidence.ttft_scheduled_s),
         *_latency("tpot_s", "tpot_s", level.tpot_s, evidence.tpot_s),

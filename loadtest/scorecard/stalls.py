@@ -39,7 +39,7 @@ class EventImpact:
 def impacts(
     events: Iterable[EventRecord], requests: Iterable[RequestRecord], usual_gap_s: float | None
 ) -> tuple[EventImpact, ...]:
-    """Every event, in order. `usual_gap_s` is the median gap of the run."""
+    """Returns every event, in order. `usual_gap_s` is the median gap of the run."""
     listed = list(requests)
     return tuple(
         _impact(number, event, listed, usual_gap_s) for number, event in enumerate(events, start=1)

@@ -50,7 +50,7 @@ class StoredRun:
 
     @property
     def cut_short(self) -> str | None:
-        """Why the run is not whole; `None` when it is."""
+        """Returns why the run is not whole; `None` when it is."""
         if self.end is None:
             return "the records end before the run did"
         return self.end.reason
@@ -133,7 +133,7 @@ def read_run(directory: Path) -> StoredRun:
 
 
 def plan_lines(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every value that is set, with its dotted name, in the order of the plan."""
+    """Yields every value that is set, with its dotted name, in the order of the plan."""
     for key, value in plan.items():
         if isinstance(value, Mapping):
             yield from plan_lines(value, f"{prefix}{key}.")

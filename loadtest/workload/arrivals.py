@@ -34,7 +34,7 @@ class RatePiece:
 
 
 def steady(rate_per_s: float, duration_s: float) -> tuple[RatePiece, ...]:
-    """One rate throughout."""
+    """Returns one rate throughout."""
     return (RatePiece(0.0, duration_s, rate_per_s, rate_per_s),)
 
 
@@ -49,7 +49,7 @@ def ramp(points: Sequence[tuple[float, float]], duration_s: float) -> tuple[Rate
 
 
 def steps(points: Sequence[tuple[float, float]], duration_s: float) -> tuple[RatePiece, ...]:
-    """Each rate from its second on, ascending from 0; the last one holds."""
+    """Returns each rate from its second on, ascending from 0; the last one holds."""
     ends_s = [at_s for at_s, _ in points[1:]] + [math.inf]
     return tuple(
         RatePiece(at_s, min(end_s, duration_s), rate, rate)

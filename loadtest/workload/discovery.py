@@ -88,7 +88,7 @@ def _separator(tokenize: Tokenize) -> _Separator:
 def _single_tokens(
     words: Sequence[str], separator: _Separator, tokenize: Tokenize
 ) -> dict[str, int]:
-    """Those of the words that are one token between two separators, with their ids."""
+    """Returns those of the words that are one token between two separators, with their ids."""
     found: dict[str, int] = {}
     for start in range(0, len(words), _WORDS_AT_ONCE):
         found |= _between(words[start : start + _WORDS_AT_ONCE], separator, tokenize)

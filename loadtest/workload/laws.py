@@ -49,7 +49,7 @@ class UniformCount(BaseModel):
         return self
 
     def draw(self, rng: random.Random) -> int:
-        """A whole number of the range."""
+        """Returns a whole number of the range."""
         return self.min + int(rng.random() * (self.max - self.min + 1))
 
 
@@ -75,7 +75,7 @@ class LognormalCount(BaseModel):
         return self
 
     def draw(self, rng: random.Random) -> int:
-        """A whole number from 1 to `max`."""
+        """Returns a whole number from 1 to `max`."""
         mean, sigma = math.log(self.p50), math.log(self.p99 / self.p50) / _Z99
         low, high = (
             _NORMAL.cdf((math.log(bound) - mean) / sigma) for bound in (0.5, self.max + 0.5)

@@ -39,7 +39,7 @@ def prompt_token_ids(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> l
 
 
 def prompt_text(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> str:
-    """A text of as many tokens as the blocks say, equal for equal blocks.
+    """Returns a text of as many tokens as the blocks say, equal for equal blocks.
 
     Raises:
         LoadTestError: the vocabulary has no words.

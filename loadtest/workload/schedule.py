@@ -96,7 +96,7 @@ def servegen_instants(
 def replayed(
     law: ReplayArrivals, trace: Trace, duration_s: float, rng: np.random.Generator
 ) -> tuple[Replayed, ...]:
-    """What of the trace arrives within the run, by time.
+    """Returns what of the trace arrives within the run, by time.
 
     Raises:
         LoadTestError: `rate_per_s` is above what the trace has, or there is neither rate nor length

@@ -51,7 +51,7 @@ class ClientLaw:
 
     @property
     def length_s(self) -> float:
-        """How long it is known for; after that it starts over."""
+        """Returns how long it is known for; after that it starts over."""
         return self.windows[-1].end_s
 
     def stretch(self, start_s: float, duration_s: float) -> tuple[LawWindow, ...]:
@@ -130,7 +130,7 @@ def _gaps(window: LawWindow, count: int, rng: np.random.Generator) -> npt.NDArra
 
 
 def _rest(window: LawWindow, rng: np.random.Generator) -> float:
-    """What is left of the gap that somebody who comes by at any moment finds, in mean gaps.
+    """Returns what is left of the gap that somebody who comes by at any moment finds, in mean gaps.
 
     Long gaps are found more often: the gap has the law weighted with length, the moment is uniform.
     """

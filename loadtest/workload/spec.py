@@ -163,7 +163,7 @@ class WorkloadSpec(_Part):
         think_time_s: float = 0.0,
         api: Api = Api.CHAT,
     ) -> Self:
-        """A closed loop of users with requests of one length.
+        """Returns a closed loop of users with requests of one length.
 
         Raises:
             LoadTestError: a value out of its range.
@@ -188,7 +188,7 @@ class WorkloadSpec(_Part):
         output_tokens: int | None = None,
         api: Api = Api.CHAT,
     ) -> Self:
-        """A trace as it is, or ServeGen's laws with requests of one length.
+        """Returns a trace as it is, or ServeGen's laws with requests of one length.
 
         `scale` and `rate_per_s` as in `ReplayArrivals` and `ServegenArrivals`. The token counts
         stand instead of the trace's; ServeGen's laws have none and need both.

@@ -281,7 +281,7 @@ class _TraceLine:
     fields: dict[str, Any]  # whatever the file holds
 
     def count(self, key: str) -> int:
-        """A whole number of tokens, at least 1."""
+        """Returns a whole number of tokens, at least 1."""
         value = self.fields.get(key)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
@@ -290,7 +290,7 @@ class _TraceLine:
         return int(value)
 
     def number(self, key: str) -> float:
-        """A finite number, at least 0."""
+        """Returns a finite number, at least 0."""
         value = self.fields.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(key, "a number, at least 0")
@@ -299,7 +299,7 @@ class _TraceLine:
         return float(value)
 
     def instant_s(self, key: str) -> float:
-        """A time without a zone, in seconds after `_NEAR`."""
+        """Returns a time without a zone, in seconds after `_NEAR`."""
         value = self.fields.get(key)
         try:
             # Python takes six decimals; the seventh is in steps of 100 ns.

@@ -57,7 +57,7 @@ class Capture(Raw):
         return HostDescription(Identity(labels), self.expected_chips)
 
     def collectors(self) -> tuple["ReplayCollector", ...]:
-        """A collector for each that was captured."""
+        """Returns a collector for each that was captured."""
         return tuple(map(ReplayCollector, self.readings))
 
 
@@ -70,7 +70,7 @@ class ReplayCollector:
         self.target = captured.target
 
     def collect(self, timeout_s: float) -> AnyRaw | None:  # noqa: ARG002 - nothing to wait for
-        """What was captured.
+        """Returns what was captured.
 
         Raises:
             CollectError: what was captured is a failure.

@@ -157,7 +157,7 @@ def named_generation(accelerator: str) -> Generation | None:
 
 
 def chips_of_host(generation: Generation | None, topology: str) -> int | None:
-    """How many chips each host of such a slice has; `None` where that leaves a choice."""
+    """Returns how many chips each host of such a slice has; `None` where that leaves a choice."""
     if generation is None:
         return None
     try:
@@ -169,7 +169,7 @@ def chips_of_host(generation: Generation | None, topology: str) -> int | None:
 
 
 def devices_per_chip(generation: Generation | None) -> int:
-    """How many devices JAX lists for a chip; 1 for a generation that nobody named."""
+    """Returns how many devices JAX lists for a chip; 1 for a generation that nobody named."""
     return 1 if generation is None else shapes(generation)[0].devices_per_chip
 
 

@@ -142,11 +142,11 @@ class Collector(Protocol):
 
     @property
     def name(self) -> str:
-        """Which kind of source, as in the label `collector`."""
+        """Returns which kind of source, as in the label `collector`."""
 
     @property
     def target(self) -> str:
-        """Its address, as in the label `target`; empty where there is only one."""
+        """Returns its address, as in the label `target`; empty where there is only one."""
 
     def collect(self, timeout_s: float) -> AnyRaw | None:
         """What the source says now, `None` where it is known to be absent, which is no failure.

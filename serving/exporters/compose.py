@@ -193,7 +193,7 @@ def _find_owners(sources: Sequence[_DecodedSample], host: _Host) -> Mapping[int,
 def _located(
     decoded: Decoded, devices: DeviceMap
 ) -> Iterable[tuple[MetricPoint, DeviceLocation | None]]:
-    """Every point and where it belongs; `None` for one of the whole host."""
+    """Yields every point and where it belongs; `None` for one of the whole host."""
     for point in decoded.points:
         yield point, None if point.device is None else devices.by_id(point.device)
     ordinals = {point.device for point in decoded.ordinals if point.device is not None}

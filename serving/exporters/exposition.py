@@ -30,7 +30,7 @@ _RAYS_INSTANCE = "0"
 
 
 def families(series: Iterable[Series]) -> list[Family]:
-    """Our page, in the registry's order. A family without series is left out."""
+    """Returns our page, in the registry's order. A family without series is left out."""
     by_metric: dict[str, list[Series]] = {}
     for one_series in series:
         by_metric.setdefault(one_series.metric, []).append(one_series)

@@ -138,7 +138,7 @@ SDK_METRICS = tuple(_SDK_FORMS)
 
 
 def decode_pods(pods: PodList, chips: tuple[HostChip, ...]) -> tuple[dict[int, Pod], Counter[str]]:
-    """Who has which chip of the host, by its index, and what went wrong how often."""
+    """Returns who has which chip of the host, by its index, and what went wrong how often."""
     problems: Counter[str] = Counter()
     try:
         answer = POD_RESOURCES["ListPodResourcesResponse"].FromString(pods.answer)

@@ -85,7 +85,7 @@ class PciCollector:
         self._devices = sys_root / "bus/pci/devices"
 
     def collect(self, timeout_s: float) -> PciBus | None:  # noqa: ARG002 - sysfs has no timeout
-        """What is there; `None` on a machine without a PCI bus.
+        """Returns what is there; `None` on a machine without a PCI bus.
 
         Raises:
             CollectError: the bus cannot be read.
@@ -125,7 +125,7 @@ class PodCollector:
         self._socket = socket
 
     def collect(self, timeout_s: float) -> PodList | None:
-        """Who was given which device; `None` where no kubelet's socket is.
+        """Returns who was given which device; `None` where no kubelet's socket is.
 
         Raises:
             CollectError: it is there and does not answer.

@@ -69,7 +69,7 @@ class _Slot:
         self._run: _Collection | None = None
 
     def begin(self, budget_s: float) -> _Collection:
-        """A new run, or the one under way: two scrapes at a time ask the source once."""
+        """Returns a new run, or the one under way: two scrapes at a time ask the source once."""
         with self._lock:
             if self._run is None or self._run.is_done.is_set():
                 self._run = _Collection(self.collector, budget_s, self._clock)

@@ -126,7 +126,7 @@ def _text(start_response: StartResponse, status: HTTPStatus, text: str) -> list[
 
 
 def budget_s(header: str | None) -> float | None:
-    """What a scrape may take by the asker's own timeout; `None` if it names none."""
+    """Returns what a scrape may take by the asker's own timeout; `None` if it names none."""
     try:
         timeout_s = float(header or "")
     except ValueError:

@@ -90,7 +90,7 @@ class ExporterService:
 
 
 def replaying_exporter(path: Path, budget_s: float) -> Exporter:
-    """An exporter of the host that the capture is of.
+    """Returns an exporter of the host that the capture is of.
 
     Raises:
         ConfigError: the file is no capture.

@@ -128,7 +128,7 @@ POD_RESOURCES_SCHEMA: Schema = {
 
 
 def build_messages(package: str, schema: Schema) -> Mapping[str, MessageClass]:
-    """A class for each message, by its name, in a pool that nobody else sees."""
+    """Returns a class for each message, by its name, in a pool that nobody else sees."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )

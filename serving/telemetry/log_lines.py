@@ -78,7 +78,7 @@ class JsonLines(logging.Formatter):
 
 
 def _keeps_type(conversion: str, value: object) -> bool:
-    """Whether JSON has this value as it is; a text that the template cuts short is cut."""
+    """Returns whether JSON has this value as it is; a text that the template cuts short is cut."""
     if isinstance(value, str):
         return "." not in conversion
     return value is None or isinstance(value, (int, float, bool))

@@ -122,7 +122,7 @@ _END_CAUSES = 5
 
 
 def labels_of(metric: Metric) -> tuple[str, ...]:
-    """Every label that a series of the metric may have; one without a value is left out."""
+    """Returns every label that a series of the metric may have; one without a value is left out."""
     all_of = (GATEWAY_LABEL,) if metric.scope in _OF_GATEWAYS else HOST_LABELS
     return (*all_of, *_SCOPE_LABELS[metric.scope], *metric.labels)
 

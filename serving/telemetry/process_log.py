@@ -23,7 +23,7 @@ class LogStyle:
 
     @property
     def formatter(self) -> logging.Formatter:
-        """What makes a line of a record."""
+        """Returns what makes a line of a record."""
         return JsonLines() if self.is_json else logging.Formatter(_FORMAT)
 
 

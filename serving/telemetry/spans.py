@@ -34,7 +34,7 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str:
-        """What makes another process's spans children of this one (W3C Trace Context)."""
+        """Returns what makes another process's spans children of this one (W3C Trace Context)."""
         ...
 
     def child(self, name: str, kind: SpanKind, attributes: Attributes) -> "Span":
@@ -67,7 +67,7 @@ class Tracer(Protocol):
 
     @property
     def is_on(self) -> bool:
-        """Whether any request can have one."""
+        """Returns whether any request can have one."""
         ...
 
     def begin(
@@ -86,7 +86,7 @@ class Tracer(Protocol):
 
     @property
     def counts(self) -> SpanCounts:
-        """What became of the spans so far."""
+        """Returns what became of the spans so far."""
         ...
 
     def close(self, timeout_s: float) -> None:

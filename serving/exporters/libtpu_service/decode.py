@@ -32,7 +32,7 @@ class _BadAttributeError(ValueError):
 
 
 def decode_libtpu(answers: LibtpuAnswers) -> Decoded:
-    """Every value of ours in the answers of one runtime process."""
+    """Returns every value of ours in the answers of one runtime process."""
     decoded = Decoded()
     for name, data in answers.answers.items():
         rule = RULES.get(name)

@@ -44,7 +44,7 @@ class SdkChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, timeout_s: float) -> dict[str, tuple[str, ...]]:
-        """What the SDK says now, by its own names.
+        """Returns what the SDK says now, by its own names.
 
         Raises:
             CollectError: it crashed, hung or printed nonsense. It has been killed, and the next
