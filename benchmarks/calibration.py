@@ -18,12 +18,18 @@ import psutil
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan, Policy
-from autoscaling.simulator.arrivals import RateProfile, Requests, build_day, draw_poisson, stages
-from autoscaling.simulator.engines import Answers, Engines, GatewayLimits
 from autoscaling.simulator.outcome import tpot_s
 from autoscaling.simulator.run import SimulationSetup, simulate
-from autoscaling.simulator.slices import ClassSetup, Conditions
-from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
+from autoscaling.simulator.world.arrivals import (
+    RateProfile,
+    Requests,
+    build_day,
+    draw_poisson,
+    stages,
+)
+from autoscaling.simulator.world.engines import Answers, Engines, GatewayLimits
+from autoscaling.simulator.world.slices import ClassSetup, Conditions
+from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
 from benchmarks.calibration_live import (
     DEADLINE_S,
     LAW,

@@ -22,7 +22,7 @@ import yaml
 from autoscaling.policy_config import read_policy_settings
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import observation_of_json, plan_of_json
-from autoscaling.simulator.arrivals import Requests
+from autoscaling.simulator.world.arrivals import Requests
 from benchmarks.servers import MODEL
 from loadtest.client.check_kind import CheckKind
 from loadtest.client.prompt_source import find_prompts

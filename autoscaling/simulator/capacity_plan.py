@@ -16,8 +16,8 @@ from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.policies import SLICEWISE
 from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.scenario import Scenario, ScenarioError
-from autoscaling.simulator.slices import ClassSetup
-from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.world.slices import ClassSetup
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.capacity import CapacityProfile, read_profile
 from serving.domain.slice_lifecycle import HELD_STATES
 

@@ -26,7 +26,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix, csr_matrix
 
 from autoscaling.records import Observation, Plan
-from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.compute_class import ComputeClass
 
 # Dearer than any way to carry the demand: a slice-hour of it costs so many times the dearest class.

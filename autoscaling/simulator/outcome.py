@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, ModelLoad, Plan, SliceView
-from autoscaling.simulator import kernel
-from autoscaling.simulator.arrivals import Requests
-from autoscaling.simulator.engines import Answers, SimulatedTraffic
-from autoscaling.simulator.slices import ClassSetup, SliceRun
+from autoscaling.simulator.world import kernel
+from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.engines import Answers, SimulatedTraffic
+from autoscaling.simulator.world.slices import ClassSetup, SliceRun
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 _PERCENTILES = (50, 95, 99)

@@ -13,14 +13,6 @@ import numpy as np
 
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.prices.table import Price, PricedMarket, PriceTable
-from autoscaling.simulator.arrivals import (
-    Requests,
-    build_day,
-    constant_lengths,
-    draw_poisson,
-    stages,
-    weekday,
-)
 from autoscaling.simulator.offered import Offered, offered_slices, slices_per_request_per_s
 from autoscaling.simulator.scenario import (
     AlwaysCapacity,
@@ -32,14 +24,22 @@ from autoscaling.simulator.scenario import (
     StagesLoad,
     StepsCapacity,
 )
-from autoscaling.simulator.slices import ClassSetup, Conditions
-from autoscaling.simulator.spot_capacity import (
+from autoscaling.simulator.world.arrivals import (
+    Requests,
+    build_day,
+    constant_lengths,
+    draw_poisson,
+    stages,
+    weekday,
+)
+from autoscaling.simulator.world.slices import ClassSetup, Conditions
+from autoscaling.simulator.world.spot_capacity import (
     REGIMES,
     CapacitySeries,
     generate,
     read_spot_trace,
 )
-from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
+from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
 from loadtest.workload.traces import read_trace
 from serving.domain.compute_class import ComputeClass
 from serving.domain.topology import slice_shape

@@ -13,10 +13,10 @@ import numpy as np
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Policy
-from autoscaling.simulator.arrivals import Requests
-from autoscaling.simulator.engines import Engines, GatewayLimits, SimulatedTraffic
 from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
-from autoscaling.simulator.slices import ClassSetup, SliceFleet
+from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
+from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
 from serving.domain.capacity import CapacityProfile
 
 

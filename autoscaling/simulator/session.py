@@ -27,8 +27,8 @@ from autoscaling.simulator.policies import POLICIES
 from autoscaling.simulator.preparation import PreparedRun, Replacements, prepare_run
 from autoscaling.simulator.report.page import report_page
 from autoscaling.simulator.scenario import Scenario, ScenarioError, read_scenario
-from autoscaling.simulator.spot_capacity import SpotTraceError
 from autoscaling.simulator.tables import comparison_table, plan_tables, price_lines
+from autoscaling.simulator.world.spot_capacity import SpotTraceError
 from loadtest.workload.traces import TraceError
 from serving.domain.capacity import ProfileError
 

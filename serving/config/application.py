@@ -66,7 +66,7 @@ class EngineKind(StrEnum):
     PACED = "paced"  # a deterministic fake with a fixed pace, for tests and the load test itself
 
 
-class PacedConfig(_Section):
+class PaceConfig(_Section):
     """The pace of the `paced` engine. Its timings are inputs, never measurements."""
 
     ttft_ms: Annotated[float, Field(ge=0, le=600_000)] = 20.0
@@ -170,7 +170,7 @@ class ModelConfig(_Section):
     tests and benchmarks."""
     engine_args: dict[str, JsonValue] = {}
     """vLLM engine arguments by their Python names. Checked against the installed vLLM."""
-    paced: PacedConfig | None = None
+    paced: PaceConfig | None = None
     """Pace of the `paced` engine; its defaults when left out. Refused with any other engine."""
     engine_env: Annotated[
         dict[EnvName, str],
@@ -222,7 +222,7 @@ class ModelConfig(_Section):
 
     def paced_options(self) -> dict[str, float | int | None]:
         """The options of a `paced` engine, in the engine's own words; times are seconds."""
-        pace = self.paced or PacedConfig()
+        pace = self.paced or PaceConfig()
         return {
             "ttft_s": pace.ttft_ms / 1000,
             "time_per_token_s": pace.tpot_ms / 1000,
@@ -461,7 +461,7 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     models = rules.mappings_in(raw.get("models"))
     for index, model in models:
         yield from rules.model_problems(f"models[{index}]", model, vllm_args)
-        pace = _with_defaults(model, "paced", PacedConfig())
+        pace = _with_defaults(model, "paced", PaceConfig())
         yield from rules.pace_problems(f"models[{index}].paced", pace)
         yield from slice_rules.model_slice_problems(f"models[{index}]", model)
         yield from slice_rules.tpu_engine_problems(f"models[{index}]", model)

@@ -26,7 +26,7 @@ _REFUSED_RETRY_S = 5.0
 _WATCH_TIMEOUT_S = 10.0
 
 
-class Fleet(Protocol):
+class VersionEngines(Protocol):
     """The engines of one version of a model; see `Dispatcher` for each call."""
 
     def add_engine(
@@ -47,7 +47,7 @@ class Fleet(Protocol):
 class FleetModel(Protocol):
     """A served model, as membership sees it."""
 
-    async def register_engine(self, engine_info: Mapping[str, Any]) -> Fleet:
+    async def register_engine(self, engine_info: Mapping[str, Any]) -> VersionEngines:
         """Returns where an engine that describes itself so belongs, which depends on its version.
 
         Raises:
@@ -74,7 +74,7 @@ class _Member:
     is_listed: bool = True
     task: asyncio.Task[None] | None = None
     # Where its engine has been added; `None` while it is not linked.
-    fleet: Fleet | None = None
+    fleet: VersionEngines | None = None
     # What it reported of its end before it was added.
     draining: Draining | None = None
 
@@ -200,7 +200,7 @@ class Membership:
                 member.fleet = None
         return 0.0
 
-    def _add(self, member: _Member, fleet: Fleet, client: LinkClient) -> None:
+    def _add(self, member: _Member, fleet: VersionEngines, client: LinkClient) -> None:
         record = member.record
         member.fleet = fleet
         slice_name = record.life.slice_name

@@ -26,7 +26,7 @@ UNATTRIBUTED = "unattributed"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerSum:
     """A sum of one state. `slice_name` is `None` where it is of a class or the slice has no name.
 
     `amount` is in chip-milliseconds, or in chips where the present is told.
@@ -123,16 +123,16 @@ class Ledger:
             self._take_use(account, use if record.has_engine else replace(use, tokens=None))
             self._advance(account, now_ms)
 
-    def totals(self) -> list[Entry]:
+    def totals(self) -> list[LedgerSum]:
         """Chip-milliseconds by model, compute class and state."""
-        return [Entry(*key, amount) for key, amount in sorted(self._chip_ms.items())]
+        return [LedgerSum(*key, amount) for key, amount in sorted(self._chip_ms.items())]
 
     def tenants(self) -> list[TenantEntry]:
         """Serving and tokens by model, class and tenant. The first sum to all of serving."""
         keys = sorted(self._tenant_ms.keys() | self._tokens.keys())
         return [TenantEntry(*key, self._tenant_ms[key], self._tokens[key]) for key in keys]
 
-    def slices(self) -> list[Entry]:
+    def slices(self) -> list[LedgerSum]:
         """Chip-milliseconds of the lives that are listed and have a slice."""
         chip_ms: Counter[tuple[str, str, LedgerState, str]] = Counter()
         for account in self._listed.values():
@@ -141,11 +141,11 @@ class Ledger:
                 for state, amount in account.chip_ms.items():
                     chip_ms[record.model, record.compute_class, state, name] += amount
         return [
-            Entry(model, compute_class, state, amount, name)
+            LedgerSum(model, compute_class, state, amount, name)
             for (model, compute_class, state, name), amount in sorted(chip_ms.items())
         ]
 
-    def chips(self) -> list[Entry]:
+    def chips(self) -> list[LedgerSum]:
         """Chips in each state at the last observation."""
         chips: Counter[tuple[str, str, LedgerState]] = Counter()
         for account in self._listed.values():
@@ -153,7 +153,7 @@ class Ledger:
             state = state_of(record.life, account.ready_as)
             if state is not None:
                 chips[record.model, record.compute_class, state] += account.num_chips
-        return [Entry(*key, amount) for key, amount in sorted(chips.items())]
+        return [LedgerSum(*key, amount) for key, amount in sorted(chips.items())]
 
     def _take(self, records: Iterable[SliceRecord], ended: Iterable[SliceRecord]) -> None:
         before, self._listed = self._listed, {}

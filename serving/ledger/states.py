@@ -39,7 +39,7 @@ _OF_LIFE = {
 }
 
 
-class Span(NamedTuple):
+class StateSpan(NamedTuple):
     """Time in one state."""
 
     state: LedgerState
@@ -68,7 +68,7 @@ def _of_phase(transition: Transition, ready_as: LedgerState) -> LedgerState:
 
 def spans(
     life: SliceLifecycle, from_ms: int, until_ms: int, ready_as: LedgerState
-) -> Iterator[Span]:
+) -> Iterator[StateSpan]:
     """The life's time from `from_ms` to `until_ms`, or to its end; READY counts as `ready_as`.
 
     The lengths sum to that time exactly, however the phases lie, if the life began by `from_ms`.
@@ -81,5 +81,5 @@ def spans(
     for transition, end_ms in zip(life.transitions, ends_ms, strict=True):
         if end_ms <= at_ms or transition.state is SliceState.GONE:
             continue
-        yield Span(_of_phase(transition, ready_as), end_ms - at_ms)
+        yield StateSpan(_of_phase(transition, ready_as), end_ms - at_ms)
         at_ms = end_ms

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _DECODER = msgspec.msgpack.Decoder(GatewayMessage)
 
 
-class EngineHost(Protocol):
+class ConnectionOwner(Protocol):
     """The engine host of a connection, which it notifies: `LinkServer` or a test."""
 
     def connected(self, connection: "GatewayConnection") -> None:
@@ -92,7 +92,7 @@ class GatewayConnection(LinkConnection):
     `gateway_id` is what the peer claims until `is_open`, and true from then on.
     """
 
-    def __init__(self, host: EngineHost, config: ConnectionConfig) -> None:
+    def __init__(self, host: ConnectionOwner, config: ConnectionConfig) -> None:
         # Paused means exactly: more than the limit is unsent.
         write_buffer_bytes = (config.max_buffered_bytes, config.max_buffered_bytes)
         super().__init__(_DECODER, config.heartbeat, config.handshake_timeout_s, write_buffer_bytes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from serving.artifacts.compile_cache.report import Damage, Outcome, PullReport, PushReport
+from serving.artifacts.compile_cache.report import Damage, PullReport, PushReport, TransferOutcome
 from serving.engine.spec import Programs
 from serving.engine.tpu.compile_cache import pull_here, push_here
 from serving.link.messages import ProgramsMoved
@@ -66,7 +66,7 @@ class CompileCacheSync:
         reports = await self._on_all_hosts(push_here, lambda place: (self._damage.get(place, ()),))
         for place, report in reports.items():
             assert isinstance(report, PushReport)
-            if report.outcome == Outcome.DONE:
+            if report.outcome == TransferOutcome.DONE:
                 self._damage.pop(place, None)
             self.moved.pushed += report.num_pushed
             self.moved.pushed_bytes += report.num_bytes
@@ -118,4 +118,4 @@ class CompileCacheSync:
 
 
 def _has_failed(report: PullReport | PushReport) -> bool:
-    return report.outcome in (Outcome.UNREACHABLE, Outcome.OUT_OF_TIME)
+    return report.outcome in (TransferOutcome.UNREACHABLE, TransferOutcome.OUT_OF_TIME)

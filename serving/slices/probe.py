@@ -57,7 +57,7 @@ class Stage(StrEnum):
 _WAITING = frozenset({Stage.JOINING, Stage.DEVICES, Stage.ALL_REDUCE})
 
 
-class Outcome(StrEnum):
+class ProbeOutcome(StrEnum):
     """What became of one check."""
 
     PASSED = "passed"
@@ -118,7 +118,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One check of one host. `detail` is a sentence for a reader."""
 
     name: CheckName
-    outcome: Outcome
+    outcome: ProbeOutcome
     detail: str
     wall_s: float = 0.0
     failures: tuple[DeviceFailure, ...] = ()
@@ -170,7 +170,7 @@ class HostProbe(msgspec.Struct, frozen=True):
     def failed(self, name: CheckName) -> Check | None:
         """That check, if it failed."""
         for check in self.report.checks if self.report is not None else ():
-            if check.name == name and check.outcome == Outcome.FAILED:
+            if check.name == name and check.outcome == ProbeOutcome.FAILED:
                 return check
         return None
 
@@ -293,7 +293,7 @@ class _Heard:
 
     def _judge(self, timeout_s: float) -> tuple[HostOutcome, str]:
         if self._report is not None:
-            failed = [each for each in self._report.checks if each.outcome == Outcome.FAILED]
+            failed = [each for each in self._report.checks if each.outcome == ProbeOutcome.FAILED]
             if failed:
                 words = "; ".join(f"{each.name}: {each.detail}" for each in failed)
                 return HostOutcome.CHECK_FAILED, words
@@ -420,6 +420,6 @@ def _not_checked(probes: Iterable[HostProbe]) -> tuple[CheckName, ...]:
         check.name
         for probe in probes
         for check in (probe.report.checks if probe.report is not None else ())
-        if check.outcome == Outcome.NOT_CHECKED
+        if check.outcome == ProbeOutcome.NOT_CHECKED
     }
     return tuple(name for name in CheckName if name in found)

@@ -29,8 +29,8 @@ from serving.slices.probe import (
     Check,
     CheckName,
     DeviceFailure,
-    Outcome,
     Platform,
+    ProbeOutcome,
     ProbeReport,
     ProbeSpec,
     Stage,
@@ -120,7 +120,7 @@ class Probe:
             check = make()
         except Exception as error:  # noqa: BLE001  JAX has no common class for what devices do
             has_completed = False
-            check = Check(name, Outcome.FAILED, f"{type(error).__name__}: {error}"[:500])
+            check = Check(name, ProbeOutcome.FAILED, f"{type(error).__name__}: {error}"[:500])
         wall_s = round(time.monotonic() - started_s, 6)
         self._checks.append(msgspec.structs.replace(check, wall_s=wall_s))
         return has_completed
@@ -142,7 +142,7 @@ class Probe:
     def _kinds(self, local: Sequence[jax.Device]) -> Check:
         expected = self._spec.device_kind
         if expected is None:
-            return Check(CheckName.DEVICE_KIND, Outcome.NOT_CHECKED, "no kind was expected")
+            return Check(CheckName.DEVICE_KIND, ProbeOutcome.NOT_CHECKED, "no kind was expected")
         wrong = [
             self._failure(device, f"is a {device.device_kind!r}")
             for device in local
@@ -153,7 +153,7 @@ class Probe:
     def _memory(self, local: Sequence[jax.Device]) -> Check:
         expected = self._spec.hbm_bytes_per_device
         if expected is None:
-            return Check(CheckName.HBM, Outcome.NOT_CHECKED, "no size was expected")
+            return Check(CheckName.HBM, ProbeOutcome.NOT_CHECKED, "no size was expected")
         slack = expected * self._spec.hbm_tolerance_ratio
         wrong, num_silent = [], 0
         for device in local:
@@ -164,7 +164,7 @@ class Probe:
                 wrong.append(self._failure(device, f"has {limit} bytes, expected {expected}"))
         if num_silent and not wrong:
             detail = f"{num_silent} of {len(local)} devices do not say how much memory they have"
-            return Check(CheckName.HBM, Outcome.NOT_CHECKED, detail)
+            return Check(CheckName.HBM, ProbeOutcome.NOT_CHECKED, detail)
         return _of_devices(CheckName.HBM, wrong, len(local), f"have about {expected} bytes")
 
     def _memory_limit(self, device: jax.Device) -> int | None:
@@ -242,19 +242,19 @@ class Probe:
         return DeviceFailure(device.id, worker_id, detail)
 
 
-def _passed(condition: bool) -> Outcome:  # noqa: FBT001  the condition is what it is about
-    return Outcome.PASSED if condition else Outcome.FAILED
+def _passed(condition: bool) -> ProbeOutcome:  # noqa: FBT001  the condition is what it is about
+    return ProbeOutcome.PASSED if condition else ProbeOutcome.FAILED
 
 
 def _of_devices(
     name: CheckName, wrong: list[DeviceFailure], num_devices: int, praise: str
 ) -> Check:
     if not wrong:
-        return Check(name, Outcome.PASSED, f"{num_devices} devices {praise}")
+        return Check(name, ProbeOutcome.PASSED, f"{num_devices} devices {praise}")
     first = wrong[0]
     detail = f"{len(wrong)} of {num_devices} devices failed; device {first.device_id} of host "
     detail += f"{first.worker_id}: {first.detail}"
-    return Check(name, Outcome.FAILED, detail, failures=tuple(wrong))
+    return Check(name, ProbeOutcome.FAILED, detail, failures=tuple(wrong))
 
 
 def _read_fault(platform: Platform) -> Fault | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serving.artifacts.compile_cache.local_folder import LocalFolder
-from serving.artifacts.compile_cache.report import Outcome
+from serving.artifacts.compile_cache.report import TransferOutcome
 from serving.config.slice_spec import SliceSpec
 from serving.domain.topology import slice_shape
 from serving.engine.spec import CompileCacheSpec, EngineSpec, Programs, TpuSpec
@@ -95,8 +95,8 @@ def test_host_pulls_and_pushes_and_says_so_in_one_line_each(
 ) -> None:
     programs = programs_of(resolved(str(tmp_path / "store")))
     with caplog.at_level(logging.INFO, "serving.engine.tpu.compile_cache"):
-        assert pull_here(programs, LOG).outcome == Outcome.NOTHING
-        assert push_here(programs, (), LOG).outcome == Outcome.NOTHING
+        assert pull_here(programs, LOG).outcome == TransferOutcome.NOTHING
+        assert push_here(programs, (), LOG).outcome == TransferOutcome.NOTHING
     lines = [record.getMessage().split()[0] for record in caplog.records]
     assert lines == ["programs_pulled", "programs_pushed"]
     assert "life=l1 host=0 outcome=nothing programs=0 bytes=0" in caplog.text
@@ -105,7 +105,10 @@ def test_host_pulls_and_pushes_and_says_so_in_one_line_each(
 def test_store_that_cannot_be_opened_is_a_report() -> None:
     programs = programs_of(resolved("ftp://nowhere"))
     pulled, pushed = pull_here(programs, LOG), push_here(programs, (), LOG)
-    assert (pulled.outcome, pushed.outcome) == (Outcome.UNREACHABLE, Outcome.UNREACHABLE)
+    assert (pulled.outcome, pushed.outcome) == (
+        TransferOutcome.UNREACHABLE,
+        TransferOutcome.UNREACHABLE,
+    )
     assert pulled.reason == "'ftp://nowhere': no store is reached by ftp://"
 
 
@@ -116,5 +119,5 @@ def test_disk_of_the_host_that_fails_is_a_report(tmp_path: Path) -> None:
     push_here(first, (), LOG)
     (tmp_path / "file").write_bytes(b"")
     report = pull_here(replace(programs, folder=str(tmp_path / "file" / "x")), LOG)
-    assert (report.outcome, report.num_fetched) == (Outcome.UNREACHABLE, 0)
+    assert (report.outcome, report.num_fetched) == (TransferOutcome.UNREACHABLE, 0)
     assert "Not a directory" in report.reason

@@ -16,7 +16,7 @@ from serving.domain.slice_lifecycle import (
 )
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.ledger.ledger import MAX_UNLISTED, UNATTRIBUTED, EngineUse, Ledger, shares
-from serving.ledger.states import LedgerState, Span, spans
+from serving.ledger.states import LedgerState, StateSpan, spans
 
 # A v6e 2x4 has 8 chips.
 CHIPS = 8
@@ -198,7 +198,9 @@ def test_memory_of_lives_that_are_gone_is_bounded_and_keeps_the_latest() -> None
 
 def test_life_that_is_over_takes_no_more_time() -> None:
     life = ended(record((SliceState.LOADING, 0.0)), 7.0).life
-    assert list(spans(life, 2_000, 60_000, LedgerState.IDLE)) == [Span(LedgerState.LOADING, 5_000)]
+    assert list(spans(life, 2_000, 60_000, LedgerState.IDLE)) == [
+        StateSpan(LedgerState.LOADING, 5_000)
+    ]
 
 
 @pytest.mark.parametrize("state", LedgerState)

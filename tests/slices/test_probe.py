@@ -15,8 +15,8 @@ from serving.slices.probe import (
     DeviceFailure,
     HostOutcome,
     HostProbe,
-    Outcome,
     Platform,
+    ProbeOutcome,
     ProbeReport,
     ProbeSpec,
     Stage,
@@ -26,7 +26,7 @@ from serving.slices.probe import (
 )
 
 SPEC = ProbeSpec(platform=Platform.CPU, num_hosts=1, process_id=0, devices_per_host=2)
-GOOD = (Check(CheckName.MATMUL, Outcome.PASSED, "2 devices multiply exactly"),)
+GOOD = (Check(CheckName.MATMUL, ProbeOutcome.PASSED, "2 devices multiply exactly"),)
 # What a program of these tests can use.
 _PRELUDE = """
 import os, signal, sys, time
@@ -52,13 +52,13 @@ async def test_program_that_reports_success_has_passed() -> None:
 
 
 async def test_program_gets_the_specification() -> None:
-    line = report_line((Check(CheckName.HBM, Outcome.FAILED, "%s"),)).replace("%s", "'+seen+'")
+    line = report_line((Check(CheckName.HBM, ProbeOutcome.FAILED, "%s"),)).replace("%s", "'+seen+'")
     result = await run(f"seen = request.strip().replace(chr(34), '~')\nsay('{line}')")
     assert "~devices_per_host~:2" in result.reason
 
 
 async def test_program_whose_check_failed_says_which() -> None:
-    checks = (*GOOD, Check(CheckName.HBM, Outcome.FAILED, "1 of 2 devices failed"))
+    checks = (*GOOD, Check(CheckName.HBM, ProbeOutcome.FAILED, "1 of 2 devices failed"))
     result = await run(f"say('''{report_line(checks)}''')")
     assert result.outcome == HostOutcome.CHECK_FAILED
     assert result.reason == "hbm: 1 of 2 devices failed"
@@ -183,13 +183,13 @@ def host(worker_id: int, word: str) -> HostProbe:
     if outcome == "passed":
         return HostProbe(worker_id, HostOutcome.PASSED, Stage.DONE, "passed", 1.0, _report())
     if outcome == "wrong":  # a check failed, `where` is its name
-        check = Check(CheckName(where), Outcome.FAILED, "failed")
+        check = Check(CheckName(where), ProbeOutcome.FAILED, "failed")
         return HostProbe(
             worker_id, HostOutcome.CHECK_FAILED, Stage.DONE, where, 1.0, _report(check)
         )
     if outcome == "sum":  # the all-reduce came out wrong in the part of these hosts
         failures = tuple(DeviceFailure(9, int(each), "wrong") for each in where)
-        check = Check(CheckName.ALL_REDUCE, Outcome.FAILED, f"part of {where}", 0.1, failures)
+        check = Check(CheckName.ALL_REDUCE, ProbeOutcome.FAILED, f"part of {where}", 0.1, failures)
         return HostProbe(
             worker_id, HostOutcome.CHECK_FAILED, Stage.DONE, where, 1.0, _report(check)
         )
@@ -250,7 +250,7 @@ def test_host_without_a_result_is_at_fault() -> None:
 
 
 def test_what_was_not_checked_is_told_and_is_no_success_of_the_check() -> None:
-    checks = (Check(CheckName.HBM, Outcome.NOT_CHECKED, "unknown"), *GOOD)
+    checks = (Check(CheckName.HBM, ProbeOutcome.NOT_CHECKED, "unknown"), *GOOD)
     probe = HostProbe(0, HostOutcome.PASSED, Stage.DONE, "passed", 1.0, _report(*checks))
     found = verdict([probe], 1)
     assert found.has_passed

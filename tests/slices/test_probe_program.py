@@ -14,8 +14,8 @@ from serving.slices.probe import (
     CheckName,
     HostOutcome,
     HostProbe,
-    Outcome,
     Platform,
+    ProbeOutcome,
     ProbeSpec,
     Stage,
     probe_slice,
@@ -59,7 +59,7 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
-def outcomes(probe: HostProbe) -> dict[CheckName, Outcome]:
+def outcomes(probe: HostProbe) -> dict[CheckName, ProbeOutcome]:
     assert probe.report is not None, probe.reason
     return {check.name: check.outcome for check in probe.report.checks}
 
@@ -68,12 +68,12 @@ async def test_good_host_passes_and_owns_up_to_what_it_could_not_check() -> None
     probe = await run_probe_on_host(spec(), TIMEOUT_S, environment=environment())
     assert (probe.outcome, probe.stage) == (HostOutcome.PASSED, Stage.DONE)
     assert outcomes(probe) == {
-        CheckName.LOCAL_DEVICES: Outcome.PASSED,
-        CheckName.GLOBAL_DEVICES: Outcome.PASSED,
-        CheckName.DEVICE_KIND: Outcome.NOT_CHECKED,
-        CheckName.HBM: Outcome.NOT_CHECKED,
-        CheckName.MATMUL: Outcome.PASSED,
-        CheckName.ALL_REDUCE: Outcome.PASSED,
+        CheckName.LOCAL_DEVICES: ProbeOutcome.PASSED,
+        CheckName.GLOBAL_DEVICES: ProbeOutcome.PASSED,
+        CheckName.DEVICE_KIND: ProbeOutcome.NOT_CHECKED,
+        CheckName.HBM: ProbeOutcome.NOT_CHECKED,
+        CheckName.MATMUL: ProbeOutcome.PASSED,
+        CheckName.ALL_REDUCE: ProbeOutcome.PASSED,
     }
 
 
@@ -90,7 +90,7 @@ async def test_faulty_host_fails_the_check_that_finds_it(
 ) -> None:
     probe = await run_probe_on_host(spec(), TIMEOUT_S, environment=environment(fault))
     assert probe.outcome == HostOutcome.CHECK_FAILED
-    assert {name for name, it in outcomes(probe).items() if it == Outcome.FAILED} == failed
+    assert {name for name, it in outcomes(probe).items() if it == ProbeOutcome.FAILED} == failed
 
 
 async def test_device_of_another_kind_is_found() -> None:

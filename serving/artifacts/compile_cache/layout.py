@@ -30,7 +30,7 @@ class DamagedManifestError(ValueError):
     """A manifest that is not one. What it named counts as not there."""
 
 
-class Entry(BaseModel):
+class ProgramEntry(BaseModel):
     """One program: JAX's name of its file, and the bytes that belong there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -49,7 +49,7 @@ class Manifest(BaseModel):
     format: Literal[1] = 1
     writer: str
     written_at_s: float
-    entries: Annotated[tuple[Entry, ...], Field(strict=False)]
+    entries: Annotated[tuple[ProgramEntry, ...], Field(strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +123,15 @@ def read_manifest(data: bytes) -> Manifest:
         raise DamagedManifestError(f"{error.error_count()} faults in a manifest") from error
 
 
-def union(manifests: Iterable[Manifest]) -> dict[str, tuple[Entry, ...]]:
+def union(manifests: Iterable[Manifest]) -> dict[str, tuple[ProgramEntry, ...]]:
     """For each program its different bytes, those of the newest manifest first."""
-    found: dict[str, dict[str, Entry]] = {}
+    found: dict[str, dict[str, ProgramEntry]] = {}
     for manifest in sorted(manifests, key=lambda m: (-m.written_at_s, m.writer)):
         for entry in manifest.entries:
             found.setdefault(entry.name, {}).setdefault(entry.digest, entry)
     return {name: tuple(entries.values()) for name, entries in found.items()}
 
 
-def digests(known: Mapping[str, tuple[Entry, ...]]) -> set[str]:
+def digests(known: Mapping[str, tuple[ProgramEntry, ...]]) -> set[str]:
     """All blobs that a union names."""
     return {entry.digest for entries in known.values() for entry in entries}

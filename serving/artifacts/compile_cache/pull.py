@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from serving.artifacts.compile_cache.layout import (
     DamagedManifestError,
-    Entry,
     KeyPlace,
     Manifest,
+    ProgramEntry,
     blob_name,
     content_digest,
     is_manifest,
@@ -22,7 +22,7 @@ from serving.artifacts.compile_cache.layout import (
     union,
 )
 from serving.artifacts.compile_cache.local_folder import LocalFolder, is_whole
-from serving.artifacts.compile_cache.report import Damage, Outcome, PullReport
+from serving.artifacts.compile_cache.report import Damage, PullReport, TransferOutcome
 from serving.artifacts.object_store.store import (
     MissingObjectError,
     ObjectStore,
@@ -34,7 +34,7 @@ from serving.artifacts.object_store.store import (
 NUM_FETCHERS = 8
 
 Clock = Callable[[], float]
-Known = Mapping[str, tuple[Entry, ...]]
+Known = Mapping[str, tuple[ProgramEntry, ...]]
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def pull(
     num_dropped = _drop_broken(folder)
     errors: list[str] = []
 
-    def report(outcome: Outcome, reason: str) -> PullReport:
+    def report(outcome: TransferOutcome, reason: str) -> PullReport:
         return PullReport(outcome, reason, clock() - started_s, num_dropped=num_dropped)
 
     pool = ThreadPoolExecutor(NUM_FETCHERS, thread_name_prefix="pull-programs")
@@ -71,21 +71,23 @@ def pull(
         finding = pool.submit(_find, store, place)
         known, seed = finding.result(budget_s)
         if not known:
-            return report(Outcome.NOTHING, "the store has no programs for this key")
+            return report(TransferOutcome.NOTHING, "the store has no programs for this key")
         wanted = _missing(folder, known)
         deadline_s = started_s + budget_s
         fetched = _fetch_all(pool, store, folder, wanted, deadline_s, clock, errors)
     except TimeoutError:
-        return report(Outcome.OUT_OF_TIME, f"the store did not list its programs in {budget_s:g} s")
+        return report(
+            TransferOutcome.OUT_OF_TIME, f"the store did not list its programs in {budget_s:g} s"
+        )
     except StoreError as error:
-        return report(Outcome.UNREACHABLE, str(error))
+        return report(TransferOutcome.UNREACHABLE, str(error))
     finally:
         # A request under way ends by its own bounds; nobody waits for it.
         pool.shutdown(wait=False, cancel_futures=True)
     num_late = len(wanted) - sum(not each.is_late for each in fetched)
-    outcome, reason = Outcome.DONE, "all that it has"
+    outcome, reason = TransferOutcome.DONE, "all that it has"
     if num_late:
-        outcome = Outcome.UNREACHABLE if errors else Outcome.OUT_OF_TIME
+        outcome = TransferOutcome.UNREACHABLE if errors else TransferOutcome.OUT_OF_TIME
         reason = "; ".join([f"{num_late} of {len(wanted)} programs left", *errors[:1]])
     return PullReport(
         outcome,
@@ -101,7 +103,9 @@ def pull(
     )
 
 
-def read_known(store: ObjectStore, listed: Iterable[StoredObject]) -> dict[str, tuple[Entry, ...]]:
+def read_known(
+    store: ObjectStore, listed: Iterable[StoredObject]
+) -> dict[str, tuple[ProgramEntry, ...]]:
     """The union of the manifests among `listed`; one that is damaged or gone names nothing.
 
     Raises:
@@ -147,7 +151,7 @@ def _drop_broken(folder: LocalFolder) -> int:
     return num_dropped
 
 
-def _missing(folder: LocalFolder, known: Known) -> dict[str, tuple[Entry, ...]]:
+def _missing(folder: LocalFolder, known: Known) -> dict[str, tuple[ProgramEntry, ...]]:
     """The programs of `known` that are not here as the store has them, the largest first."""
     wanted = {}
     sizes = folder.sizes()
@@ -163,14 +167,14 @@ def _fetch_all(
     pool: ThreadPoolExecutor,
     store: ObjectStore,
     folder: LocalFolder,
-    wanted: Mapping[str, tuple[Entry, ...]],
+    wanted: Mapping[str, tuple[ProgramEntry, ...]],
     deadline_s: float,
     clock: Clock,
     errors: list[str],
 ) -> list[_Fetched]:
     """What came of each; `errors` is filled with what the store said in the place of bytes."""
 
-    def fetch(entries: tuple[Entry, ...]) -> _Fetched:
+    def fetch(entries: tuple[ProgramEntry, ...]) -> _Fetched:
         # What one fetch finds out about the store the others need not find out again.
         if clock() >= deadline_s or errors:
             return _Fetched(is_late=True)
@@ -190,7 +194,7 @@ def _fetch_all(
     return fetched
 
 
-def _fetch(store: ObjectStore, folder: LocalFolder, entries: tuple[Entry, ...]) -> _Fetched:
+def _fetch(store: ObjectStore, folder: LocalFolder, entries: tuple[ProgramEntry, ...]) -> _Fetched:
     """Writes the first of `entries` whose bytes are what they should be.
 
     Raises:

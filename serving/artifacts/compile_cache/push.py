@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from serving.artifacts.compile_cache.key import CacheKey
 from serving.artifacts.compile_cache.layout import (
-    Entry,
     KeyPlace,
     Manifest,
+    ProgramEntry,
     blob_name,
     content_digest,
 )
 from serving.artifacts.compile_cache.local_folder import LocalFolder, is_whole
 from serving.artifacts.compile_cache.pull import read_known
-from serving.artifacts.compile_cache.report import Damage, Outcome, PushReport
+from serving.artifacts.compile_cache.report import Damage, PushReport, TransferOutcome
 from serving.artifacts.object_store.store import ObjectStore, StoreError
 
 
@@ -66,12 +66,12 @@ def push(
         if attempt.entries:
             attempt.name_under(place, key, writer)
     except StoreError as error:
-        return PushReport(Outcome.UNREACHABLE, str(error), writer.clock() - started_s)
-    outcome, reason = Outcome.DONE, "all that the store lacked"
+        return PushReport(TransferOutcome.UNREACHABLE, str(error), writer.clock() - started_s)
+    outcome, reason = TransferOutcome.DONE, "all that the store lacked"
     if attempt.is_late:
-        outcome, reason = Outcome.OUT_OF_TIME, f"the rest is left after {budget_s:g} s"
+        outcome, reason = TransferOutcome.OUT_OF_TIME, f"the rest is left after {budget_s:g} s"
     elif not attempt.entries:
-        outcome, reason = Outcome.NOTHING, "the store has all programs of this host"
+        outcome, reason = TransferOutcome.NOTHING, "the store has all programs of this host"
     return PushReport(
         outcome,
         reason,
@@ -88,7 +88,7 @@ class _Push:
 
     def __init__(self, store: ObjectStore, folder: LocalFolder, damaged: set[str]) -> None:
         self.damaged = damaged
-        self.entries: list[Entry] = []
+        self.entries: list[ProgramEntry] = []
         self.num_bytes = 0
         self.num_refused = 0
         self.is_late = False
@@ -108,7 +108,7 @@ class _Push:
         if not self._is_there(digest, len(data)):
             self._store.put(blob_name(digest), data)
             self.num_bytes += len(data)
-        self.entries.append(Entry(name=name, digest=digest, num_bytes=len(data)))
+        self.entries.append(ProgramEntry(name=name, digest=digest, num_bytes=len(data)))
 
     def name_under(self, place: KeyPlace, key: CacheKey, writer: Writer) -> None:
         """Writes the record and, last, the manifest."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
+class TransferOutcome(StrEnum):
     """How a pull or a push ended. None of them stops an engine from starting."""
 
     DONE = "done"
@@ -31,7 +31,7 @@ class PullReport:
     this host were removed because they were not whole.
     """
 
-    outcome: Outcome
+    outcome: TransferOutcome
     reason: str
     duration_s: float
     num_known: int = 0
@@ -61,7 +61,7 @@ class PushReport:
     files were not whole, and stay here.
     """
 
-    outcome: Outcome
+    outcome: TransferOutcome
     reason: str
     duration_s: float
     num_pushed: int = 0

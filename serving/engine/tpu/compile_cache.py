@@ -20,7 +20,7 @@ from serving.artifacts.compile_cache.layout import KeyPlace
 from serving.artifacts.compile_cache.local_folder import LocalFolder
 from serving.artifacts.compile_cache.pull import pull
 from serving.artifacts.compile_cache.push import Writer, push
-from serving.artifacts.compile_cache.report import Damage, Outcome, PullReport, PushReport
+from serving.artifacts.compile_cache.report import Damage, PullReport, PushReport, TransferOutcome
 from serving.artifacts.object_store.address import open_store
 from serving.artifacts.object_store.store import ObjectStore, StoreError
 from serving.engine.spec import EngineSpec, Programs
@@ -129,14 +129,14 @@ def push_here(
 def _guarded(
     programs: Programs,
     move: Callable[[ObjectStore], _Report],
-    failed: Callable[[Outcome, str, float], _Report],
+    failed: Callable[[TransferOutcome, str, float], _Report],
 ) -> _Report:
     """Moves programs; a store that cannot be opened and a disk that fails are a report too."""
     started_s = time.monotonic()
     try:
         return move(open_store(programs.cache.store))
     except (ValueError, OSError) as error:
-        return failed(Outcome.UNREACHABLE, str(error), time.monotonic() - started_s)
+        return failed(TransferOutcome.UNREACHABLE, str(error), time.monotonic() - started_s)
 
 
 def _pairs(log: Mapping[str, JsonValue]) -> str:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from serving.gateway.metrics.requests import Families
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
-from serving.ledger.ledger import EngineUse, Entry, Ledger, TenantEntry
+from serving.ledger.ledger import EngineUse, Ledger, LedgerSum, TenantEntry
 from serving.link.messages import EngineLoad, EngineVitals
 
 _MS_PER_S = 1000
@@ -86,17 +86,17 @@ class LedgerCollector(Collector):
             families.add("slicewise_ledger_tenant_cost_usd_total", labels, usd)
 
 
-def chip_hours(entry: Entry) -> float:
+def chip_hours(entry: LedgerSum) -> float:
     """A sum in the unit that chips are priced in."""
     return entry.amount / _MS_PER_S / _S_PER_HOUR
 
 
-def _add_chip_seconds(families: Families, name: str, entries: Iterable[Entry]) -> None:
+def _add_chip_seconds(families: Families, name: str, entries: Iterable[LedgerSum]) -> None:
     for entry in entries:
         families.add(name, _labels(entry), entry.amount / _MS_PER_S)
 
 
-def _labels(entry: Entry) -> dict[str, str]:
+def _labels(entry: LedgerSum) -> dict[str, str]:
     return {
         "slice": entry.slice_name or "",
         "model": entry.model,

@@ -83,7 +83,7 @@ class LinkedEngine(Protocol):
         ...
 
 
-class Fleet(Protocol):
+class MeteredModel(Protocol):
     """One model's engines and requests; see `ServedModel`."""
 
     @property
@@ -149,7 +149,7 @@ class Families:
 class ServingCollector(Collector):
     """The numbers of a gateway's models and of its edge. `fleets` is by model."""
 
-    def __init__(self, fleets: Mapping[str, Fleet], edge: EdgeMetrics) -> None:
+    def __init__(self, fleets: Mapping[str, MeteredModel], edge: EdgeMetrics) -> None:
         self._fleets = fleets
         self._edge = edge
 
@@ -216,7 +216,7 @@ def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> Non
                 families.add(name, labels | {label: value}, count)
 
 
-def _add_present(families: Families, model: str, fleet: Fleet) -> None:
+def _add_present(families: Families, model: str, fleet: MeteredModel) -> None:
     links: Counter[tuple[str, str]] = Counter()
     in_flight: Counter[str] = Counter()
     for compute_class in fleet.request_metrics.classes.keys() - {NO_CLASS}:

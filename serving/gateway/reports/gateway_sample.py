@@ -15,7 +15,7 @@ from serving.domain.dashboard_messages import (
     ModelCounts,
 )
 from serving.gateway.metrics.ledger import chip_hours
-from serving.gateway.metrics.requests import EngineReading, Fleet
+from serving.gateway.metrics.requests import EngineReading, MeteredModel
 from serving.gateway.telemetry.request_metrics import NO_CLASS, ClassMetrics, EdgeMetrics
 from serving.ledger.ledger import Ledger
 
@@ -24,7 +24,7 @@ _EMPTY = ClassMetrics()
 
 def take_sample(
     gateway_id: str,
-    fleets: Mapping[str, Fleet],
+    fleets: Mapping[str, MeteredModel],
     edge: EdgeMetrics,
     engines: Iterable[EngineReading],
     ledger: Iterable[LedgerEntry],
@@ -76,7 +76,7 @@ def ledger_entries(
     )
 
 
-def _classes(model: str, fleet: Fleet) -> Iterable[ClassCounts]:
+def _classes(model: str, fleet: MeteredModel) -> Iterable[ClassCounts]:
     in_flight: Counter[str] = Counter()
     for engine in fleet.connections:
         in_flight[engine.compute_class] += len(engine.requests)

@@ -15,9 +15,9 @@ from serving.artifacts.compile_cache.key import cache_key
 from serving.artifacts.compile_cache.layout import (
     BLOBS,
     DamagedManifestError,
-    Entry,
     KeyPlace,
     Manifest,
+    ProgramEntry,
     blob_name,
     content_digest,
     read_manifest,
@@ -25,7 +25,7 @@ from serving.artifacts.compile_cache.layout import (
 )
 from serving.artifacts.compile_cache.local_folder import LocalFolder, is_whole
 from serving.artifacts.compile_cache.pull import NUM_FETCHERS, pull
-from serving.artifacts.compile_cache.report import Outcome
+from serving.artifacts.compile_cache.report import TransferOutcome
 from serving.artifacts.object_store.address import open_store
 from serving.artifacts.object_store.store import ObjectStore
 
@@ -66,11 +66,11 @@ def test_pushed_programs_come_to_another_host(any_store: ObjectStore, tmp_path: 
     first, second = Host(any_store, tmp_path / "1"), Host(any_store, tmp_path / "2")
     compiled(first, programs("a", "b"))
     pushed = first.push()
-    assert (pushed.outcome, pushed.num_pushed) == (Outcome.DONE, 2)
+    assert (pushed.outcome, pushed.num_pushed) == (TransferOutcome.DONE, 2)
     assert any_store.get(PLACE.record) == KEY.record
     pulled = second.pull()
     assert (pulled.outcome, pulled.num_fetched, pulled.num_bytes) == (
-        Outcome.DONE,
+        TransferOutcome.DONE,
         2,
         pushed.num_bytes,
     )
@@ -78,7 +78,7 @@ def test_pushed_programs_come_to_another_host(any_store: ObjectStore, tmp_path: 
     # And nothing comes or goes again.
     again = second.pull()
     assert (again.num_present, again.num_fetched, again.num_bytes) == (2, 0, 0)
-    assert second.push().outcome == Outcome.NOTHING
+    assert second.push().outcome == TransferOutcome.NOTHING
 
 
 def test_same_bytes_under_another_key_are_kept_once(store: ObjectStore, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_writers_at_once_leave_the_union(any_store: ObjectStore, tmp_path: Path)
     with ThreadPoolExecutor(len(hosts)) as pool:
         reports = list(pool.map(Host.push, hosts))
     # A late one may find that others have pushed all it has.
-    assert {report.outcome for report in reports} <= {Outcome.DONE, Outcome.NOTHING}
+    assert {report.outcome for report in reports} <= {TransferOutcome.DONE, TransferOutcome.NOTHING}
     last = Host(any_store, tmp_path / "last")
     assert last.pull().num_known == len(names)
     assert held(last) == programs(*names)
@@ -195,7 +195,7 @@ def test_store_that_refuses_leaves_the_host_as_it_was(
     first.push()
     failing.fails = {call}
     pulled = second.pull()
-    assert (pulled.outcome, pulled.reason) == (Outcome.UNREACHABLE, f"{call} refused")
+    assert (pulled.outcome, pulled.reason) == (TransferOutcome.UNREACHABLE, f"{call} refused")
     assert held(second) == {}
 
 
@@ -213,7 +213,7 @@ def test_store_that_ends_in_the_middle_leaves_what_had_come(
     compiled(first, programs(*(f"p{number}" for number in range(40))))
     first.push()
     pulled = second.pull()
-    assert pulled.outcome == Outcome.UNREACHABLE
+    assert pulled.outcome == TransferOutcome.UNREACHABLE
     assert pulled.reason.endswith("programs left; get refused")
     assert 1 <= pulled.num_fetched == len(held(second)) < 40
 
@@ -225,9 +225,9 @@ def test_push_that_is_cut_short_names_nothing_and_is_made_up_for(
     first, second = Host(failing, tmp_path / "1"), Host(failing, tmp_path / "2")
     compiled(first, programs("a", "b"))
     failing.fails = {call}
-    assert first.push().outcome == Outcome.UNREACHABLE
+    assert first.push().outcome == TransferOutcome.UNREACHABLE
     failing.fails = set()
-    assert second.pull().outcome == Outcome.NOTHING
+    assert second.pull().outcome == TransferOutcome.NOTHING
     assert first.push().num_pushed == 2
     assert second.pull().num_fetched == 2
 
@@ -241,7 +241,7 @@ def test_pull_without_time_fetches_the_largest_first(store: ObjectStore, tmp_pat
     ticks = itertools.count()
     folder = LocalFolder(tmp_path / "2")
     report = pull(store, PLACE, folder, 20.0, lambda: float(next(ticks)))
-    assert report.outcome == Outcome.OUT_OF_TIME
+    assert report.outcome == TransferOutcome.OUT_OF_TIME
     assert 0 < report.num_fetched < len(made)
     assert f"{len(made) - report.num_fetched} of {len(made)} programs left" in report.reason
     largest_first = sorted(made, key=lambda name: len(made[name]), reverse=True)
@@ -263,14 +263,14 @@ def test_store_that_hangs_holds_a_pull_for_its_budget_only(
         report = host.pull()
     finally:
         released.set()
-    assert report.outcome == Outcome.OUT_OF_TIME
+    assert report.outcome == TransferOutcome.OUT_OF_TIME
     assert "did not list its programs in 0.05 s" in report.reason
 
 
 def test_push_without_time_names_what_it_has_sent(store: ObjectStore, tmp_path: Path) -> None:
     first = replace(Host(store, tmp_path / "1"), budget_s=0.0)
     compiled(first, programs("a"))
-    assert (first.push().outcome, first.push().num_pushed) == (Outcome.OUT_OF_TIME, 0)
+    assert (first.push().outcome, first.push().num_pushed) == (TransferOutcome.OUT_OF_TIME, 0)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_manifest_that_names_another_file_is_refused(name: str) -> None:
 
 def test_union_puts_the_newest_bytes_first() -> None:
     def manifest(at_s: float, digest: str) -> Manifest:
-        entry = Entry(name="jit_a-1-cache", digest=digest * 64, num_bytes=1)
+        entry = ProgramEntry(name="jit_a-1-cache", digest=digest * 64, num_bytes=1)
         return Manifest(writer="w", written_at_s=at_s, entries=(entry,))
 
     known = union([manifest(1.0, "a"), manifest(3.0, "b"), manifest(2.0, "a")])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.artifacts.compile_cache.layout import BLOBS
-from serving.artifacts.compile_cache.report import Outcome
+from serving.artifacts.compile_cache.report import TransferOutcome
 from serving.artifacts.object_store.address import open_store
 from serving.artifacts.object_store.store import ObjectStore
 
@@ -39,15 +39,15 @@ async def test_second_start_compiles_nothing_whatever_the_store(
 
 async def _start_twice(store: ObjectStore, tmp_path: Path) -> None:
     first = Host(store, tmp_path / "first")
-    assert first.pull().outcome == Outcome.NOTHING
+    assert first.pull().outcome == TransferOutcome.NOTHING
     assert await first.compile(0, NUM_PROGRAMS) == compiled(NUM_ENTRIES)
     assert first.push().num_pushed == NUM_ENTRIES
 
     second = Host(store, tmp_path / "second")
     pulled = second.pull()
-    assert (pulled.outcome, pulled.num_fetched) == (Outcome.DONE, NUM_ENTRIES)
+    assert (pulled.outcome, pulled.num_fetched) == (TransferOutcome.DONE, NUM_ENTRIES)
     assert await second.compile(0, NUM_PROGRAMS) == compiled(0, found=NUM_ENTRIES)
-    assert second.push().outcome == Outcome.NOTHING
+    assert second.push().outcome == TransferOutcome.NOTHING
 
 
 @pytest.mark.long

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Observation, Plan
-from autoscaling.simulator.arrivals import Requests, constant_lengths, draw_poisson, stages
-from autoscaling.simulator.engines import GatewayLimits
 from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.run import SimulationSetup, simulate
-from autoscaling.simulator.slices import ClassSetup, Conditions
-from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.world.arrivals import Requests, constant_lengths, draw_poisson, stages
+from autoscaling.simulator.world.engines import GatewayLimits
+from autoscaling.simulator.world.slices import ClassSetup, Conditions
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.capacity import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaling.simulator.arrivals import (
+from autoscaling.simulator.world.arrivals import (
     RateProfile,
     Requests,
     build_day,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from autoscaling.simulator import kernel
-from autoscaling.simulator.arrivals import Requests, draw_poisson, stages
-from autoscaling.simulator.engines import Engines, GatewayLimits
-from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
+from autoscaling.simulator.world import kernel
+from autoscaling.simulator.world.arrivals import Requests, draw_poisson, stages
+from autoscaling.simulator.world.engines import Engines, GatewayLimits
+from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
 from serving.domain.capacity import CapacityProfile
 from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
 from serving.gateway.routing import EngineView, choose_engine

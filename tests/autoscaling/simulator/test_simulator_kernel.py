@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from simulated_days import profile, steady
 
-from autoscaling.simulator import kernel
-from autoscaling.simulator.arrivals import Requests
-from autoscaling.simulator.engines import Answers, Engines, GatewayLimits
+from autoscaling.simulator.world import kernel
+from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.engines import Answers, Engines, GatewayLimits
 from serving.domain.capacity import CapacityProfile
 
 FOREVER = GatewayLimits(request_deadline_s=1e6, max_waiting_requests=1_000_000)

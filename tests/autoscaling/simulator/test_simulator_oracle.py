@@ -22,7 +22,7 @@ from autoscaling.simulator.policies import oracle_of
 from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.run import simulate
 from autoscaling.simulator.scenario import Scenario, read_scenario
-from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.compute_class import ComputeClass
 
 HOUR_S = 3600.0

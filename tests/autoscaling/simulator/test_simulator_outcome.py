@@ -6,7 +6,7 @@ from simulated_days import Scripted, always, class_setup, run_day, steady
 
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, Observation, Plan
-from autoscaling.simulator.arrivals import Requests
+from autoscaling.simulator.world.arrivals import Requests
 from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
 DAY = steady(rate=10.0, duration_s=1000.0)

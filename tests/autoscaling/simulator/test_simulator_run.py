@@ -5,10 +5,10 @@ import pytest
 from simulated_days import OBJECTIVES, Scripted, always, class_setup, profile, run_day, steady
 
 from autoscaling.observations import Tokens
-from autoscaling.simulator.arrivals import Requests
-from autoscaling.simulator.engines import GatewayLimits
 from autoscaling.simulator.run import SimulationSetup, simulate
-from autoscaling.simulator.spot_capacity import REGIMES, CapacitySeries, generate
+from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.engines import GatewayLimits
+from autoscaling.simulator.world.spot_capacity import REGIMES, CapacitySeries, generate
 
 
 def test_policy_is_shown_the_load_of_the_last_window() -> None:

@@ -10,7 +10,7 @@ import yaml
 from autoscaling.prices.table import price_table
 from autoscaling.simulator.preparation import Replacements, prepare_run, requests_of_file
 from autoscaling.simulator.scenario import ScenarioError, read_scenario, shipped_scenarios
-from autoscaling.simulator.synthetic_traces import TRACE_LAWS, synthetic_hour
+from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
 
 DATA = Path(__file__).parents[3] / "../shared/data/traces"
 AZURE = DATA / "azure2023"

@@ -4,8 +4,8 @@ import pytest
 from simulated_days import Scripted, always, class_setup, run_day, steady
 
 from autoscaling.simulator.outcome import SimulationOutcome
-from autoscaling.simulator.slices import SliceRun
-from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.world.slices import SliceRun
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 FEW = steady(rate=1.0, duration_s=1000.0)

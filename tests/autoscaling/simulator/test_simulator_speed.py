@@ -9,9 +9,9 @@ from simulated_days import class_setup, profile
 
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import Observation, Plan
-from autoscaling.simulator.arrivals import Requests, build_day
 from autoscaling.simulator.run import SimulationSetup, simulate
-from autoscaling.simulator.spot_capacity import REGIMES, generate
+from autoscaling.simulator.world.arrivals import Requests, build_day
+from autoscaling.simulator.world.spot_capacity import REGIMES, generate
 from serving.domain.slice_lifecycle import SliceState
 
 NUM_REQUESTS = 10_000_000

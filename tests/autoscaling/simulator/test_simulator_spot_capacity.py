@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
-from autoscaling.simulator.spot_capacity import (
+from autoscaling.simulator.world.spot_capacity import (
     REGIMES,
     CapacitySeries,
     Regime,

@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from autoscaling.records import SliceLoss, SliceView
-from autoscaling.simulator.engines import Engines
-from autoscaling.simulator.spot_capacity import CapacitySeries
+from autoscaling.simulator.world.engines import Engines
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.compute_class import ComputeClass
 from serving.domain.limits import migrate_by_s
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autoscaling.simulator.arrivals import Requests
+from autoscaling.simulator.world.arrivals import Requests
 
 _STEP_S = 1.0
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoscaling.simulator import kernel
-from autoscaling.simulator.arrivals import Requests
+from autoscaling.simulator.world import kernel
+from autoscaling.simulator.world.arrivals import Requests
 from serving.domain.capacity import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 

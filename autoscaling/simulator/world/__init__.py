@@ -1,0 +1,1 @@
+"""What a policy is simulated against: requests, engines, slices, and the capacity there is."""
