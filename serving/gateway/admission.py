@@ -1,4 +1,4 @@
-"""Who is admitted to a model: before anything is promised to a client.
+"""Decides who is admitted to a model, before anything is promised to a client.
 
 Owns the refusals in front of a model and the wait there until an engine takes requests, and when
 the next engine is expected. Does not own the requests that have been admitted (`dispatcher`), nor
@@ -20,10 +20,10 @@ from serving.gateway.telemetry.request_telemetry import ModelTelemetry, present_
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """What the edge knows of a request before it is rendered: enough to choose who takes it.
+    """The facts of a request that the edge knows before rendering: enough to choose who takes it.
 
-    `name` is its `model` field; `None` where it gave none. `key` is its user, or its own id where
-    no user is named. A request that `needs_engine` waits until an engine takes it; the others
+    `name` is its `model` field; `None` means that it gave none. `key` is its user, or its own id if
+    it names no user. A request that `needs_engine` waits until an engine takes it. The others
     (counting tokens, for instance) are answered by the gateway alone.
     """
 
@@ -34,7 +34,7 @@ class RequestTarget:
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """How long a request waits for an engine, how many may wait, and how many it may take down.
+    """The limits of a request: how long and how many may wait, how many engines one may take down.
 
     `max_behind_s` is how late the gateway may be with the tokens it has.
     """
@@ -60,7 +60,7 @@ class FleetLimits:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What is known of the admitted requests, at this moment.
+    """The state of the admitted requests at this moment.
 
     `behind_s` is how late the gateway is with the tokens it has; `num_waiting` are the admitted
     requests that wait for an engine.
@@ -86,15 +86,15 @@ class AdmissionQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Callers inside `wait`."""
+        """The callers inside `wait`."""
         return len(self._waiting)
 
     def first_since_s(self, otherwise_s: float) -> float:
-        """Returns since when the first of them waits (monotonic)."""
+        """Returns since when the first waiting request has waited (monotonic)."""
         return next(iter(self._waiting.values()), otherwise_s)
 
     async def admit(self, state: QueueState, can_enter: Callable[[], bool]) -> None:
-        """Waits until `can_enter`, which says that an engine takes requests.
+        """Waits until `can_enter`, which reports that an engine takes requests.
 
         Raises:
             GatewayBehindError: this gateway does not keep up with the tokens it has.
@@ -120,7 +120,7 @@ class AdmissionQueue:
             context.dequeued(time.monotonic() - began_at_s)
 
     async def wait(self, can_enter: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until `can_enter`, which engines that come may change; `False`: not in time."""
+        """Waits until `can_enter`, which new engines may change; returns `False` on a timeout."""
         caller = object()
         self._waiting[caller] = time.monotonic()
         self.telemetry.load.enqueued(time.monotonic())
@@ -137,7 +137,7 @@ class AdmissionQueue:
         return True
 
     def reject(self) -> None:
-        """Counts a request that may not even wait: it is load all the same."""
+        """Counts a request that may not even wait, because it is load all the same."""
         self.telemetry.load.enqueued(time.monotonic())
 
     def look_again(self) -> None:
@@ -145,12 +145,12 @@ class AdmissionQueue:
         self._engine_came.set()
 
     def expect_engine(self, in_s: float | None) -> None:
-        """Sets when the next engine is expected to be ready; `None`: nobody knows."""
+        """Sets when the next engine is expected to be ready; `None` means that nobody knows."""
         self._next_engine_at_s = None if in_s is None else time.monotonic() + in_s
 
     @property
     def retry_after_s(self) -> float:
-        """When a refused client may try again: with the next engine, where one is expected."""
+        """The seconds after which a refused client may try again, by the next engine's time."""
         if self._next_engine_at_s is None:
             return self.limits.retry_after_s
         in_s = self._next_engine_at_s - time.monotonic()

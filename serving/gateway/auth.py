@@ -1,9 +1,10 @@
-"""API keys: who may use the gateway. Held hashed, and compared in the same time for each.
+"""Checks API keys, which decide who may use the gateway.
 
-Of a file, keys are read again when it has changed, so that one is rotated without a restart.
+Keys are held hashed, and every comparison takes the same time. Keys in a file are read again when
+the file changes, so that one is rotated without a restart.
 
-A key may have a name, that of the tenant who asks with it: several keys may have the same one. How
-keys are written in a file is in `serving.config.api_keys`.
+A key may have a name, the tenant's. Several keys may have the same name. How keys are written in a
+file is in `serving.config.api_keys`.
 """
 
 import hashlib
@@ -27,25 +28,25 @@ def _digest(key: str) -> bytes:
 
 
 class ApiKeys:
-    """The accepted keys; several at once let a key be rotated. Empty: nobody needs one."""
+    """The accepted keys; several at once let a key be rotated. Without any, no key is needed."""
 
     def __init__(self, keys: Iterable[str], tenants: Mapping[str, str] | None = None) -> None:
-        """`tenants` has the names of the keys that have one, by key."""
+        """Takes the `keys`; `tenants` has the names of the keys that have one, by key."""
         named = tenants or {}
         self._digests = tuple((_digest(key), named.get(key)) for key in keys)
 
     def __bool__(self) -> bool:
-        """Whether a key is needed."""
+        """Returns whether a key is needed."""
         return bool(self._digests)
 
     def __repr__(self) -> str:
-        """The number of keys, never a key."""
+        """Returns the number of keys, never a key."""
         return f"ApiKeys({len(self._digests)})"
 
     def check(self, presented: str | None) -> str | None:
         """Passes a request that presented a known key, or any request when none is needed.
 
-        Returns the tenant whose key it is; `None` of a key without a name, or where none is needed.
+        Returns the tenant of the key; `None` if the key has no name, or if no key is needed.
 
         Raises:
             UnauthorizedError: no key or an unknown one. The client has to send a valid key.
@@ -63,19 +64,19 @@ class ApiKeys:
 
 
 class KeysOfFile(ApiKeys):
-    """The keys in a file as it stands: looked at again every `LOOK_S` while requests arrive.
+    """The keys in a file as it stands, checked again every `LOOK_S` while requests arrive.
 
-    A changed file that holds no usable keys changes nothing, and is logged once: who may
-    ask does not depend on a slip of the pen, and nobody is let in by an empty file.
+    A changed file that holds no usable keys changes nothing, and is logged once. A typing mistake
+    does not decide who may ask, and an empty file lets nobody in.
     """
 
     def __init__(
         self, path: Path, parse: Callable[[str], ApiKeys], now_s: Callable[[], float]
     ) -> None:
-        """`parse` makes keys of the file's text, or raises `ValueError`.
+        """Reads the file; `parse` makes keys of its text, or raises `ValueError`.
 
         Raises:
-            ValueError: what `parse` says of the file as it is now.
+            ValueError: `parse` refuses the file as it is now.
             OSError: it cannot be read.
         """
         super().__init__(())
@@ -85,7 +86,7 @@ class KeysOfFile(ApiKeys):
         self._digests = parse(path.read_text())._digests
 
     def check(self, presented: str | None) -> str | None:
-        """As of `ApiKeys`, by the file as it is now."""
+        """Checks a key as `ApiKeys.check` does, by the file as it is now."""
         now_s = self._now_s()
         if now_s - self._looked_at_s >= LOOK_S:
             self._looked_at_s = now_s
@@ -106,13 +107,13 @@ class KeysOfFile(ApiKeys):
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """What changes with the file, also where a link to it is moved, as of a mounted Secret."""
+    """Returns values that change with the file, also when a link to it moves (mounted Secret)."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key in OpenAI's header or in Anthropic's; `None` if neither is there."""
+    """Returns the key in OpenAI's header or in Anthropic's; `None` if neither is there."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.decode("latin-1").partition(" ")

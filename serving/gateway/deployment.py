@@ -88,7 +88,7 @@ def load_keys(auth: AuthConfig) -> ApiKeys:
     """Loads the accepted API keys.
 
     Raises:
-        ValueError: a named source has no key, and serving without would open the gateway to
+        ValueError: a named source has no key, and serving without one would open the gateway to
             everybody; or it names more tenants than are allowed.
     """
     if auth.keys_file is not None:
@@ -114,9 +114,9 @@ def _keys_in(text: str, source: str, auth: AuthConfig) -> ApiKeys:
 
 
 class LatestValue(Generic[_T]):
-    """A value that is set again and again. Used from one event loop; one task waits at a time.
+    """Holds a value that is set repeatedly. Used from one event loop; one task waits at a time.
 
-    Of several changes that come while the task is busy, it sees the last.
+    If several changes come while the task is busy, it gets the last.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class LatestValue(Generic[_T]):
         self._is_new = asyncio.Event()
 
     def set(self, value: _T) -> None:
-        """Sets the value of now; one that is as before changes nothing."""
+        """Sets the present value; an unchanged one has no effect."""
         if value != self._value:
             self._value = value
             self._is_new.set()
@@ -139,10 +139,10 @@ class LatestValue(Generic[_T]):
 
 
 class ClassPrices:
-    """What compute classes cost and how long their slices are waited for, of the models of now.
+    """The prices of compute classes and the patience for their slices, for the present models.
 
     Only deployments that own slices count; a class without a price or a patience is left out. Both
-    mappings are changed in place, because those who show them keep them.
+    mappings are changed in place, because their readers keep them.
     """
 
     def __init__(self, config: AppConfig) -> None:
@@ -151,7 +151,7 @@ class ClassPrices:
         self._config = config
 
     def update(self, models: Iterable[ModelConfig]) -> None:
-        """Takes over other models."""
+        """Replaces the models."""
         self.usd_per_chip_hour.clear()
         self.patience_s.clear()
         for model in models:
@@ -169,7 +169,7 @@ class ClassPrices:
 
 
 class Gateway:
-    """vLLM's OpenAI frontend over the fleet, behind the HTTP edge. `app` makes it a deployment."""
+    """Serves vLLM's OpenAI frontend over the fleet, behind the HTTP edge; `app` deploys it."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self,
@@ -229,7 +229,7 @@ class Gateway:
         gc.freeze()
 
     def _own_metrics(self) -> CollectorRegistry:
-        """Makes the registry of what this gateway counts itself."""
+        """Makes the registry of this gateway's own counters."""
         metrics = CollectorRegistry(auto_describe=False)
         for collector in (
             ServingCollector(self._models, self._edge.metrics),
@@ -249,11 +249,11 @@ class Gateway:
         return metrics
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Called by Serve when the constructor is done."""
+        """Builds the ASGI application; Serve calls it when the constructor is done."""
         return self._edge
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The load of every model at this gateway, for an autoscaling policy."""
+        """Returns the load of every model at this gateway, for an autoscaling policy."""
         stats: dict[str, float] = {}
         for name, model in self._models.items():
             stats |= load_stats(name, model.load)
@@ -275,7 +275,7 @@ class Gateway:
         return snapshot
 
     async def _first_snapshot(self) -> Snapshot:
-        """Returns what the directory lists now; nothing, when it is away for long."""
+        """Returns the directory's present list; nothing, when the directory is away for long."""
         try:
             return await asyncio.wait_for(self._watch_directory("", 0.0), _DIRECTORY_S)
         except (TimeoutError, RayError) as error:
@@ -293,10 +293,10 @@ class Gateway:
                 logger.error("models_refused error=%r", str(error))
 
     async def _apply_models(self, raw: Iterable[Mapping[str, Any]]) -> None:
-        """Serves these models, and no other ones, from now on.
+        """Serves exactly these models from now on.
 
         Raises:
-            ValueError: vLLM refuses some of them, which are as before. The others are applied.
+            ValueError: vLLM refuses some of them, which stay as before. The others are applied.
         """
         wanted = [ModelConfig.model_validate(model) for model in raw]
         self._prices.update(wanted)
@@ -317,7 +317,7 @@ class Gateway:
             raise ValueError("; ".join(refused))
 
     def _prune(self) -> None:
-        """Prunes versions, and models, that nothing is left of."""
+        """Prunes versions and models that have nothing left."""
         for model in self._models.values():
             model.prune()
         for model in [model for model in self._leaving if model.is_over]:
@@ -430,7 +430,7 @@ def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:
 
 
 def _slice_names(records: Iterable[SliceRecord]) -> dict[str | None, str | None]:
-    """Returns the slice of each engine by its id; of a multislice the first, where its host is."""
+    """Returns the slice of each engine by its id; for a multislice the first, where its host is."""
     return {record.engine_id: record.life.slice_name for record in records if record.has_engine}
 
 

@@ -1,10 +1,10 @@
 """Gives each request of one version of a model to an engine, and to another when that one is lost.
 
-Owns every request in flight of one version of one model at one gateway: which engine it is on, what
-it has emitted, how long it waits, and its move to another engine. It knows engines of its own
-version only, so that no request ever goes on with another model's tokens. Does not own connections
-(`membership`), the choice of an engine (`routing`), who is to blame for a loss (`requests`), nor
-what is inside a request or an output (`engine_client`): those are opaque here, and no vLLM is.
+Owns every request in flight of one version of one model at one gateway: its engine, its emitted
+tokens, its waiting time, and its move to another engine. It knows engines of its own version only,
+so that no request ever goes on with another model's tokens. Does not own connections
+(`membership`), the choice of an engine (`routing`), the blame for a loss (`requests`), nor the
+contents of a request or an output (`engine_client`): those are opaque here, and no vLLM is.
 """
 
 import asyncio
@@ -43,20 +43,23 @@ Outputs = Sequence[tuple[RequestTelemetry, TokenOutput]]
 
 
 class EngineLink(Protocol):
-    """What is needed of a connection to an engine host."""
+    """The interface of a connection to an engine host."""
 
     @property
     def has_reported_end(self) -> bool:
-        """Whether the host has reported that its engine is gone. One taken away reports nothing."""
+        """True if the host has reported that its engine is gone.
+
+        A host that is taken away reports nothing.
+        """
         ...
 
     @property
     def stats(self) -> LinkStats:
-        """What went over it, and what the host last reported of its engine."""
+        """The traffic of the link, and the host's last report of its engine."""
         ...
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
-        """Names who takes the steps of the engine."""
+        """Sets the receiver of the engine's steps."""
         ...
 
     def submit(self, request: TokenRequest) -> None:
@@ -73,7 +76,7 @@ class EngineLink(Protocol):
 
 
 class OutputSink(Protocol):
-    """Where outputs and failures go; the engine client is one."""
+    """The receiver of outputs and failures; the engine client is one."""
 
     def deliver(self, outputs: Outputs) -> None:
         """Takes the outputs of one step of one engine. The step is not used afterwards."""
@@ -86,7 +89,7 @@ class OutputSink(Protocol):
 
 @dataclass(slots=True)
 class EngineConnection:
-    """One connected engine and the requests on it, by wire id."""
+    """The record of one connected engine and the requests on it, by wire id."""
 
     engine_id: str
     compute_class: str
@@ -102,7 +105,7 @@ class EngineConnection:
 
     @property
     def trace_attributes(self) -> dict[str, str]:
-        """The attributes of a span on the engine."""
+        """The attributes that a span on the engine gets."""
         attributes = {
             "slicewise.engine_id": self.engine_id,
             "slicewise.compute_class": self.compute_class,
@@ -112,7 +115,7 @@ class EngineConnection:
         return attributes
 
     def view(self, now_s: float) -> EngineView:
-        """Returns what routing may see. `now_s` is the event loop's time."""
+        """Returns the facts that routing may use. `now_s` is the event loop's time."""
         return EngineView(
             engine_id=self.engine_id,
             num_in_flight=len(self.requests),
@@ -134,7 +137,7 @@ class Dispatcher:
         version: str = "",
         queue: AdmissionQueue | None = None,
     ) -> None:
-        """All versions of a model share its admission queue, and its telemetry with it."""
+        """Makes an empty table; all versions of a model share its queue and its telemetry."""
         self.version = version
         # Its version is on the way out: no engine of it will come any more.
         self.is_retired = False
@@ -149,19 +152,19 @@ class Dispatcher:
         self._deadline_timer: asyncio.TimerHandle | None = None
 
     def attach(self, sink: OutputSink) -> None:
-        """Names who takes outputs and failures from now on."""
+        """Sets the receiver of outputs and failures from now on."""
         self._sink = sink
 
     # -- what the gateway reads --
 
     @property
     def num_in_flight(self) -> int:
-        """Requests taken and not finished, waiting ones included."""
+        """The number of requests taken and not finished, waiting ones included."""
         return len(self._requests)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for an engine."""
+        """The number of requests that wait for an engine."""
         return sum(1 for request in self._waiting if self._is_waiting(request))
 
     @property
@@ -170,7 +173,7 @@ class Dispatcher:
         return load_of([self], self.queue, time.monotonic())
 
     def first_waiting_since_s(self, otherwise_s: float) -> float:
-        """Returns since when the first of those waits that wait for an engine (monotonic)."""
+        """Returns since when the first request that waits for an engine has waited (monotonic)."""
         waiting = (request for request in self._waiting if self._is_waiting(request))
         since_s = (request.waiting_since_s for request in waiting)
         return min((at_s for at_s in since_s if at_s is not None), default=otherwise_s)
@@ -182,12 +185,12 @@ class Dispatcher:
 
     @property
     def num_ready(self) -> int:
-        """Connected engines that take requests."""
+        """The number of connected engines that take requests."""
         return sum(not connection.is_draining for connection in self._connections.values())
 
     @property
     def has_engine(self) -> bool:
-        """Whether a request could be dispatched now."""
+        """True if a request could be dispatched now."""
         return any(not connection.is_draining for connection in self._connections.values())
 
     # -- engines come and go --
@@ -214,10 +217,12 @@ class Dispatcher:
             self._migrate(connection)
 
     def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
-        """Gives an engine that still works no more; it goes in `grace_s` seconds.
+        """Gives no more requests to an engine that still works; it goes in `grace_s` seconds.
 
-        Requests that can finish in time stay, the others move at once, and what has not finished
-        after all moves before the end. Without another engine they stay: they may finish before it
+        Requests that can finish in time stay, the others move at once. A request that stayed and
+        has not
+        finished moves before the end. Without another engine they all stay: they may finish before
+        it
         goes, and resume if not. `None` leaves open when it goes: nothing moves until that is known.
         """
         connection = self._connections.get(engine_id)
@@ -246,7 +251,7 @@ class Dispatcher:
         self._migrate(connection)
 
     def _migrate(self, connection: EngineConnection) -> None:
-        """Moves what will not finish on a draining engine, if there is somewhere to move it."""
+        """Moves requests that will not finish on a draining engine, if another can take them."""
         if connection.migrate_by_s is None or not self.has_engine:
             return
         now_s = asyncio.get_running_loop().time()
@@ -266,7 +271,7 @@ class Dispatcher:
         self._move(requests, "draining", "it drains", connection.engine_id)
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
-        """Resumes elsewhere what was on an engine that is gone, and counts its death against it."""
+        """Resumes elsewhere the requests of a lost engine, and counts its death against them."""
         connection = self._connections.pop(engine_id, None)
         if connection is None:
             return
@@ -293,7 +298,7 @@ class Dispatcher:
         self._move(survivors, cause, reason, engine_id)
 
     def take_step(self, engine_id: str, step: Step) -> None:
-        """Takes in what one step of one engine brought."""
+        """Takes in the outputs of one step of one engine."""
         connection = self._connections.get(engine_id)
         if connection is None:
             return
@@ -339,10 +344,11 @@ class Dispatcher:
             self._take_back(connection, given_up)
 
     def _take_back(self, connection: EngineConnection, requests: list[InFlightRequest]) -> None:
-        """Resumes elsewhere what an engine has given up though nobody aborted it.
+        """Resumes elsewhere the requests that an engine has given up though nobody aborted them.
 
-        Whoever aborts a request here forgets it first, so the engine does it by itself: it is about
-        to end, and takes no more. A host of this build reports that itself; this is for all others.
+        An abort here forgets the request first, so the engine gave it up by itself: it is about to
+        end,
+        and takes no more. A host of this build reports that itself; this is for all others.
         """
         reason = "it ends requests that nobody aborted"
         self.drain_engine(connection.engine_id, reason, 0.0)
@@ -423,7 +429,7 @@ class Dispatcher:
     def _move(
         self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str
     ) -> None:
-        """Gives what was on the engine `left_id` to others, or lets it wait for one."""
+        """Gives the requests of the engine `left_id` to others, or lets them wait for one."""
         now_s = time.monotonic()
         for request in requests:
             if self._requests.get(request.request_id) is not request:
@@ -457,7 +463,7 @@ class Dispatcher:
                 self._dispatch(request)
 
     def _release(self, request: InFlightRequest) -> None:
-        """Clears a suspect that is not what kills engines, or is gone, and tries the next one."""
+        """Clears a suspect that does not kill engines, or is gone, and tries the next one."""
         request.is_isolated = False
         request.num_losses = 0
         self._dispatch_waiting()

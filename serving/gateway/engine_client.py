@@ -27,7 +27,10 @@ from serving.link.vllm_codec import decode_output, encode_request, output_decode
 
 
 class FleetEngineClient:
-    """An `EngineCoreClient` over a changing set of engines. Used from one event loop only."""
+    """Implements `EngineCoreClient` over a changing set of engines.
+
+    Used from one event loop only.
+    """
 
     engine_ranks_managed = (0,)
 
@@ -44,7 +47,7 @@ class FleetEngineClient:
         dispatcher.attach(self)
 
     def set_failure_sink(self, on_failure: Callable[[str, RequestError], None]) -> None:
-        """Names who reports to a request's caller that it failed."""
+        """Sets the receiver that reports to a request's caller that it failed."""
         self._on_failure = on_failure
 
     # -- what the dispatcher delivers --
@@ -67,17 +70,17 @@ class FleetEngineClient:
 
     @property
     def behind_s(self) -> float:
-        """For how long the oldest tokens have lain here that the frontend has not taken."""
+        """The seconds for which the oldest tokens have waited here for the frontend."""
         return time.monotonic() - self._unread_since_s[0] if self._unread_since_s else 0.0
 
     # -- what vLLM's frontend calls --
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Returns what the model can do; fixed by its configuration."""
+        """Returns the tasks that the model supports; its configuration fixes them."""
         return self.supported_tasks
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """Waits for the next step's outputs, from whichever engine."""
+        """Waits for the next step's outputs, from any engine."""
         outputs = await self._outputs.get()
         self._unread_since_s.popleft()
         return outputs
@@ -119,7 +122,7 @@ class FleetEngineClient:
         self.dispatcher.abort(request_ids)
 
     def dp_engines_running(self) -> bool:
-        """Whether anything is in flight."""
+        """Returns whether anything is in flight."""
         return self.dispatcher.num_in_flight > 0
 
     def get_kv_event_sources(self) -> dict[int, Any]:
@@ -165,7 +168,7 @@ class FleetEngineClient:
         await self._call_all("reset_mm_cache")
 
     async def is_sleeping_async(self) -> bool:
-        """Returns never: an engine that should not run is released with its slice."""
+        """Returns `False` always: an engine that should not run is released with its slice."""
         return False
 
     async def _call_all(self, method: str, *args: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""vLLM's own OpenAI frontend for one model, over a fleet instead of one engine.
+"""Builds vLLM's own OpenAI frontend for one model, over a fleet instead of one engine.
 
-Owns the join: which vLLM objects are built and on what. Does not own the wire format (vLLM's), nor
-requests in flight (`dispatcher`), nor the HTTP edge (`http`).
+Owns the join: it decides which vLLM objects are built and on what. Does not own the wire format
+(vLLM's), nor requests in flight (`dispatcher`), nor the HTTP edge (`http`).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from serving.gateway.engine_client import FleetEngineClient
 
 
 class FleetRequestError(GracefulHTTPError):
-    """A `RequestError` as vLLM's handlers answer it, before a stream or inside one."""
+    """Carries a `RequestError` as vLLM's handlers answer it, before a stream or inside one."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message, HTTPStatus(error.status))
@@ -44,7 +44,7 @@ class FleetRequestError(GracefulHTTPError):
 
 
 async def _answer_fleet_error(request: Request, raised: Exception) -> JSONResponse:
-    """The whole error, with its code and retry headers, which vLLM's own handler does not know."""
+    """Returns the whole error with code and retry headers, which vLLM's handler does not know."""
     assert isinstance(raised, FleetRequestError)
     error = raised.error
     body = error_body(error, request.url.path)
@@ -52,7 +52,7 @@ async def _answer_fleet_error(request: Request, raised: Exception) -> JSONRespon
 
 
 class FleetLLM(AsyncLLM):
-    """vLLM's `AsyncLLM` over a `FleetEngineClient`.
+    """Runs vLLM's `AsyncLLM` over a `FleetEngineClient`.
 
     The constructor is written anew because vLLM's starts an engine; it sets every attribute that
     vLLM's own sets (a test compares them).
@@ -61,7 +61,7 @@ class FleetLLM(AsyncLLM):
     def __init__(
         self, config: VllmConfig, client: FleetEngineClient, metrics: CollectorRegistry | None
     ) -> None:
-        """`metrics` gets vLLM's own metrics of single requests; `None`: it keeps none."""
+        """Builds it; `metrics` gets vLLM's own metrics of single requests, `None` keeps none."""
         has_stats = metrics is not None
         self.vllm_config = config
         self._elastic_ep_lock = asyncio.Lock()
@@ -112,12 +112,12 @@ class FleetLLM(AsyncLLM):
 
     @property
     def num_in_flight(self) -> int:
-        """Requests the frontend holds; zero when nothing leaks."""
+        """The number of requests the frontend holds; zero when nothing leaks."""
         return int(self.output_processor.get_num_unfinished_requests())
 
 
 def _prometheus_logger(registry: CollectorRegistry) -> type[PrometheusStatLogger]:
-    """VLLM's metrics in a registry of their own: several models in one process share the names."""
+    """Returns vLLM's logger on its own registry, because models in one process share names."""
 
     class ModelPrometheusStatLogger(PrometheusStatLogger):
         _gauge_cls = partial(Gauge, registry=registry)
@@ -128,10 +128,10 @@ def _prometheus_logger(registry: CollectorRegistry) -> type[PrometheusStatLogger
 
 
 def frontend_config(model: str, names: Sequence[str], engine_args: Mapping[str, Any]) -> VllmConfig:
-    """VLLM's configuration as the frontend needs it; answers carry the first of `names`.
+    """Returns vLLM's configuration for the frontend; answers carry the first of `names`.
 
     Raises:
-        ValueError: vLLM refuses the arguments; its message says why.
+        ValueError: vLLM refuses the arguments; its message gives the reason.
     """
     args = AsyncEngineArgs(model=model, served_model_name=list(names), **engine_args)
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -145,7 +145,7 @@ async def build_frontend(
     adapters: Sequence[tuple[str, str]],
     frontend_args: Mapping[str, Any],
 ) -> ASGIApp:
-    """VLLM's whole ASGI application for one model. `adapters` are LoRA names and paths.
+    """Builds vLLM's ASGI application for one model. `adapters` are LoRA names and paths.
 
     A request may give any of `names`, and the answer carries the first.
 

@@ -1,4 +1,4 @@
-"""The HTTP edge of the gateway: who may ask, for which model, and with which request id.
+"""The HTTP edge of the gateway: it decides who may ask, for which model, with which request id.
 
 Owns keys, body limits, request ids, the choice of a model's frontend, admission before a stream
 starts, and the gateway's own routes (`/health`, `/v1/models`, `/metrics`, `/fleet`). Every other
@@ -79,7 +79,7 @@ _OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
 
 
 class ModelFrontend(Protocol):
-    """One served model, as the edge sees it."""
+    """The interface of one served model for the edge."""
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class ModelFrontend(Protocol):
 
     @property
     def refused_fields(self) -> Mapping[str, str]:
-        """Fields of a request that its engines cannot honour, with the reason."""
+        """The fields of a request that its engines cannot honour, with the reason."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class ModelFrontend(Protocol):
         ...
 
     def canary(self) -> CanaryView:
-        """What decides whether it takes a request, if it is a canary."""
+        """Returns the facts that decide whether it takes a request, if it is a canary."""
         ...
 
     async def enter(self, target: RequestTarget) -> ASGIApp:
@@ -113,14 +113,14 @@ class ModelFrontend(Protocol):
         ...
 
     async def cards(self) -> list[dict[str, Any]]:
-        """Its entries of `/v1/models`."""
+        """Returns its entries of `/v1/models`."""
         ...
 
 
 class _Fields(msgspec.Struct):
-    """What the edge reads of a body: who takes it, and what a client may not set.
+    """The fields that the edge reads from a body: who takes it, and what a client may not set.
 
-    OpenAI's `user`, or Anthropic's within `metadata`, names whom it is of.
+    OpenAI's `user`, or Anthropic's within `metadata`, names its user.
     """
 
     model: str | None = None
@@ -130,7 +130,7 @@ class _Fields(msgspec.Struct):
     vllm_xargs: Any = None
 
     def user_id(self) -> str | None:
-        """Returns whom the request is of; `None` where it names nobody."""
+        """Returns the user of the request; `None` if it names nobody."""
         of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
         named = (name for name in (self.user, of_metadata) if isinstance(name, str) and name)
         return next(named, None)
@@ -141,7 +141,7 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 
 @dataclass(frozen=True, slots=True)
 class EdgeRules:
-    """What the edge lets through. Without keys: whoever reaches it (`deployment` sees to that)."""
+    """The rules of the edge. Without keys it admits all who reach it (`deployment` checks that)."""
 
     keys: ApiKeys
     max_body_bytes: int
@@ -159,7 +159,10 @@ class HttpEdge:
         ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]],
         tracer: Tracer = NO_TRACER,
     ) -> None:
-        """`render_metrics` takes what the reader accepts; `ask_dashboard` answers for the pages."""
+        """Takes its parts.
+
+        `render_metrics` gets the reader's `Accept`; `ask_dashboard` answers for pages.
+        """
         self._models = models
         self._rules = rules
         self._tracer = tracer
@@ -218,7 +221,7 @@ class HttpEdge:
         return self._rules.keys.check(presented_key(scope["headers"])) or DEFAULT_TENANT
 
     async def _serve_page(self, exchange: "_Exchange") -> None:
-        """Answers as the dashboard does; with the reason where it does not."""
+        """Passes on the dashboard's answer; without one, it answers with the reason."""
         query = exchange.scope["query_string"].decode("latin-1")
         request = PageRequest(exchange.path, query, exchange.header(b"if-none-match"))
         try:
@@ -285,7 +288,7 @@ class HttpEdge:
 
 
 class _Exchange:
-    """One HTTP request and its response: request id, status, and how errors look."""
+    """Tracks one HTTP request and its response: request id, status, and the form of errors."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: EdgeMetrics) -> None:
         self.scope = scope
@@ -303,13 +306,13 @@ class _Exchange:
         self.context = RequestContext(time.monotonic(), request_id, self.path, edge=metrics)
 
     def begin_trace(self, tracer: Tracer) -> None:
-        """Begins its trace, or goes on with the client's, if it is sampled."""
+        """Begins its trace, or continues the client's, if it is sampled."""
         traceparent, tracestate = self.header(b"traceparent"), self.header(b"tracestate")
         self.context.begin_trace(tracer, self.method, traceparent, tracestate)
 
     @property
     def method(self) -> str:
-        """GET, POST and so on."""
+        """The HTTP method: GET, POST and so on."""
         return str(self.scope["method"])
 
     def header(self, name: bytes) -> str:
@@ -364,7 +367,7 @@ class _Exchange:
         await app(scope, receive, self._send_with_headers)
 
     async def read_body(self, max_bytes: int) -> bytes:
-        """The whole body; a larger one is refused before it is held."""
+        """Returns the whole body; a larger one is refused before it is held."""
         for name, value in self.scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
                 raise RequestTooLargeError(max_bytes)
@@ -393,7 +396,7 @@ class _Exchange:
 
 
 def _route(path: str) -> str:
-    """The path if it is one of ours: a label may not be whatever a client asks for."""
+    """Returns the path if it is one of ours: a client may not choose a label's value."""
     return path if path in _MODEL_ROUTES or path in _OWN_ROUTES else "other"
 
 

@@ -1,8 +1,8 @@
-"""Links to the engines that the directory lists: opened, opened again, and given to the fleets.
+"""Keeps links to the engines that the directory lists, and gives them to the fleets.
 
 Owns the connections of one gateway. A link that ends is reported to the fleet at once and opened
 again as long as the directory lists the engine; an engine the directory has forgotten keeps its
-open link. Does not own what goes over a link: requests and steps pass between it and the fleet.
+open link. Does not own the traffic of a link: requests and steps pass between it and the fleet.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ class VersionEngines(Protocol):
     def add_engine(
         self, engine_id: str, compute_class: str, link: LinkClient, slice_name: str | None
     ) -> None:
-        """Takes a linked engine into use. `slice_name` is `None` where it owns no slice."""
+        """Takes a linked engine into use. `slice_name` is `None` if it owns no slice."""
         ...
 
     def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
-        """Gives it no more; it goes in `grace_s` seconds (`None`: when is not known yet)."""
+        """Gives it no more requests; it goes in `grace_s` seconds (`None`: not known yet when)."""
         ...
 
     def lose_engine(self, engine_id: str, reason: str) -> None:
-        """Gives it up, because its link has ended; a no-op when that was done before."""
+        """Gives it up, because its link has ended; a repeated call is a no-op."""
         ...
 
 
 class FleetModel(Protocol):
-    """A served model, as membership sees it."""
+    """The interface of a served model for membership."""
 
     async def register_engine(self, engine_info: Mapping[str, Any]) -> VersionEngines:
-        """Returns where an engine that describes itself so belongs, which depends on its version.
+        """Returns the engines of the version that an engine with this description belongs to.
 
         Raises:
             ValueError: it belongs nowhere. Do not use it.
@@ -58,7 +58,7 @@ class FleetModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What every link of this gateway needs."""
+    """The settings that every link of this gateway needs."""
 
     gateway_id: str
     secret: bytes
@@ -68,7 +68,7 @@ class LinkSettings:
 
 @dataclass(slots=True)
 class _Member:
-    """One listed engine and the task that keeps a link to it."""
+    """Holds one listed engine and the task that keeps a link to it."""
 
     record: SliceRecord
     is_listed: bool = True
@@ -95,7 +95,7 @@ class Membership:
         self.snapshot = Snapshot("")
 
     async def follow(self, watch: Callable[[str, float], Awaitable[Snapshot]]) -> None:
-        """Follows the directory for ever; one that is away is called again."""
+        """Follows the directory for ever, and reconnects to one that is away."""
         while True:
             try:
                 snapshot = await watch(self.snapshot.version, _WATCH_TIMEOUT_S)

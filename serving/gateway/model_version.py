@@ -1,8 +1,8 @@
-"""One version of a model at one gateway: its requests, and its frontend over them.
+"""Holds one version of a model at one gateway: its requests, and its frontend over them.
 
-Owns what belongs to the version: tokenizer, chat template, parsers and adapters, and every request
+Owns the version's own parts: tokenizer, chat template, parsers and adapters, and every request
 that was rendered with them. Does not own which version takes a request, nor
-who is admitted (`served_model`). What makes a version one is in `serving.domain.model_version`.
+who is admitted (`served_model`). `serving.domain.model_version` defines a version.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _OF_THE_SLICE = frozenset(
 
 
 class ModelVersion:
-    """One version of a model; `ServedModel` holds all of them."""
+    """Serves one version of a model; `ServedModel` holds all of them."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ModelVersion:
     ) -> "ModelVersion":
         """Reads the model's configuration and tokenizer; needs no engine.
 
-        `queue` is shared with the other versions; `None`: there are none.
+        `queue` is shared with the other versions; `None` means that there are none.
 
         Raises:
             ValueError: vLLM refuses the model, an engine argument or a frontend argument.
@@ -95,7 +95,7 @@ class ModelVersion:
         return ON_TPU_WITHOUT_PROMPT_LOGPROBS if takes_more_than_text or speculates else ON_TPU
 
     def answers_to(self, name: str) -> bool:
-        """Whether a request for this model or adapter can be answered by it."""
+        """Returns whether it can answer a request for this model or adapter."""
         return name in self._names
 
     def is_frontend_of(self, config: ModelConfig) -> bool:
@@ -103,7 +103,7 @@ class ModelVersion:
         return self._config.frontend_args == config.frontend_args
 
     async def rebuild_frontend(self, config: ModelConfig) -> None:
-        """Builds the frontend anew; requests keep the one that took them.
+        """Builds the frontend again; requests keep the one that took them.
 
         Raises:
             ValueError: vLLM refuses a frontend argument. The frontend is as before.
@@ -127,25 +127,25 @@ class ModelVersion:
 
     @property
     def is_over(self) -> bool:
-        """Whether neither an engine nor a request is left."""
+        """True if neither an engine nor a request is left."""
         return not (
             self.dispatcher.connections or self.dispatcher.num_in_flight or self.llm.num_in_flight
         )
 
     @property
     def queue_state(self) -> QueueState:
-        """What admission has to know of its requests."""
+        """The state of its requests for admission."""
         return QueueState(self.client.behind_s, self.dispatcher.num_waiting)
 
     async def cards(self) -> list[dict[str, Any]]:
-        """Returns its entries of `/v1/models`, as vLLM words them."""
+        """Returns its entries of `/v1/models`, in vLLM's own form."""
         app = await self.app()
         registry = app.state.openai_serving_models  # type: ignore[attr-defined]
         models = await registry.show_available_models()
         return [card.model_dump() for card in models.data]
 
     def update_from_engine(self, engine_info: Mapping[str, Any]) -> None:
-        """Takes over what an engine reports: its context may be shorter than configured."""
+        """Applies an engine's report: its context may be shorter than configured."""
         config = self.llm.model_config
         max_model_len = engine_info.get("max_model_len")
         if isinstance(max_model_len, int):
@@ -173,7 +173,7 @@ def _names(config: ModelConfig) -> frozenset[str]:
 
 
 def _args_here(config: ModelConfig) -> dict[str, Any]:
-    """The engine arguments that concern a frontend: of an engine on TPU all but its layout."""
+    """Returns the engine arguments that concern a frontend: on TPU all but the layout."""
     if not config.is_on_tpu:
         return config.engine_args
     return {name: value for name, value in config.engine_args.items() if name not in _OF_THE_SLICE}

@@ -1,7 +1,7 @@
-"""Fields of a request that an engine cannot honour, or that no client may set, refused in time.
+"""Refuses fields of a request that an engine cannot honour, or that no client may set.
 
-Owns which they are and the check of a body. An engine that was given them would fail with no
-reason for the client, and to drop a field in silence would change the request. Pure.
+Owns which they are and the check of a body. An engine with such a field would fail with no reason
+for the client, and to drop a field in silence would change the request. Pure.
 """
 
 import re
@@ -47,8 +47,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
     """Lets a body pass in which none of the `refused` fields has a value; they map to the reason.
 
-    `null` and an empty list are no values: clients send them for what they do not ask. A body that
-    is not a JSON object passes as well: whoever reads it reports what is wrong with it.
+    `null` and an empty list are no values: clients send them for fields they do not ask for. A body
+    that is not a JSON object passes as well: its reader reports the fault.
 
     Raises:
         MalformedRequestError: one has. The client must change the request.
@@ -68,7 +68,7 @@ def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
 
 
 def _echoes_logprobs(fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Whether vLLM makes prompt log-probabilities of it: in a chat it does for every echo."""
+    """Returns whether vLLM adds prompt log-probabilities; in a chat it does for every echo."""
     if not _value(fields, "echo"):
         return False
     return "messages" in fields or _value(fields, "logprobs") is not None
@@ -79,12 +79,12 @@ def _value(fields: Mapping[str, msgspec.Raw], name: str) -> object:
 
 
 def check_open_arguments(arguments: object) -> None:
-    """Lets a request's `vllm_xargs` pass in which nothing stands that is not for clients to set.
+    """Lets a request's `vllm_xargs` pass if they hold nothing that clients may not set.
 
-    What is no mapping passes: vLLM reports what is wrong with it.
+    A value that is no mapping passes, because vLLM reports the fault.
 
     Raises:
-        MalformedRequestError: something does. The client must leave it out.
+        MalformedRequestError: they hold such an argument. The client must leave it out.
     """
     for name in arguments if isinstance(arguments, dict) else ():
         if str(name).startswith(RESERVED_ARG_PREFIX):
@@ -100,7 +100,7 @@ def check_open_arguments(arguments: object) -> None:
 def check_request_id(request_id: object) -> None:
     """Lets a body's `request_id` pass that is fit to be logged, echoed and sent with every token.
 
-    What is no text passes: vLLM reports what is wrong with it.
+    A value that is no text passes, because vLLM reports the fault.
 
     Raises:
         MalformedRequestError: it is not. The client must send another, or none.

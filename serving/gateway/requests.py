@@ -1,4 +1,4 @@
-"""Requests in flight: where each is, what it has emitted, which is suspect of killing engines.
+"""Records requests in flight: their engines, their tokens, and suspicions of killing engines.
 
 Pure records and decisions: no clock, no I/O, no vLLM. `dispatcher` owns the table and acts.
 """
@@ -24,11 +24,11 @@ ISOLATION_LOSSES = 2
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """One request between the frontend and the fleet.
+    """The state of one request between the frontend and the fleet.
 
     `engine_id` is `None` while the request waits for an engine. `attempt` numbers the dispatches,
-    so that what a lost engine still sends can be told from what the present one sends. The request
-    is on the account of `tenant`.
+    so that the outputs of a lost engine can be distinguished from those of the present one. The
+    request is on the account of `tenant`.
     """
 
     request_id: str
@@ -75,19 +75,19 @@ class InFlightRequest:
 
     @property
     def is_proven(self) -> bool:
-        """Whether this attempt has run long enough not to be what kills engines."""
+        """True if this attempt has run long enough to be no suspect of killing engines."""
         return self.num_tokens_since_dispatch >= PROVING_TOKENS
 
     @property
     def needs_isolation(self) -> bool:
-        """Whether the request may only be dispatched as its engine's one suspect."""
+        """True if the request may only be dispatched as its engine's one suspect."""
         return self.num_losses >= ISOLATION_LOSSES
 
 
 def count_loss(lost: Iterable[InFlightRequest], *, is_reported: bool) -> None:
     """Counts the death of one engine against the requests that were on it.
 
-    `is_reported` says that the host reported the death and did not merely fall silent. An isolated
+    `is_reported` means that the host reported the death and did not merely fall silent. An isolated
     request takes the blame alone. Without one, each request is counted, and a proven one starts
     again.
     """

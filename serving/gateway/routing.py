@@ -1,6 +1,6 @@
-"""Where a request goes: to the canary or not, to which version and engine, and when elsewhere.
+"""Decides where a request goes: to the canary or not, to which version and engine, and when on.
 
-The choices of a request's way, in the order in which they are made:
+The choices on a request's way are made in this order:
 
 1. `choose_canary`: whether the canary of the model takes it;
 2. `choose_version`: which version does, while a model is being replaced and both versions have
@@ -33,7 +33,7 @@ class CanaryView:
 
 @dataclass(frozen=True, slots=True)
 class CanaryChoice:
-    """Whether the canary takes the request, and why."""
+    """The decision whether the canary takes the request, and its reason."""
 
     is_taken: bool
     reason: str
@@ -62,9 +62,9 @@ def _place(key: str, canary: CanaryView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """One version of one model at this gateway.
+    """The view of one version of one model at this gateway.
 
-    `num_ready` are the engines that take requests now. `is_current` says that the configuration
+    `num_ready` are the engines that take requests now. `is_current` means that the configuration
     names it; all others are on their way out.
     """
 
@@ -76,7 +76,7 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True)
 class VersionChoice:
-    """The version chosen (`None`: the request waits), and why."""
+    """The version chosen (`None`: the request waits), and the reason."""
 
     version: str | None
     reason: str
@@ -103,9 +103,9 @@ def choose_version(versions: Iterable[VersionView]) -> VersionChoice:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What routing may know of one engine.
+    """The facts that routing may use of one engine.
 
-    `has_isolated` says that a request suspected of killing engines is on it now. An engine that
+    `has_isolated` means that a request suspected of killing engines is on it now. An engine that
     drains is leaving once its requests have to be gone.
     """
 
@@ -119,7 +119,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The engine chosen (`None`: the request waits), and why."""
+    """The engine chosen (`None`: the request waits), and the reason."""
 
     engine_id: str | None
     reason: str
@@ -148,7 +148,7 @@ def choose_engine(engines: Iterable[EngineView], *, needs_isolation: bool) -> Ro
 def to_migrate(
     requests: Iterable[InFlightRequest], now_s: float, until_s: float
 ) -> list[InFlightRequest]:
-    """Returns those that will not have finished by `until_s`, at the pace each has had so far.
+    """Returns the requests that will not have finished by `until_s`, at each one's own pace so far.
 
     A request that can finish in time stays: moving it would cost a prefill for nothing. The others
     move at once, because each step on an engine that is going has to be computed again in the

@@ -1,12 +1,12 @@
-"""One model at one gateway, in all the versions that have engines or requests now.
+"""Holds one model at one gateway, in all the versions that have engines or requests now.
 
 Owns which version takes a request, and the life of each version here: from the configuration or the
-first engine that names it, to its last request. Does not own what is in a version
+first engine that names it, to its last request. Does not own the parts of a version
 (`model_version`), nor the rules of admission and of the choice (`admission`, `routing`).
 
 While engines are replaced, a gateway has two versions of the model. It knows the new one from the
-configuration, and the old one from before; or, when it has started in between, from what the old
-engines report.
+configuration, and the old one from before; a gateway that started in between knows the old one
+from the reports of its engines.
 """
 
 import asyncio
@@ -31,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class VersionUnknownError(ValueError):
-    """An engine is of a version that cannot be served here; its message says why. Do not use it."""
+    """Reports an engine whose version cannot be served here, with the reason.
+
+    Do not use the engine.
+    """
 
 
 class ServedModel:
@@ -61,26 +64,26 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """See `ModelFrontend`."""
+        """The model's name; see `ModelFrontend`."""
         return self._config.name
 
     @property
     def canary_of(self) -> str | None:
-        """The model of which it is the canary, if it is one."""
+        """The model that it is a canary for; `None` if it is no canary."""
         return self._config.canary_of
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """See `ModelFrontend`."""
+        """The LoRA adapters; see `ModelFrontend`."""
         return tuple(adapter.name for adapter in self._config.lora_adapters)
 
     @property
     def refused_fields(self) -> Mapping[str, str]:
-        """See `ModelFrontend`."""
+        """The refused fields; see `ModelFrontend`."""
         return self.current.refused_fields
 
     async def enter(self, target: RequestTarget) -> ASGIApp:
-        """See `ModelFrontend`."""
+        """Returns the application for a request; see `ModelFrontend`."""
         if not target.needs_engine:
             return await self.current.app()
         chosen: ModelVersion | None = None
@@ -95,11 +98,11 @@ class ServedModel:
         return await (chosen or self.current).app()
 
     async def cards(self) -> list[dict[str, Any]]:
-        """See `ModelFrontend`."""
+        """Returns the entries of `/v1/models`; see `ModelFrontend`."""
         return await self.current.cards()
 
     def canary(self) -> CanaryView:
-        """Returns what decides whether it takes a request as a canary."""
+        """Returns the facts that decide whether it takes a request as a canary."""
         num_ready = sum(version.dispatcher.num_ready for version in self._versions.values())
         weight = self._config.canary_weight or 0.0
         return CanaryView(self.name, self.current.version, weight, num_ready)
@@ -138,7 +141,7 @@ class ServedModel:
                 )  # fmt: skip
 
     async def register_engine(self, engine_info: Mapping[str, Any]) -> Dispatcher:
-        """See `FleetModel`.
+        """Returns the dispatcher of the engine's version; see `FleetModel`.
 
         Raises:
             VersionUnknownError: the engine is of a version that vLLM refuses here.
@@ -184,7 +187,7 @@ class ServedModel:
 
     @property
     def is_over(self) -> bool:
-        """Whether neither an engine nor a request is left."""
+        """True if neither an engine nor a request is left."""
         return all(version.is_over for version in self._versions.values())
 
     def close(self) -> None:
@@ -205,17 +208,17 @@ class ServedModel:
 
     @property
     def request_metrics(self) -> RequestMetrics:
-        """The numbers of all versions, those included that are gone."""
+        """The numbers of all versions, gone ones included."""
         return self._queue.telemetry.metrics
 
     @property
     def num_waiting(self) -> int:
-        """Admitted requests that wait for an engine."""
+        """The number of admitted requests that wait for an engine."""
         return sum(version.dispatcher.num_waiting for version in self._versions.values())
 
     @property
     def num_queued(self) -> int:
-        """Requests that are not admitted yet."""
+        """The number of requests that are not admitted yet."""
         return self._queue.num_waiting
 
     @property
@@ -226,11 +229,11 @@ class ServedModel:
 
     @property
     def metrics(self) -> CollectorRegistry | None:
-        """VLLM's own metrics of the current version; `None` where none are kept."""
+        """The vLLM metrics of the current version; `None` if none are kept."""
         return self.current.metrics
 
     def expect_engine(self, in_s: float | None) -> None:
-        """Sets when the next engine is expected to be ready; `None`: nobody knows."""
+        """Sets when the next engine is expected to be ready; `None` means that nobody knows."""
         self._queue.expect_engine(in_s)
 
     def describe(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a gateway knows as Prometheus families, and the page of them."""
+"""Presents a gateway's numbers as Prometheus families, and the page of them."""

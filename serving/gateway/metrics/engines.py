@@ -1,9 +1,10 @@
-"""What an engine and the link to it have done, as Prometheus families, read at scrape time.
+"""Presents an engine's work and its link's as Prometheus families, read at scrape time.
 
-Owns which number has which name, vLLM's own names among them. Each family of vLLM has one source:
-these are the engine's, of all its requests; what vLLM's frontend counts under the same names is of
-one gateway and is left out of the page (`metrics_page`). Each engine's are shown by one gateway at
-a time, the one that the engine host chose: sums over gateways are right, and pages stay small.
+Owns which number has which name, vLLM's own names among them. Each family of vLLM has one source.
+These families are the engine's and cover all its requests. vLLM's frontend counts under the same
+names for one gateway, and those are left out of the page (`metrics_page`). Each engine is shown by
+one gateway at a time, the one that the engine host chose: sums over gateways are right, and pages
+stay small.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +22,11 @@ from serving.telemetry.metric_names import MAX_DRAFT_POSITIONS
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """One link and the engine behind it.
+    """The reading of one link and the engine behind it.
 
-    `slice_name` is `None` where it has none, or none is known yet; `load` and `vitals` until the
-    engine host has reported them; `round_trip_s` before the first one was measured.
+    `slice_name` is `None` if it has none, or none is known yet. `load` and `vitals` are `None`
+    until
+    the engine host has reported them, `round_trip_s` until the first one was measured.
     """
 
     model: str
@@ -39,13 +41,13 @@ class LinkReading:
 
 
 class LinkCollector(Collector):
-    """The links of now. What an engine has not reported yet is left out."""
+    """Collects the present links. Values that an engine has not reported yet are left out."""
 
     def __init__(self, read: Callable[[], Iterable[LinkReading]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """The families of now."""
+        """Returns the present families."""
         families = Families()
         for reading in self._read():
             labels = {

@@ -1,6 +1,6 @@
-"""Slice states and scaling plans as Prometheus families, as a gateway knows them.
+"""Presents slice states and scaling plans as Prometheus families, as a gateway knows them.
 
-Both are of the whole fleet and the same at every gateway, to be read with `max by`, never added.
+Both cover the whole fleet and are the same at every gateway, to be read with `max by`, never added.
 Owns which number has which name. Keeps no state.
 """
 
@@ -17,9 +17,9 @@ from serving.ledger.endings import Endings
 
 
 class SliceCollector(Collector):
-    """How long slices have been in their states, and how many ended.
+    """Collects how long slices have been in their states, and how many ended.
 
-    `patience_s` is by model and compute class, of those that have one. `now_s` gives wall-clock
+    `patience_s` is by model and compute class, for those that have one. `now_s` gives wall-clock
     time.
     """
 
@@ -36,7 +36,7 @@ class SliceCollector(Collector):
         self._now_s = now_s
 
     def collect(self) -> Iterator[Family]:
-        """The families of now."""
+        """Returns the present families."""
         families = Families()
         for labels, seconds in _longest(self._read(), self._now_s()).items():
             families.add("slicewise_slice_state_seconds", dict(labels), seconds)
@@ -50,13 +50,13 @@ class SliceCollector(Collector):
 
 
 class PlanCollector(Collector):
-    """The last plans. `read` gives `None` while none was seen."""
+    """Collects the last plans. `read` gives `None` until there is one."""
 
     def __init__(self, read: Callable[[], PlanReport | None]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """The families of now; none without a plan."""
+        """Returns the present families; none without a plan."""
         board, families = self._read(), Families()
         if board is not None:
             families.add("slicewise_plan_written_time_seconds", {}, board.written_at_s)
@@ -94,7 +94,10 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 def _longest(records: Iterable[SliceRecord], now_s: float) -> dict[_Labels, float]:
-    """Seconds in the present state by labels; replicas without a slice share theirs."""
+    """Returns seconds in the present state by labels.
+
+    Replicas without a slice share their labels, and the longest time counts.
+    """
     longest: dict[_Labels, float] = {}
     for record in records:
         if record.state is SliceState.GONE:

@@ -1,8 +1,8 @@
-"""The slice ledger as Prometheus families, and what a gateway reports to it.
+"""The slice ledger as Prometheus families, and the gateway's own report to it.
 
-Each gateway keeps the ledger of the whole fleet: the lives are the directory's, the same for all,
-and how busy an engine is, it reports to every gateway over its link. So the sums of several
-gateways are the same sum, to be read with `max by`, never added.
+Each gateway keeps the ledger of the whole fleet. The lives are the directory's, the same for all.
+An engine reports to every gateway over its link how busy it is. So the sums of several gateways
+are the same sum, to be read with `max by`, never added.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ _S_PER_HOUR = 3600
 
 
 def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
-    """Whether an engine has requests: this gateway's `num_flights`, or another's.
+    """Returns whether an engine has requests: this gateway's `num_flights`, or another's.
 
     `load` is the engine's over all gateways, `None` until it was reported.
     """
@@ -29,7 +29,7 @@ def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
 
 
 def engine_use(tenants: Iterable[str], vitals: EngineVitals | None) -> EngineUse:
-    """Who uses an engine: `tenants` of this gateway's sequences on it, and what it reported of all.
+    """Returns who uses an engine: `tenants` of this gateway's sequences on it, and its own report.
 
     `vitals` is `None` until it has reported any.
     """
@@ -41,7 +41,7 @@ def engine_use(tenants: Iterable[str], vitals: EngineVitals | None) -> EngineUse
 
 
 def _named(counts: Mapping[str, int]) -> dict[str, int]:
-    """With a name for the tenant of gateways of an earlier build, which report none."""
+    """Adds a tenant's name for gateways of an earlier build, which report none."""
     named = {tenant: count for tenant, count in counts.items() if tenant}
     if unnamed := counts.get(""):
         named[DEFAULT_TENANT] = named.get(DEFAULT_TENANT, 0) + unnamed
@@ -49,14 +49,17 @@ def _named(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class LedgerCollector(Collector):
-    """The ledger's sums. `usd_per_chip_hour` is by compute class, of those that have a price."""
+    """Collects the ledger's sums.
+
+    `usd_per_chip_hour` is by compute class, for those with a price.
+    """
 
     def __init__(self, ledger: Ledger, usd_per_chip_hour: Mapping[str, float]) -> None:
         self._ledger = ledger
         self._usd_per_chip_hour = usd_per_chip_hour
 
     def collect(self) -> Iterator[Family]:
-        """The families of now."""
+        """Returns the present families."""
         families, ledger = Families(), self._ledger
         began_s = ledger.started_at_ms / _MS_PER_S
         families.add("slicewise_ledger_start_time_seconds", {}, began_s)
@@ -87,7 +90,7 @@ class LedgerCollector(Collector):
 
 
 def chip_hours(entry: LedgerSum) -> float:
-    """A sum in the unit that chips are priced in."""
+    """Returns a sum in chip hours, the unit of prices."""
     return entry.amount / _MS_PER_S / _S_PER_HOUR
 
 

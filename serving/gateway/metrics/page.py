@@ -65,10 +65,11 @@ async def render_metrics(
     accept: str = "",
     ours: Iterable[CollectorRegistry] = (),
 ) -> tuple[bytes, str]:
-    """The page and its content type. `gateway_id` is `None` where nothing has to be told apart.
+    """Returns the page and its content type. `gateway_id` is `None` if nothing needs the label.
 
-    Of `registries` the families of a single engine are left out, of `ours` nothing.
-    `accept` is what the reader takes (HTTP's `Accept`). With OpenMetrics in it the page is that,
+    The families of a single engine are left out of `registries`; nothing is left out of `ours`.
+    `accept` is the reader's HTTP `Accept` header. If it names OpenMetrics, the page is in that
+    format
     and its histograms carry exemplars, which Prometheus' own text format has no place for.
 
     Other tasks run in between. So a collector has to read all that it shows before it yields its
@@ -97,14 +98,14 @@ class _Turns:
         self._since_s = self._loop.time()
 
     async def give(self) -> None:
-        """A turn for all others, if it is time."""
+        """Lets all others run, if it is time."""
         if self._loop.time() - self._since_s > _TURN_S:
             await asyncio.sleep(0)
             self._since_s = self._loop.time()
 
 
 class _Written(Collector):
-    """One family, for a writer that wants a registry."""
+    """Wraps one family for a writer that wants a registry."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -116,7 +117,7 @@ class _Written(Collector):
 async def _merged(
     registries: Iterable[CollectorRegistry], ours: Iterable[CollectorRegistry], turns: _Turns
 ) -> Iterable[Metric]:
-    """Each family once, with the samples of all."""
+    """Returns each family once, with the samples of all."""
     families: dict[str, Metric] = {}
     sources = [(registry, _SCHEDULER_FAMILIES) for registry in registries]
     sources += [(registry, frozenset()) for registry in ours]
@@ -131,7 +132,7 @@ async def _merged(
 
 
 def _pieces(family: Metric) -> Iterator[Metric]:
-    """The family in parts that are short to write, if it can be parted."""
+    """Returns the family in parts that are short to write, if it can be divided."""
     last = tuple(family.name + suffix for suffix in _LAST_SUFFIXES)
     if any(sample.name in last for sample in family.samples):
         yield family
@@ -153,5 +154,5 @@ def _write(family: Metric, labels: dict[str, str], *, is_open: bool) -> bytes:
 
 
 def _without_head(text: bytes) -> bytes:
-    """Only the samples, whose lines never begin with `#`."""
+    """Returns only the samples, whose lines never begin with `#`."""
     return b"\n".join(line for line in text.split(b"\n") if not line.startswith(b"#"))

@@ -1,6 +1,6 @@
-"""A gateway's requests and links as Prometheus families, read from the numbers at scrape time.
+"""Presents a gateway's requests and links as Prometheus families, read at scrape time.
 
-Owns which number has which name; what the names mean stands in `serving.telemetry.metric_names`.
+Owns which number has which name; `serving.telemetry.metric_names` has the meaning of the names.
 Keeps no state and does not own the numbers (`request_metrics`).
 """
 
@@ -65,16 +65,16 @@ _REFUSALS_FROM_ZERO = ("gateway_behind", "no_engine_in_time", "overloaded")
 
 
 class LinkedEngine(Protocol):
-    """One linked engine; see `EngineConnection`."""
+    """The interface of one linked engine; see `EngineConnection`."""
 
     @property
     def compute_class(self) -> str:
-        """Where its slice came from."""
+        """The compute class that its slice came from."""
         ...
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes no more."""
+        """True if it takes no more requests."""
         ...
 
     @property
@@ -84,32 +84,35 @@ class LinkedEngine(Protocol):
 
 
 class MeteredModel(Protocol):
-    """One model's engines and requests; see `ServedModel`."""
+    """The interface of one model's engines and requests; see `ServedModel`."""
 
     @property
     def request_metrics(self) -> RequestMetrics:
-        """Its numbers."""
+        """The numbers of the model."""
         ...
 
     @property
     def connections(self) -> Iterable[LinkedEngine]:
-        """Its linked engines."""
+        """The linked engines of the model."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without an engine."""
+        """The number of sequences without an engine."""
         ...
 
     @property
     def num_queued(self) -> int:
-        """Requests that are not admitted yet."""
+        """The number of requests that are not admitted yet."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """One linked engine's load. `slice_name` is `None` where it has none, or none is known yet."""
+    """The load of one linked engine.
+
+    `slice_name` is `None` if it has none, or none is known yet.
+    """
 
     model: str
     compute_class: str
@@ -119,7 +122,7 @@ class EngineReading:
 
 
 class Families:
-    """Families of the registry, in the order in which they are first added to."""
+    """Holds families of the registry, in the order of their first samples."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
@@ -142,19 +145,19 @@ class Families:
             family.add_sample(name, named, value)
 
     def __iter__(self) -> Iterator[Family]:
-        """The families."""
+        """Returns the families."""
         return iter(self._families.values())
 
 
 class ServingCollector(Collector):
-    """The numbers of a gateway's models and of its edge. `fleets` is by model."""
+    """Collects the numbers of a gateway's models and of its edge. `fleets` is by model."""
 
     def __init__(self, fleets: Mapping[str, MeteredModel], edge: EdgeMetrics) -> None:
         self._fleets = fleets
         self._edge = edge
 
     def collect(self) -> Iterator[Family]:
-        """The families of now."""
+        """Returns the present families."""
         families = Families()
         for model, fleet in self._fleets.items():
             _add_classes(families, model, fleet.request_metrics)
@@ -178,13 +181,13 @@ class ServingCollector(Collector):
 
 
 class EngineCollector(Collector):
-    """What engines last reported of themselves. One that has reported nothing yet is left out."""
+    """Collects the engines' last reports of themselves; engines without a report are left out."""
 
     def __init__(self, read: Callable[[], Iterable[EngineReading]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """The families of now."""
+        """Returns the present families."""
         families = Families()
         for reading in self._read():
             labels = {

@@ -1,4 +1,4 @@
-"""What became of a gateway's spans, as a Prometheus family."""
+"""Presents the fate of a gateway's spans as a Prometheus family."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from serving.telemetry.spans import Tracer
 
 
 class SpanCollector(Collector):
-    """Spans sent and dropped. Without tracing there are none, and no series."""
+    """Collects spans sent and dropped. Without tracing there are none, and no series."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     def collect(self) -> Iterator[Family]:
-        """The family of now."""
+        """Returns the present family."""
         if not self._tracer.is_on:
             return
         families, counts = Families(), self._tracer.counts

@@ -1,6 +1,6 @@
 """The gateway's side of the dashboard: hands out samples and forwards requests for pages.
 
-Owns what becomes of a dashboard that is slow or away: one sample is on its way at most, a page is
+Owns the consequences of a slow or absent dashboard: one sample is on its way at most, a page is
 refused with a reason, and no model request knows of it. Does not own pages or history.
 """
 
@@ -36,7 +36,7 @@ class DashboardClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the last sample has arrived or was given up."""
+        """True if the last sample has arrived or was given up."""
         return self._sending is None or self._sending.done()
 
     def send(self, sample: GatewaySample) -> None:

@@ -1,4 +1,4 @@
-"""Which requests below `/fleet` are for the dashboard, and which of them need no key.
+"""Decides which requests below `/fleet` are for the dashboard, and which of them need no key.
 
 The static files of the page hold no data, and a browser cannot send a key when it opens an address.
 The fleet's JSON is the gateway's own. Pure.
@@ -8,7 +8,7 @@ _STATIC = (".css", ".js")
 
 
 def is_static_page(method: str, path: str, accept: str) -> bool:
-    """Whether a request is for the page or a static part of it, which need no key."""
+    """Returns whether a request is for the page or a static part of it, which need no key."""
     if method not in ("GET", "HEAD"):
         return False
     if path == "/fleet":
@@ -17,12 +17,12 @@ def is_static_page(method: str, path: str, accept: str) -> bool:
 
 
 def prefers_html(accept: str) -> bool:
-    """Whether an `Accept` header wants HTML rather than JSON; JSON when it has no preference."""
+    """Returns whether an `Accept` header prefers HTML to JSON; without a preference it is JSON."""
     return _quality(accept, "text/html") > _quality(accept, "application/json")
 
 
 def _quality(accept: str, media_type: str) -> float:
-    """How much a media type is wanted, 0 to 1; the range that names it most precisely decides."""
+    """Returns a media type's preference, 0 to 1; the range that names it most precisely decides."""
     ranges = ("*/*", f"{media_type.partition('/')[0]}/*", media_type)
     decided, quality = -1, 0.0
     for part in accept.lower().split(","):

@@ -1,7 +1,7 @@
-"""What `GET /fleet` says: the directory's records and one gateway's links, as one JSON.
+"""Builds the answer of `GET /fleet`: the directory's records and one gateway's links, as one JSON.
 
-Owns the shape of that answer. `models` tells what this gateway knows of the engines it serves from;
-`slices` and `ended` tell what the directory knows of the slices under them. Does not own the
+Owns the shape of that answer. `models` has this gateway's knowledge of the engines it serves from;
+`slices` and `ended` have the directory's knowledge of the slices under them. Does not own the
 records, nor who may read them. Pure: no clock, no I/O; `now_s` is wall-clock time.
 """
 
@@ -17,7 +17,7 @@ from serving.link.messages import EngineLoad
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """One linked engine. `load` is `None` until its host has told it."""
+    """The status of one linked engine. `load` is `None` until its host has reported it."""
 
     engine_id: str
     compute_class: str
@@ -28,7 +28,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One served model: what it says of itself (with its `name`), and its links."""
+    """The status of one served model: its own description (with its `name`), and its links."""
 
     described: Mapping[str, Any]
     engines: tuple[EngineStatus, ...]
@@ -49,10 +49,10 @@ def describe_fleet(
     now_s: float,
     autoscaling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer of `GET /fleet`; see `docs/operate/fleet.md` for its keys.
+    """Returns the answer of `GET /fleet`; see `docs/operate/fleet.md` for its keys.
 
-    Slices come in the directory's order, ended ones latest first. `autoscaling` is what
-    `describe_plans` says; `None` where nothing scales.
+    Slices come in the directory's order, ended ones latest first. `autoscaling` is the result of
+    `describe_plans`; `None` means that nothing scales.
     """
     models = tuple(models)
     engines = {engine.engine_id: engine for model in models for engine in model.engines}
@@ -84,7 +84,10 @@ def describe_fleet(
 
 
 def describe_plans(board: PlanReport | None, now_s: float) -> dict[str, Any]:
-    """The last plan of every model, and what is wrong with it. `None`: none was ever seen."""
+    """Returns the last plan of every model, and its faults.
+
+    `None` means that there was never one.
+    """
     if board is None:
         alert = "no plan was seen yet: is an autoscaling_policy bound in serve_config.yaml?"
         return {"age_s": None, "alerts": [alert], "models": []}
@@ -204,7 +207,7 @@ def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -
 
 
 def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:
-    """A slice that the directory does not know (yet): it serves, so it is shown."""
+    """Returns the row of a slice that the directory does not know yet, because it serves."""
     return {
         "name": None,
         "replica_id": None,
@@ -229,7 +232,7 @@ def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:
 
 
 def _history(life: SliceLifecycle, now_s: float) -> list[dict[str, Any]]:
-    """Its states in order, each with the time it took so far. GONE takes none."""
+    """Returns its states in order, each with the time it took so far. GONE takes none."""
     rows: list[dict[str, Any]] = []
     for position, transition in enumerate(life.transitions):
         if transition.state == SliceState.GONE:

@@ -30,7 +30,7 @@ def take_sample(
     ledger: Iterable[LedgerEntry],
     now_s: float,
 ) -> GatewaySample:
-    """Copies the counters of now. `fleets` is by model, `now_s` monotonic time."""
+    """Copies the present counters. `fleets` is by model, `now_s` monotonic time."""
     refused: Counter[str] = Counter()
     for (model, result, _), count in edge.admissions.items():
         if result != "admitted":
@@ -61,7 +61,7 @@ def take_sample(
 def ledger_entries(
     ledger: Ledger, usd_per_chip_hour: Mapping[str, float]
 ) -> tuple[LedgerEntry, ...]:
-    """The ledger by model, compute class and state; `usd_per_chip_hour` is by compute class."""
+    """Returns the ledger by model, compute class and state. `usd_per_chip_hour` is by class."""
     chips: dict[tuple[str, str, str], int] = {
         (entry.model, entry.compute_class, entry.state): entry.amount for entry in ledger.chips()
     }

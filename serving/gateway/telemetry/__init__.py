@@ -1,1 +1,1 @@
-"""What is counted, timed and traced of requests while a gateway serves them."""
+"""Counts, times and traces requests while a gateway serves them."""

@@ -1,4 +1,4 @@
-"""What happens to requests at one gateway, counted: since its start, and in the last half minute.
+"""Counts the events of requests at one gateway: since its start, and in the last half minute.
 
 `RequestMetrics` are the numbers of one model by compute class, `EdgeMetrics` those of the HTTP
 edge; both are read by a scrape. `LoadWindow` is what a scaling policy reads. Owns the numbers. Does
@@ -48,7 +48,7 @@ _GATEWAY_S = (
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """A sample whose trace can be looked up. `at_s` is wall-clock time."""
+    """The last sample of a bucket whose trace can be found. `at_s` is wall-clock time."""
 
     trace_id: str
     value: float
@@ -56,7 +56,7 @@ class Exemplar:
 
 
 class Histogram:
-    """Samples in buckets. `counts[i]` are those up to `bounds[i]`; the last are beyond all.
+    """Counts samples in buckets. `counts[i]` are those up to `bounds[i]`; the last are beyond all.
 
     `exemplars` has the last traced sample of a bucket, by its place in `counts`.
     """
@@ -70,7 +70,7 @@ class Histogram:
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts a sample, or so many that are the same."""
+        """Counts a sample, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -81,7 +81,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class TokenCount:
-    """Tokens of one tenant on one class."""
+    """The tokens of one tenant on one class."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -90,7 +90,7 @@ class TokenCount:
 
 @dataclass(slots=True)
 class ClassMetrics:
-    """What one compute class did for one model. Histograms are of seconds."""
+    """The numbers of one compute class for one model. Histograms are in seconds."""
 
     to_first_token: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
     per_output_token: Histogram = field(default_factory=lambda: Histogram(_PER_TOKEN_S))
@@ -148,7 +148,10 @@ class RequestMetrics:
 
 
 class EdgeMetrics:
-    """What the HTTP edge admitted and answered. A model is one that is served, or "" for none."""
+    """The admissions and answers of the HTTP edge.
+
+    A model is one that is served, or "" for none.
+    """
 
     def __init__(self) -> None:
         self.admissions: Counter[tuple[str, str, str]] = Counter()  # model, result, tenant
@@ -170,7 +173,7 @@ class EdgeMetrics:
 
 @dataclass(slots=True)
 class _Second:
-    """What happened in one second, from `at_s` on."""
+    """The events of one second, from `at_s` on."""
 
     at_s: float
     num_arrived: int = 0

@@ -1,4 +1,4 @@
-"""The one seam between a request's life and what is known of it afterwards.
+"""The one seam between a request's life and its metrics, trace and log lines.
 
 Each point of a request's life is one call here. Behind the call are the metrics and the load window
 (`request_metrics`), the trace of a request that is sampled (`request_trace`), and the log line.
@@ -41,12 +41,14 @@ TOKENS_PER_TIMED = 8
 
 @dataclass(slots=True)
 class RequestContext:
-    """One HTTP request, shared by the edge and by all sequences that it asks for.
+    """The context of one HTTP request, shared by the edge and all sequences that it asks for.
 
-    `trace` is `None` where it is not sampled. `wall_offset_s` makes its times wall-clock times.
-    `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when an
-    engine's output came whose way to the client is timed, `None` while none is. `numbers` are of
-    the class that last took one of its sequences, `None` before. `tenant` is the name of its key.
+    `trace` is `None` if it is not sampled. `wall_offset_s` makes its times wall-clock times.
+    `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when the
+    engine's output came that is being timed to the client; `None` while none is timed. `numbers`
+    are
+    those of the class that last took one of its sequences, `None` before. `tenant` is its key's
+    name.
     """
 
     received_at_s: float
@@ -62,7 +64,7 @@ class RequestContext:
     wall_offset_s: float = 0.0
 
     def begin_trace(self, tracer: Tracer, method: str, traceparent: str, tracestate: str) -> None:
-        """Begins the trace, or goes on with the client's, if the request is sampled."""
+        """Begins the trace, or continues the client's, if the request is sampled."""
         span = tracer.begin(
             f"{method} {self.path}",
             SpanKind.SERVER,
@@ -80,7 +82,7 @@ class RequestContext:
         return None if self.trace is None else self.trace.trace_id
 
     def body_read(self) -> None:
-        """Notes that the body is read; from here on it is decided whether it may go on."""
+        """Notes that the body is read; the decision on admission begins here."""
         if self.trace is not None:
             self.trace.asks_admission()
 
@@ -159,7 +161,7 @@ class RequestContext:
         )  # fmt: skip
 
     def answered(self, now_s: float) -> None:
-        """Times the whole answer, which is handed over and is no error."""
+        """Times a whole answer that is handed over and is no error."""
         if self.numbers is not None:
             self.numbers.duration.observe(now_s - self.received_at_s)
             self.exemplify(self.numbers.duration, now_s - self.received_at_s, now_s)
@@ -172,7 +174,7 @@ class RequestContext:
 
 
 def _shown(path: str) -> str:
-    """Returns a path as a log line may have it: of some length, and without line ends."""
+    """Returns a path in the form for log lines: limited in length, and without line ends."""
     return path[:200] if path[:200].isprintable() else repr(path[:200])
 
 
@@ -191,26 +193,27 @@ class DispatchedEngine(Protocol):
 
     @property
     def engine_id(self) -> str:
-        """Its name."""
+        """The engine's name."""
         ...
 
     @property
     def compute_class(self) -> str:
-        """Where its slice came from."""
+        """The compute class that its slice came from."""
         ...
 
     @property
     def trace_attributes(self) -> Mapping[str, str]:
-        """Its attributes of a span."""
+        """The attributes that a span on it gets."""
         ...
 
 
 @dataclass(slots=True)
 class RequestTelemetry:
-    """One request in flight.
+    """Follows one request in flight.
 
-    `numbers` and `tokens` are of the compute class that has it, or last had it. `moved_at_s` is
-    when it lost its engine, `None` while it has one. `num_tokens` are those of all its engines.
+    `numbers` and `tokens` are those of the compute class that has it, or last had it. `moved_at_s`
+    is
+    when it lost its engine, `None` while it has one. `num_tokens` counts those of all its engines.
     """
 
     owner: "ModelTelemetry"
@@ -230,7 +233,7 @@ class RequestTelemetry:
 
     @property
     def traceparent(self) -> str | None:
-        """What the engine's span is to be a child of; `None` when it is not sampled."""
+        """The parent of the engine's span; `None` if the request is not sampled."""
         return None if self.trace is None else self.trace.traceparent
 
     @property
@@ -246,7 +249,7 @@ class RequestTelemetry:
     def dispatched(
         self, engine: DispatchedEngine, reason: str, num_engines: int, now_s: float
     ) -> None:
-        """Notes which engine has it, its first one or a later one, and why this one."""
+        """Notes which engine has it, its first one or a later one, and the reason."""
         context = self.context
         numbers = self.owner.metrics.of_class(engine.compute_class)
         self.numbers = context.numbers = numbers
@@ -284,7 +287,7 @@ class RequestTelemetry:
         self.context.exemplify(self.numbers.to_first_token, waited_s, now_s)
 
     def resumed(self, now_s: float) -> None:
-        """Times the first token from elsewhere than the engine that it was moved from."""
+        """Times the first token from another engine after a move."""
         assert self.moved_at_s is not None
         self.numbers.resume_stall.observe(now_s - self.moved_at_s)
         self.moved_at_s = None
@@ -301,7 +304,7 @@ class RequestTelemetry:
     def redispatched(
         self, cause: str, from_engine: str, to_engine: str | None, num_losses: int
     ) -> None:
-        """Logs the move. `to_engine` is `None` where the request waits for one."""
+        """Logs the move. `to_engine` is `None` if the request waits for one."""
         log_traced(
             logger, logging.INFO, self.trace_id,
             "request_resumed model=%s request_id=%s cause=%s from_engine=%s to_engine=%s"
@@ -356,7 +359,7 @@ class RequestTelemetry:
 
 
 class ModelTelemetry:
-    """What is known of the requests of one model: those of all its versions."""
+    """Follows the requests of all versions of one model."""
 
     def __init__(self, model: str, started_at_s: float) -> None:
         self.model = model
@@ -364,7 +367,7 @@ class ModelTelemetry:
         self.load = LoadWindow(started_at_s)
 
     def arrived(self, request_id: str, num_prompt_tokens: int, now_s: float) -> RequestTelemetry:
-        """Notes a request that was handed to the fleet; returns what follows it."""
+        """Notes a request that was handed to the fleet; returns its telemetry."""
         self.load.arrived(now_s, num_prompt_tokens)
         context = present_context(now_s)
         numbers = self.metrics.of_class(NO_CLASS)

@@ -23,7 +23,7 @@ _OPERATIONS: Mapping[str, str] = {
 
 
 def request_attributes(method: str, route: str, request_id: str) -> dict[str, str]:
-    """What is known of a request when its first byte is here."""
+    """Returns the attributes that are known at a request's first byte."""
     attributes = {
         "http.request.method": method,
         "http.route": route,
@@ -37,7 +37,7 @@ def request_attributes(method: str, route: str, request_id: str) -> dict[str, st
 
 
 class RequestTrace:
-    """One HTTP request, from its arrival to the end of its answer."""
+    """Traces one HTTP request, from its arrival to the end of its answer."""
 
     def __init__(self, span: Span) -> None:
         self.trace_id = span.trace_id
@@ -49,25 +49,25 @@ class RequestTrace:
         self._error: str | None = None
 
     def of_model(self, model: str) -> None:
-        """The model is known."""
+        """Notes the model."""
         self._span.annotate({"gen_ai.request.model": model})
 
     def asks_admission(self) -> None:
-        """The body is read; from here on it is decided whether it may go on."""
+        """Notes that the body is read; the decision on admission begins here."""
         self._admission = self._span.child("admission", SpanKind.INTERNAL, {})
 
     def queued(self) -> None:
-        """No engine is ready, and nothing has been promised yet."""
+        """Notes that no engine is ready, and nothing has been promised yet."""
         above = self._admission or self._span
         self._queue = above.child("wait", SpanKind.INTERNAL, {"slicewise.reason": "no engine"})
 
     def dequeued(self) -> None:
-        """An engine came, or none did in time."""
+        """Notes that an engine came, or none did in time."""
         if self._queue is not None:
             self._queue.end()
 
     def record_admission(self, result: str, *, is_refused: bool) -> None:
-        """Admission is over: `admitted`, or refused with the code of an error."""
+        """Notes that admission is over: `admitted`, or refused with the code of an error."""
         if is_refused:
             self._error = result
         if self._admission is not None:
@@ -75,7 +75,7 @@ class RequestTrace:
             self._admission.end(result if is_refused else None)
 
     def sequence(self, request_id: str, num_prompt_tokens: int) -> "SequenceTrace":
-        """One of the sequences that it asks for goes to the fleet."""
+        """Begins the trace of a sequence that it asks for, which goes to the fleet."""
         return SequenceTrace(self, self._span, request_id, num_prompt_tokens)
 
     def answers(self) -> None:
@@ -85,7 +85,7 @@ class RequestTrace:
             self._span.event("first_byte", {})
 
     def resumed(self) -> None:
-        """One of its sequences has to go on elsewhere."""
+        """Notes that one of its sequences has to go on elsewhere."""
         self._num_resumes += 1
 
     def failed(self, code: str) -> None:
@@ -93,7 +93,7 @@ class RequestTrace:
         self._error = code
 
     def ended(self, status: int | None, *, has_client_left: bool) -> None:
-        """It is over. `status` is `None` when no answer was begun."""
+        """Ends the trace. `status` is `None` when no answer was begun."""
         self._span.event("stream_end", {})
         attributes: dict[str, int | bool] = {"slicewise.resumes": self._num_resumes}
         if status is not None:
@@ -111,7 +111,7 @@ class RequestTrace:
 
 
 class SequenceTrace:
-    """One sequence of a request: waiting, and an attempt for each engine that it is given to."""
+    """Traces one sequence of a request: waiting, and an attempt for each engine that gets it."""
 
     def __init__(
         self, request: RequestTrace, above: Span, request_id: str, num_prompt_tokens: int
@@ -129,11 +129,11 @@ class SequenceTrace:
 
     @property
     def traceparent(self) -> str | None:
-        """What the engine's span is to be a child of; `None` without an engine."""
+        """The parent of the engine's span; `None` without an engine."""
         return None if self._attempt is None else self._attempt.traceparent
 
     def waits(self, reason: str) -> None:
-        """There is no engine for it now."""
+        """Notes that there is no engine for it now."""
         if self._waiting is None:
             self._waiting = self._above.child(
                 "wait",
@@ -142,7 +142,7 @@ class SequenceTrace:
             )
 
     def dispatched(self, engine: Mapping[str, str], route: str, num_engines: int) -> None:
-        """An engine has it. `engine` are its attributes, `route` is why this one."""
+        """Notes that an engine has it. `engine` are its attributes, `route` is the reason."""
         self._end_wait(None)
         self._num_attempts += 1
         self._has_token = False
@@ -159,14 +159,14 @@ class SequenceTrace:
         self._attempt = self._above.child("engine attempt", SpanKind.CLIENT, attributes)
 
     def emitted(self) -> None:
-        """An output with tokens came. Runs for every token."""
+        """Notes an output with tokens. Runs for every token."""
         if not self._has_token:
             self._has_token = True
             if self._attempt is not None:
                 self._attempt.event("first_token", {})
 
     def migrated(self, cause: str, reason: str, num_emitted: int) -> None:
-        """Its engine was `lost` or is `draining`; it goes on elsewhere."""
+        """Notes that its engine was `lost` or is `draining`; it goes on elsewhere."""
         self._cause = cause
         self._request.resumed()
         if self._attempt is not None:
@@ -181,11 +181,11 @@ class SequenceTrace:
             self._attempt = None
 
     def ended(self, outcome: str, num_emitted: int) -> None:
-        """It is over, as the meters count it."""
+        """Ends the trace as the metrics count it."""
         self._end_attempt(outcome, num_emitted, None)
 
     def failed(self, code: str, num_emitted: int) -> None:
-        """It is over with an error that its client reads."""
+        """Ends the trace with an error that its client reads."""
         self._request.failed(code)
         self._end_attempt(code, num_emitted, code)
 
