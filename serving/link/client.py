@@ -1,7 +1,7 @@
 """The gateway's end of a link: requests go down, tokens come up.
 
-Owns one connection to one engine host, its calls in flight, and what waits to be written. Does not
-own the requests: whoever is notified that a link is lost resumes them on another one.
+Owns one connection to one engine host, its calls in flight, and its unwritten messages. Does not
+own the requests: the caller that is notified of a lost link resumes them on another one.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _DECODER = msgspec.msgpack.Decoder(EngineMessage)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Bounds of one link, and what happens at each.
+    """Bounds one link; each bound has its consequence.
 
     Frames beyond `max_buffered_bytes` wait unencoded, so that a thousand long prompts resumed at
     once cost neither memory nor a stalled event loop. An engine host that takes too little for
@@ -69,7 +69,7 @@ DEFAULT_LIMITS = ClientLimits()
 
 @dataclass(frozen=True, slots=True)
 class LinkCallbacks:
-    """What the gateway does with what arrives. All run in the event loop and must not block.
+    """The gateway's reactions to what arrives. All run in the event loop and must not block.
 
     `on_draining` runs while the socket is read. `on_lost` runs exactly once when an open link ends
     by anything but `close`, never from inside `submit`, `abort` or `call`, and no other callback
@@ -82,10 +82,11 @@ class LinkCallbacks:
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """What went over one link, and what the engine host last reported of its engine.
+    """The traffic of one link, and the engine host's last report of its engine.
 
-    `load` and `vitals` are `None` until it has. `round_trip_s` is of the last heartbeat that was
-    measured, through both event loops; `None` before the first.
+    `load` and `vitals` are `None` until there is a report. `round_trip_s` is that of the last
+    measured
+    heartbeat, through both event loops; `None` before the first.
     """
 
     traffic: Traffic
@@ -96,7 +97,7 @@ class LinkStats:
 
 
 class LinkClient(LinkConnection):
-    """An open link to one engine host. Made by `connect`."""
+    """Holds an open link to one engine host. Made by `connect`."""
 
     def __init__(
         self,
@@ -163,13 +164,13 @@ class LinkClient(LinkConnection):
 
     @property
     def stats(self) -> LinkStats:
-        """The link as it is now."""
+        """The present numbers of the link."""
         return LinkStats(self.traffic, self.silence_s, self._round_trip_s, self._load, self._vitals)
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
-        """Names who takes the engine's steps, while the socket is read; it must not block.
+        """Sets the receiver of the engine's steps, which runs while the socket is read.
 
-        Steps that come before are dropped: nothing was submitted here.
+        It must not block. Steps that come before are dropped: nothing was submitted here.
         """
         self._on_step = on_step
 
@@ -217,17 +218,17 @@ class LinkClient(LinkConnection):
         await asyncio.shield(self.closed)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Says who we are."""
+        """Sends the `Hello` of this gateway."""
         super().connection_made(transport)
         self._write(self._handshake.hello)
 
     def pause_writing(self) -> None:
-        """From now on messages wait."""
+        """Makes messages wait from now on."""
         super().pause_writing()
         self._write_stalled_at_s = self._loop.time()
 
     def resume_writing(self) -> None:
-        """Writes what waited, until the transport has enough again."""
+        """Writes the messages that waited, until the transport has enough again."""
         super().resume_writing()
         self._write_stalled_at_s = None
         while self._waiting and not self._is_write_paused:
@@ -272,7 +273,7 @@ class LinkClient(LinkConnection):
             self._round_trip_s = max(0.0, self._loop.time() - ping.echo_us / _S_US)
 
     def _stamp_us(self) -> int | None:
-        """The time, where a round trip is to be measured again."""
+        """Returns the time in microseconds if a round trip is to be measured again, else `None`."""
         now_s = self._loop.time()
         if now_s < self._stamp_due_at_s:
             return None

@@ -1,8 +1,8 @@
-"""One end of one link: frames in and out, its deadlines, and one end with one reason.
+"""Drives one end of one link: frames in and out, its deadlines, and one end with one reason.
 
 A frame is a 4-byte big-endian length, then one msgpack message. Owns the cut from bytes to message
 bodies and the bound on one frame, the transport and every timer on it. Does not own the handshake's
-rules or what a message means: that is for the two ends, `client` and `gateway_connection`.
+rules or the meaning of a message: the two ends, `client` and `gateway_connection`, do.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """The message as one frame, ready to be written.
+    """Returns the message as one frame, ready to be written.
 
     Raises:
         FrameError: it is larger than `MAX_FRAME_BYTES`. Split it, or fail the request it carries.
@@ -59,7 +59,7 @@ class FrameSplitter:
         self._wanted_bytes = _LENGTH.size
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that `data` completes, in order, each cut when it is asked for.
+        """Yields the bodies that `data` completes, in order, each cut when it is asked for.
 
         Exhaust the iterator before the next call, or drop the splitter.
 
@@ -91,7 +91,7 @@ class FrameSplitter:
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over one link since it was connected, its handshake included."""
+    """The traffic of one link since it was connected, its handshake included."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -100,7 +100,7 @@ class Traffic:
 
 
 class LinkConnection(asyncio.Protocol):
-    """A link in one of three states: shaking hands, open, ended.
+    """Runs a link in one of three states: shaking hands, open, ended.
 
     Ends exactly once, with a reason (`end_reason`, `None` until then). Nothing is received
     or sent after that. `closed` is done when the transport is gone too.
@@ -133,32 +133,32 @@ class LinkConnection(asyncio.Protocol):
     # What the two ends fill in.
 
     def _receive(self, message: GatewayMessage | EngineMessage) -> None:
-        """One message, in order, while the link has not ended."""
+        """Takes one message, in order, while the link has not ended."""
         raise NotImplementedError
 
     def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:
-        """A tick of the heartbeat, with the peer alive."""
+        """Runs at each tick of the heartbeat while the peer is alive."""
         raise NotImplementedError
 
     def _ended(self, reason: str) -> None:
-        """The link has just ended; called once, possibly from within a send."""
+        """Runs once when the link has just ended, possibly from within a send."""
         raise NotImplementedError
 
     @property
     def silence_s(self) -> float:
-        """For how long nothing has come from the peer."""
+        """The seconds for which nothing has come from the peer."""
         return max(0.0, self._loop.time() - self._pulse.heard_at_s)
 
     # What the two ends use.
 
     def _open(self) -> None:
-        """The handshake is done, and heartbeats begin."""
+        """Ends the handshake and begins heartbeats."""
         self.is_open = True
         self._pulse = Pulse(self._heartbeat, self._loop.time())
         self._set_timer(self._pulse.due_at_s)
 
     def _trust(self) -> None:
-        """The peer has proved itself: large frames are welcome."""
+        """Admits large frames, because the peer has proved itself."""
         self._splitter.max_frame_bytes = MAX_FRAME_BYTES
 
     def _write(self, message: msgspec.Struct) -> None:
@@ -219,11 +219,11 @@ class LinkConnection(asyncio.Protocol):
                 return
 
     def eof_received(self) -> None:
-        """A peer that stopped sending is gone, whatever is still unsent."""
+        """Ends the link: a peer that stopped sending is gone, whatever is still unsent."""
         self.end("the peer closed the link")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone, by us or by the peer."""
+        """Notes that the transport is gone, by us or by the peer."""
         self.end(f"connection lost: {exc}" if exc else "the peer closed the link")
         if self._timer is not None:
             self._timer.cancel()
@@ -231,11 +231,11 @@ class LinkConnection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """The transport holds more than its limit."""
+        """Notes that the transport holds more than its limit."""
         self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        """The transport takes more again."""
+        """Notes that the transport takes more again."""
         self._is_write_paused = False
 
     def _messages(self, data: bytes) -> Iterator[GatewayMessage | EngineMessage]:

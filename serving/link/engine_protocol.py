@@ -10,7 +10,7 @@ from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRe
 
 
 class EngineDiedError(Exception):
-    """The engine is gone; what it held must be resumed on another one. Carries the reason."""
+    """Reports that the engine is gone, with the reason; resume what it held on another one."""
 
 
 class Engine(Protocol):
@@ -60,15 +60,15 @@ class Engine(Protocol):
 
     @property
     def vitals(self) -> EngineVitals | None:
-        """What it has done since its start; `None` from an engine that does not count.
+        """The engine's work since its start; `None` from an engine that does not count.
 
-        The fields by tenant are left to who knows the tenants (`link.server`). Read once a second.
+        The fields by tenant are left to `link.server`, which knows the tenants. Read once a second.
         """
         ...
 
     @property
     def info(self) -> dict[str, object]:
-        """Facts fixed at start: `max_model_len`, `supported_tasks`, and so on. JSON-able."""
+        """The facts fixed at start: `max_model_len`, `supported_tasks`, and so on. JSON-able."""
         ...
 
     async def close(self) -> None:

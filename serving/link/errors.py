@@ -1,4 +1,4 @@
-"""What can go wrong on a link, as a caller has to treat it.
+"""Defines what can go wrong on a link, by the caller's reaction.
 
     LinkError
     ├── FrameError            the bytes are no frame of this protocol; the link ends
@@ -11,20 +11,20 @@ None of them has an HTTP status: a link's failure is resumed, not shown to a cli
 
 
 class LinkError(Exception):
-    """Anything that goes wrong on a link."""
+    """Covers anything that goes wrong on a link."""
 
 
 class FrameError(LinkError):
-    """A frame is larger than allowed, or is not a message of this protocol."""
+    """Reports a frame that is larger than allowed, or is not a message of this protocol."""
 
 
 class HandshakeError(LinkError):
-    """The peer may not open a link. Carries the reason, and never the secret."""
+    """Reports that the peer may not open a link. Carries the reason, and never the secret."""
 
 
 class LinkClosedError(LinkError):
-    """The link is not open (any more). Carries the reason."""
+    """Reports that the link is not open (any more). Carries the reason."""
 
 
 class LinkCallError(LinkError):
-    """The engine host could not do what a call asked for. Carries its message."""
+    """Reports that the engine host could not do what a call asked for. Carries its message."""

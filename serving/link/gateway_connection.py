@@ -1,7 +1,7 @@
-"""One gateway's connection to an engine host, from the engine host's end.
+"""Drives one gateway's connection to an engine host, from the engine host's end.
 
-Owns its handshake, its heartbeat and the bound on what it leaves unread. Does not own its requests:
-that is the host's, which is notified of everything that arrives.
+Owns its handshake, its heartbeat and the bound on its unread bytes. Does not own its requests:
+they are the host's, which is notified of everything that arrives.
 """
 
 import asyncio
@@ -42,28 +42,28 @@ class ConnectionOwner(Protocol):
     """The engine host of a connection, which it notifies: `LinkServer` or a test."""
 
     def connected(self, connection: "GatewayConnection") -> None:
-        """Somebody connected, who has proved nothing yet."""
+        """Notes a connection that has proved nothing yet."""
 
     def opened(self, gateway: "GatewayConnection") -> None:
-        """The gateway has proved itself and been welcomed."""
+        """Notes that the gateway has proved itself and been welcomed."""
 
     def ended(self, gateway: "GatewayConnection", reason: str) -> None:
-        """An open link has ended."""
+        """Notes that an open link has ended."""
 
     def disconnected(self, connection: "GatewayConnection") -> None:
-        """The transport of any connection, proven or not, is gone."""
+        """Notes that the transport of any connection, proven or not, is gone."""
 
     def submitted(self, gateway: "GatewayConnection", request: TokenRequest) -> None:
-        """A request has arrived."""
+        """Takes a request that has arrived."""
 
     def aborted(self, gateway: "GatewayConnection", abort: Abort) -> None:
-        """An abort has arrived."""
+        """Takes an abort that has arrived."""
 
     def called(self, gateway: "GatewayConnection", call: Call) -> None:
-        """A call has arrived."""
+        """Takes a call that has arrived."""
 
     def engine_info(self) -> bytes:
-        """Returns how the engine describes itself, as JSON."""
+        """Returns the engine's own description, as JSON."""
         ...
 
     def load_for(self, gateway: "GatewayConnection") -> EngineLoad | None:
@@ -71,13 +71,13 @@ class ConnectionOwner(Protocol):
         ...
 
     def vitals_for(self, gateway: "GatewayConnection") -> EngineVitals | None:
-        """What the engine has done, or `None` when it is not yet time to report it again."""
+        """Returns the engine's work, or `None` when it is not yet time to report it again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """What all connections of one engine host share. `secret` stays out of the representation."""
+    """The settings that all connections of one engine host share. `secret` stays out of `repr`."""
 
     engine_id: str
     secret: bytes = field(repr=False)
@@ -87,7 +87,7 @@ class ConnectionConfig:
 
 
 class GatewayConnection(LinkConnection):
-    """A connection that may become one gateway's link.
+    """Holds a connection that may become one gateway's link.
 
     `gateway_id` is what the peer claims until `is_open`, and true from then on.
     """
@@ -129,7 +129,7 @@ class GatewayConnection(LinkConnection):
         self._host.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
+        """Notes that the transport is gone."""
         super().connection_lost(exc)
         self._host.disconnected(self)
 

@@ -1,4 +1,4 @@
-"""Who may open a link: both ends prove that they hold the cluster secret, and neither sends it.
+"""Decides who may open a link: both ends prove the cluster secret, and neither sends it.
 
     gateway ── Hello(version, gateway_id, nonce) ───────────────> engine host
     gateway <── Challenge(version, engine_id, nonce, proof) ───── engine host
@@ -34,14 +34,14 @@ MIN_SECRET_BYTES = 16
 
 
 class Role(StrEnum):
-    """Which end of the link a proof speaks for."""
+    """The end of the link that a proof speaks for."""
 
     GATEWAY = "gateway"  # opens the link
     ENGINE = "engine"  # accepts it
 
 
 def prove(secret: bytes, role: Role, hello: Hello, engine_id: str, engine_nonce: bytes) -> bytes:
-    """The proof that `role` holds `secret`, for this one pair of nonces."""
+    """Returns the proof that `role` holds `secret`, for this one pair of nonces."""
     transcript = msgspec.msgpack.encode(
         [role, hello.version, hello.gateway_id, engine_id, hello.nonce, engine_nonce]
     )
@@ -62,7 +62,7 @@ def validate_secret(secret: bytes) -> None:
 
 
 def secrets_in(secret: bytes) -> tuple[bytes, ...]:
-    """The secrets in its lines, in their order; the first is the one that is proved."""
+    """Returns the secrets in its lines, in their order; the first is the one that is proved."""
     return tuple(line.strip() for line in secret.splitlines() if line.strip())
 
 
@@ -77,7 +77,7 @@ class GatewayHandshake:
         self.hello = Hello(PROTOCOL_VERSION, gateway_id, nonce)
 
     def answer(self, challenge: Challenge) -> Proof:
-        """The gateway's proof, once the engine host's has been checked.
+        """Returns the gateway's proof, once the engine host's has been checked.
 
         Raises:
             HandshakeError: the engine host speaks another version or cannot prove itself. Give up.
@@ -104,7 +104,7 @@ class EngineHandshake:
         self._expected_proof: bytes | None = None
 
     def challenge(self, hello: Hello) -> Challenge:
-        """The engine host's proof, and the nonce that the gateway has to answer.
+        """Returns the engine host's proof, and the nonce that the gateway has to answer.
 
         Raises:
             HandshakeError: another version, an unusable nonce, or a second `Hello`. Refuse it.

@@ -1,6 +1,6 @@
-"""When to send a ping, and when a peer has been silent for too long.
+"""Decides when to send a ping, and when a peer has been silent for too long.
 
-Owns the judgement, including what to make of our own event loop standing still. Does not own timers
+Owns the judgement, including the case that our own event loop stood still. Does not own timers
 or sockets. Pure: time is an argument (seconds of one monotonic clock), no I/O, no chance.
 """
 
@@ -14,7 +14,7 @@ EARLY_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatConfig:
-    """How often an end speaks and how long it listens to nothing. Both in seconds.
+    """The interval of an end's pings and the timeout for its peer's silence. Both in seconds.
 
     The peer's `interval_s` has to fit several times into `timeout_s`.
     """
@@ -30,7 +30,7 @@ class HeartbeatConfig:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What one tick decided.
+    """The decision of one tick.
 
     `is_late` means that our own loop stood still, so nothing was judged by waiting. `next_at_s` is
     the instant of the next tick, meaningless once the peer is dead.
@@ -43,7 +43,7 @@ class Beat:
 
 
 class Pulse:
-    """Liveness of one peer.
+    """Judges the liveness of one peer.
 
     Only time in which our own loop turned counts as the peer's silence. A tick that comes late may
     run before the socket has been read, so it judges nothing; the next one, late or not, does.
@@ -60,7 +60,7 @@ class Pulse:
 
     @property
     def due_at_s(self) -> float:
-        """The instant at which `tick` wants to be called."""
+        """The instant at which `tick` has to be called."""
         return self._due_at_s
 
     def tick(self, now_s: float) -> Beat:

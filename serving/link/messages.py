@@ -1,9 +1,9 @@
-"""What travels between a gateway and an engine host, and nothing else.
+"""Defines the messages between a gateway and an engine host, and nothing else.
 
-Owns the wire types and their version. Does not own sockets, authentication or any engine type:
-what only the engine understands (sampling parameters, logprobs) is carried as opaque `payload`
-bytes that the two vLLM adapters write and read, so the link imports no vLLM and a fake engine needs
-none.
+Owns the wire types and their version. Does not own sockets, authentication or any engine type.
+Values that only the engine understands (sampling parameters, logprobs) are carried as opaque
+`payload` bytes. The two vLLM adapters write and read them, so the link imports no vLLM and a fake
+engine needs none.
 
 A frame is a 4-byte big-endian length and one msgpack array, tagged by its first element.
 """
@@ -25,7 +25,7 @@ RESERVED_ARG_PREFIX = "slicewise_"
 
 
 class Finish(IntEnum):
-    """Why a request ended, numbered as vLLM numbers it."""
+    """The reason for which a request ended, numbered as vLLM numbers it."""
 
     STOP = 0
     LENGTH = 1
@@ -35,12 +35,12 @@ class Finish(IntEnum):
 
 
 class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
-    """One sequence to generate (or one prompt to embed), whole or resumed.
+    """The message for one sequence to generate (or one prompt to embed), whole or resumed.
 
     `emitted_token_ids` are output tokens the client already has; the engine continues after them
     and never sends them again. `max_tokens` counts them too; `None` means a pooling request.
-    `traceparent` is of the request's span at the gateway; `None` when it is not sampled.
-    `tenant` is whose request it is, for the accounts; empty where nobody is named.
+    `traceparent` names the request's span at the gateway; `None` when it is not sampled.
+    `tenant` is the request's account; empty if nobody is named.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one engine step added to one request.
+    """The output that one engine step added to one request.
 
     `finish` is a `Finish` value or `None` while the request goes on. `payload` is `None` unless the
     step carried more than tokens (logprobs, pooling output, first-step statistics).
@@ -67,7 +67,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True):
-    """How busy an engine is, as of the step or heartbeat it came with."""
+    """The use of an engine's capacity, as of the step or heartbeat it came with."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -75,7 +75,7 @@ class EngineLoad(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ProgramCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Programs that an engine's processes needed, added up over all of its hosts."""
+    """Counts the programs that an engine's processes needed, added up over all of its hosts."""
 
     hits: int = 0  # read from the compile cache
     misses: int = 0  # compiled
@@ -83,11 +83,13 @@ class ProgramCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ProgramsMoved(msgspec.Struct, array_like=True):
-    """Programs that went between an engine's hosts and the store since its start, over all hosts.
+    """Counts the programs moved between an engine's hosts and the store since its start.
 
-    `damaged` were not what the store or the host's disk should have had, and were not used;
-    `rebuilt` of them have been pushed again. `failures` are pulls and pushes that the store or a
-    budget cut short.
+    The numbers cover all hosts. `damaged` programs differ from their manifest in the store or on
+    the
+    host's disk, and were not used; `rebuilt` of them have been pushed again. `failures` are pulls
+    and
+    pushes that the store or a budget cut short.
     """
 
     pulled: int = 0
@@ -102,14 +104,15 @@ class ProgramsMoved(msgspec.Struct, array_like=True):
 
 
 class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
-    """What an engine has done since its start: sums, so that a message missed loses nothing.
+    """The engine's work since its start: sums, so that a message missed loses nothing.
 
-    Tokens are those of all gateways' requests. What an engine does not have (a prefix cache, a KV
+    Tokens are those of all gateways' requests. A feature that the engine lacks (a prefix cache, a
+    KV
     connector, drafts) is `None`. `iteration_counts` has the steps by their tokens, one entry for
     each of `ITERATION_BOUNDS` and one for those beyond. `tenant_tokens` are output tokens by
-    tenant, and `tenant_sequences` what the engine has of each now. `is_yours` goes to one gateway
-    at a time, whose part it is to show the engine's metrics: so they add up over gateways.
-    `programs` and `programs_moved` are `None` of an engine that compiles none, or keeps none.
+    tenant, and `tenant_sequences` the engine's present sequences of each. `is_yours` goes to one
+    gateway at a time, which then shows the engine's metrics: so they add up over gateways.
+    `programs` is `None` for an engine that compiles none, `programs_moved` for one that keeps none.
     """
 
     num_deferred: int = 0  # waiting for something else than room
@@ -138,20 +141,20 @@ ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 class Step(msgspec.Struct, array_like=True, omit_defaults=True, tag="step"):
-    """All outputs of one engine step that belong to one gateway."""
+    """The outputs of one engine step that belong to one gateway."""
 
     outputs: list[TokenOutput]
     load: EngineLoad | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag="abort"):
-    """Stop these requests; unknown ids are ignored. No answer is sent."""
+    """The request to stop these requests; unknown ids are ignored. No answer is sent."""
 
     request_ids: list[str]
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, tag="call"):
-    """A rare engine operation by name (load an adapter, reset a cache).
+    """The request for a rare engine operation by name (load an adapter, reset a cache).
 
     `args` is in the caller's own encoding.
     """
@@ -170,9 +173,9 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, tag="reply"):
 
 
 class Ping(msgspec.Struct, array_like=True, frozen=True, tag="ping"):
-    """Sent by either side every heartbeat; a peer silent for the whole timeout is dead.
+    """The heartbeat of either side; a peer silent for the whole timeout is dead.
 
-    Of the fields after `load` a peer of an earlier build sends none and reads none. A `stamp_us` is
+    A peer of an earlier build neither sends nor reads the fields after `load`. A `stamp_us` is
     sent back at once as an `echo_us`: a clock of its sender, which means nothing to the other end.
     """
 
@@ -183,20 +186,20 @@ class Ping(msgspec.Struct, array_like=True, frozen=True, tag="ping"):
 
 
 class Draining(msgspec.Struct, array_like=True, frozen=True, tag="draining"):
-    """The engine takes no more; its requests finish within `grace_s` or are resumed elsewhere."""
+    """The notice that the engine takes no more: requests end in `grace_s` or go on elsewhere."""
 
     reason: str
     grace_s: float = 0.0
 
 
 class EngineLost(msgspec.Struct, array_like=True, frozen=True, tag="lost"):
-    """The engine behind this host is gone: every request on it has to be resumed elsewhere."""
+    """The notice that the host's engine is gone: its requests have to be resumed elsewhere."""
 
     reason: str
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
-    """First frame of the gateway: who it is, and a nonce for the engine host's proof."""
+    """The gateway's first frame: its name, and a nonce for the engine host's proof."""
 
     version: int
     gateway_id: str
@@ -219,13 +222,13 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag="welcome"):
-    """The link is open. `engine_info` is how the engine describes itself (JSON)."""
+    """The notice that the link is open. `engine_info` is the engine's own description (JSON)."""
 
     engine_info: bytes = b"{}"
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
-    """The link will not open, and why. Sent in place of `Challenge` or `Welcome`."""
+    """The refusal to open the link, with the reason. Sent instead of `Challenge` or `Welcome`."""
 
     reason: str
 

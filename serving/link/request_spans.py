@@ -17,7 +17,10 @@ _FINISHES = {int(finish): finish.name.lower() for finish in Finish}
 
 @dataclass(slots=True)
 class _Stay:
-    """One sampled request on the engine. Instants are monotonic seconds, `None` until they come."""
+    """The state of one sampled request on the engine.
+
+    Instants are monotonic seconds, `None` until they come.
+    """
 
     span: Span
     taken_at_s: float
@@ -35,16 +38,16 @@ class RequestSpans:
         self._stays: dict[str, _Stay] = {}
 
     def __bool__(self) -> bool:
-        """Whether any sampled request is here: the steps of an engine without one cost nothing."""
+        """Returns whether any sampled request is here; without one, steps cost nothing."""
         return bool(self._stays)
 
     def trace_id(self, request_id: str) -> str | None:
-        """The trace of a request that is here; `None` where it has none."""
+        """Returns the trace of a request that is here; `None` if it has none."""
         stay = self._stays.get(request_id)
         return None if stay is None else stay.span.trace_id
 
     def taken(self, request: TokenRequest) -> None:
-        """A request waits for the engine."""
+        """Notes that a request waits for the engine."""
         if request.traceparent is None:
             return
         attributes: dict[str, str | int] = {
@@ -58,14 +61,14 @@ class RequestSpans:
             self._stays[request.request_id] = _Stay(span, time.monotonic())
 
     def scheduled(self, request_id: str, at_s: float) -> None:
-        """The engine began with a request, at this monotonic time; later ones are ignored."""
+        """Notes when the engine began with a request (monotonic); later calls are ignored."""
         stay = self._stays.get(request_id)
         if stay is not None and stay.scheduled_at_s is None:
             stay.scheduled_at_s = at_s
             stay.span.event("scheduled", {}, _wall_ns(at_s))
 
     def stepped(self, outputs: Iterable[TokenOutput]) -> None:
-        """The engine made a step."""
+        """Notes that the engine made a step."""
         now_s = time.monotonic()
         for output in outputs:
             stay = self._stays.get(output.request_id)
@@ -79,7 +82,7 @@ class RequestSpans:
                 self.ended(output.request_id, _FINISHES[output.finish])
 
     def ended(self, request_id: str, outcome: str, error: str | None = None) -> None:
-        """A request is no longer here; unknown ones are ignored."""
+        """Notes that a request is no longer here; unknown ones are ignored."""
         stay = self._stays.pop(request_id, None)
         if stay is None:
             return
@@ -93,14 +96,14 @@ class RequestSpans:
         stay.span.end(error)
 
     def end_all(self, reason: str) -> None:
-        """The engine is gone, or is being ended."""
+        """Ends all spans, because the engine is gone or is being ended."""
         for request_id, stay in list(self._stays.items()):
             stay.span.annotate({"slicewise.reason": reason})
             self.ended(request_id, "lost", "lost")
 
 
 def _durations(stay: _Stay, now_s: float) -> dict[str, float]:
-    """What the time on the engine went to, in seconds; what has not begun is left out."""
+    """Returns the seconds of each part of the time on the engine; a part not begun is left out."""
     durations = {}
     begun_s = stay.taken_at_s if stay.scheduled_at_s is None else stay.scheduled_at_s
     if stay.scheduled_at_s is not None:
@@ -112,5 +115,5 @@ def _durations(stay: _Stay, now_s: float) -> dict[str, float]:
 
 
 def _wall_ns(at_s: float) -> int:
-    """A monotonic time of this host on its wall clock."""
+    """Returns a monotonic time of this host on its wall clock, in nanoseconds."""
     return time.time_ns() - int((time.monotonic() - at_s) * 1e9)

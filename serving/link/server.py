@@ -1,12 +1,12 @@
 """The engine host's end of the links: many gateways, one engine.
 
-Owns which gateway each request belongs to, the pump from engine steps to frames, and what happens
-to requests when a gateway goes. Does not own the engine's life: the host starts and closes it, and
+Owns which gateway each request belongs to, the pump from engine steps to frames, and the abort of
+requests when a gateway goes. Does not own the engine's life: the host starts and closes it, and
 watches `wait_died`.
 
-Bounds, and what happens at each: a gateway that leaves more than `max_buffered_bytes` unread is
-disconnected; a request that finds `max_waiting_messages` in front of the engine is refused; so is a
-call beyond `max_calls`; of too many unproven connections the oldest goes.
+Each bound has its consequence. A gateway that leaves more than `max_buffered_bytes` unread is
+disconnected. A request that finds `max_waiting_messages` in front of the engine is refused, and so
+is a call beyond `max_calls`. Of too many unproven connections the oldest goes.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ DEFAULT_HEARTBEAT = HeartbeatConfig(timeout_s=5.0)
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of one engine host's links; the module says what happens at each."""
+    """Bounds one engine host's links; the module's docstring gives the consequences."""
 
     max_buffered_bytes: int = MAX_BUFFERED_BYTES
     max_waiting_messages: int = 16_384
@@ -68,7 +68,7 @@ DEFAULT_LIMITS = ServerLimits()
 
 @dataclass(slots=True)
 class _Owned:
-    """One request: where its outputs go, and on whose account."""
+    """The record of one request: the receiver of its outputs, and its account."""
 
     gateway: GatewayConnection
     tenant: str
@@ -91,7 +91,7 @@ class LinkServer:
         tracer: Tracer = NO_TRACER,
         host_info: Mapping[str, object] | None = None,
     ) -> None:
-        """`host_info` goes to gateways beside the engine's own description; values of JSON."""
+        """Makes a server; `host_info` (JSON values) goes out beside the engine's description."""
         validate_secret(secret)
         self.engine_id = engine_id
         self.limits = limits
@@ -120,14 +120,14 @@ class LinkServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port it listens on; the port is the one chosen when 0 was asked for."""
+        """The host and port it listens on; port 0 in the request becomes the chosen one."""
         assert self._listener is not None, "listen first"
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
 
     @property
     def num_requests(self) -> int:
-        """Requests that some gateway still expects outputs for."""
+        """The number of requests that some gateway still expects outputs for."""
         return len(self._owners)
 
     @property
@@ -152,9 +152,10 @@ class LinkServer:
         return self.death_reason
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Tells all gateways, and those that come later, to send nothing new.
+        """Notifies all gateways, and later ones, to send nothing new.
 
-        What is already on its way is still taken: the gateway resumes it elsewhere if it has to.
+        Requests already on their way are still taken: the gateway resumes them elsewhere if it has
+        to.
         """
         self._draining = Draining(reason, grace_s)
         logger.info(
@@ -165,7 +166,7 @@ class LinkServer:
             gateway.send(self._draining)
 
     async def close(self, reason: str = "the engine host closed") -> None:
-        """Ends every link, aborts what they carried and stops listening. Idempotent."""
+        """Ends every link, aborts its requests and stops listening. Idempotent."""
         self._is_closed = True
         if self._listener is not None:
             self._listener.close()
@@ -189,7 +190,7 @@ class LinkServer:
         return GatewayConnection(self, self._connection_config)
 
     def connected(self, connection: GatewayConnection) -> None:
-        """A connection has come that has proved nothing yet."""
+        """Takes a connection that has proved nothing yet."""
         unproven = [
             link for link in self._connections if not link.is_open and link.end_reason is None
         ]
@@ -198,7 +199,7 @@ class LinkServer:
         self._connections[connection] = None
 
     def disconnected(self, connection: GatewayConnection) -> None:
-        """A connection's transport is gone."""
+        """Forgets a connection, because its transport is gone."""
         self._connections.pop(connection, None)
 
     def engine_info(self) -> bytes:
@@ -215,7 +216,7 @@ class LinkServer:
         return self._engine.load if self._owners else EngineLoad()
 
     def vitals_for(self, gateway: GatewayConnection) -> EngineVitals | None:
-        """Returns what the engine has done; `None` before the interval is over, or for no report.
+        """Returns the engine's work; `None` before the interval is over, or without a report.
 
         Goes with heartbeats only, so never more often than those.
         """
@@ -237,7 +238,7 @@ class LinkServer:
         )
 
     def opened(self, gateway: GatewayConnection) -> None:
-        """A gateway has proved itself. Its older link, if there still is one, is replaced."""
+        """Takes a gateway that has proved itself, and replaces its older link if there is one."""
         older = self._gateways.get(gateway.gateway_id)
         if older is not None:
             older.end("replaced by a newer link of the same gateway")
@@ -247,7 +248,7 @@ class LinkServer:
             gateway.send(self._draining)
 
     def ended(self, gateway: GatewayConnection, reason: str) -> None:
-        """A proven gateway's link has ended: its requests are aborted on the engine."""
+        """Aborts the requests of a proven gateway on the engine, because its link has ended."""
         orphans = [rid for rid, owned in self._owners.items() if owned.gateway is gateway]
         for request_id in orphans:
             del self._owners[request_id]
@@ -319,7 +320,7 @@ class LinkServer:
     # The work between the gateways and the engine.
 
     def _vitals_reader(self) -> str | None:
-        """The gateway that shows this engine's metrics; engines spread over the gateways."""
+        """Returns the gateway that shows this engine's metrics; gateways share the engines."""
         return max(
             self._gateways,
             key=lambda gateway_id: zlib.crc32(f"{self.engine_id} {gateway_id}".encode()),
@@ -327,7 +328,7 @@ class LinkServer:
         )
 
     def _owner(self, request_id: str) -> GatewayConnection | None:
-        """The gateway that expects its outputs; `None` for one that nobody does."""
+        """Returns the gateway that expects a request's outputs; `None` if none does."""
         owned = self._owners.get(request_id)
         return None if owned is None else owned.gateway
 
@@ -356,7 +357,7 @@ class LinkServer:
                     self._refuse(gateway, request.request_id, str(error))
 
     def _work_ended(self, task: asyncio.Task[None]) -> None:
-        """Pump and feed end only with the engine, or by a fault that makes it useless."""
+        """Ends the server over a failed task: pump and feed end only with the engine or a fault."""
         if task.cancelled() or self._is_closed or self.death_reason is not None:
             return
         error = task.exception()
@@ -403,7 +404,7 @@ class LinkServer:
                 self._refuse(gateway, request_id, "one step's output is larger than a frame")
 
     def _log_taken(self, gateway: GatewayConnection, request: TokenRequest) -> None:
-        """One line for a request that goes on here; of others only where somebody debugs."""
+        """Logs a line for a request that goes on here; for others only at debug level."""
         num_emitted = len(request.emitted_token_ids)
         level = logging.INFO if num_emitted else logging.DEBUG
         if not logger.isEnabledFor(level):

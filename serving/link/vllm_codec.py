@@ -1,14 +1,14 @@
-"""vLLM's request and output records to and from the token link's messages.
+"""Translates vLLM's request and output records to and from the token link's messages.
 
-Both ends of the link import this and nothing else of each other. What the link understands travels
-as plain fields; the rest of a record is vLLM's own msgpack encoding, opaque to the link.
+Both ends of the link import this and nothing else of each other. Values that the link understands
+travel as plain fields; the rest of a record is vLLM's own msgpack encoding, opaque to the link.
 
 Tokens travel once: the payload of a request leaves its prompt out. Most outputs carry tokens only
 and have no payload at all.
 
-What a request has emitted comes from `TokenRequest.emitted_token_ids` and from nowhere else: vLLM
-fills `SamplingParams.extra_args` from the body of an HTTP request, so the names that are ours are
-taken out of it at both ends.
+The emitted tokens of a request come from `TokenRequest.emitted_token_ids` and from nowhere else.
+vLLM fills `SamplingParams.extra_args` from the body of an HTTP request, so the names that are ours
+are taken out of it at both ends.
 """
 
 import time
@@ -32,7 +32,7 @@ def _join(buffers: Sequence[Any]) -> list[bytes]:
 
 
 def encode_request(request: EngineCoreRequest, encoder: MsgpackEncoder) -> list[bytes]:
-    """The opaque part of `request`; its prompt tokens are left to `TokenRequest`."""
+    """Returns the opaque part of `request`; its prompt tokens are left to `TokenRequest`."""
     prompt_token_ids = request.prompt_token_ids
     request.prompt_token_ids = None
     try:
@@ -44,7 +44,7 @@ def encode_request(request: EngineCoreRequest, encoder: MsgpackEncoder) -> list[
 
 @contextmanager
 def _without_reserved(params: SamplingParams | None) -> Iterator[None]:
-    """Takes arguments of ours out of `params` for a moment: its siblings (`n > 1`) share it."""
+    """Takes our arguments out of `params` for a moment: its siblings (`n > 1`) share it."""
     if params is None:
         yield
         return
@@ -57,7 +57,7 @@ def _without_reserved(params: SamplingParams | None) -> Iterator[None]:
 
 
 def _clients_own(extra_args: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The arguments without those that only the ends of the link may set; `None` for none."""
+    """Returns the arguments without those that only the link's ends may set; `None` for none."""
     kept = {
         name: value
         for name, value in (extra_args or {}).items()
@@ -67,7 +67,7 @@ def _clients_own(extra_args: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCoreRequest:
-    """The request as the engine core takes it, emitted tokens in `extra_args`.
+    """Returns the request as the engine core takes it, emitted tokens in `extra_args`.
 
     Emitted tokens in the payload are dropped: only the message's own field counts.
 
@@ -89,7 +89,7 @@ def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCore
 
 
 def emitted_token_ids(params: SamplingParams | None) -> list[int] | None:
-    """The tokens a resumed request had already emitted; `None` for a request that starts here."""
+    """Returns the tokens a resumed request had already emitted; `None` for one that starts here."""
     if params is None or params.extra_args is None:
         return None
     emitted: list[int] | None = params.extra_args.get(EMITTED_KEY)
@@ -125,7 +125,7 @@ def encode_outputs(
     encoder: MsgpackEncoder,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TokenOutput]:
-    """One step's outputs for the link. Event times leave as ages: no clock is shared."""
+    """Returns one step's outputs for the link. Event times leave as ages: no clock is shared."""
     messages = []
     for output in outputs:
         payload = None
@@ -148,7 +148,7 @@ def encode_outputs(
 def decode_output(
     message: TokenOutput, decoder: MsgpackDecoder, clock: Callable[[], float] = time.monotonic
 ) -> EngineCoreOutput:
-    """Returns the output as vLLM's frontend takes it, under the id that the message has by now."""
+    """Returns the output as vLLM's frontend takes it, under the message's present id."""
     finish = None if message.finish is None else FinishReason(message.finish)
     if message.payload is None:
         return EngineCoreOutput(
@@ -164,10 +164,10 @@ def decode_output(
 
 
 def request_decoder() -> MsgpackDecoder:
-    """A decoder for `decode_request`; not thread-safe."""
+    """Returns a decoder for `decode_request`; not thread-safe."""
     return MsgpackDecoder(EngineCoreRequest)
 
 
 def output_decoder() -> MsgpackDecoder:
-    """A decoder for `decode_output`; not thread-safe."""
+    """Returns a decoder for `decode_output`; not thread-safe."""
     return MsgpackDecoder(EngineCoreOutput)
