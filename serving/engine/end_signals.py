@@ -1,11 +1,11 @@
-"""Hears SIGTERM and SIGINT in a process of Ray's that does not look for them.
+"""Receives SIGTERM and SIGINT in a process of Ray's that does not look for them.
 
-The main thread of a Ray worker waits in C++, where Python runs no handler. An actor that is told to
-end so goes on as it is until Ray calls one of its methods, and then answers no call any more: its
-engine serves, and nobody can drain it. `faulthandler` does its work the moment a signal comes, in
-whatever thread: it writes a traceback into a socket here, which the actor's event loop reads.
+The main thread of a Ray worker waits in C++, where Python runs no handler. So an actor that is
+asked to end goes on until Ray calls one of its methods, and then answers no call any more: its
+engine serves, and nobody can drain it. `faulthandler` works the moment a signal comes, in any
+thread: it writes a traceback into a socket here, which the actor's event loop reads.
 
-Owns the sockets. Does not own what follows a signal: the engine host does (`host_actor`).
+Owns the sockets. Does not own the consequences of a signal: the engine host does (`host_actor`).
 """
 
 import asyncio
@@ -23,9 +23,9 @@ _MAX_TRACEBACK_BYTES = 64 * 1024
 class EndSignals:
     """Calls back from the running event loop when an end signal comes to this process.
 
-    One per process, until `close`. What handled the signal before is not asked meanwhile: Ray's
+    One per process, until `close`. The previous handler is not called meanwhile: Ray's
     handler would have the next call of a method end the actor half-way. A signal that is blocked in
-    all threads is not heard.
+    all threads is not received.
     """
 
     def __init__(self, on_end: Callable[[signal.Signals], None]) -> None:
@@ -35,7 +35,7 @@ class EndSignals:
             self._listen(number, on_end)
 
     def close(self) -> None:
-        """Hears no more; what handled the signals before does so again. Idempotent."""
+        """Stops receiving; the previous handlers of the signals do so again. Idempotent."""
         self._open.close()
 
     def _listen(self, number: signal.Signals, on_end: Callable[[signal.Signals], None]) -> None:

@@ -28,11 +28,11 @@ _TRACES_S = 0.5
 
 
 def _unheard(_stage: LoadStage) -> None:
-    """Nobody asks."""
+    """Ignores a stage, because nobody asks for it."""
 
 
 async def start_engine(spec: EngineSpec, on_stage: OnStage = _unheard) -> Engine:
-    """The engine that `spec` describes, ready for requests; `on_stage` is told how far it is.
+    """Starts the engine that `spec` describes, and returns it ready; `on_stage` gets its stages.
 
     Raises:
         ValueError: the engine refuses its arguments. Do not retry.
@@ -48,7 +48,7 @@ async def start_engine(spec: EngineSpec, on_stage: OnStage = _unheard) -> Engine
 
 
 async def _start_paced(options: dict[str, Any], on_stage: OnStage) -> PacedEngine:
-    """A paced engine, after it has taken the time to load and to compile that it is set to."""
+    """Starts a paced engine, after the configured time to load and to compile."""
     load_s, compile_s = options.pop("load_s", 0.0), options.pop("compile_s", 0.0)
     await asyncio.sleep(load_s)
     if compile_s > 0:
@@ -58,7 +58,7 @@ async def _start_paced(options: dict[str, Any], on_stage: OnStage) -> PacedEngin
 
 
 class EngineHost:
-    """One engine, its link server, and the watch over both."""
+    """Holds one engine, its link server, and the watch over both."""
 
     def __init__(self, spec: EngineSpec, engine: Engine, secret: bytes) -> None:
         self.engine_id = uuid.uuid4().hex[:12]
@@ -79,14 +79,14 @@ class EngineHost:
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str) -> tuple[str, int]:
-        """Serves the engine on a free port of `host`; the address to connect to."""
+        """Serves the engine on a free port of `host`; returns the address to connect to."""
         await self._server.listen(host)
         self._watch = asyncio.create_task(self._watch_engine(), name="watch-engine")
         return self._server.address
 
     @property
     def num_requests(self) -> int:
-        """Requests on the engine."""
+        """The number of requests on the engine."""
         return self._server.num_requests
 
     @property
@@ -95,7 +95,7 @@ class EngineHost:
         return self._server.gateway_ids
 
     async def wait_died(self) -> str:
-        """Waits for the engine's end, and says why."""
+        """Waits for the engine's end, and returns the reason."""
         return await asyncio.shield(self._death)
 
     def ensure_alive(self) -> None:
@@ -104,16 +104,16 @@ class EngineHost:
             raise EngineDiedError(self._death.result())
 
     def end(self, reason: str) -> None:
-        """Has the engine end as one that is lost: its requests go on elsewhere. Returns at once."""
+        """Ends the engine as a lost one: its requests go on elsewhere. Returns at once."""
         if not self._told_to_end.done():
             self._told_to_end.set_result(reason)
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Tells every gateway to take its requests elsewhere."""
+        """Notifies every gateway to take its requests elsewhere."""
         self._server.drain(reason, grace_s)
 
     def note_programs(self, moved: ProgramsMoved) -> None:
-        """Programs moved for this engine so far; gateways show it beside what the engine counts."""
+        """Notes the programs moved for this engine so far; gateways show them beside its counts."""
         self._server.programs_moved = moved
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class EngineHost:
             self._death.set_result("closed")
 
     async def _watch_engine(self) -> None:
-        """Ends everything with the engine: when it dies, no longer turns, or is told to end."""
+        """Ends everything with the engine: when it dies, no longer turns, or is asked to end."""
         died = asyncio.create_task(self._server.wait_died())
         turning = asyncio.create_task(self._check_turning())
         ends = {died, turning, self._told_to_end}

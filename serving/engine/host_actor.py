@@ -26,7 +26,7 @@ _SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """A ready engine: where its link listens, and what the engine says of itself."""
+    """The report of a ready engine: its link's address, and the engine's own description."""
 
     engine_id: str
     address: tuple[str, int]
@@ -34,7 +34,7 @@ class HostReport:
 
 
 class EngineHostActor:
-    """Async actor; its methods are called by its slice replica only."""
+    """Runs an engine host as an async actor; only its slice replica calls its methods."""
 
     def __init__(self, spec: EngineSpec, secret: bytes) -> None:
         log_as_actor(spec.log_style)
@@ -61,7 +61,7 @@ class EngineHostActor:
         return HostReport(self._host.engine_id, address, dict(engine.info))
 
     def _on_end_signal(self, number: signal.Signals) -> None:
-        """The engine is lost; its replica hears of it, and ends this process."""
+        """Gives up the engine; its replica is notified, and ends this process."""
         reason = f"engine host got {number.name}"
         logger.warning("engine_host_told_to_end signal=%s", number.name)
         if self._host is None:
@@ -71,17 +71,20 @@ class EngineHostActor:
             self._host.end(reason)
 
     async def next_stage(self) -> LoadStage:
-        """Waits for the next stage of loading that the engine tells, for ever if none comes."""
+        """Waits for the next stage of loading that the engine reports, for ever if none comes."""
         return await self._stages.get()
 
     async def wait_died(self) -> str:
-        """Returns why, when the engine is gone."""
+        """Waits until the engine is gone, and returns the reason."""
         if self._host is None:
             raise EngineDiedError("not started")
         return await self._host.wait_died()
 
     async def status(self) -> dict[str, Any]:
-        """Requests and gateways now. Raises `EngineDiedError` when the engine is gone."""
+        """Returns the present requests and gateways.
+
+        Raises `EngineDiedError` if the engine is gone.
+        """
         if self._host is None:
             raise EngineDiedError("not started")
         self._host.ensure_alive()
@@ -92,11 +95,13 @@ class EngineHostActor:
         }
 
     async def drain(self, reason: str, grace_s: float, stay_s: float = 0.0) -> None:
-        """Tells the gateways to take their requests elsewhere, and waits until they have.
+        """Notifies the gateways to take their requests elsewhere, and waits until they have.
 
-        Within `grace_s` those go that can; for those that nobody else can take it waits `stay_s`,
-        if that is longer. Then it also waits a moment for requests that gateways had let in, and
-        had not sent yet, when they were told.
+        Requests that others can take go within `grace_s`. For requests that nobody else can take it
+        waits
+        `stay_s`, if that is longer. Then it also waits a moment for requests that gateways had let
+        in, and
+        had not sent yet, when they were notified.
         """
         if self._host is None:
             return
@@ -110,7 +115,7 @@ class EngineHostActor:
             await asyncio.sleep(0.02)
 
     async def note_programs(self, moved: ProgramsMoved) -> None:
-        """What has come of the engine's compiled programs so far, to be told with its vitals."""
+        """Notes the moves of the engine's programs so far, to be reported with its vitals."""
         if self._host is not None:
             self._host.note_programs(moved)
 

@@ -1,8 +1,8 @@
-"""What an engine does while it loads, told from its worker to its host over a named pipe.
+"""Reports an engine's loading stages from its worker to its host over a named pipe.
 
-The worker is a process below the engine host, on the same machine; the way there is in the
-environment that it inherits. A worker on another host of the slice has no such way and says
-nothing: then all of it counts as loading. Owns both ends. Does not own what is done with it.
+The worker is a process below the engine host, on the same machine; the pipe's path is in the
+environment that it inherits. A worker on another host of the slice has no such pipe and reports
+nothing: then all of it counts as loading. Owns both ends. Does not own the use of the reports.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ OnStage = Callable[[LoadStage], None]
 
 @contextmanager
 def hear_stages(on_stage: OnStage) -> Iterator[None]:
-    """Calls `on_stage`, in the event loop, with what processes started meanwhile tell."""
+    """Calls `on_stage`, in the event loop, with the reports of processes started meanwhile."""
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory(prefix="slicewise-stage-") as folder:
         path = Path(folder) / "pipe"
@@ -51,7 +51,7 @@ def hear_stages(on_stage: OnStage) -> Iterator[None]:
 
 
 def tell_stage(stage: LoadStage) -> None:
-    """Tells the engine host; nothing where none listens, for no start may fail of it."""
+    """Reports to the engine host; does nothing if none listens, for no start may fail of it."""
     path = os.environ.get(PIPE_VARIABLE)
     if path is None:
         return
@@ -64,14 +64,14 @@ def tell_stage(stage: LoadStage) -> None:
 
 
 class TellsStages:
-    """In front of a vLLM worker class: tells when the weights are there.
+    """Wraps a vLLM worker class and reports when the weights are there.
 
-    From then on vLLM runs the model on made-up input to see how much memory is left for the cache,
+    From then on vLLM runs the model on made-up input to find how much memory is left for the cache,
     which compiles it, and then warms it up.
     """
 
     def determine_available_memory(self, *args: Any, **kwargs: Any) -> Any:
-        """As the worker does."""
+        """Reports that the weights are there, then does as the worker does."""
         tell_stage(LoadStage.COMPILING)
         worker: Any = super()
         return worker.determine_available_memory(*args, **kwargs)

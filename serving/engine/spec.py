@@ -1,4 +1,4 @@
-"""What an engine host has to be told to run one engine. Values only; travels through Ray."""
+"""Defines all that an engine host needs to run one engine. Values only; travels through Ray."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from serving.telemetry.spans import NO_TRACES, TraceSettings
 
 @dataclass(frozen=True, slots=True)
 class CompileCacheSpec:
-    """Where compiled programs are kept. See `CompileCacheConfig`."""
+    """The place of compiled programs. See `CompileCacheConfig`."""
 
     store: str
     local_dir: str
@@ -23,7 +23,7 @@ class CompileCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class TpuSpec:
-    """What an engine on TPU is told beside. `compile_cache` is `None` where none is kept."""
+    """The further settings of an engine on TPU. `compile_cache` is `None` if none is kept."""
 
     compile_cache: CompileCacheSpec | None = None
 
@@ -39,14 +39,14 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine: which model, which engine, how watched.
+    """The specification of one engine: its model, its kind, and its watch.
 
     `paced` holds the options of the paced engine and is `None` for vLLM. `slice` is the kind of
-    slice it runs on, `None` where nothing is reserved. `tpu` is given for vLLM on TPU, with
+    slice it runs on, `None` if nothing is reserved. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
 
-    `version` is that of the model's tokens, empty where nobody asks. `described` is the model as a
-    gateway has to know it to ask this engine, in the words of `serving.config.application`. When
+    `version` is that of the model's tokens, empty if nobody asks. `described` is the model as a
+    gateway has to know it to ask this engine, in the terms of `serving.config.application`. When
     nobody takes its slice away, the engine waits `stay_s` for requests that no other engine can go
     on with.
 

@@ -1,7 +1,7 @@
-"""What an engine has done, added up step by step. Pure: callers pass the time of their own clock.
+"""Adds up an engine's work step by step. Pure: callers pass the time of their own clock.
 
-Owns the sums and which step's length is known. Does not own where the numbers come from (the
-engines), who reads them, nor whose tokens they are (`link.server`).
+Owns the sums and the choice of steps with a known length. Does not own the source of the numbers
+(the engines), their readers, nor the tokens' tenants (`link.server`).
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from serving.link.messages import ITERATION_BOUNDS, EngineVitals
 
 @dataclass(slots=True)
 class StepCount:
-    """One step. `computed_tokens` are prompt tokens that no cache had."""
+    """The numbers of one step. `computed_tokens` are prompt tokens that no cache had."""
 
     generation_tokens: int = 0
     prompt_tokens: int = 0
@@ -24,7 +24,7 @@ class StepCount:
 
 @dataclass(slots=True)
 class VitalsMeter:
-    """The sums since the engine's start. `None`: the engine has no such thing."""
+    """The sums since the engine's start. `None` means that the engine has no such feature."""
 
     num_deferred: int = 0
     prefix_cache: tuple[int, int] | None = None
@@ -40,7 +40,7 @@ class VitalsMeter:
     _since_s: float | None = None
 
     def stepped(self, step: StepCount, at_s: float, *, goes_on: bool) -> None:
-        """A step ended; `goes_on`: the next one follows at once.
+        """Counts a step that ended; `goes_on` means that the next one follows at once.
 
         Only a step that followed another at once has a known length and counts in the step time.
         """
@@ -59,17 +59,17 @@ class VitalsMeter:
         self._since_s = at_s if goes_on else None
 
     def looked_up(self, queried: int, found: int) -> None:
-        """So many tokens were looked up in the prefix cache, and so many were there."""
+        """Counts tokens looked up in the prefix cache, and those found."""
         before = self.prefix_cache or (0, 0)
         self.prefix_cache = (before[0] + queried, before[1] + found)
 
     def looked_up_outside(self, queried: int, found: int) -> None:
-        """Likewise in a cache behind a KV connector."""
+        """Counts tokens looked up in a cache behind a KV connector, and those found."""
         before = self.external_prefix_cache or (0, 0)
         self.external_prefix_cache = (before[0] + queried, before[1] + found)
 
     def drafted(self, drafts: int, tokens: int, accepted: int, by_position: list[int]) -> None:
-        """Speculative decoding proposed so much, and so much was accepted, also by position."""
+        """Counts drafts and tokens of speculative decoding, and accepted ones, also by position."""
         before = self.drafts or (0, 0, 0)
         self.drafts = (before[0] + drafts, before[1] + tokens, before[2] + accepted)
         sums = self.accepted_by_position
@@ -78,7 +78,7 @@ class VitalsMeter:
             sums[position] += count
 
     def vitals(self) -> EngineVitals:
-        """The sums of now, without those by tenant."""
+        """Returns the present sums, without those by tenant."""
         sums = self._sums
         return EngineVitals(
             num_deferred=self.num_deferred,

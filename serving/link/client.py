@@ -168,7 +168,7 @@ class LinkClient(LinkConnection):
         return LinkStats(self.traffic, self.silence_s, self._round_trip_s, self._load, self._vitals)
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
-        """Sets the receiver of the engine's steps, which runs while the socket is read.
+        """Sets the receiver of the engine's steps, called while the socket is read.
 
         It must not block. Steps that come before are dropped: nothing was submitted here.
         """

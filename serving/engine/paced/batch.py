@@ -1,4 +1,4 @@
-"""What a paced engine computes in one step, and how long the step takes.
+"""Computes a paced engine's steps and their times.
 
 Owns slots, the order of prompts, and the timetable. Pure: the time is an argument, in seconds of
 one monotonic clock; no I/O, no chance.
@@ -41,8 +41,8 @@ class PacedConfig:
     """The timetable and the limits of a paced engine.
 
     A pace of 0 is as fast as the event loop turns. Tokens lie in `token_range`, its end excluded.
-    `prefill_tokens_per_s` is `None` where prompts cost nothing beyond `ttft_s`;
-    `max_num_batched_tokens` bounds a step only where they do. `model_seed` is which model it plays.
+    `prefill_tokens_per_s` is `None` if prompts cost nothing beyond `ttft_s`;
+    `max_num_batched_tokens` bounds a step only if they do. `model_seed` selects the model it plays.
     """
 
     ttft_s: float = 0.0
@@ -83,11 +83,12 @@ class PacedConfig:
 
 @dataclass(slots=True)
 class PacedSequence:
-    """A request in the engine.
+    """The state of a request in the engine.
 
     `position` is that of its next output token; `stop_position` is `None` for a pooling request.
-    `prompt_left` are the tokens to compute before its first one. `ready_at_s` is the instant from
-    which on that may happen, once it has a slot.
+    `prompt_left` are the tokens to compute before its first one. `ready_at_s` is the earliest
+    instant
+    for that, once it has a slot.
     """
 
     request_id: str
@@ -108,7 +109,7 @@ class PacedBatch:
     def __init__(
         self, config: PacedConfig, on_slot: Callable[[str, float], None] = lambda *_: None
     ) -> None:
-        """`on_slot` is told which request gets a slot, and when."""
+        """Makes an empty batch; `on_slot` is notified which request gets a slot, and when."""
         self._config = config
         self._on_slot = on_slot
         # Without a slot, in order of arrival; those that continue come before those that begin.
@@ -123,22 +124,22 @@ class PacedBatch:
         self.poisoned_by: str | None = None
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether this request is here, with or without a slot."""
+        """Returns whether this request is here, with or without a slot."""
         return any(request_id in held for held in self._everyone)
 
     @property
     def num_admitted(self) -> int:
-        """Requests that have a slot."""
+        """The number of requests that have a slot."""
         return len(self._admitted) + len(self._prompts) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """The number of requests without a slot."""
         return len(self._returning) + len(self._waiting)
 
     @property
     def due_at_s(self) -> float | None:
-        """When `step` has something to do, `None` while only a change from outside can help."""
+        """The instant at which `step` has work; `None` while only an outside change can help."""
         if self._is_stepping:
             return self._step_at_s
         return next((each.ready_at_s for each in self._admitted.values()), None)
@@ -163,7 +164,7 @@ class PacedBatch:
             held.clear()
 
     def step(self, now_s: float) -> list[TokenOutput]:
-        """What the step under way has brought, if it is over; then the next one begins."""
+        """Returns the outputs of the step under way, if it is over; then the next one begins."""
         self._fill_slots(now_s)
         self._take_ready(now_s)
         if not self._is_stepping or self._step_at_s > now_s + EARLY_S:
@@ -245,7 +246,7 @@ class PacedBatch:
             self._step_at_s = now_s + duration_s
 
     def _emit(self) -> list[TokenOutput]:
-        """One token for each running request and each whose prompt is now computed."""
+        """Returns one token for each running request and each whose prompt is now computed."""
         for request_id, chunk in self._chunks.items():
             sequence = self._prompts[request_id]
             sequence.prompt_left -= chunk

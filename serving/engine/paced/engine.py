@@ -1,7 +1,7 @@
-"""A deterministic engine that emits tokens on a timetable: for tests, and to measure all the rest.
+"""Emits tokens on a timetable, as a deterministic engine: for tests, and to measure all the rest.
 
 Every token is a pure function of the prompt and its position (`serving.domain.paced_tokens`), so
-what a request must answer is known beforehand, whole or resumed. Owns the life of an engine and its
+the answer of a request is known beforehand, whole or resumed. Owns the life of an engine and its
 failures on command. Does not own slots and timetable (`paced_batch`). It turns only while
 `next_step` is awaited, and reads the event loop's clock, nothing else.
 """
@@ -21,7 +21,7 @@ __all__ = ["PacedConfig", "PacedEngine"]
 
 @dataclass(slots=True)
 class _Faults:
-    """What was injected and has not yet struck."""
+    """The faults that were injected and have not yet struck."""
 
     submit_reason: str | None = None
     poison_token_ids: set[int] = field(default_factory=set)
@@ -29,7 +29,7 @@ class _Faults:
 
 
 class PacedEngine:
-    """An `Engine` whose every output is known beforehand. Fails on command.
+    """Implements an `Engine` with outputs that are known beforehand. Fails on command.
 
     `calls` are the operations that `call` knows, by name.
     """
@@ -104,13 +104,13 @@ class PacedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """Slots in use; the cache counts as used by slots, all alike."""
+        """The slots in use; the cache counts as used by slots, all alike."""
         running = self._batch.num_admitted
         return EngineLoad(running, self._batch.num_waiting, running / self._config.max_num_seqs)
 
     @property
     def vitals(self) -> EngineVitals:
-        """Tokens and steps since the start. It has no cache and drafts nothing."""
+        """The tokens and steps since the start. It has no cache and drafts nothing."""
         return self._meter.vitals()
 
     @property
@@ -125,11 +125,11 @@ class PacedEngine:
         }
 
     async def close(self) -> None:
-        """Ends it; whoever awaits a step is told. Idempotent."""
+        """Ends it; a caller that awaits a step gets an error. Idempotent."""
         self.die("engine closed")
 
     def die(self, reason: str) -> None:
-        """From now on everything raises `EngineDiedError(reason)`; the first reason stays."""
+        """Makes every call raise `EngineDiedError(reason)` from now on; the first reason stays."""
         if self._death_reason is None:
             self._death_reason = reason
         self._batch.clear()
@@ -138,30 +138,30 @@ class PacedEngine:
         self._changed.set()
 
     def hang(self) -> None:
-        """The loop stops turning: no step comes and `check` fails, until `unhang`."""
+        """Stops the loop: no step comes and `check` fails, until `unhang`."""
         self._turning.clear()
         self._changed.set()
 
     def unhang(self) -> None:
-        """The loop turns again; ends a stall too."""
+        """Lets the loop turn again; ends a stall too."""
         if self._faults.stall is not None:
             self._faults.stall.cancel()
             self._faults.stall = None
         self._turning.set()
 
     def stall_for(self, duration_s: float) -> None:
-        """The loop stops turning for a while, then goes on."""
+        """Stops the loop for a while; then it goes on."""
         self.unhang()
         self.hang()
         loop = asyncio.get_running_loop()
         self._faults.stall = loop.call_later(duration_s, self.unhang)
 
     def poison(self, token_id: int) -> None:
-        """A request whose prompt holds this token kills the engine when it gets a slot."""
+        """Makes a request whose prompt holds this token kill the engine when it gets a slot."""
         self._faults.poison_token_ids.add(token_id)
 
     def fail_submit(self, reason: str) -> None:
-        """The next request is refused with `ValueError(reason)`."""
+        """Makes the next request fail with `ValueError(reason)`."""
         self._faults.submit_reason = reason
 
     def _count(self, outputs: list[TokenOutput], now_s: float) -> None:
@@ -185,7 +185,7 @@ class PacedEngine:
             raise EngineDiedError(self._death_reason)
 
     def _validated(self, request: TokenRequest) -> PacedSequence:
-        """The request as a sequence. Raises `ValueError` for one that no engine could serve."""
+        """Returns the request as a sequence. Raises `ValueError` if no engine could serve it."""
         if self._faults.submit_reason is not None:
             reason, self._faults.submit_reason = self._faults.submit_reason, None
             raise ValueError(reason)
@@ -225,7 +225,7 @@ class PacedEngine:
     def _raise_if_altered(self, emitted_token_ids: list[int], seed: int) -> None:
         """Refuses a resume after tokens that no engine of this model has emitted.
 
-        A real engine would go on from whatever it is given. This one knows what was emitted, so
+        A real engine would go on from any given tokens. This one knows what was emitted, so
         that tokens lost, repeated or mixed up on the way show, even in the right number.
         """
         token_range = self._config.token_range

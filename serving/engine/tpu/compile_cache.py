@@ -1,8 +1,8 @@
 """The compiled programs of one engine on TPU: their key, and how a host gets and gives them.
 
 Owns the joint of an engine's settings and the cache of programs
-(`serving.artifacts.compile_cache`), and what runs on a host of the slice. Does not own when it
-runs, nor on which hosts (`program_courier`).
+(`serving.artifacts.compile_cache`), and the work on one host of the slice. Does not own the time
+of that work, nor the choice of hosts (`program_courier`).
 """
 
 import logging
@@ -35,7 +35,7 @@ _Report = TypeVar("_Report", PullReport, PushReport)
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the first host of a slice knows of an engine's programs. See `ProgramFacts`."""
+    """The facts of an engine's programs that the first host knows. See `ProgramFacts`."""
 
     revision: str | None
     config: str | None
@@ -44,9 +44,9 @@ class HostFacts:
 
 
 def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
-    """The settled engine with the key and the folder of its programs. Pure.
+    """Returns the settled engine with the key and the folder of its programs. Pure.
 
-    One without a cache comes back as it is.
+    An engine without a cache is returned unchanged.
     """
     if spec.tpu is None or spec.tpu.compile_cache is None or spec.slice is None:
         return spec
@@ -74,7 +74,7 @@ def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
 
 
 def versions_here() -> dict[str, str]:
-    """The installed packages that programs depend on; one that is not installed is left out."""
+    """Returns the installed packages that programs depend on; absent ones are left out."""
     found = {}
     for name in _PACKAGES:
         try:
@@ -85,12 +85,15 @@ def versions_here() -> dict[str, str]:
 
 
 def program_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a process's environment what changes programs; nothing else of it is written down."""
+    """Returns the variables of a process that change programs; the others are not written down."""
     return {name: value for name, value in environment.items() if changes_programs(name)}
 
 
 def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
-    """Pulls to this host and logs one line; what fails is in the report, the engine compiles."""
+    """Pulls to this host and logs one line.
+
+    Failures are in the report; the engine compiles instead.
+    """
     key = CacheKey(programs.parts)
 
     def move(store: ObjectStore) -> PullReport:
@@ -113,7 +116,10 @@ def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
 def push_here(
     programs: Programs, damage: tuple[Damage, ...], log: Mapping[str, JsonValue]
 ) -> PushReport:
-    """Pushes from this host what the store lacks; what fails is in the report. Logs one line."""
+    """Pushes from this host the programs the store lacks; failures are in the report.
+
+    Logs one line.
+    """
     key = CacheKey(programs.parts)
 
     def move(store: ObjectStore) -> PushReport:
@@ -131,7 +137,7 @@ def _guarded(
     move: Callable[[ObjectStore], _Report],
     failed: Callable[[TransferOutcome, str, float], _Report],
 ) -> _Report:
-    """Moves programs; a store that cannot be opened and a disk that fails are a report too."""
+    """Moves programs; reports also a store that cannot be opened and a disk that fails."""
     started_s = time.monotonic()
     try:
         return move(open_store(programs.cache.store))

@@ -1,7 +1,7 @@
 """Counts the programs that JAX finds in its cache or compiles, and logs those that come late.
 
 A late one comes once the engine is warm: every such program made users wait. Owns the counts of
-this process. Does not own warm-up, nor what is done about it: a shape that is compiled while
+this process. Does not own warm-up, nor the remedy: a shape that is compiled while
 serving belongs into the warm-up (`docs/guide/tpu.md`).
 """
 
@@ -23,9 +23,9 @@ HIT_EVENT: Final = "/jax/compilation_cache/cache_hits"
 
 
 class CompileWatch:
-    """Counts hits and lookups from the start, and what comes late from `begin` on.
+    """Counts hits and lookups from the start, and late programs from `begin` on.
 
-    `step` says what the worker does now; it is logged by its `str`.
+    `step` describes the worker's present work; it is logged by its `str`.
     """
 
     def __init__(self) -> None:

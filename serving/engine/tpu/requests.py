@@ -1,8 +1,8 @@
-"""Requests as tpu-inference takes them, where it takes less or other than vLLM does.
+"""Adapts requests to tpu-inference, where it takes less or other than vLLM does.
 
-Owns what is asked of an engine on TPU in place of what a client asked, such that the client still
-gets that, and what is refused because it would end the engine. The edge refuses the same fields
-first, with a better word (`gateway.refused_fields`). Pure.
+Owns the changes to a client's request for an engine on TPU, such that the client still gets its
+answer, and the refusal of requests that would end the engine. The edge refuses the same fields
+first, with a better message (`gateway.refused_fields`). Pure.
 
 Source: the wheel of tpu-inference 0.32.0, read and run on JAX CPU 2026-11-22.
 """
@@ -19,15 +19,16 @@ class SamplingChoices(Protocol):
 
 
 def fit_to_tpu(params: SamplingChoices) -> None:
-    """Changes `params` in place to what gives the same answer on a TPU.
+    """Changes `params` in place so that a TPU gives the same answer.
 
     With `logprobs` of 0 vLLM gives the log-probability of the chosen token alone; tpu-inference
     takes 0 for none (`layers/jax/sample/sampling_metadata.py`). It is asked for one, and gives the
-    chosen token's before those of the likeliest. The frontend, which knows what the client asked,
-    shows as many as that.
+    chosen token's before those of the likeliest. The frontend knows the client's number and shows
+    as
+    many as that.
 
     Raises:
-        ValueError: it asks for what ends the engine. Refuse the request; no other engine of its
+        ValueError: the parameters would end the engine. Refuse the request; no other engine of its
             kind would do better.
     """
     if params.allowed_token_ids:

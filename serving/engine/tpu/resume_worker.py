@@ -1,4 +1,4 @@
-"""A tpu-inference worker that gives a resumed request its emitted tokens back, and counts compiles.
+"""Gives a resumed request its emitted tokens back in tpu-inference's worker; counts compiles.
 
 The twin of `resume_worker`, for the batch of tpu-inference: the scheduler (`resume_scheduler`)
 sends a resumed request as a new one, prompt only, and here the emitted tokens become its output
@@ -39,14 +39,14 @@ class _ResumingInputBatch(InputBatch):
 
 
 class ResumingTPUWorker(TellsStages, TPUWorker):
-    """tpu-inference's worker, one process per host; its batch restores emitted tokens."""
+    """Runs tpu-inference's worker, one process per host; its batch restores emitted tokens."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._compile_watch = CompileWatch()
 
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
-        """As the worker does, once it is told which of joined slices its host is of.
+        """Sets which of the joined slices its host belongs to, then does as the worker does.
 
         Here tpu-inference too sets what libtpu reads when it starts.
         """
@@ -55,7 +55,7 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         return super().init_device(*args, **kwargs)
 
     def compile_or_warm_up_model(self) -> Any:
-        """As the worker does, and the programs that it leaves out."""
+        """Warms up as the worker does, and then the programs that it leaves out."""
         times = super().compile_or_warm_up_model()
         if not (envs.SKIP_JAX_PRECOMPILE or self.model_config.enforce_eager):
             started_s = time.monotonic()
@@ -65,7 +65,7 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         return times
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """One step, with a batch that restores what resumed requests have emitted."""
+        """Runs one step, with a batch that restores the emitted tokens of resumed requests."""
         batch = self.model_runner.input_batch
         # tpu-inference makes the batch itself, with no argument to say of which class. The subclass
         # adds no state, so the instance can change class.
@@ -75,21 +75,21 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         return super().execute_model(scheduler_output)
 
     def watch_compilations(self) -> None:
-        """From now on a program that is compiled is one that warm-up has missed."""
+        """Counts a program that is compiled from now on as one that warm-up has missed."""
         self._compile_watch.begin()
 
     def program_counts(self) -> tuple[int, int, int]:
-        """Programs of this host's process: found in the cache, compiled, and late ones of both."""
+        """Returns this host's programs: found in the cache, compiled, and late ones of both."""
         watch = self._compile_watch
         return watch.num_hits, watch.num_lookups - watch.num_hits, watch.num_compilations
 
     def num_compilations(self) -> int:
-        """Programs compiled since `watch_compilations`, by this host's process."""
+        """Returns the programs compiled since `watch_compilations`, by this host's process."""
         return self._compile_watch.num_compilations
 
 
 class _StepShape:
-    """What a step asks for; put into words only when something is compiled for it."""
+    """The shape of a step; formatted only when something is compiled for it."""
 
     def __init__(self, scheduler_output: Any) -> None:
         self._num_requests = len(scheduler_output.num_scheduled_tokens)

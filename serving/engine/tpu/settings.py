@@ -1,8 +1,8 @@
 """Resolves a TPU engine on the first host of its slice: settings and memory, before any start.
 
-Owns when a plan is made and what becomes of it: there, because the model's files are reached from
-there, and before the engine host, because variables that are read at import have to stand when its
-process and those of its workers begin. Does not own the plan (`serving.tpu`).
+Owns the time of a plan and its use. It runs on that host because the model's files are reached
+from there. It runs before the engine host because variables that are read at import have to stand
+when its process and those of its workers begin. Does not own the plan (`serving.tpu`).
 """
 
 import json
@@ -31,14 +31,15 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_settings(spec: EngineSpec, model_config: dict[str, Any] | None) -> EngineSpec:
-    """The engine with everything that follows from its slice and its model filled in.
+    """Returns the engine with everything filled in that follows from its slice and its model.
 
-    `model_config` is the model's parsed `config.json`, `None` where it cannot be had: then nothing
-    that depends on the model is decided or checked.
+    `model_config` is the model's parsed `config.json`; `None` means that it cannot be had. Then
+    nothing that depends on the model is decided or checked.
 
     Raises:
-        ValueError: tpu-inference would reject it or load it wrongly, or it does not fit; says what
-            would work. Do not retry.
+        ValueError: tpu-inference would reject it or load it wrongly, or it does not fit. The
+    message
+            names what would work. Do not retry.
     """
     assert spec.slice is not None
     assert spec.tpu is not None
@@ -61,7 +62,7 @@ def resolve_settings(spec: EngineSpec, model_config: dict[str, Any] | None) -> E
 
 
 def resolve_settings_here(spec: EngineSpec) -> EngineSpec:
-    """As `resolve_settings`, with the `config.json` and the versions of this host.
+    """Resolves settings as `resolve_settings`, with the `config.json` and versions of this host.
 
     Raises:
         ValueError: see `resolve_settings`.
@@ -102,7 +103,7 @@ def _config_in_bucket(source: str) -> dict[str, Any] | None:
 
 
 def _fetch(source: str) -> bool:
-    """Brings the file of a Hugging Face id into the cache, where the engine finds it again."""
+    """Fetches the file of a Hugging Face id into the cache, where the engine finds it again."""
     # Imported here because it takes a second, which a host with a model folder does not spend.
     from huggingface_hub import hf_hub_download  # noqa: PLC0415
 

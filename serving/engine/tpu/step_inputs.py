@@ -16,7 +16,7 @@ from tpu_inference.utils import DeviceBuffer, device_array
 
 
 def compile_step_inputs(runner: Any) -> int:
-    """Splits made-up inputs of every step that `runner` may have; how many pairs of buckets."""
+    """Splits made-up inputs of every step `runner` may have; returns the number of bucket pairs."""
     sharding = NamedSharding(runner.mesh, PartitionSpec(ShardingAxisName.BATCH))  # type: ignore[no-untyped-call]
     selections = runner.num_reqs_paddings
     if runner.speculative_config:
@@ -31,7 +31,7 @@ def compile_step_inputs(runner: Any) -> int:
 
 
 def bucket_pairs(tokens: Iterable[int], selections: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Buckets that a step can have together: tokens, and outputs that are looked at, of those."""
+    """Yields the buckets a step can have together: its tokens, and how many outputs are read."""
     selections = list(selections)
     for num_tokens in tokens:
         for before, num_selected in zip([0, *selections], selections, strict=False):
@@ -40,7 +40,7 @@ def bucket_pairs(tokens: Iterable[int], selections: Iterable[int]) -> Iterator[t
 
 
 def _inputs(runner: Any, num_tokens: int, num_selected: int) -> DeviceBuffer:
-    """In the order in which `_prepare_inputs` writes them."""
+    """Returns the inputs in the order in which `_prepare_inputs` writes them."""
     most = runner.attn_max_num_seqs
     buffer = DeviceBuffer()
     buffer.get_view(num_tokens, key="input_ids")

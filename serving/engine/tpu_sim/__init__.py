@@ -1,1 +1,1 @@
-"""Runs the published tpu-inference on JAX CPU: what it needs of a TPU is replaced, by name."""
+"""Runs the published tpu-inference on JAX CPU, with its needs of a TPU replaced by name."""

@@ -1,4 +1,4 @@
-"""Ragged paged attention without the TPU kernel: the same contract, written with `jax.numpy`.
+"""Computes ragged paged attention without the TPU kernel: the same contract in `jax.numpy`.
 
 Owns the sums. The layout of the KV cache is the kernel's own (`merge_kv`). Made for tiny models: it
 reads all pages of a sequence for each of its tokens.
@@ -37,7 +37,7 @@ def ragged_paged_attention(
     v_scale: float | None = None,
     **others: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention of each token to its sequence, and the cache with this step's keys and values.
+    """Returns each token's attention to its sequence, and the cache with the step's keys, values.
 
     Rows of `queries` behind the last sequence's tokens are padding; their output is zero.
 
@@ -78,7 +78,7 @@ def ragged_paged_attention(
 def _places(
     num_tokens: int, kv_lens: jax.Array, cu_q_lens: jax.Array, distribution: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of each row: its sequence, its position in it, and whether it is a token at all."""
+    """Returns for each row its sequence, its position in it, and whether it is a token at all."""
     num_sequences = distribution[2]
     row = jnp.arange(num_tokens)
     ends = jnp.where(jnp.arange(kv_lens.shape[0]) < num_sequences, cu_q_lens[1:], num_tokens + 1)
@@ -109,7 +109,10 @@ def _written(
 def _read(
     kv_cache: jax.Array, pages: jax.Array, num_kv_heads: int, head_dim: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values, each f32[sequence, position, kv_head, head_dim]; heads lie K, V, K, V."""
+    """Returns keys and values, each f32[sequence, position, kv_head, head_dim].
+
+    Heads lie K, V, K, V.
+    """
     cached = kv_cache[pages].astype(jnp.float32)
     cached = cached.reshape(pages.shape[0], -1, *cached.shape[-3:])
     cached = cached.reshape(*cached.shape[:2], -1, cached.shape[-1])

@@ -1,4 +1,4 @@
-"""What tpu-inference 0.32.0 asks of JAX's TPU devices, given to it on CPU devices."""
+"""Gives tpu-inference 0.32.0 on CPU devices what it asks of JAX's TPU devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -91,7 +91,10 @@ def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
 
 
 def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:
-    """One value that all hosts have, over all hosts: CPU devices of two processes do not copy."""
+    """Places one value that all hosts have over all hosts.
+
+    CPU devices of two processes do not copy.
+    """
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return real_put(value, sharding)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""tpu-inference's own platform, with one thing more: where the hosts of a slice find each other."""
+"""Extends tpu-inference's platform by one thing: where the hosts of a slice find each other."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ class SimulatedTpuPlatform(TpuPlatform):
     @classmethod
     # The configuration's own module imports the platform, and so cannot be imported here.
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """As it is; in an engine host of a slice of several hosts, an address for its workers."""
+        """Checks the real platform; on several hosts, also sets an address for the workers."""
         super().check_and_update_config(vllm_config)
         parallel = vllm_config.parallel_config
         group = parallel.placement_group

@@ -1,4 +1,4 @@
-"""vLLM's way into the simulation: two plug-ins (entry points in `pyproject.toml`).
+"""Plugs the simulation into vLLM: two plug-ins (entry points in `pyproject.toml`).
 
 Both do nothing unless `SLICEWISE_TPU_SIM` is `1`. It has to be set where a process begins: the
 platform is chosen when vLLM is imported.
@@ -28,7 +28,7 @@ _done: set[str] = set()
 
 
 def platform() -> str | None:
-    """The platform's import path, or `None` for vLLM's own choice."""
+    """Returns the platform's import path, or `None` for vLLM's own choice."""
     if os.environ.get(ENABLED_VARIABLE) != "1":
         return None
     try:
@@ -41,7 +41,7 @@ def platform() -> str | None:
 
 
 def prepare_process() -> None:
-    """Replaces in this process what it lacks of a TPU host. Idempotent."""
+    """Replaces in this process the parts of a TPU host that it lacks. Idempotent."""
     if os.environ.get(ENABLED_VARIABLE) != "1" or "process" in _done:
         return
     _done.add("process")
@@ -60,7 +60,7 @@ def prepare_process() -> None:
 
 
 def _before_import() -> None:
-    """What must stand before tpu-inference is imported: it decorates and names at import."""
+    """Sets what must stand before tpu-inference is imported: it decorates and names at import."""
     if "import" in _done:
         return
     _done.add("import")
@@ -75,7 +75,7 @@ def _before_import() -> None:
 
 
 def _join_slice() -> None:
-    """In a worker of an engine of several hosts, one JAX process per host: finds the others."""
+    """Finds the other hosts, in a worker of an engine with one JAX process per host."""
     coordinator = os.environ.get(COORDINATOR_VARIABLE)
     if coordinator is None or not _is_worker():
         return
@@ -94,7 +94,7 @@ def _join_slice() -> None:
 
 
 def _is_worker() -> bool:
-    """Whether this is a worker of the executor on Ray: what has the chips of its host."""
+    """Returns whether this is a worker of the executor on Ray, which has the chips of its host."""
     import ray  # noqa: PLC0415
 
     if not ray.is_initialized():

@@ -1,4 +1,4 @@
-"""What stands in for the TPU, piece by piece, and what is therefore not proven by any run on it.
+"""Lists what replaces the TPU, piece by piece, and so what no run on it proves.
 
 Owns the table and the only way to replace something of another package. Imports none of them. Each
 name that is replaced belongs to a row of the table, so the table is as long as the code.
@@ -14,7 +14,7 @@ ENABLED_VARIABLE: Final = "SLICEWISE_TPU_SIM"
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """One thing that a TPU host has and this machine has not.
+    """The replacement of one thing that a TPU host has and this machine has not.
 
     `names` are the attributes replaced, with the package they belong to.
     """
@@ -111,14 +111,14 @@ REPLACEMENTS: Final = (
 
 
 class ReplacementError(RuntimeError):
-    """The packages are not the versions that this was written for. Compare them with the lock."""
+    """Reports that the packages are not the expected versions. Compare them with the lock."""
 
 
 def claim(replacement: Replacement, full_name: str) -> None:
-    """Says that `full_name` is replaced now.
+    """Records that `full_name` is replaced now.
 
     Raises:
-        ReplacementError: the table says nothing of this name.
+        ReplacementError: the table has no row for this name.
     """
     if full_name not in replacement.names:
         message = f"{full_name} is not in the row {replacement.what!r}: {replacement.names}"
@@ -129,7 +129,7 @@ def replace(replacement: Replacement, owner: Any, name: str, stand_in: object) -
     """Puts `stand_in` in the place of `owner.name`, for this process; `owner`: module or class.
 
     Raises:
-        ReplacementError: the table says nothing of this name.
+        ReplacementError: the table has no row for this name.
     """
     is_class = isinstance(owner, type)
     owner_name = f"{owner.__module__}.{owner.__qualname__}" if is_class else owner.__name__
@@ -138,7 +138,7 @@ def replace(replacement: Replacement, owner: Any, name: str, stand_in: object) -
 
 
 def as_markdown(replacements: Iterable[Replacement] = REPLACEMENTS) -> str:
-    """The table as the documentation shows it."""
+    """Returns the table as the documentation shows it."""
     lines = ["| of a TPU host | here | therefore not proven |", "|---|---|---|"]
     lines += [f"| {each.what} | {each.stand_in} | {each.not_proven} |" for each in replacements]
     return "\n".join(lines)

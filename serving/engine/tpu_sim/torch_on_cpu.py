@@ -1,4 +1,4 @@
-"""What tpu-inference 0.32.0 asks of torch and its neighbours, and the versions of here lack.
+"""Supplies what tpu-inference 0.32.0 asks of torch and its neighbours and these versions lack.
 
 Owns the replacements that must stand before tpu-inference is imported.
 """
@@ -81,7 +81,7 @@ def stand_in_for_tokamax() -> None:
 
 
 class _Refused:
-    """In the place of a class that is only ever named here."""
+    """Stands in for a class that is only ever named here."""
 
     def __init__(self, *_: object, **__: object) -> None:
         _refuse()

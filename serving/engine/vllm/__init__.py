@@ -1,1 +1,1 @@
-"""vLLM as an engine of ours, and what we add to its processes."""
+"""Runs vLLM as an engine of ours, and holds our additions to its processes."""

@@ -1,8 +1,8 @@
-"""vLLM behind the engine protocol: an engine core in its own processes, driven by token requests.
+"""Runs vLLM behind the engine protocol: an engine core in its own processes.
 
-Owns the engine core's life in this host: start, steps, proof of life, end. Does not own the link,
-nor what a request means. The engine core and its workers end with this process, however it ends
-(`watch_host`), and the end of any of them is known here at once.
+Token requests drive it. Owns the engine core's life in this host: start, steps, proof of life, end.
+Does not own the link, nor the meaning of a request. The engine core and its workers end with this
+process, however it ends (`watch_host`), and the end of any of them is known here at once.
 """
 
 import asyncio
@@ -73,10 +73,10 @@ _CALLS = {
 
 
 def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
-    """VLLM's whole configuration of one engine, made to resume requests.
+    """Returns vLLM's whole configuration of one engine, made to resume requests.
 
     Raises:
-        ValueError: vLLM refuses the arguments; its message says why. Nothing was started.
+        ValueError: vLLM refuses the arguments; its message has the reason. Nothing was started.
     """
     args = AsyncEngineArgs(model=model, **engine_args)
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -94,7 +94,7 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
 
 
 class VllmEngine:
-    """One vLLM engine core and its workers. See `Engine` for the contract of each method."""
+    """Holds one vLLM engine core and its workers. See `Engine` for the contract of each method."""
 
     def __init__(self, config: VllmConfig, client: AsyncMPClient) -> None:
         self.on_scheduled: Callable[[str, float], None] | None = None
@@ -142,17 +142,17 @@ class VllmEngine:
 
     @property
     def info(self) -> dict[str, object]:
-        """Facts fixed at start."""
+        """The facts fixed at start."""
         return self._info
 
     @property
     def load(self) -> EngineLoad:
-        """As of the latest step."""
+        """The load as of the latest step."""
         return self._load
 
     @property
     def vitals(self) -> EngineVitals:
-        """What the scheduler told with its steps, added up since the warm-up, and its programs."""
+        """The sums of the scheduler's reports since the warm-up, and the programs."""
         return msgspec.structs.replace(self._meter.vitals(), programs=self._programs)
 
     @property
@@ -161,7 +161,7 @@ class VllmEngine:
         return [process.pid for process in self._processes() if process.pid is not None]
 
     async def submit(self, request: TokenRequest) -> None:
-        """See `Engine.submit`."""
+        """Submits a request; see `Engine.submit`."""
         try:
             engine_request = decode_request(request, self._decoder)
         except (msgspec.DecodeError, TypeError, IndexError) as error:
@@ -174,7 +174,7 @@ class VllmEngine:
             raise EngineDiedError(self._death_reason()) from error
 
     def _check(self, request: TokenRequest, engine_request: EngineCoreRequest) -> None:
-        """Refuses what would end the engine core, which trusts what it is given."""
+        """Refuses requests that would end the engine core, which trusts its input."""
         num_tokens = self._config.model_config.get_vocab_size()
         emitted = request.emitted_token_ids
         if emitted and not (min(emitted) >= 0 and max(emitted) < num_tokens):
@@ -183,11 +183,11 @@ class VllmEngine:
             fit_to_tpu(engine_request.sampling_params)
 
     async def abort(self, request_ids: list[str]) -> None:
-        """See `Engine.abort`."""
+        """Aborts requests; see `Engine.abort`."""
         await self._client.abort_requests_async(request_ids)
 
     async def next_step(self) -> list[TokenOutput]:
-        """See `Engine.next_step`."""
+        """Waits for the next step; see `Engine.next_step`."""
         while True:
             outputs = await self._next_outputs()
             stats = outputs.scheduler_stats
@@ -205,8 +205,9 @@ class VllmEngine:
     def _drop_unasked_aborts(self, outputs: EngineCoreOutputs) -> None:
         """Takes an engine core that aborts requests by itself for one that ends.
 
-        vLLM answers no abort that it was asked for. On SIGTERM and SIGINT it aborts all that it has
-        and says so of each: to pass that on would end streams that another engine can go on with.
+        vLLM answers no abort that it was asked for. On SIGTERM and SIGINT it aborts all its
+        requests
+        and reports each. To pass that on would end streams that another engine can go on with.
         """
         asked = [each for each in outputs.outputs if each.finish_reason != FinishReason.ABORT]
         if len(asked) < len(outputs.outputs):
@@ -214,7 +215,7 @@ class VllmEngine:
             self._report_death("engine core was told to end")
 
     async def call(self, method: str, args: bytes) -> bytes:
-        """See `Engine.call`. `args` and the result are msgpack."""
+        """Runs a rare operation; see `Engine.call`. `args` and the result are msgpack."""
         if method == COMPILATIONS_CALL and self._is_on_tpu:
             self._ensure_alive()
             counts = await self._client.collective_rpc_async(COMPILATIONS_CALL)
@@ -230,7 +231,7 @@ class VllmEngine:
         return msgspec.msgpack.encode(list(result) if isinstance(result, set) else result)
 
     async def check(self, timeout_s: float) -> None:
-        """See `Engine.check`: a call that only a turning engine loop answers."""
+        """Checks the engine by a call that only a turning loop answers; see `Engine.check`."""
         self._ensure_alive()
         try:
             async with asyncio.timeout(timeout_s):
@@ -241,7 +242,7 @@ class VllmEngine:
             raise EngineDiedError(self._death_reason()) from error
 
     async def close(self) -> None:
-        """See `Engine.close`."""
+        """Closes the engine; see `Engine.close`."""
         self._report_death("closed")
         if self._counting is not None:
             self._counting.cancel()
@@ -249,11 +250,13 @@ class VllmEngine:
         await asyncio.to_thread(self._client.shutdown, 0)
 
     async def _warm_up(self) -> None:
-        """Short requests that take the sampler's long way, before anybody waits for an answer.
+        """Sends short requests that take the sampler's long way, before anybody waits for one.
 
-        What is compiled or built on first use is built here, where it is not yet a hung engine. On
-        a TPU as many at once as each bucket of requests has: what tpu-inference converts beside its
-        programs is compiled for each of them.
+        Code that is compiled or built on first use is built here, where the wait is not yet a hung
+        engine.
+        On a TPU it sends as many at once as each bucket of requests has: tpu-inference converts
+        values
+        beside its programs, and that is compiled for each of them.
         """
         sizes: tuple[int, ...] = (1,)
         if self._is_on_tpu:
@@ -295,7 +298,7 @@ class VllmEngine:
 
     @property
     def _is_on_tpu(self) -> bool:
-        """Whether tpu-inference runs it, which makes programs for shapes."""
+        """True if tpu-inference runs it, which makes programs for shapes."""
         return bool(self._config.parallel_config.worker_cls == _TPU_WORKER)
 
     async def _watch_compilations(self) -> None:
@@ -352,7 +355,7 @@ class VllmEngine:
             raise EngineDiedError(self._died.result())
 
     async def _next_outputs(self) -> EngineCoreOutputs:
-        """The next batch of outputs; what came before the engine's death is still delivered."""
+        """Returns the next batch of outputs, also those from before the engine's death."""
         if self._client.outputs_queue.empty():
             self._ensure_alive()
         try:
@@ -366,7 +369,7 @@ class VllmEngine:
         return VitalsMeter(prefix_cache=(0, 0) if has_cache else None)
 
     def _tell_scheduled(self, outputs: EngineCoreOutputs) -> None:
-        """When the engine core began with requests, in its words; its clock is this host's."""
+        """Reports when the engine core began with requests; its clock is this host's."""
         assert self.on_scheduled is not None
         for output in outputs.outputs:
             for event in output.events or ():
@@ -391,7 +394,7 @@ def _launch(config: VllmConfig) -> AsyncMPClient:
 
 
 def _shut_down_unwanted(launch: "asyncio.Task[AsyncMPClient]") -> None:
-    """The start was cancelled but could not be interrupted: stop what came of it, off the loop."""
+    """Stops the result of a cancelled start that could not be interrupted, off the loop."""
     if launch.cancelled() or launch.exception() is not None:
         return
     threading.Thread(target=launch.result().shutdown, args=(0,), daemon=True).start()
@@ -419,7 +422,7 @@ def _count_scheduler(meter: VitalsMeter, stats: SchedulerStats) -> None:
 
 
 def _count(outputs: EngineCoreOutputs) -> StepCount:
-    """One step in numbers, by the rules of vLLM's own `IterationStats`."""
+    """Returns one step in numbers, by the rules of vLLM's own `IterationStats`."""
     step = StepCount()
     for output in outputs.outputs:
         step.generation_tokens += len(output.new_token_ids)

@@ -31,11 +31,13 @@ _GONE = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """The process of an engine host, told from every other process, there and on other hosts.
+    """The process of an engine host, distinguished from all others, there and on other hosts.
 
-    `boot_id` is of the kernel that it runs on, `pid_namespace` the inode of the namespace in which
-    `pid` means it. `start_ticks` (clock ticks after boot) tells it from a later process that was
-    given the same `pid`.
+    `boot_id` is of the kernel that it runs on. `pid_namespace` is the inode of the namespace in
+    which
+    `pid` means it. `start_ticks` (clock ticks after boot) distinguishes it from a later process
+    that
+    was given the same `pid`.
     """
 
     boot_id: str
@@ -45,17 +47,17 @@ class HostProcess:
 
     @classmethod
     def own(cls) -> Self:
-        """This process."""
+        """Returns this process."""
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.stat("/proc/self/ns/pid").st_ino
         return cls(boot_id, namespace, os.getpid(), _start_ticks("self"))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The one that `str` wrote.
+        """Returns the process that `str` wrote as `text`.
 
         Raises:
-            ValueError: it did not.
+            ValueError: `str` did not write it.
         """
         boot_id, namespace, pid, start_ticks = text.split("/")
         return cls(boot_id, int(namespace), int(pid), int(start_ticks))
@@ -64,7 +66,7 @@ class HostProcess:
         return f"{self.boot_id}/{self.pid_namespace}/{self.pid}/{self.start_ticks}"
 
     def is_seen_by(self, other: Self) -> bool:
-        """Whether `pid` means this process to the other one as well."""
+        """Returns whether `pid` means this process to the other one as well."""
         return (self.boot_id, self.pid_namespace) == (other.boot_id, other.pid_namespace)
 
 
@@ -93,7 +95,7 @@ def watch_host() -> None:
 
 
 def _open(host: HostProcess) -> int | None:
-    """A file descriptor of the process; `None` when it is gone."""
+    """Returns a file descriptor of the process; `None` when it is gone."""
     try:
         pidfd = os.pidfd_open(host.pid)
         # Read after it was opened: so it is of the opened process, or of one that came later.
@@ -106,7 +108,7 @@ def _open(host: HostProcess) -> int | None:
 
 
 def _start_ticks(pid: str) -> int:
-    """When a process started; `pid` may be `self`. See proc(5), field 22 of `stat`."""
+    """Returns when a process started; `pid` may be `self`. See proc(5), field 22 of `stat`."""
     stat = Path("/proc", pid, "stat").read_text()
     # The second field is the name of the program in brackets, with anything in it.
     return int(stat.rpartition(")")[2].split()[22 - 3])

@@ -1,11 +1,11 @@
-"""vLLM schedulers that let a request continue where another engine left it.
+"""Lets a request continue where another engine left it, in vLLM's schedulers.
 
 A resumed request is, to vLLM, a preempted one: prompt known, some output known, nothing computed.
-vLLM already recomputes such a request exactly. All that is missing is the output it had emitted
-elsewhere, which is put back here before it is queued, so that token budgets, stop rules, repetition
-checks and block hashes see what they would have seen; its place in the queue, which is before those
-that have not begun; and its grammar, which is advanced over the same tokens once it is compiled.
-What the worker has to know is in `resume_worker`.
+vLLM already recomputes such a request exactly. Three things are missing and added here. The output
+emitted elsewhere is put back before the request is queued, so that token budgets, stop rules,
+repetition checks and block hashes work as if it had never moved. Its place in the queue is before
+those that have not begun. Its grammar is advanced over the same tokens once it is compiled.
+The worker's part is in `resume_worker`.
 """
 
 from vllm.logger import init_logger
@@ -62,19 +62,19 @@ class _Resuming(Scheduler):
 
 
 class ResumingScheduler(_Resuming):
-    """For engines that schedule synchronously (vLLM on CPU)."""
+    """Resumes requests in engines that schedule synchronously (vLLM on CPU)."""
 
 
 class ResumingAsyncScheduler(_Resuming, AsyncScheduler):
-    """For engines that schedule ahead of the device."""
+    """Resumes requests in engines that schedule ahead of the device."""
 
 
 def resuming_scheduler(*, async_scheduling: bool) -> type[Scheduler]:
-    """The class for an engine that schedules so."""
+    """Returns the class for an engine that schedules so."""
     return ResumingAsyncScheduler if async_scheduling else ResumingScheduler
 
 
 def scheduler_path(*, async_scheduling: bool) -> str:
-    """The import path for vLLM's `scheduler_cls`."""
+    """Returns the import path for vLLM's `scheduler_cls`."""
     cls = resuming_scheduler(async_scheduling=async_scheduling)
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,9 +1,9 @@
-"""A vLLM CPU worker that gives a resumed request its emitted tokens back.
+"""Gives a resumed request its emitted tokens back in vLLM's CPU worker.
 
 The scheduler (`resume_scheduler`) sends a resumed request as a new one: prompt only. Here, just
-before the request enters the batch, the emitted tokens become its output again, so that penalties,
-bad words, minimum length, thinking budgets and everything else that looks at output sees what it
-would have seen, and a seeded generator is wound forward past the draws already made.
+before the request enters the batch, the emitted tokens become its output again. So penalties,
+bad words, minimum length, thinking budgets and all other readers of output work as if it had never
+moved, and a seeded generator is wound forward past the draws already made.
 """
 
 from typing import Any
@@ -44,10 +44,10 @@ class _ResumingInputBatch(InputBatch):
 
 
 class ResumingCPUWorker(TellsStages, CPUWorker):
-    """vLLM's CPU worker; its batch is of the kind that restores emitted tokens."""
+    """Runs vLLM's CPU worker with a batch that restores emitted tokens."""
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
-        """One step, with a batch that restores what resumed requests have emitted."""
+        """Runs one step, with a batch that restores the emitted tokens of resumed requests."""
         batch = self.model_runner.input_batch
         # vLLM makes the batch itself, and makes it anew when the KV cache layout changes, with no
         # argument to say of which class. The subclass adds no state, so the instance can change

