@@ -1,1 +1,1 @@
-"""What vLLM on TPU needs to be told for a model on a slice, and whether it fits. Pure."""
+"""Plans vLLM on TPU for a model on a slice: its settings, and whether it fits. Pure."""

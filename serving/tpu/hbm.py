@@ -1,8 +1,8 @@
-"""The memory of one device: weights, key-value cache, and what a step needs beside them.
+"""The memory of one device: weights, key-value cache, and the other needs of a step.
 
 Owns that arithmetic for tpu-inference 0.32.0, whose layouts it follows; the figures are expected
 ones, nothing of it was measured on a TPU. Does not own which sharding is right (`settings`), nor
-what to do when it does not fit (`advice`). Pure.
+the remedy when it does not fit (`advice`). Pure.
 
 tpu-inference gives the cache what `gpu_memory_utilization` leaves of the memory beside the weights
 and measures no step before, so that all activations have to live in the rest. Source:
@@ -34,10 +34,11 @@ _LOGIT_BUFFERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a model is laid over devices. `tensor` counts the shards of an MLP within a stage.
+    """The layout of a model over devices. `tensor` counts the shards of an MLP within a stage.
 
-    Of those, `attention_data` groups each hold the whole attention and their own sequences. Each of
-    `slices` joined slices holds all of that once.
+    Among those shards, `attention_data` groups each hold the whole attention and their own
+    sequences.
+    Each of `slices` joined slices holds all of that once.
     """
 
     tensor: int
@@ -47,13 +48,13 @@ class Sharding:
 
     @property
     def attention_shards(self) -> int:
-        """Parts that the heads of one attention are divided into."""
+        """The number of parts that the heads of one attention are divided into."""
         return max(1, self.tensor // self.attention_data)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequirements:
-    """What is asked of an engine. Lengths are tokens; `utilization` is a share of the memory."""
+    """The requirements of an engine. Lengths are tokens; `utilization` is a share of the memory."""
 
     max_model_len: int
     max_num_seqs: int
@@ -64,10 +65,10 @@ class MemoryRequirements:
 
 @dataclass(frozen=True, slots=True)
 class HbmBudget:
-    """The memory of the fullest device, in bytes, and what its cache holds.
+    """The memory of the fullest device, in bytes, and the size of its cache.
 
-    `cache_bytes` may be negative: then the weights alone are too large. `kv_bytes_per_token` is of
-    one device; `cache_tokens` of the whole engine, `tokens_per_group` of the devices that one
+    A negative `cache_bytes` means that the weights alone are too large. `kv_bytes_per_token` is for
+    one device, `cache_tokens` for the whole engine, and `tokens_per_group` for the devices that one
     sequence is on.
     """
 
@@ -82,22 +83,22 @@ class HbmBudget:
 
     @property
     def tokens_per_group(self) -> int:
-        """Tokens that fit into the cache of one group: the longest that a sequence can get."""
+        """The tokens that fit into one group's cache: the longest that a sequence can get."""
         return max(0, self.cache_bytes) // self.kv_bytes_per_token
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens in all caches of the engine."""
+        """The tokens in all caches of the engine."""
         return self.tokens_per_group * self.cache_groups
 
     @property
     def fits(self) -> bool:
-        """Whether a step has room and one request of the longest kind can run."""
+        """True if a step has room and one request of the longest kind can run."""
         return not self.complaints
 
     @property
     def complaints(self) -> tuple[str, ...]:
-        """What does not fit, with the numbers; empty when everything does."""
+        """The parts that do not fit, with the numbers; empty when everything does."""
         found = []
         if self.cache_bytes <= 0:
             found.append(
@@ -118,19 +119,19 @@ class HbmBudget:
 
 
 def gib(num_bytes: float) -> str:
-    """In GiB, for a reader."""
+    """Returns the bytes in GiB, for a reader."""
     return f"{num_bytes / GIB:.2f} GiB"
 
 
 def usable_hbm_bytes(shape: SliceShape) -> int:
-    """What programs get of one device's memory."""
+    """Returns the bytes of one device's memory that programs get."""
     return shape.hbm_bytes_per_device - _HELD_BACK_BYTES.get(shape.generation, 0)
 
 
 def hbm_budget(
     facts: ModelFacts, shape: SliceShape, sharding: Sharding, requirements: MemoryRequirements
 ) -> HbmBudget:
-    """The budget of the fullest device. `facts` have to be countable."""
+    """Returns the budget of the fullest device. `facts` have to be countable."""
     hbm = usable_hbm_bytes(shape)
     reserve = int(hbm * (1 - requirements.utilization))
     weights = weight_bytes(facts, sharding)
@@ -147,7 +148,7 @@ def hbm_budget(
 
 
 def weight_bytes(facts: ModelFacts, sharding: Sharding) -> int:
-    """Weights on the fullest device.
+    """Returns the bytes of weights on the fullest device.
 
     With more shards than KV heads each shard has one whole head, so that heads are held repeatedly.
     Norms and routers are on every device.
@@ -170,7 +171,7 @@ def weight_bytes(facts: ModelFacts, sharding: Sharding) -> int:
 
 
 def kv_bytes_per_token(facts: ModelFacts, sharding: Sharding, dtype: str) -> int:
-    """Cache of one token on one device, over the layers of its stage, padding included.
+    """Returns the cache bytes of one token on one device, over its stage's layers, with padding.
 
     Raises:
         ValueError: the cache's dtype is not known here.
@@ -191,7 +192,10 @@ def kv_bytes_per_token(facts: ModelFacts, sharding: Sharding, dtype: str) -> int
 def _workspace_bytes(
     facts: ModelFacts, sharding: Sharding, requirements: MemoryRequirements
 ) -> int:
-    """Activations of the largest step on one device: an upper guess, replaced by the first run."""
+    """Returns the bytes of activations of the largest step on one device.
+
+    It is an upper guess, replaced by the first run.
+    """
     itemsize = facts.weights.other_bytes
     qkv = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim / sharding.attention_shards
     mlp = facts.experts_per_token * facts.intermediate_size / sharding.tensor

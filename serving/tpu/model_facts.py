@@ -1,7 +1,7 @@
-"""What a model's `config.json` says about its size: layers, heads, experts, parameters, precision.
+"""Reads a model's size from its `config.json`: layers, heads, experts, parameters, precision.
 
-Owns the reading of that file and the parameter count per part. Does not own what is sharded how
-(`hbm`), nor where the file is. Pure.
+Owns the reading of that file and the parameter count per part. Does not own the sharding of the
+parts (`hbm`), nor where the file is. Pure.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _FP8_BLOCK = 128 * 128
 
 
 class ModelFactsError(ValueError):
-    """The file does not say enough, or the architecture is not known here. No budget then."""
+    """Reports that the file lacks facts, or the architecture is not known here. No budget then."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How weights are stored: bytes of a parameter in linear layers, and in all others.
+    """The storage of weights: bytes of a parameter in linear layers, and in all others.
 
-    `method` is the quantisation by vLLM's name, `None` where there is none. Embeddings, output
+    `method` is the quantisation by vLLM's name, `None` if there is none. Embeddings, output
     head, norms and routers stay in the model's dtype.
     """
 
@@ -39,11 +39,12 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A decoder's shape, in counts of the whole model.
+    """The shape of a decoder, in counts of the whole model.
 
-    `num_experts` of 0 means a dense one, whose `experts_per_token` is 1.
-    `intermediate_size` is of a dense MLP, or of one expert. `is_mla` and `is_multimodal` are known
-    for any architecture; `is_countable` says whether the parameters can be counted from the rest.
+    `num_experts` of 0 means a dense one, which has an `experts_per_token` of 1.
+    `intermediate_size` is that of a dense MLP, or of one expert. `is_mla` and `is_multimodal` are
+    known
+    for any architecture. `is_countable` means that the parameters can be counted from the rest.
     """
 
     architecture: str
@@ -64,12 +65,12 @@ class ModelFacts:
 
     @property
     def is_countable(self) -> bool:
-        """Whether `num_parameters` is known for this architecture."""
+        """True if `num_parameters` is known for this architecture."""
         return self.architecture in _DENSE | _MOE and not self.is_mla
 
     @property
     def q_parameters(self) -> int:
-        """Query and output projections of one layer, with their norms and biases."""
+        """The parameters of a layer's query and output projections, with norms and biases."""
         width = self.num_heads * self.head_dim
         bias = width if self.architecture in _QKV_BIAS else 0
         norm = 2 * self.head_dim if self.architecture in _QK_NORM else 0
@@ -77,28 +78,31 @@ class ModelFacts:
 
     @property
     def kv_parameters_per_head(self) -> int:
-        """Key and value projections of one layer, for one KV head."""
+        """The parameters of one layer's key and value projections, for one KV head."""
         rows = self.hidden_size + (1 if self.architecture in _QKV_BIAS else 0)
         return 2 * rows * self.head_dim
 
     @property
     def mlp_parameters(self) -> int:
-        """The MLP of one layer, or all its experts."""
+        """The parameters of one layer's MLP, or of all its experts."""
         return max(1, self.num_experts) * 3 * self.hidden_size * self.intermediate_size
 
     @property
     def other_parameters(self) -> int:
-        """Norms of one layer and its router: what is on every device."""
+        """The parameters of one layer's norms and router, which are on every device."""
         return 2 * self.hidden_size + self.num_experts * self.hidden_size
 
     @property
     def embedding_parameters(self) -> int:
-        """The token embedding; as much again for the output head, unless they are tied."""
+        """The parameters of the token embedding.
+
+        An output head that is not tied has as many again.
+        """
         return self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, tied ones once."""
+        """The number of all parameters, tied ones once."""
         layer = (
             self.q_parameters
             + self.num_kv_heads * self.kv_parameters_per_head
@@ -110,7 +114,7 @@ class ModelFacts:
 
 
 def model_facts(config: Mapping[str, Any]) -> ModelFacts:
-    """The facts in a parsed `config.json`, as transformers writes it.
+    """Returns the facts in a parsed `config.json`, as transformers writes it.
 
     Raises:
         ModelFactsError: a field is missing or of the wrong kind.
@@ -144,7 +148,7 @@ def model_facts(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def with_quantization(facts: WeightFormat, method: str) -> WeightFormat:
-    """The format once vLLM has quantised weights that are stored as `facts` say.
+    """Returns the format once vLLM has quantised weights that are stored as `facts` describe.
 
     Raises:
         ModelFactsError: the size of that method's weights is not known here.
@@ -179,7 +183,7 @@ def _stored_format(config: Mapping[str, Any], text: Mapping[str, Any]) -> Weight
 
 
 def _quantized_bits(method: str, quantization: Mapping[str, Any]) -> tuple[int, float]:
-    """Bits of a weight, and bytes of scales that go with each."""
+    """Returns the bits of a weight, and the bytes of scales that go with each."""
     if method == "fp8":
         # One float32 scale a block; without blocks one a tensor.
         return 8, 4 / _FP8_BLOCK if quantization.get("weight_block_size") else 0.0

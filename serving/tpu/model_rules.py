@@ -1,4 +1,4 @@
-"""What tpu-inference 0.32.0 cannot load of one model on one sharding, and what would work. Pure.
+"""Finds what tpu-inference 0.32.0 cannot load on one sharding, and what would work. Pure.
 
 Source: `models/jax/`, `models/common/model_loader.py` and `utils.py` of its wheel, and a load that
 failed (`Failed to convert torch weight`, JAX on CPU), read and run 2026-11-21.
@@ -28,19 +28,19 @@ AUTO_TORCH = frozenset(
 
 
 def shards_more_than_heads(facts: ModelFacts, sharding: Sharding) -> bool:
-    """Whether each KV head is held by several shards."""
+    """Returns whether each KV head is held by several shards."""
     return sharding.attention_shards > facts.num_kv_heads
 
 
 def needs_torch_model(facts: ModelFacts, sharding: Sharding) -> bool:
-    """Whether the JAX model exists and cannot be loaded on this sharding."""
+    """Returns whether the JAX model exists and cannot be loaded on this sharding."""
     return facts.architecture in _CANNOT_REPEAT_HEADS and shards_more_than_heads(facts, sharding)
 
 
 def model_problems(
     path: str, requirements: EngineRequirements, facts: ModelFacts, sharding: Sharding
 ) -> Iterator[Problem]:
-    """What this model does not allow. `path` is where the model stands in the configuration."""
+    """Yields the problems of this model. `path` is the model's place in the configuration."""
     yield from _head_problems(path, requirements.shape, facts, sharding)
     impl = requirements.env.get(MODEL_IMPL)
     if impl == "flax_nnx" and needs_torch_model(facts, sharding):
@@ -90,7 +90,7 @@ def _head_problems(
 
 
 def _fewer_shards(shape: SliceShape, facts: ModelFacts) -> str:
-    """Sizes of this slice that divide the heads and repeat none, in words."""
+    """Returns text with the slice's shard counts that divide the heads and repeat none."""
     fitting = [
         f"tensor_parallel_size {tensor} with pipeline_parallel_size {pipeline}"
         for tensor, pipeline in parallelism_choices(shape)

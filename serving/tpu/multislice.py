@@ -1,7 +1,7 @@
-"""Slices joined under one engine over the data-centre network: what their processes are told.
+"""Sets up slices joined under one engine over the data-centre network.
 
-Owns the environment by which libtpu finds the other slices, and how the end of one is told of each.
-Does not own which slices are joined (`claims`), nor what the engine does with them
+Owns the environment by which libtpu finds the other slices, and how the end of one is recorded for
+each. Does not own which slices are joined (`claims`), nor what the engine does with them
 (`serving.tpu.settings`). Pure.
 
 Names of the variables and the port: Ray 2.60 `util/tpu.py` (`get_tpu_coordinator_env_vars`), read
@@ -23,10 +23,10 @@ End = tuple[EndCause, str]
 
 
 def multislice_environment(slices: Sequence[Slice]) -> dict[str, str]:
-    """What every process of an engine over `slices` is told; nothing for a single slice.
+    """Returns the variables for every process of an engine over `slices`; none for a single slice.
 
     The slices are numbered in their order; the first host of the first is where they meet. One
-    environment goes to all workers, so it says of every host which slice it is of.
+    environment goes to all workers, so it has the slice of every host.
     """
     if len(slices) == 1:
         return {}
@@ -40,10 +40,10 @@ def multislice_environment(slices: Sequence[Slice]) -> dict[str, str]:
 
 
 def own_environment(environment: Mapping[str, str], node_id: str) -> dict[str, str]:
-    """What one worker adds to it: which slice its host is of. Nothing for a single slice.
+    """Returns the variables that one worker adds: its host's slice. None for a single slice.
 
     Raises:
-        KeyError: its host is of none of the slices: it was not placed by their reservation.
+        KeyError: its host is in none of the slices: it was not placed by their reservation.
     """
     told = environment.get(SLICE_IDS_VARIABLE)
     if told is None:
@@ -54,10 +54,10 @@ def own_environment(environment: Mapping[str, str], node_id: str) -> dict[str, s
 def multislice_ends(
     names: Sequence[str], own: Mapping[int, End], cause: EndCause, reason: str
 ) -> tuple[End, ...]:
-    """How each slice's life ends when the engine leaves all of them for `cause` and `reason`.
+    """Returns how each slice's life ends when the engine leaves all for `cause` and `reason`.
 
     `own` are the slices that have an end of their own, by their place. The others are whole: they
-    are given back. A slice alone, and slices of which none is to blame, end as the engine does.
+    are given back. A slice alone ends as the engine does, and so do slices if none is to blame.
     """
     if len(names) == 1 or not own:
         return tuple((cause, reason) for _ in names)

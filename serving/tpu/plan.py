@@ -1,4 +1,4 @@
-"""One engine on TPU, planned: its settings, its memory, and what would fit where it does not.
+"""Plans one engine on TPU: its settings, its memory, and what would fit if it does not.
 
 Owns the order: refuse, set, count, advise. Advice is never a guess: each way out was planned and
 counted by the same code before it is named. Pure.
@@ -22,9 +22,10 @@ _OF_THE_SHAPE = ("tensor_parallel_size", "pipeline_parallel_size")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Settings and memory of one engine.
+    """The settings and memory of one engine.
 
-    `budget` is `None` where it cannot be counted, and `uncounted` then says why. `advice` are ways
+    `budget` is `None` if it cannot be counted, and `uncounted` then has the reason. `advice` are
+    ways
     in which it would fit, best first; empty when it does, and when nothing was found.
     """
 
@@ -36,17 +37,18 @@ class EnginePlan:
 
     @property
     def can_start(self) -> bool:
-        """False if the engine is known not to fit."""
+        """True unless the engine is known not to fit."""
         return self.budget is None or self.budget.fits
 
 
 def plan_engine(
     requirements: EngineRequirements, facts: ModelFacts | None, path: str = "model"
 ) -> EnginePlan:
-    """The plan of one engine; `path` names the model in a refusal.
+    """Returns the plan of one engine; `path` names the model in a refusal.
 
     Raises:
-        ConfigError: tpu-inference would reject this or load it wrongly; says what would work.
+        ConfigError: tpu-inference would reject this or load it wrongly. The message names what
+    works.
     """
     settings = engine_settings(requirements, facts, path)
     if facts is None:
@@ -65,7 +67,8 @@ def ensure_fits(plan: EnginePlan) -> None:
     """Refuses an engine that is known not to fit.
 
     Raises:
-        ValueError: it does not; says what would. Change the configuration, do not retry.
+        ValueError: it does not; the message names what would. Change the configuration, do not
+    retry.
     """
     if plan.can_start or plan.budget is None:
         return
@@ -77,7 +80,7 @@ def ensure_fits(plan: EnginePlan) -> None:
 
 
 def slice_words(requirements: EngineRequirements) -> str:
-    """The slices of an engine, in words."""
+    """Returns the slices of an engine as text."""
     kind = f"{requirements.shape.generation} {requirements.shape.topology}"
     return kind if requirements.num_slices == 1 else f"{requirements.num_slices} x {kind}"
 
@@ -96,7 +99,7 @@ def _budget(
 def _ways_out(
     requirements: EngineRequirements, facts: ModelFacts, budget: HbmBudget
 ) -> Iterator[str]:
-    """What would fit: less of it, smaller numbers, or a larger slice."""
+    """Yields what would fit: less of it, smaller numbers, or a larger slice."""
     shorter = budget.tokens_per_group // _LENGTH_STEP * _LENGTH_STEP
     if shorter and _would_fit(_with(requirements, max_model_len=shorter), facts):
         yield f"max_model_len {shorter}"
@@ -127,7 +130,7 @@ def _ways_out(
 def _fitting_stages(
     requirements: EngineRequirements, shape: SliceShape, facts: ModelFacts
 ) -> int | None:
-    """The fewest pipeline stages with which it fits on a larger slice; `None` if it does not."""
+    """Returns the fewest pipeline stages that fit on a larger slice; `None` if it does not fit."""
     if shape.num_chips <= requirements.shape.num_chips:
         return None
     args = {name: value for name, value in requirements.args.items() if name not in _OF_THE_SHAPE}

@@ -1,4 +1,7 @@
-"""What a configuration asks of one engine on TPU, and how its arguments are read. Values only."""
+"""Defines a configuration's requirements of one engine on TPU, and reads its arguments.
+
+Values only.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +13,13 @@ Args = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequirements:
-    """One engine: its model's name, its slices, and what the configuration sets by hand.
+    """The requirements of one engine: its model's name, its slices, and what is set by hand.
 
     It owns `num_slices` of `shape`; more than one are joined over the data-centre network.
 
     `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
     processes. `compile_cache` is the folder on each host below which compiled programs are kept,
-    `None` where they are not kept.
+    `None` if they are not kept.
     """
 
     model: str
@@ -28,33 +31,33 @@ class EngineRequirements:
 
     @property
     def strategy(self) -> Args:
-        """`sharding.sharding_strategy` of `additional_config`; empty when not given."""
+        """The `sharding.sharding_strategy` of `additional_config`; empty when not given."""
         sharding = section(section(self.args, "additional_config"), "sharding")
         return section(sharding, "sharding_strategy")
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of all its slices, each with one worker."""
+        """The number of hosts of all its slices, each with one worker."""
         return self.num_slices * self.shape.num_hosts
 
     @property
     def has_lora(self) -> bool:
-        """Whether adapters may be loaded."""
+        """True if adapters may be loaded."""
         return self.args.get("enable_lora") is True
 
 
 def section(args: Args, name: str) -> Args:
-    """A nested mapping; an empty one in place of anything else."""
+    """Returns a nested mapping; an empty one in place of anything else."""
     value = args.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def count(args: Args, name: str) -> int | None:
-    """An argument that is an integer; `None` when it is not given or something else."""
+    """Returns an argument that is an integer; `None` when it is not given or something else."""
     value = args.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def is_on(env: Mapping[str, str], name: str) -> bool:
-    """Whether a variable is set as tpu-inference reads a switch."""
+    """Returns whether a variable is set, as tpu-inference reads a switch."""
     return env.get(name, "").lower() in ("1", "true")

@@ -1,10 +1,10 @@
-"""What tpu-inference 0.32.0 rejects or loads wrongly, said before anything starts.
+"""Refuses what tpu-inference 0.32.0 rejects or loads wrongly, before anything starts.
 
 Owns these rules as far as they follow from the configuration alone; those that need the model's
-`config.json` are in `model_rules`. Does not own what follows from a configuration that is allowed
+`config.json` are in `model_rules`. Does not own the effects of a configuration that is allowed
 (`settings`). Pure.
 
-Source of every rule, unless it says otherwise: the wheels of tpu-inference and vllm-tpu 0.32.0
+Source of every rule, unless it names another: the wheels of tpu-inference and vllm-tpu 0.32.0
 (`platforms/tpu_platform.py`, `layers/common/sharding.py`, `envs.py`), read 2026-11-21.
 """
 
@@ -47,7 +47,7 @@ _SPECULATIVE = ("ngram", "dflash", "dspark", "eagle", "eagle3", "mtp")
 
 
 def argument_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
-    """What cannot work on any model. `path` is where the model stands in the configuration."""
+    """Yields problems that every model has. `path` is the model's place in the configuration."""
     yield from _owned_env_problems(f"{path}.engine_env", requirements)
     yield from _data_parallel_problems(path, requirements)
     yield from _joined_problems(path, requirements)
@@ -72,7 +72,7 @@ def _owned_env_problems(path: str, requirements: EngineRequirements) -> Iterator
 
 
 def _data_parallel_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
-    """LoRA on more than one copy of an attention, and copies that do not divide."""
+    """Yields problems of LoRA on several attention copies, and of copies that do not divide."""
     strategy = requirements.strategy
     groups = count(strategy, "attn_dp_size")
     is_attention_data = strategy.get("enable_dp_attention") is True
@@ -105,7 +105,10 @@ def _data_parallel_problems(path: str, requirements: EngineRequirements) -> Iter
 
 
 def _joined_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
-    """What cannot be spread over joined slices: each holds the whole model and its own requests."""
+    """Yields what cannot be spread over joined slices.
+
+    Each slice holds the whole model and its own requests.
+    """
     if requirements.num_slices == 1:
         return
     joined = f"{requirements.num_slices} joined slices"
@@ -173,7 +176,7 @@ def _context_parallel_problems(path: str, requirements: EngineRequirements) -> I
 
 
 def _feature_problems(path: str, args: Args) -> Iterator[Problem]:
-    """Single arguments, and values of them, that TPUs do not have."""
+    """Yields single arguments, and values of them, that TPUs do not have."""
     if args.get("enable_sleep_mode") is True:
         allowed = "allowed: false; an engine that is not needed is scaled away"
         yield Problem(f"{path}.enable_sleep_mode", "a TPU engine cannot sleep", allowed, "true")

@@ -1,9 +1,9 @@
-"""What a slice and a model turn into: vLLM's arguments and environment, each with its reason.
+"""Turns a slice and a model into vLLM's arguments and environment, each with its reason.
 
 Owns that translation for vllm-tpu and tpu-inference 0.32.0. Does not own what is refused (`rules`,
-`model_rules`), nor whether it fits (`hbm`). Pure: the same wish gives the same settings.
+`model_rules`), nor whether it fits (`hbm`). Pure: the same requirements give the same settings.
 
-What the configuration sets by hand is kept, with "set by hand" as its reason.
+Values that the configuration sets by hand are kept, with "set by hand" as their reason.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ _MIN_TOKEN_BUCKET, _MIN_REQUEST_BUCKET = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One argument or variable, and why it has this value."""
+    """The value of one argument or variable, and its reason."""
 
     name: str
     value: object
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Everything that one engine on TPU is started with.
+    """The settings that one engine on TPU is started with.
 
     `token_buckets` and `request_buckets` are the sizes of a step that warm-up compiles programs
     for, per copy of the attention. `notes` are what an operator should know; none stops a start.
@@ -68,7 +68,7 @@ class EngineSettings:
 
     @property
     def engine_args(self) -> dict[str, object]:
-        """VLLM's engine arguments by their Python names."""
+        """The engine arguments of vLLM by their Python names."""
         return {setting.name: setting.value for setting in self.args}
 
     @property
@@ -80,12 +80,13 @@ class EngineSettings:
 def engine_settings(
     requirements: EngineRequirements, facts: ModelFacts | None, path: str = "model"
 ) -> EngineSettings:
-    """The settings of one engine; `path` names the model in a refusal.
+    """Returns the settings of one engine; `path` names the model in a refusal.
 
-    `facts` of `None` (no `config.json` at hand) leaves out what depends on the model.
+    `facts` of `None` (no `config.json` at hand) leaves out the settings that depend on the model.
 
     Raises:
-        ConfigError: tpu-inference would reject this or load it wrongly; says what would work.
+        ConfigError: tpu-inference would reject this or load it wrongly. The message names what
+    works.
     """
     sharding = sharding_of(requirements, facts)
     problems = list(argument_problems(path, requirements))
@@ -109,7 +110,7 @@ def engine_settings(
 
 
 def sharding_of(requirements: EngineRequirements, facts: ModelFacts | None) -> Sharding:
-    """How the model is laid over the devices of its slice."""
+    """Returns how the model is laid over the devices of its slice."""
     shape, args, strategy = requirements.shape, requirements.args, requirements.strategy
     stages = count(args, _PIPELINE) or 1
     tensor = count(strategy, "tensor_parallelism") or count(args, _TENSOR)
@@ -121,7 +122,7 @@ def sharding_of(requirements: EngineRequirements, facts: ModelFacts | None) -> S
 
 
 def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[int, ...]:
-    """The token counts that steps are padded to: doubling, then by the gap where one is set."""
+    """Returns the token counts that steps are padded to: doubling, then by the gap if set."""
     least = int(env.get("MIN_TOKEN_BUCKET", _MIN_TOKEN_BUCKET))
     gap = int(env.get("VLLM_TPU_BUCKET_PADDING_GAP", 0))
     last = -(-max_num_batched_tokens // least) * least
@@ -133,7 +134,7 @@ def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[
 
 
 def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """The request counts that steps are padded to: doubling, and the most there can be."""
+    """Returns the request counts that steps are padded to: doubling, and the most there can be."""
     most = max(max_num_seqs, _MIN_REQUEST_BUCKET)
     sizes, size = {most}, _MIN_REQUEST_BUCKET
     while size < most:
@@ -200,7 +201,7 @@ def _args(
 
 
 def _with_attention_data(requirements: EngineRequirements) -> dict[str, object]:
-    """`additional_config` as given, with attention data parallelism on."""
+    """Returns `additional_config` as given, with attention data parallelism on."""
     given = section(requirements.args, "additional_config")
     sharding = section(given, "sharding")
     strategy = dict(requirements.strategy) | {"enable_dp_attention": True}
@@ -235,7 +236,7 @@ def _env(
 def _model_env(
     requirements: EngineRequirements, facts: ModelFacts | None, sharding: Sharding
 ) -> Iterator[Setting]:
-    """Which code the model is made of, and which mesh it is laid on."""
+    """Yields which code the model is made of, and which mesh it is laid on."""
     if requirements.has_lora:
         yield Setting(MODEL_IMPL, "vllm", "LoRA layers exist in the torch models only")
     elif facts is not None and needs_torch_model(facts, sharding):
@@ -280,7 +281,10 @@ def _cache_env(folder: str) -> Iterator[Setting]:
 
 
 def _by_hand_or(given: Mapping[str, object], chosen: Iterator[Setting]) -> Iterator[Setting]:
-    """What was given first stays; a chosen mapping has what was given in it already."""
+    """Yields the given settings, then the chosen ones.
+
+    A value that was given first stays; a chosen mapping has the given one in it already.
+    """
     settings = list(chosen)
     merged = {setting.name for setting in settings if isinstance(setting.value, Mapping)}
     for name, value in given.items():
@@ -310,7 +314,7 @@ def _tensor_for(shape: SliceShape, stages: int) -> int:
 
 
 def _derived_groups(tensor: int, facts: ModelFacts | None) -> int:
-    """The groups tpu-inference makes when no number is given: as many as repeat no KV head.
+    """Returns the groups tpu-inference makes if no number is given: as many as repeat no KV head.
 
     It counts keys and values of a head as two rows of 16 bits in a word. Source: its
     `layers/common/sharding.py`, read 2026-11-21.
