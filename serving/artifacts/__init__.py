@@ -1,1 +1,1 @@
-"""Files that engines load or leave behind: weights, compiled programs, and the stores of both."""
+"""Holds files that engines load or leave behind: weights, compiled programs, and their stores."""

@@ -1,7 +1,7 @@
-"""Where a model's `config.json` is read from, without an engine and without a network.
+"""Finds a model's `config.json` without an engine and without a network.
 
-Owns the search: the model's own folder, what a Hugging Face cache of this machine has, and files of
-facts that lie beside a serve config. Does not own what is in it (`serving.tpu.model_facts`).
+Owns the search: the model's own folder, the Hugging Face cache of this machine, and files of
+facts that lie beside a serve config. Does not own the file's contents (`serving.tpu.model_facts`).
 """
 
 import json
@@ -13,16 +13,19 @@ from serving.artifacts.model_source import resolve_source
 
 
 class ModelConfigUnreadableError(ValueError):
-    """A file that should hold a model's configuration does not. Correct or remove it."""
+    """Reports a file that should hold a model's configuration and does not.
+
+    Correct or remove it.
+    """
 
 
 def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[str, Any] | None:
-    """The parsed `config.json` of a model folder or Hugging Face id; `None` if it is not at hand.
+    """Returns a model's parsed `config.json`, by folder or Hugging Face id; `None` if not at hand.
 
     A file of facts is JSON with the fields `repository`, the id it is for, and `config`.
 
     Raises:
-        ModelConfigUnreadableError: a file that was found is not JSON, or has not those fields.
+        ModelConfigUnreadableError: a file that was found is not JSON, or lacks those fields.
     """
     own = Path(resolve_source(source)) / "config.json"
     if own.is_file():
@@ -39,7 +42,7 @@ def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[s
 
 
 def _in_huggingface_cache(source: str) -> Path | None:
-    """The file in the local cache; an address such as `gs://` is in none."""
+    """Returns the file in the local cache; an address such as `gs://` is in none."""
     # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415

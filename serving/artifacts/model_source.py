@@ -1,4 +1,4 @@
-"""Where a model's or an adapter's files are. A leaf: gateway and engine both need it."""
+"""Finds a model's or an adapter's files. A leaf: gateway and engine both need it."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 def resolve_file(name: str) -> Path:
-    """A file named in the configuration, looked for as `resolve_source` looks for folders."""
+    """Returns a file named in the configuration, found as `resolve_source` finds folders."""
     for base in (Path.cwd(), _PROJECT_ROOT):
         if (base / name).is_file():
             return base / name
@@ -14,9 +14,9 @@ def resolve_file(name: str) -> Path:
 
 
 def resolve_source(source: str) -> str:
-    """A model or adapter folder as an absolute path, or a Hugging Face id as it stands.
+    """Returns a model or adapter folder as an absolute path, or a Hugging Face id as it stands.
 
-    A relative folder is looked for in the working directory, then beside the `serving` package:
+    A relative folder is searched in the working directory, then beside the `serving` package:
     Ray's processes need not start where `serve_config.yaml` lies.
     """
     for base in (Path.cwd(), _PROJECT_ROOT):

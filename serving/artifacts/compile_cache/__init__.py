@@ -1,1 +1,1 @@
-"""Compiled programs of an engine, kept in a store and shared by all slices that can use them."""
+"""Keeps an engine's compiled programs in a store, shared by all slices that can use them."""

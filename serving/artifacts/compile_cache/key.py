@@ -1,9 +1,9 @@
-"""Which engines share compiled programs: one digest of everything that makes a program what it is.
+"""Decides which engines share compiled programs, by one digest of all that changes a program.
 
 Owns the parts and the digest. Does not own where the parts come from, nor the store's layout
 (`layout`). Pure.
 
-The key decides what is fetched together and never what is run: JAX looks a program up by a key of
+The key decides what is fetched together and never what is run: JAX finds a program by a key of
 its own, over the program itself, the devices and the compiler. A part too many costs a compilation,
 a part too few costs bytes; neither can make an engine run a wrong program.
 """
@@ -98,10 +98,11 @@ _OF_THE_WEIGHTS = ("source", "revision")
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """What an engine's programs depend on.
+    """The facts that an engine's programs depend on.
 
     `revision` is a fingerprint of the weights and `config` of the model's `config.json`; `None`
-    where it is not known. `versions` are packages by name. `args` are vLLM's engine arguments, as
+    means that it is not known. `versions` are packages by name. `args` are vLLM's engine arguments,
+    as
     they are started with, and `env` the variables of the engine's processes, all of them.
     """
 
@@ -119,18 +120,18 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class CacheKey:
-    """A digest and the parts that it is of, which are written beside the programs."""
+    """The digest of an engine's programs and its parts, which are written beside the programs."""
 
     parts: Mapping[str, JsonValue]
 
     @cached_property
     def digest(self) -> str:
-        """128 bits, in hexadecimal."""
+        """The digest of 128 bits, in hexadecimal."""
         return _digest(self.parts)
 
     @cached_property
     def family(self) -> str:
-        """The digest without the weights: of all revisions of one architecture, set up alike."""
+        """The digest without the weights, for all revisions of one architecture set up alike."""
         return _digest({n: value for n, value in self.parts.items() if n not in _OF_THE_WEIGHTS})
 
     @property
@@ -140,7 +141,10 @@ class CacheKey:
 
 
 def cache_key(facts: ProgramFacts) -> CacheKey:
-    """The key of an engine. Neither the order of arguments nor what no program sees changes it."""
+    """Returns an engine's key.
+
+    The order of arguments and values no program uses do not change it.
+    """
     return CacheKey(
         {
             "format": KEY_FORMAT,
@@ -159,7 +163,7 @@ def cache_key(facts: ProgramFacts) -> CacheKey:
 
 
 def changes_programs(variable: str) -> bool:
-    """Whether an environment variable is known to change what is compiled."""
+    """Returns whether an environment variable is known to change what is compiled."""
     if variable.startswith(_OUTSIDE_PREFIXES):
         return False
     return variable in _PROGRAM_VARIABLES or variable.startswith(_PROGRAM_PREFIXES)

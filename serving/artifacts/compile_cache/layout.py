@@ -1,4 +1,4 @@
-"""Where things lie in a store of compiled programs, and what a manifest says. Pure.
+"""The layout of a store of compiled programs, and the contents of a manifest. Pure.
 
     v1/blobs/DI/DIGEST                       one program, named by the SHA-256 of its bytes
     v1/keys/FAMILY/KEY/key.json              the parts of the key
@@ -27,11 +27,11 @@ ENTRY_SUFFIX = "-cache"
 
 
 class DamagedManifestError(ValueError):
-    """A manifest that is not one. What it named counts as not there."""
+    """Reports an invalid manifest. The programs it named count as missing."""
 
 
 class ProgramEntry(BaseModel):
-    """One program: JAX's name of its file, and the bytes that belong there."""
+    """The entry of one program: JAX's name of its file, and the bytes that belong there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -42,7 +42,7 @@ class ProgramEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What one writer added at one time. `written_at_s` is wall-clock time by its clock."""
+    """The programs one writer added at one time. `written_at_s` is wall-clock time by its clock."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -54,34 +54,34 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Where one key's objects lie."""
+    """The place of one key's objects."""
 
     family: str
     digest: str
 
     @classmethod
     def of(cls, key: CacheKey) -> "KeyPlace":
-        """The place of `key`."""
+        """Returns the place of `key`."""
         return cls(key.family, key.digest)
 
     @property
     def family_folder(self) -> str:
-        """Below it are all keys of the family."""
+        """The folder of all keys of the family."""
         return f"{KEYS}/{self.family}"
 
     @property
     def folder(self) -> str:
-        """Below it is everything of the key but its blobs."""
+        """The folder of everything of the key but its blobs."""
         return f"{self.family_folder}/{self.digest}"
 
     @property
     def record(self) -> str:
-        """The parts of the key."""
+        """The name of the object with the parts of the key."""
         return f"{self.folder}/key.json"
 
     @property
     def used(self) -> str:
-        """An empty object, written when an engine pulls."""
+        """The name of an empty object, written when an engine pulls."""
         return f"{self.folder}/used"
 
     @property
@@ -91,28 +91,28 @@ class KeyPlace:
 
 
 def place_in(name: str) -> KeyPlace | None:
-    """The key that an object below `KEYS` belongs to; `None` if it is none of ours."""
+    """Returns the key that an object below `KEYS` belongs to; `None` if it is none of ours."""
     parts = name.split("/")
     return KeyPlace(parts[2], parts[3]) if len(parts) > 4 and name.startswith(KEYS) else None
 
 
 def is_manifest(name: str) -> bool:
-    """Whether an object is a manifest, by its name."""
+    """Returns whether an object is a manifest, by its name."""
     return "/manifests/" in name and name.endswith(".json")
 
 
 def blob_name(digest: str) -> str:
-    """Where the bytes with this SHA-256 lie."""
+    """Returns the name of the blob with this SHA-256."""
     return f"{BLOBS}/{digest[:2]}/{digest}"
 
 
 def content_digest(data: bytes) -> str:
-    """SHA-256, in hexadecimal."""
+    """Returns the SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """A manifest from its bytes.
+    """Returns a manifest from its bytes.
 
     Raises:
         DamagedManifestError: they are none.
@@ -124,7 +124,7 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 def union(manifests: Iterable[Manifest]) -> dict[str, tuple[ProgramEntry, ...]]:
-    """For each program its different bytes, those of the newest manifest first."""
+    """Returns for each program its different bytes, those of the newest manifest first."""
     found: dict[str, dict[str, ProgramEntry]] = {}
     for manifest in sorted(manifests, key=lambda m: (-m.written_at_s, m.writer)):
         for entry in manifest.entries:
@@ -133,5 +133,5 @@ def union(manifests: Iterable[Manifest]) -> dict[str, tuple[ProgramEntry, ...]]:
 
 
 def digests(known: Mapping[str, tuple[ProgramEntry, ...]]) -> set[str]:
-    """All blobs that a union names."""
+    """Returns all blobs that a union names."""
     return {entry.digest for entries in known.values() for entry in entries}

@@ -1,9 +1,8 @@
-"""JAX's own files of compiled programs on one host.
+"""Reads, writes and checks JAX's own files of compiled programs on one host.
 
-Owns reading, writing and checking them. JAX writes a file in place and never again over one that
-is there (jax 0.10.2 `lru_cache.py`, read 2026-11-22): a file cut short by a kill would make each
-later start compile that program anew, for ever. So what is not whole is removed before an engine
-starts, and never leaves this host.
+JAX writes a file in place and never again over one that is there (jax 0.10.2 `lru_cache.py`, read
+2026-11-22): a file cut short by a kill would make each later start compile that program again, for
+ever. So a file that is not whole is removed before an engine starts, and never leaves this host.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ class LocalFolder:
         self.path = path
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each program's file, by JAX's name of it."""
+        """Returns the bytes of each program's file, by JAX's name of it."""
         sizes = {}
         if self.path.is_dir():
             for path in self.path.iterdir():
@@ -44,7 +43,7 @@ class LocalFolder:
         return sizes
 
     def read(self, name: str) -> bytes | None:
-        """The file; `None` if it is gone."""
+        """Returns the file; `None` if it is gone."""
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
@@ -66,7 +65,7 @@ class LocalFolder:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether the bytes are a whole compressed stream, as JAX writes it. Pure.
+    """Returns whether the bytes are a whole compressed stream, as JAX writes it. Pure.
 
     A stream of a kind that this host cannot read is not: JAX here could not read it either.
     """

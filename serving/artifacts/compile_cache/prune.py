@@ -1,7 +1,7 @@
-"""What a store of compiled programs holds, and what of it may go.
+"""Decides what may go from a store of compiled programs, and deletes it.
 
 Owns the choice, which is pure, and carrying it out. Deleting is safe beside engines that pull and
-push: whatever is missed is compiled and pushed again.
+push: a missing program is compiled and pushed again.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ GRACE_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """One key: its blobs, its own objects, and the wall-clock time of its latest pull or push."""
+    """The use of one key: its blobs, its objects, and the wall time of its latest pull or push."""
 
     place: KeyPlace
     used_at_s: float
@@ -28,32 +28,32 @@ class KeyUse:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A store at one time. `blobs` are by digest."""
+    """The contents of a store at one time. `blobs` are by digest."""
 
     keys: tuple[KeyUse, ...]
     blobs: dict[str, StoredObject]
 
     @property
     def num_bytes(self) -> int:
-        """Of all blobs."""
+        """The bytes of all blobs."""
         return sum(blob.num_bytes for blob in self.blobs.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Keys and blobs that go, and what they free."""
+    """The keys and blobs that go, and the bytes that they free."""
 
     keys: tuple[KeyUse, ...]
     blobs: tuple[StoredObject, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the blobs that go."""
+        """The bytes of the blobs that go."""
         return sum(blob.num_bytes for blob in self.blobs)
 
 
 def read_holding(store: ObjectStore) -> Holding:
-    """All keys, the one used last first, and all blobs.
+    """Returns all keys, the one used last first, and all blobs.
 
     Raises:
         StoreError: the store does not answer.
@@ -83,10 +83,10 @@ def read_holding(store: ObjectStore) -> Holding:
 def plan_pruning(
     holding: Holding, now_s: float, unused_s: float | None, max_bytes: int | None
 ) -> Pruning:
-    """Which keys go: those unused for `unused_s`, then the longest unused until `max_bytes` hold.
+    """Chooses the keys that go: those unused for `unused_s`, then the oldest beyond `max_bytes`.
 
-    `None` is no such bound. The key used last always stays. Blobs go that no key names any more,
-    once they are `GRACE_S` old. Pure.
+    The longest unused keys go until `max_bytes` hold. `None` means no such bound. The key used last
+    always stays. Blobs that no key names any more go, once they are `GRACE_S` old. Pure.
     """
     kept = list(holding.keys)
     gone: list[KeyUse] = []
@@ -106,7 +106,7 @@ def plan_pruning(
 
 
 def carry_out(store: ObjectStore, pruning: Pruning) -> None:
-    """Deletes keys, then blobs: one that is cut short leaves bytes that nothing names.
+    """Deletes keys, then blobs, so that an interruption leaves only bytes that nothing names.
 
     Raises:
         StoreError: not all of it was deleted. Do it again.

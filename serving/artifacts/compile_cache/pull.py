@@ -1,7 +1,7 @@
 """Brings the programs of one key from the store to a host, before its engine starts.
 
-Owns the order and the bounds: whatever the store does, the pull ends within its budget and what it
-leaves on the disk is right. Does not own what happens next: an engine compiles what is missing.
+Owns the order and the bounds: whatever the store does, the pull ends within its budget and leaves
+only right bytes on the disk. Does not own what happens next: an engine compiles what is missing.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ Known = Mapping[str, tuple[ProgramEntry, ...]]
 
 @dataclass(slots=True)
 class _Fetched:
-    """What came of one program."""
+    """The result of fetching one program."""
 
     num_bytes: int = 0
     has_come: bool = False
@@ -50,9 +50,9 @@ class _Fetched:
 def pull(
     store: ObjectStore, place: KeyPlace, folder: LocalFolder, budget_s: float, clock: Clock
 ) -> PullReport:
-    """Makes `folder` hold what the store has for `place`, as far as `budget_s` seconds go.
+    """Fills `folder` with the store's programs for `place`, as far as `budget_s` seconds go.
 
-    Largest programs first: they are the ones that take longest to compile. `clock` is monotonic.
+    Largest programs come first, because they take longest to compile. `clock` is monotonic.
     A key without programs is filled from the newest other one of its family. Files of this host
     that are not whole are removed, whatever else happens.
 
@@ -106,7 +106,7 @@ def pull(
 def read_known(
     store: ObjectStore, listed: Iterable[StoredObject]
 ) -> dict[str, tuple[ProgramEntry, ...]]:
-    """The union of the manifests among `listed`; one that is damaged or gone names nothing.
+    """Returns the union of the manifests in `listed`; a damaged or missing one names nothing.
 
     Raises:
         StoreError: the store does not answer.
@@ -120,7 +120,7 @@ def read_known(
 
 
 def _find(store: ObjectStore, place: KeyPlace) -> tuple[Known, str | None]:
-    """What the key has, or its newest relative, with the relative's digest."""
+    """Returns the programs of the key, or of its newest relative with the relative's digest."""
     listed = store.list(place.family_folder)
     by_place: dict[KeyPlace, list[StoredObject]] = {}
     for stored in listed:
@@ -141,7 +141,7 @@ def _find(store: ObjectStore, place: KeyPlace) -> tuple[Known, str | None]:
 
 
 def _drop_broken(folder: LocalFolder) -> int:
-    """Removes what an engine left half-written when it was killed; how many files."""
+    """Removes files that a killed engine left half-written; returns how many."""
     num_dropped = 0
     for name in folder.sizes():
         data = folder.read(name)
@@ -152,7 +152,7 @@ def _drop_broken(folder: LocalFolder) -> int:
 
 
 def _missing(folder: LocalFolder, known: Known) -> dict[str, tuple[ProgramEntry, ...]]:
-    """The programs of `known` that are not here as the store has them, the largest first."""
+    """Returns the programs of `known` that differ here or are missing, the largest first."""
     wanted = {}
     sizes = folder.sizes()
     for name, entries in known.items():
@@ -172,7 +172,7 @@ def _fetch_all(
     clock: Clock,
     errors: list[str],
 ) -> list[_Fetched]:
-    """What came of each; `errors` is filled with what the store said in the place of bytes."""
+    """Returns the result of each fetch; `errors` gets the store's errors."""
 
     def fetch(entries: tuple[ProgramEntry, ...]) -> _Fetched:
         # What one fetch finds out about the store the others need not find out again.
@@ -195,7 +195,7 @@ def _fetch_all(
 
 
 def _fetch(store: ObjectStore, folder: LocalFolder, entries: tuple[ProgramEntry, ...]) -> _Fetched:
-    """Writes the first of `entries` whose bytes are what they should be.
+    """Writes the first of `entries` with the right bytes.
 
     Raises:
         StoreError: the store does not answer.

@@ -2,7 +2,7 @@
 
 Owns the order that makes it safe: first the bytes, each under its own digest, and last one manifest
 under a name that nobody else has. A push that ends in the middle leaves bytes that no manifest
-names (`prune` removes them), and never a manifest that names bytes which are not there.
+names (`prune` removes them), and never a manifest that names missing bytes.
 """
 
 import uuid
@@ -25,7 +25,7 @@ from serving.artifacts.object_store.store import ObjectStore, StoreError
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who pushes, for a reader of manifests, and the two clocks that it goes by."""
+    """The writer of a push, named for readers of manifests, and the two clocks that it goes by."""
 
     name: str
     wall_clock: Callable[[], float]
@@ -42,9 +42,11 @@ def push(
 ) -> PushReport:
     """Adds what the store lacks under `key`; another push of the same host adds nothing.
 
-    `damage` is what the pull of this host has found: those bytes are written again even if the
-    store says that it has them. When `budget_s` seconds are over, what has been written by then is
-    named and the rest is left for another push.
+    `damage` is the damage that this host's pull has found. Those bytes are written again even if
+    the
+    store reports that it has them. When `budget_s` seconds are over, the manifest names what has
+    been
+    written by then, and the rest is left for another push.
 
     Raises:
         OSError: the disk of this host fails.
@@ -84,7 +86,7 @@ def push(
 
 
 class _Push:
-    """One push under way."""
+    """Runs one push."""
 
     def __init__(self, store: ObjectStore, folder: LocalFolder, damaged: set[str]) -> None:
         self.damaged = damaged

@@ -1,11 +1,11 @@
-"""What a pull and a push did, and how it is said. Values only."""
+"""Reports what a pull and a push did. Values only."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class TransferOutcome(StrEnum):
-    """How a pull or a push ended. None of them stops an engine from starting."""
+    """The ways a pull or a push ended. None of them stops an engine from starting."""
 
     DONE = "done"
     NOTHING = "nothing"  # the store has nothing for this key; or this host nothing new
@@ -15,7 +15,7 @@ class TransferOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One program that is not what its manifest says. It is compiled and pushed again."""
+    """The record of one program that differs from its manifest. It is compiled and pushed again."""
 
     name: str
     digest: str
@@ -24,11 +24,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """One pull on one host. `seed` is the key that programs came from when this one had none.
+    """The report of one pull on one host. `seed` is the key that filled one without programs.
 
-    `num_known` programs are in the store, of which `num_present` were on this host already,
-    `num_fetched` came, `damage` tells of those that could not be used, and `num_dropped` files of
-    this host were removed because they were not whole.
+    The store has `num_known` programs. `num_present` of them were on this host already, and
+    `num_fetched` came. `damage` lists those that could not be used. `num_dropped` files of this
+    host
+    were removed because they were not whole.
     """
 
     outcome: TransferOutcome
@@ -54,9 +55,9 @@ class PullReport:
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """One push from one host.
+    """The report of one push from one host.
 
-    Of `num_pushed` programs `num_rebuilt` stand in for bytes that a pull had found damaged.
+    Among `num_pushed` programs, `num_rebuilt` replace bytes that a pull had found damaged.
     `num_bytes` went to the store; programs whose bytes were there already cost none. `num_refused`
     files were not whole, and stay here.
     """

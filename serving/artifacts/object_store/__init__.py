@@ -1,1 +1,1 @@
-"""Named bytes in a folder or a bucket, behind one narrow protocol."""
+"""Holds named bytes in a folder or a bucket, behind one narrow protocol."""

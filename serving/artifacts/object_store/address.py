@@ -1,4 +1,4 @@
-"""Which store an address means."""
+"""Decides which store an address means."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ BUCKETS = ("gs://", "s3://")
 
 
 def is_bucket(address: str) -> bool:
-    """Whether it names a bucket that is read over the network."""
+    """Returns whether it names a bucket that is read over the network."""
     return address.startswith(BUCKETS)
 
 
 def address_problem(address: str) -> str | None:
-    """What is wrong with the address of a store; `None` if nothing is. Pure."""
+    """Returns the fault in a store's address; `None` if there is none. Pure."""
     if is_bucket(address):
         return None if address.split("://", 1)[1].strip("/") else "names no bucket"
     if "://" in address:
@@ -23,7 +23,7 @@ def address_problem(address: str) -> str | None:
 
 
 def open_store(address: str) -> ObjectStore:
-    """The store at an absolute folder, `gs://BUCKET/...` or `s3://BUCKET/...`.
+    """Returns the store at an absolute folder, `gs://BUCKET/...` or `s3://BUCKET/...`.
 
     Raises:
         ValueError: it is none of these, or the cloud's client refuses its variables.

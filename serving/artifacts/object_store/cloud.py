@@ -32,13 +32,16 @@ _RETRY: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30
 
 
 class CloudStore:
-    """See `ObjectStore`. Nothing is asked of the network before the first call."""
+    """Stores objects in a bucket; see `ObjectStore`.
+
+    Nothing goes over the network before a call.
+    """
 
     def __init__(self, address: str) -> None:
-        """`address` is `gs://` or `s3://`, a bucket, and folders in it where wanted.
+        """Makes the client; `address` is `gs://` or `s3://`, a bucket, and folders in it if wanted.
 
         Raises:
-            ValueError: the client makes nothing of the address or of its own variables.
+            ValueError: the client refuses the address or its own variables.
         """
         self._address = address.rstrip("/")
         kind = GCSStore if address.startswith("gs://") else S3Store
@@ -51,26 +54,26 @@ class CloudStore:
 
     @property
     def address(self) -> str:
-        """As given, without a slash at its end."""
+        """The address as given, without a slash at its end."""
         return self._address
 
     def get(self, name: str) -> bytes:
-        """See `ObjectStore.get`."""
+        """Returns an object's bytes; see `ObjectStore.get`."""
         return self._ask(name, lambda: bytes(self._client.get(name).bytes()))
 
     def put(self, name: str, data: bytes) -> None:
-        """See `ObjectStore.put`."""
+        """Writes an object; see `ObjectStore.put`."""
         self._ask(name, lambda: self._client.put(name, data))
 
     def head(self, name: str) -> StoredObject | None:
-        """See `ObjectStore.head`."""
+        """Returns an object's description; see `ObjectStore.head`."""
         try:
             return self._ask(name, lambda: _described(self._client.head(name)))
         except MissingObjectError:
             return None
 
     def list(self, folder: str) -> list[StoredObject]:
-        """See `ObjectStore.list`."""
+        """Returns a folder's objects; see `ObjectStore.list`."""
 
         def found() -> list[StoredObject]:
             pages = self._client.list(f"{folder}/")
@@ -82,7 +85,7 @@ class CloudStore:
         return self._ask(folder, found)
 
     def delete(self, name: str) -> None:
-        """See `ObjectStore.delete`."""
+        """Removes an object; see `ObjectStore.delete`."""
         try:
             self._ask(name, lambda: self._client.delete(name))
         except MissingObjectError:
@@ -104,5 +107,5 @@ def _described(meta: "ObjectMeta") -> StoredObject:
 
 
 def _words(error: Exception) -> str:
-    """The first line of what the client says; below it are its own internals."""
+    """Returns the first line of the client's message; below it are its own internals."""
     return (str(error).splitlines() or [type(error).__name__])[0]

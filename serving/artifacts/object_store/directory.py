@@ -15,7 +15,7 @@ _UNFINISHED = ".writing-"
 
 
 class DirectoryStore:
-    """See `ObjectStore`. The folder is made with the first write."""
+    """Stores objects in a folder, made with the first write; see `ObjectStore`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class DirectoryStore:
         return str(self._folder)
 
     def get(self, name: str) -> bytes:
-        """See `ObjectStore.get`."""
+        """Returns an object's bytes; see `ObjectStore.get`."""
         path = self._path(name)
         try:
             return path.read_bytes()
@@ -36,7 +36,7 @@ class DirectoryStore:
             raise StoreError(f"{path}: {error}") from error
 
     def put(self, name: str, data: bytes) -> None:
-        """See `ObjectStore.put`."""
+        """Writes an object; see `ObjectStore.put`."""
         path = self._path(name)
         unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
         try:
@@ -50,7 +50,7 @@ class DirectoryStore:
             raise StoreError(f"{path}: {error}") from error
 
     def head(self, name: str) -> StoredObject | None:
-        """See `ObjectStore.head`."""
+        """Returns an object's description; see `ObjectStore.head`."""
         path = self._path(name)
         try:
             return _described(name, path.stat())
@@ -60,7 +60,7 @@ class DirectoryStore:
             raise StoreError(f"{path}: {error}") from error
 
     def list(self, folder: str) -> list[StoredObject]:
-        """See `ObjectStore.list`."""
+        """Returns a folder's objects; see `ObjectStore.list`."""
         found: list[StoredObject] = []
         root = self._path(folder)
         try:
@@ -77,7 +77,7 @@ class DirectoryStore:
         return sorted(found, key=lambda stored: stored.name)
 
     def delete(self, name: str) -> None:
-        """See `ObjectStore.delete`."""
+        """Removes an object; see `ObjectStore.delete`."""
         path = self._path(name)
         try:
             path.unlink(missing_ok=True)

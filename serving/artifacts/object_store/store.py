@@ -1,4 +1,4 @@
-"""The seam behind which a folder, a GCS bucket and an S3 bucket look alike.
+"""The seam that makes a folder, a GCS bucket and an S3 bucket interchangeable.
 
 Owns the protocol and its errors. Does not own which store an address means (`address`), nor what is
 kept there. Names are relative, parts joined by `/`; an implementation never leaves its prefix.
@@ -9,18 +9,18 @@ from typing import Protocol
 
 
 class StoreError(Exception):
-    """The store did not do what was asked: unreachable, refused, full. Go on without it."""
+    """Reports a failed call of the store: unreachable, refused, full. Go on without it."""
 
 
 class MissingObjectError(StoreError):
-    """There is no object of this name. Do not retry."""
+    """Reports that there is no object of this name. Do not retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What a store says of one object. `modified_s` is wall-clock time by the store's clock.
+    """The store's facts of one object. `modified_s` is wall-clock time by the store's clock.
 
-    `version` changes with the content; `None` where the store does not say.
+    `version` changes with the content; `None` means that the store has none.
     """
 
     name: str
@@ -30,15 +30,15 @@ class StoredObject:
 
 
 class ObjectStore(Protocol):
-    """Blocking calls, safe from several threads and from several machines at once."""
+    """The interface of a store: blocking calls, safe from several threads and several machines."""
 
     @property
     def address(self) -> str:
-        """As `open_store` was given it."""
+        """The address as `open_store` was given it."""
         ...
 
     def get(self, name: str) -> bytes:
-        """The whole object.
+        """Returns the whole object.
 
         Raises:
             MissingObjectError: there is none.
@@ -55,18 +55,18 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, name: str) -> StoredObject | None:
-        """What the store says of it; `None` if there is none.
+        """Returns the store's facts of the object; `None` if there is none.
 
         Raises:
-            StoreError: the store did not say.
+            StoreError: the store did not answer.
         """
         ...
 
     def list(self, folder: str) -> list[StoredObject]:
-        """All objects below `folder`, at any depth, by name; none where there is no such folder.
+        """Returns all objects below `folder`, at any depth, by name; none without such a folder.
 
         Raises:
-            StoreError: the store did not say.
+            StoreError: the store did not answer.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""Where a model's weights come from, how an engine reads them, and which revision they are."""
+"""Finds where a model's weights come from, how an engine reads them, and their revision."""

@@ -1,8 +1,8 @@
-"""Which revision of its weights a model is at, told from a few kilobytes.
+"""Determines which revision of its weights a model is at, from a few kilobytes.
 
-Owns what is looked at. For a folder and a bucket these are the names and sizes of all files and the
-bytes of the small ones that say what the weights are; for a Hugging Face id, the commit that its
-files here are of. Does not own what the fingerprint is for (`serving.artifacts.compile_cache.key`).
+Owns what is read. For a folder and a bucket it reads the names and sizes of all files and the
+bytes of the small ones that describe the weights; for a Hugging Face id, the commit of its
+files here. Does not own the use of the fingerprint (`serving.artifacts.compile_cache.key`).
 """
 
 import hashlib
@@ -25,9 +25,9 @@ _DIGEST_CHARS = 32
 
 
 def model_revision(source: str, args: Mapping[str, JsonValue]) -> str | None:
-    """The revision that an engine with `args` would load here; `None` where that cannot be told.
+    """Returns the revision an engine with `args` would load here; `None` if it is unknown.
 
-    Reads no weights. Of weights that change in place without a change of size it learns in a bucket
+    Reads no weights. It notices weights that change in place without a change of size in a bucket
     only.
     """
     folder = Path(resolve_source(source))
@@ -43,7 +43,7 @@ def model_revision(source: str, args: Mapping[str, JsonValue]) -> str | None:
 
 
 def config_digest(config: Mapping[str, object] | None) -> str | None:
-    """A fingerprint of a parsed `config.json`, however laid out; `None` of none. Pure."""
+    """Returns a fingerprint of a parsed `config.json`, in any layout; `None` for none. Pure."""
     if config is None:
         return None
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
@@ -62,14 +62,14 @@ def _of_folder(folder: Path) -> str:
 
 
 def _of_bucket(source: str) -> str:
-    """Buckets say what changes with the bytes of each object."""
+    """Returns the revision of a bucket, which reports a version of each object's bytes."""
     parent, _, last = source.rstrip("/").rpartition("/")
     stored = open_store(parent).list(last) if "://" in parent else []
     return _digest(f"{each.name} {each.num_bytes} {each.version}" for each in stored)
 
 
 def _of_huggingface_id(source: str, revision: JsonValue) -> str | None:
-    """The commit that the local cache has of `revision`, or of what is newest there."""
+    """Returns the local cache's commit of `revision`, or of the newest one there."""
     # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""How the weights of a source reach an engine, and what has to be there for it.
+"""Decides how a source's weights reach an engine, and what that needs.
 
 Owns the choice for each kind of source, and refusals. Does not own loading, which is vLLM's, nor
 volumes in manifests. Pure.
@@ -15,7 +15,7 @@ from serving.domain.errors import Problem
 
 
 class SourceKind(StrEnum):
-    """Where weights come from."""
+    """The kinds of places that weights come from."""
 
     FOLDER = "folder"  # a disk, or a bucket that a volume mounts (GCS FUSE)
     BUCKET = "bucket"  # streamed from an address such as gs://
@@ -24,7 +24,7 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How one source is loaded, with what it needs on each host and on each gateway."""
+    """The way one source is loaded, with its needs on each host and on each gateway."""
 
     kind: SourceKind
     engine_args: Mapping[str, object]
@@ -38,17 +38,18 @@ _STREAMER_OPTIONS = ("distributed", "concurrency", "memory_limit")
 
 
 def kind_of_source(source: str) -> SourceKind:
-    """What a source is, by its form: an address, a path, or an id."""
+    """Returns what a source is, by its form: an address, a path, or an id."""
     if source.lower().startswith(_STREAMED):
         return SourceKind.BUCKET
     return SourceKind.FOLDER if source.startswith(("/", "./", "../")) else SourceKind.HUGGING_FACE
 
 
 def load_plan(source: str, args: Mapping[str, object]) -> LoadPlan:
-    """How vLLM loads `source` under these engine arguments, which `source_problems` has passed.
+    """Returns how vLLM loads `source` under these engine arguments.
 
-    A relative path without a dot cannot be told from a Hugging Face id; a folder wins where one is
-    found (`model_source`).
+    `source_problems` has passed them. A relative path without a dot looks the same as a Hugging
+    Face
+    id; a folder wins if one is found (`model_source`).
     """
     kind = kind_of_source(source)
     if kind is SourceKind.BUCKET:
@@ -73,7 +74,7 @@ def load_plan(source: str, args: Mapping[str, object]) -> LoadPlan:
 
 
 def source_problems(path: str, source: str, args: Mapping[str, object]) -> Iterator[Problem]:
-    """What vLLM would refuse, or load from somewhere else. `path` is that of the model."""
+    """Yields what vLLM would refuse, or load from elsewhere. `path` is that of the model."""
     load_format = args.get("load_format", "auto")
     kind = kind_of_source(source)
     if kind is SourceKind.BUCKET:
