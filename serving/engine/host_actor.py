@@ -98,10 +98,8 @@ class EngineHostActor:
         """Notifies the gateways to take their requests elsewhere, and waits until they have.
 
         Requests that others can take go within `grace_s`. For requests that nobody else can take it
-        waits
-        `stay_s`, if that is longer. Then it also waits a moment for requests that gateways had let
-        in, and
-        had not sent yet, when they were notified.
+        waits `stay_s`, if that is longer. Then it also waits a moment for requests that gateways
+        had let in, and had not sent yet, when they were notified.
         """
         if self._host is None:
             return

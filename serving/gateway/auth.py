@@ -56,7 +56,7 @@ class ApiKeys:
         if presented is None:
             raise UnauthorizedError("No API key provided. Send it as 'Authorization: Bearer KEY'.")
         digest = _digest(presented)
-        # Every key is compared, so that the time taken does not say which one matched.
+        # Every key is compared, so that the time taken does not show which one matched.
         matches = [hmac.compare_digest(digest, known) for known, _ in self._digests]
         if not any(matches):
             raise UnauthorizedError

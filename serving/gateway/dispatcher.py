@@ -220,10 +220,9 @@ class Dispatcher:
         """Gives no more requests to an engine that still works; it goes in `grace_s` seconds.
 
         Requests that can finish in time stay, the others move at once. A request that stayed and
-        has not
-        finished moves before the end. Without another engine they all stay: they may finish before
-        it
-        goes, and resume if not. `None` leaves open when it goes: nothing moves until that is known.
+        has not finished moves before the end. Without another engine they all stay: they may finish
+        before it goes, and resume if not. `None` leaves open when it goes: nothing moves until that
+        is known.
         """
         connection = self._connections.get(engine_id)
         if connection is None:
@@ -347,8 +346,7 @@ class Dispatcher:
         """Resumes elsewhere the requests that an engine has given up though nobody aborted them.
 
         An abort here forgets the request first, so the engine gave it up by itself: it is about to
-        end,
-        and takes no more. A host of this build reports that itself; this is for all others.
+        end, and takes no more. A host of this build reports that itself; this is for all others.
         """
         reason = "it ends requests that nobody aborted"
         self.drain_engine(connection.engine_id, reason, 0.0)

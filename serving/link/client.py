@@ -85,8 +85,7 @@ class LinkStats:
     """The traffic of one link, and the engine host's last report of its engine.
 
     `load` and `vitals` are `None` until there is a report. `round_trip_s` is that of the last
-    measured
-    heartbeat, through both event loops; `None` before the first.
+    measured heartbeat, through both event loops; `None` before the first.
     """
 
     traffic: Traffic

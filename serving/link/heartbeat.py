@@ -76,7 +76,7 @@ class Pulse:
         is_ping_due = now_s >= self._ping_at_s - EARLY_S
         if is_ping_due:
             self._ping_at_s = now_s + interval_s
-        # A peer already past the timeout is looked at again soon, once the socket has been read.
+        # A peer already past the timeout is judged again soon, once the socket has been read.
         silent_at_s = max(self.heard_at_s + timeout_s, now_s + interval_s / 4)
         self._due_at_s = min(self._ping_at_s, silent_at_s)
         return Beat(is_peer_dead, is_ping_due, is_late, self._due_at_s)

@@ -86,10 +86,8 @@ class ProgramsMoved(msgspec.Struct, array_like=True):
     """Counts the programs moved between an engine's hosts and the store since its start.
 
     The numbers cover all hosts. `damaged` programs differ from their manifest in the store or on
-    the
-    host's disk, and were not used; `rebuilt` of them have been pushed again. `failures` are pulls
-    and
-    pushes that the store or a budget cut short.
+    the host's disk, and were not used; `rebuilt` of them have been pushed again. `failures` are
+    pulls and pushes that the store or a budget cut short.
     """
 
     pulled: int = 0
@@ -107,8 +105,7 @@ class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
     """The engine's work since its start: sums, so that a message missed loses nothing.
 
     Tokens are those of all gateways' requests. A feature that the engine lacks (a prefix cache, a
-    KV
-    connector, drafts) is `None`. `iteration_counts` has the steps by their tokens, one entry for
+    KV connector, drafts) is `None`. `iteration_counts` has the steps by their tokens, one entry for
     each of `ITERATION_BOUNDS` and one for those beyond. `tenant_tokens` are output tokens by
     tenant, and `tenant_sequences` the engine's present sequences of each. `is_yours` goes to one
     gateway at a time, which then shows the engine's metrics: so they add up over gateways.

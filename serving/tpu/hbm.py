@@ -37,8 +37,7 @@ class Sharding:
     """The layout of a model over devices. `tensor` counts the shards of an MLP within a stage.
 
     Among those shards, `attention_data` groups each hold the whole attention and their own
-    sequences.
-    Each of `slices` joined slices holds all of that once.
+    sequences. Each of `slices` joined slices holds all of that once.
     """
 
     tensor: int

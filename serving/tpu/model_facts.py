@@ -41,10 +41,9 @@ class WeightFormat:
 class ModelFacts:
     """The shape of a decoder, in counts of the whole model.
 
-    `num_experts` of 0 means a dense one, which has an `experts_per_token` of 1.
-    `intermediate_size` is that of a dense MLP, or of one expert. `is_mla` and `is_multimodal` are
-    known
-    for any architecture. `is_countable` means that the parameters can be counted from the rest.
+    `num_experts` of 0 means a dense one, which has an `experts_per_token` of 1. `intermediate_size`
+    is that of a dense MLP, or of one expert. `is_mla` and `is_multimodal` are known for any
+    architecture. `is_countable` means that the parameters can be counted from the rest.
     """
 
     architecture: str

@@ -13,8 +13,8 @@ from serving.tpu.model_facts import ModelFacts
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.rules import MODEL_IMPL
 
-# Models whose JAX loader cannot repeat KV heads over more shards than there are heads: seen with
-# Qwen3, expected of Qwen2, which is loaded by the same code.
+# Models whose JAX loader cannot repeat KV heads over more shards than there are heads: observed
+# with Qwen3, expected of Qwen2, which is loaded by the same code.
 _CANNOT_REPEAT_HEADS = frozenset({"Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 # Models that MODEL_IMPL_TYPE `auto` loads as torch ones.
 AUTO_TORCH = frozenset(

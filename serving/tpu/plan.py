@@ -25,8 +25,7 @@ class EnginePlan:
     """The settings and memory of one engine.
 
     `budget` is `None` if it cannot be counted, and `uncounted` then has the reason. `advice` are
-    ways
-    in which it would fit, best first; empty when it does, and when nothing was found.
+    ways in which it would fit, best first; empty when it does, and when nothing was found.
     """
 
     requirements: EngineRequirements

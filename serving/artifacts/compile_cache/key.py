@@ -84,7 +84,7 @@ _PROGRAM_VARIABLES = frozenset(
         "SKIP_MAMBA_SCHEDULER_BLOCKS",
     }
 )
-# Of those prefixes, what says where programs are kept and how JAX is watched.
+# The prefixes among them that set where programs are kept and how JAX is watched.
 _OUTSIDE_PREFIXES = (
     "JAX_PERSISTENT_CACHE_",
     "JAX_COMPILATION_CACHE_",
@@ -102,8 +102,7 @@ class ProgramFacts:
 
     `revision` is a fingerprint of the weights and `config` of the model's `config.json`; `None`
     means that it is not known. `versions` are packages by name. `args` are vLLM's engine arguments,
-    as
-    they are started with, and `env` the variables of the engine's processes, all of them.
+    as they are started with, and `env` the variables of the engine's processes, all of them.
     """
 
     source: str

@@ -43,10 +43,8 @@ def push(
     """Adds what the store lacks under `key`; another push of the same host adds nothing.
 
     `damage` is the damage that this host's pull has found. Those bytes are written again even if
-    the
-    store reports that it has them. When `budget_s` seconds are over, the manifest names what has
-    been
-    written by then, and the rest is left for another push.
+    the store reports that it has them. When `budget_s` seconds are over, the manifest names what
+    has been written by then, and the rest is left for another push.
 
     Raises:
         OSError: the disk of this host fails.

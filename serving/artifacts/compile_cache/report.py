@@ -24,12 +24,11 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """The report of one pull on one host. `seed` is the key that filled one without programs.
+    """The report of one pull on one host. `seed` is the key it took programs from if it had none.
 
     The store has `num_known` programs. `num_present` of them were on this host already, and
     `num_fetched` came. `damage` lists those that could not be used. `num_dropped` files of this
-    host
-    were removed because they were not whole.
+    host were removed because they were not whole.
     """
 
     outcome: TransferOutcome

@@ -19,7 +19,7 @@ from serving.artifacts.object_store.store import StoreError
 
 logger = logging.getLogger(__name__)
 
-# What says which tensors there are and how they are shaped.
+# The files that name the tensors and their shapes.
 _READ_WHOLE = ("config.json", "model.safetensors.index.json")
 _DIGEST_CHARS = 32
 

@@ -48,8 +48,7 @@ def load_plan(source: str, args: Mapping[str, object]) -> LoadPlan:
     """Returns how vLLM loads `source` under these engine arguments.
 
     `source_problems` has passed them. A relative path without a dot looks the same as a Hugging
-    Face
-    id; a folder wins if one is found (`model_source`).
+    Face id; a folder wins if one is found (`model_source`).
     """
     kind = kind_of_source(source)
     if kind is SourceKind.BUCKET:

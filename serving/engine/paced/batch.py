@@ -87,8 +87,7 @@ class PacedSequence:
 
     `position` is that of its next output token; `stop_position` is `None` for a pooling request.
     `prompt_left` are the tokens to compute before its first one. `ready_at_s` is the earliest
-    instant
-    for that, once it has a slot.
+    instant for that, once it has a slot.
     """
 
     request_id: str

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 # JAX's own name of the event. It comes for programs read from the compile cache as well: they too
 # were not there when a request needed them.
 COMPILE_EVENT: Final = "/jax/core/compile/backend_compile_duration"
-# A program was looked up in the cache, and was there. JAX's own event for one that was not comes
+# A program was requested from the cache, and was there. JAX's own event for one that was not comes
 # when it is written, which only the first process of several does. Source: jax 0.10.2
 # `compiler.py`, read 2026-11-22.
 LOOKUP_EVENT: Final = "/jax/compilation_cache/compile_requests_use_cache"

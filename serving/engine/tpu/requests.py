@@ -24,8 +24,7 @@ def fit_to_tpu(params: SamplingChoices) -> None:
     With `logprobs` of 0 vLLM gives the log-probability of the chosen token alone; tpu-inference
     takes 0 for none (`layers/jax/sample/sampling_metadata.py`). It is asked for one, and gives the
     chosen token's before those of the likeliest. The frontend knows the client's number and shows
-    as
-    many as that.
+    as many as that.
 
     Raises:
         ValueError: the parameters would end the engine. Refuse the request; no other engine of its

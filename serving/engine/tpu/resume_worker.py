@@ -67,8 +67,8 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
     def execute_model(self, scheduler_output: Any) -> Any:
         """Runs one step, with a batch that restores the emitted tokens of resumed requests."""
         batch = self.model_runner.input_batch
-        # tpu-inference makes the batch itself, with no argument to say of which class. The subclass
-        # adds no state, so the instance can change class.
+        # tpu-inference makes the batch itself, with no argument that selects its class. The
+        # subclass adds no state, so the instance can change class.
         if type(batch) is InputBatch:
             batch.__class__ = _ResumingInputBatch
         self._compile_watch.step = _StepShape(scheduler_output)

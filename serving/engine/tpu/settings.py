@@ -69,7 +69,7 @@ def resolve_settings_here(spec: EngineSpec) -> EngineSpec:
     """
     config = _model_config(spec.source)
     resolved = resolve_settings(spec, config)
-    # Entry point of a task: what a pod's environment says of programs is read here, once.
+    # Entry point of a task: the pod's variables that concern programs are read here, once.
     facts = HostFacts(
         revision=model_revision(spec.source, spec.engine_args),
         config=config_digest(config),
@@ -110,7 +110,7 @@ def _fetch(source: str) -> bool:
     try:
         hf_hub_download(source, "config.json")
     except (OSError, ValueError) as error:
-        # Unreachable, gated or no such id: the engine says which, if it cannot have it either.
+        # Unreachable, gated or no such id: the engine reports which, if it cannot have it either.
         logger.warning("model_config_not_fetched source=%s error=%r", source, str(error))
         return False
     return True

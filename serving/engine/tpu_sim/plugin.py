@@ -34,7 +34,7 @@ def platform() -> str | None:
     try:
         _before_import()
     except Exception:
-        # vLLM takes a failure for "not this platform" and says nothing of it.
+        # vLLM takes a failure for "not this platform" and does not report it.
         logger.exception("tpu_sim_not_prepared")
         raise
     return _PLATFORM

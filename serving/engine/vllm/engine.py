@@ -58,7 +58,7 @@ _WORKER_CLASSES = {
 }
 # A late program is on the metrics page within this time. Each worker answers between two steps.
 _COUNT_PROGRAMS_S = 30.0
-# The engine call that says how many programs each worker has compiled since it was warm.
+# The engine call that returns how many programs each worker has compiled since it was warm.
 COMPILATIONS_CALL = "num_compilations"
 
 # Engine operations a gateway may call, by the name of vLLM's own client method.
@@ -206,8 +206,8 @@ class VllmEngine:
         """Takes an engine core that aborts requests by itself for one that ends.
 
         vLLM answers no abort that it was asked for. On SIGTERM and SIGINT it aborts all its
-        requests
-        and reports each. To pass that on would end streams that another engine can go on with.
+        requests and reports each. To pass that on would end streams that another engine can go on
+        with.
         """
         asked = [each for each in outputs.outputs if each.finish_reason != FinishReason.ABORT]
         if len(asked) < len(outputs.outputs):
@@ -253,10 +253,8 @@ class VllmEngine:
         """Sends short requests that take the sampler's long way, before anybody waits for one.
 
         Code that is compiled or built on first use is built here, where the wait is not yet a hung
-        engine.
-        On a TPU it sends as many at once as each bucket of requests has: tpu-inference converts
-        values
-        beside its programs, and that is compiled for each of them.
+        engine. On a TPU it sends as many at once as each bucket of requests has: tpu-inference
+        converts values beside its programs, and that is compiled for each of them.
         """
         sizes: tuple[int, ...] = (1,)
         if self._is_on_tpu:

@@ -34,10 +34,8 @@ class HostProcess:
     """The process of an engine host, distinguished from all others, there and on other hosts.
 
     `boot_id` is of the kernel that it runs on. `pid_namespace` is the inode of the namespace in
-    which
-    `pid` means it. `start_ticks` (clock ticks after boot) distinguishes it from a later process
-    that
-    was given the same `pid`.
+    which `pid` means it. `start_ticks` (clock ticks after boot) distinguishes it from a later
+    process that was given the same `pid`.
     """
 
     boot_id: str

@@ -50,7 +50,7 @@ class ResumingCPUWorker(TellsStages, CPUWorker):
         """Runs one step, with a batch that restores the emitted tokens of resumed requests."""
         batch = self.model_runner.input_batch
         # vLLM makes the batch itself, and makes it anew when the KV cache layout changes, with no
-        # argument to say of which class. The subclass adds no state, so the instance can change
+        # argument that selects its class. The subclass adds no state, so the instance can change
         # class.
         if type(batch) is InputBatch:
             batch.__class__ = _ResumingInputBatch

@@ -25,8 +25,7 @@ class LinkReading:
     """The reading of one link and the engine behind it.
 
     `slice_name` is `None` if it has none, or none is known yet. `load` and `vitals` are `None`
-    until
-    the engine host has reported them, `round_trip_s` until the first one was measured.
+    until the engine host has reported them, `round_trip_s` until the first one was measured.
     """
 
     model: str

@@ -69,8 +69,7 @@ async def render_metrics(
 
     The families of a single engine are left out of `registries`; nothing is left out of `ours`.
     `accept` is the reader's HTTP `Accept` header. If it names OpenMetrics, the page is in that
-    format
-    and its histograms carry exemplars, which Prometheus' own text format has no place for.
+    format and its histograms carry exemplars, which Prometheus' own text format has no place for.
 
     Other tasks run in between. So a collector has to read all that it shows before it yields its
     first family; two collectors may show two moments, a few milliseconds apart.

@@ -33,6 +33,6 @@ def _quality(accept: str, media_type: str) -> float:
         try:
             weight = float(weights[0]) if weights else 1.0
         except ValueError:
-            continue  # a range without a readable weight says nothing
+            continue  # a range without a readable weight counts for nothing
         decided, quality = ranges.index(name), weight
     return quality

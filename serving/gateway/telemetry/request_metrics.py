@@ -19,8 +19,8 @@ from serving.domain.load_report import LoadSample
 NO_CLASS = ""
 # The tenant of a request without a key, or with a key that has no name.
 DEFAULT_TENANT = "default"
-# The window is long enough that a rate of one request in some seconds is seen, and short enough to
-# follow a step.
+# The window is long enough that a rate of one request in some seconds is observed, and short
+# enough to follow a step.
 WINDOW_S = 30.0
 # A gateway that has just started divides by no less: one early request is no surge.
 _MIN_ELAPSED_S = 5.0

@@ -46,8 +46,7 @@ class RequestContext:
     `trace` is `None` if it is not sampled. `wall_offset_s` makes its times wall-clock times.
     `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when the
     engine's output came that is being timed to the client; `None` while none is timed. `numbers`
-    are
-    those of the class that last took one of its sequences, `None` before. `tenant` is its key's
+    are those of the class that last took one of its sequences, `None` before. `tenant` is its key's
     name.
     """
 
@@ -212,8 +211,8 @@ class RequestTelemetry:
     """Follows one request in flight.
 
     `numbers` and `tokens` are those of the compute class that has it, or last had it. `moved_at_s`
-    is
-    when it lost its engine, `None` while it has one. `num_tokens` counts those of all its engines.
+    is when it lost its engine, `None` while it has one. `num_tokens` counts those of all its
+    engines.
     """
 
     owner: "ModelTelemetry"
@@ -385,7 +384,7 @@ class ModelTelemetry:
         """Counts and times one step of an engine.
 
         Runs for every token of every stream. The requests of a step have, as a rule, had their last
-        tokens together too; so the time between is looked up for all of them at once.
+        tokens together too; so the time between is counted for all of them at once.
         """
         from_s, numbers, num_alike = 0.0, None, 0
         for request, output in outputs:
