@@ -1,4 +1,4 @@
-"""Decides where a request goes: to the canary or not, to which version and engine, and when on.
+"""Decides where a request goes: canary, version and engine, and when it leaves an engine.
 
 The choices on a request's way are made in this order:
 

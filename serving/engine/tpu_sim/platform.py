@@ -10,7 +10,7 @@ from serving.engine.tpu_sim.plugin import COORDINATOR_VARIABLE, NUM_HOSTS_VARIAB
 
 
 class SimulatedTpuPlatform(TpuPlatform):
-    """The real checks and the real choice of executor and worker."""
+    """The platform with the real checks and the real choice of executor and worker."""
 
     @classmethod
     # The configuration's own module imports the platform, and so cannot be imported here.

@@ -1,1 +1,1 @@
-"""Presents a gateway's numbers as Prometheus families, and the page of them."""
+"""Presents a gateway's numbers as Prometheus families, and as one page."""

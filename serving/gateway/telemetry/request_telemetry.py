@@ -128,7 +128,7 @@ class RequestContext:
             self.trace.answers()
 
     def written(self, now_s: float) -> None:
-        """Times the way of an engine's output through the gateway, where it is timed."""
+        """Times the way of an engine's output through the gateway, if it is being timed."""
         if self.output_at_s is not None and self.numbers is not None:
             self.numbers.gateway_output.observe(now_s - self.output_at_s)
             self.output_at_s = None
