@@ -1,8 +1,9 @@
-"""Compiled programs on their way to and from every host of an engine's slices.
+"""Moves compiled programs to and from every host of an engine's slices.
 
-Owns when and where: all hosts pull at once before the engine starts, and push after its warm-up and
-when it drains. Each host has a folder of its own, so each pulls. JAX writes programs on the first
-host of a joint computation only; with a pipeline stage on each host all of them write: so all push.
+Owns the place and the time: all hosts pull at once before the engine starts. They push after its
+warm-up and when it drains. Each host has a folder of its own, so each host pulls. JAX writes
+programs on the first host of a joint computation only. With a pipeline stage on each host all
+hosts write programs, so all hosts push.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _MARGIN_S = 20.0
 
 
 class CompileCacheSync:
-    """For one engine, by its replica. Nothing it does can keep an engine from starting."""
+    """The sync of one engine, owned by its replica. No failure of it stops an engine's start."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class CompileCacheSync:
         environment: Mapping[str, str],
         life_id: str,
     ) -> None:
-        """`environment` is that of its tasks: what the store's client reads may be in it."""
+        """Takes the `environment` of its tasks, which may hold what the store's client reads."""
         self.moved = ProgramsMoved()
         self._programs = programs
         self._environment = dict(environment)
@@ -48,7 +49,7 @@ class CompileCacheSync:
         ]
 
     async def pull(self) -> str:
-        """Pulls to all hosts; what came of it, in words."""
+        """Pulls to all hosts; returns a summary for a reader."""
         reports = await self._on_all_hosts(pull_here, lambda _: ())
         for place, report in reports.items():
             assert isinstance(report, PullReport)
@@ -79,7 +80,7 @@ class CompileCacheSync:
         task: Callable[..., PullReport | PushReport],
         arguments: Callable[[tuple[int, int]], tuple[Any, ...]],
     ) -> dict[tuple[int, int], PullReport | PushReport]:
-        """The reports by slice and host; a host that did not answer has none."""
+        """Returns the reports by slice and host; a host that did not answer has none."""
         limit_s = self._programs.cache.budget_s + _MARGIN_S
         runs: dict[tuple[int, int], Any] = {}
         for part, worker_id, strategy in self._hosts:

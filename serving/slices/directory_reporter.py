@@ -89,7 +89,7 @@ class DirectoryReporter:
         await self._renew()
 
     async def set_deadlines(self, deadlines_s: Sequence[float | None]) -> None:
-        """Sets the wall-clock end of each slice; `None`: nobody takes it away."""
+        """Sets the wall-clock end of each slice; `None` means that no end is known."""
         for part, deadline_s in enumerate(deadlines_s):
             self._change(part, drain_deadline_s=deadline_s)
         await self._renew()
@@ -112,14 +112,14 @@ class DirectoryReporter:
             )  # fmt: skip
 
     async def restart(self, reason: str) -> None:
-        """Begins again under the same id: the replica looks for other slices."""
+        """Begins again under the same id, because the replica looks for other slices."""
         now_s = time.time()
         for part in range(len(self._reporter)):
             self._change(part, life=SliceLifecycle.begin(now_s, reason))
         await self._renew()
 
     async def clear_quarantine(self) -> None:
-        """Clears the failures of the slices, which serve now."""
+        """Clears the failures of the slices, because they serve now."""
         for name in self.slice_names:
             await self._send(self._directory.clear_quarantine.remote(name))
 

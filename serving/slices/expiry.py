@@ -1,7 +1,7 @@
-"""When a host ends because its time is over: a flex-start VM runs for as long as was asked at most.
+"""The end of a host whose time is over: a flex-start VM has a maximum run duration.
 
 The end stands in an annotation of the Kubernetes node, which a pod may not be allowed to read
-(`node_notices` reads it). What every process on the host can read is when the host was started.
+(`node_notices` reads it). Every process on the host can read the start time of the host.
 """
 
 import time
@@ -18,14 +18,14 @@ _STAT = Path("/proc/stat")
 
 
 class BootTimeError(RuntimeError):
-    """This host does not say when it was started. Its end is not known."""
+    """The host does not report its start time, so its end is not known."""
 
 
 def started_at_s(environment: Mapping[str, str], stat: Path = _STAT) -> float:
-    """When this host was started, at the latest; wall clock.
+    """Returns the latest possible start of this host, in wall-clock seconds.
 
     Raises:
-        BootTimeError: nothing here tells.
+        BootTimeError: no source here has the start time.
     """
     given = environment.get(STARTED_AT_VARIABLE)
     if given is not None:
@@ -39,7 +39,7 @@ def started_at_s(environment: Mapping[str, str], stat: Path = _STAT) -> float:
 
 
 def expiry_notice(worker_id: int, started_s: float, max_run_duration_s: float) -> Notice:
-    """That a host started then has a last hour."""
+    """Returns the notice that ends a host which started at `started_s`."""
     deadline_s = started_s + max_run_duration_s
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(deadline_s))
     reason = f"its run of {max_run_duration_s:g} s is over at {at} UTC"

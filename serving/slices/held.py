@@ -1,7 +1,8 @@
-"""Slices that a replica holds: acquired, reserved, probed, watched, released.
+"""The slices that a replica holds: acquired, reserved, probed, watched, released.
 
-Owns the placement group, and makes one drain order of those of its slices (`watch`): the end of one
-is the end of all, for they carry one engine. Does not own what the replica does on them, nor when.
+Owns the placement group. Makes one drain order of the orders of its slices (`watch`): they carry
+one engine, so the end of one slice is the end of all. Does not own what the replica does on them,
+nor when.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _RAY_LOOK_S = 0.5
 
 
 class ProbeFailedError(RuntimeError):
-    """A slice failed its probe and is in quarantine. Release all slices and acquire others."""
+    """The probe of a slice failed; it is in quarantine. Release all slices and acquire others."""
 
     cause = EndCause.BOOT_FAILED
 
@@ -43,10 +44,10 @@ async def acquire_slices(
     directory: DeploymentHandle,
     waiting: Callable[[str], Awaitable[None]],
 ) -> "HeldSlices":
-    """Waits for slices and holds them, watched. Hours if it must; cancelling it holds nothing.
+    """Waits for slices, for hours if it must, and holds them watched.
 
-    It holds as many as `spec` says or none: who waits for one keeps no other. `waiting` gets the
-    reason why there is none, whenever it changes.
+    It holds as many slices as `spec` requires, or none. A cancelled wait holds nothing. `waiting`
+    gets the reason why there is none, whenever it changes.
     """
     request = slice_request(spec)
     excluded: frozenset[frozenset[str]] = frozenset()
@@ -72,7 +73,7 @@ async def acquire_slices(
 
 
 class HeldSlices:
-    """Slices under one placement group, with an agent on each host."""
+    """The slices under one placement group, with an agent on each host."""
 
     def __init__(
         self,
@@ -125,18 +126,19 @@ class HeldSlices:
             raise ProbeFailedError(f"the probe failed: {'; '.join(failures)}")
 
     async def wait_order(self) -> DrainOrder:
-        """Waits until something orders that the slices are left."""
+        """Waits until an order to leave the slices exists."""
         return await asyncio.shield(self._order)
 
     def ends(self, cause: EndCause, reason: str) -> tuple[End, ...]:
-        """The end of each slice when all are left for `cause` and `reason`."""
+        """Returns the end of each slice when all are left for `cause` and `reason`."""
         own = {each.part: each.end for each in self.watches if each.end is not None}
         return multislice_ends([each.name for each in self.slices], own, cause, reason)
 
     async def release(self) -> None:
         """Stops watching and releases the slices. Idempotent.
 
-        A slice that is about to end looks whole and free to Ray until it has: others are kept off.
+        Ray sees a slice that is about to end as whole and free until it has ended. The directory
+        keeps other replicas off it.
         """
         for each in self.watches:
             if each.order is not None:
@@ -184,7 +186,7 @@ class HeldSlices:
 
 
 def _out_of_patience(spec: SliceSpec, waited_s: float) -> str:
-    """The beginning of a wait's reason once it has been too long."""
+    """Returns the prefix of a wait's reason once the wait has been too long."""
     if spec.patience_s is None or waited_s < spec.patience_s:
         return ""
     return f"longer than the {spec.patience_s:g} s that {spec.compute_class} is given: "

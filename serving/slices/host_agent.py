@@ -1,8 +1,9 @@
-"""The agent on one host of a held slice: it tries the host out, and listens for its end.
+"""The agent on one host of a held slice: it probes the host and watches for its end.
 
-A Ray actor in the host's bundle of the slice's placement group, so it is where the engine's worker
-is, and goes with the group. It holds no chip: the engine's workers do. Its notices travel over a
-connection of their own (`host_stream`), because Ray tells of a dead host only after 12 to 15 s.
+It is a Ray actor in the host's bundle of the slice's placement group. So it runs where the
+engine's worker runs, and ends with the group. It holds no chip, since the engine's workers do. Its
+notices travel over a connection of their own (`host_heartbeat`), because Ray reports a dead host
+only after 12 to 15 s.
 """
 
 import asyncio
@@ -42,9 +43,9 @@ NO_METADATA = "none"
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """Where an agent is, where its stream listens, and where libtpu's logs are on its host.
+    """The node of an agent, the address of its stream, and the folder of libtpu's logs.
 
-    `tpu_log_dir` is `None` where it writes none.
+    `tpu_log_dir` is `None` where libtpu writes no logs.
     """
 
     worker_id: int
@@ -54,7 +55,7 @@ class AgentReport:
 
 
 class HostAgent:
-    """Async actor; its methods are called by its slice replica only."""
+    """The async actor of one host; only its slice replica calls its methods."""
 
     def __init__(self, worker_id: int, spec: SliceSpec) -> None:
         log_as_actor(spec.log_style)
@@ -101,21 +102,21 @@ class HostAgent:
         stream.announce(expiry_notice(self._worker_id, started_s, max_run_duration_s))
 
     async def free_port(self) -> tuple[str, int]:
-        """An address on this host for the probe's coordinator. Free now; taken at once."""
+        """Returns an address on this host for the probe's coordinator: free now, taken at once."""
         ip = "127.0.0.1" if self._loopback else ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((ip, 0))
             return ip, int(probe.getsockname()[1])
 
     async def probe(self, spec: ProbeSpec, timeout_s: float) -> HostProbe:
-        """Tries this host out; never raises."""
+        """Probes this host; never raises."""
         if SIMULATED_VARIABLE in os.environ:
             spec = msgspec.structs.replace(spec, platform=Platform.CPU)
         return await run_probe_on_host(spec, timeout_s)
 
 
 def announce_work(run_dir: Path, work: Work) -> None:
-    """Tells the host's TPU exporter whose its chips are, as long as this process lives.
+    """Reports the owner of the host's chips to its TPU exporter while this process lives.
 
     The agent lives exactly as long as the slice is held. A folder that cannot be written costs the
     labels and nothing else.

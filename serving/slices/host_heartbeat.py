@@ -1,10 +1,11 @@
-"""The stream from a host of a slice to the slice's replica: that it lives, and what it announces.
+"""The stream from a host of a slice to the slice's replica: its heartbeat and its notices.
 
-The host's agent serves it, the replica connects. JSON lines: one every 0.25 s, and one with all
-present notices at once when they change. Nothing secret is sent and nothing is read. The end of the
-stream is the fastest sign of a lost host there is: Ray takes 12 to 15 s.
+The host's agent serves it, and the replica connects. It carries JSON lines: one every 0.25 s, and
+one with all present notices at once when they change. Nothing secret is sent and nothing is read.
+The end of the stream is the fastest sign of a lost host: Ray takes 12 to 15 s.
 
-Owns the lines, the deadline and when a host counts as lost. Does not own where notices come from.
+Owns the lines, the deadline and the rule by which a host is lost. Does not own the sources of
+notices.
 """
 
 import asyncio
@@ -37,9 +38,9 @@ _MAX_UNREAD_BYTES = 64 * 1024
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line. Without `notices` it says only that the host lives; with them, they are all.
+    """The heartbeat line. With `notices` it lists all of them; without, only the host lives.
 
-    `refused` comes before the server hangs up on one watcher too many.
+    `refused` is set before the server hangs up on one watcher too many.
     """
 
     notices: tuple[Notice, ...] | None = None
@@ -51,7 +52,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 class HostStreamServer:
-    """The host's end. A `NoticeSink`: what it takes in reaches every watcher at once."""
+    """The host's end: a `NoticeSink` that sends each notice to every watcher at once."""
 
     def __init__(self, worker_id: int, heartbeat: HeartbeatConfig = HEARTBEAT) -> None:
         self._worker_id = worker_id
@@ -62,7 +63,7 @@ class HostStreamServer:
         self._beating: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int = 0) -> tuple[str, int]:
-        """Offers the stream on `port` or a free one; the address to connect to."""
+        """Serves the stream on `port` or a free one; returns the address to connect to."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Watcher(self), host, port)
         self._beating = asyncio.create_task(self._beat(), name="host-stream-beat")
@@ -70,7 +71,7 @@ class HostStreamServer:
         return bound[0], bound[1]
 
     async def close(self) -> None:
-        """Ends it and all its streams; to the watchers the host is gone. Idempotent."""
+        """Ends the server and all its streams, so the watchers find the host gone. Idempotent."""
         if self._beating is not None:
             self._beating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -84,20 +85,20 @@ class HostStreamServer:
             self._server = None
 
     def announce(self, notice: Notice) -> None:
-        """Tells every watcher, now and in future."""
+        """Sends the notice to every present and future watcher."""
         assert notice.worker_id == self._worker_id, "a notice of another host"
         if self._notices.get(notice.source) != notice:
             self._notices[notice.source] = notice
             self._send(self._all())
 
     def withdraw(self, worker_id: int, source: str) -> None:
-        """The same for a notice that no longer holds."""
+        """Removes a notice that no longer holds, for every watcher."""
         assert worker_id == self._worker_id, "a notice of another host"
         if self._notices.pop(source, None) is not None:
             self._send(self._all())
 
     def add(self, transport: asyncio.Transport) -> bool:
-        """Takes in a watcher and tells it what is known; whether there was room for it."""
+        """Adds a watcher and sends it the present notices; returns whether there was room."""
         if len(self._watchers) >= MAX_WATCHERS:
             transport.write(_encode(_Line(tuple(self._notices.values()), refused=True)))
             transport.close()
@@ -107,7 +108,7 @@ class HostStreamServer:
         return True
 
     def drop(self, transport: asyncio.Transport) -> None:
-        """That watcher has left."""
+        """Removes a watcher that has left."""
         self._watchers.discard(transport)
 
     async def _beat(self) -> None:
@@ -128,7 +129,7 @@ class HostStreamServer:
 
 
 class _Watcher(asyncio.Protocol):
-    """One connection at the host's end. What comes in on it is thrown away."""
+    """The connection of one watcher at the host's end. Incoming bytes are thrown away."""
 
     def __init__(self, server: HostStreamServer) -> None:
         self._server = server
@@ -143,11 +144,11 @@ class _Watcher(asyncio.Protocol):
 
 
 class _LostError(Exception):
-    """The host is lost; the message says why."""
+    """The host is lost; the message has the reason."""
 
 
 class HostWatcher:
-    """The replica's end: hands on the notices of one host, and at last that it is lost."""
+    """The replica's end: hands on the notices of one host, and at last its loss."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class HostWatcher:
             self._sink.announce(lost)
 
     async def _follow(self) -> None:
-        """Reads the stream, again and again as it ends, until there is no more to be had."""
+        """Reads the stream, again after each end, until the host is lost."""
         while True:
             loop = asyncio.get_running_loop()
             limit = HeartbeatConfig(RECONNECT_S / 4, RECONNECT_S)
@@ -201,7 +202,7 @@ class HostWatcher:
             logger.info("host_stream_ended worker_id=%d reason=%r", self._worker_id, ended)
 
     async def _read(self, reader: asyncio.StreamReader) -> str:
-        """Hands on what comes; why it ended."""
+        """Hands on the notices of one connection; returns the reason of its end."""
         while True:
             try:
                 raw = await reader.readline()
@@ -232,7 +233,7 @@ class HostWatcher:
 
 
 async def _unless_silent(pulse: Pulse, work: Coroutine[Any, Any, _T], complaint: str) -> _T:
-    """What `work` comes to. `_LostError` if before that `pulse` finds that nothing was heard."""
+    """Returns the result of `work`; raises `_LostError` once `pulse` is silent for too long."""
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(work)
     try:

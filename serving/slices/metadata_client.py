@@ -62,12 +62,12 @@ _MAX_VALUE_BYTES = 64 * 1024
 
 
 class MetadataError(Exception):
-    """The server could not be asked, or makes no sense. Nothing is known; ask again."""
+    """The server could not be asked, or its answer makes no sense. Nothing is known; ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A metadata value. `text` is `None` where this host has no such path."""
+    """The value of a metadata path. `text` is `None` where this host has no such path."""
 
     text: str | None
     etag: str | None
@@ -77,7 +77,7 @@ class MetadataClient:
     """Asks one metadata server. An asynchronous context manager; may be entered once."""
 
     def __init__(self, host: str | None = None) -> None:
-        """`host` is `host[:port]`, `None` for the name that every Google VM knows it by."""
+        """Takes `host` as `host[:port]`; `None` is the name that every Google VM knows."""
         self._url = f"http://{host or _DEFAULT_HOST}/computeMetadata/v1/"
         self._session: aiohttp.ClientSession | None = None
 
@@ -103,9 +103,9 @@ class MetadataClient:
         other_than: str | None = None,
         wait_s: int = _WAIT_S,
     ) -> Value:
-        """The value now; with `other_than`, an entity tag, the next one that has another tag.
+        """Returns the value now; with `other_than`, an entity tag, the next one with another tag.
 
-        In the latter case it is the old value after all if nothing changes within `wait_s`.
+        In the latter case it returns the old value after all if nothing changes within `wait_s`.
 
         Raises:
             MetadataError: ask again.
@@ -150,10 +150,10 @@ async def watch_notices(
     preemption_notice_s: float = SPOT_NOTICE_S,
     absent_retry_s: float = _ABSENT_RETRY_S,
 ) -> None:
-    """Tells `sink` what this host's metadata server announces, until it is cancelled.
+    """Announces to `sink` what this host's metadata server announces, until it is cancelled.
 
-    A server that cannot be reached announces and withdraws nothing. `preemption_notice_s` is what
-    the host has from the announcement of a preemption.
+    A server that cannot be reached announces and withdraws nothing. `preemption_notice_s` is the
+    time that the host has after the announcement of a preemption.
     """
     failing: dict[str, str] = {}
     async with client, asyncio.TaskGroup() as tasks:
@@ -166,7 +166,7 @@ async def watch_notices(
 
 @dataclass(slots=True)
 class _Watch:
-    """The watch over one path. `failing`: each path of this host that is unknown now, and why."""
+    """The watch over one path. `failing` has the reason for each path that is unknown now."""
 
     client: MetadataClient
     path: str
@@ -205,7 +205,7 @@ class _Watch:
         logger.log(level, "metadata_unknown path=%s reason=%r", self.path, reason)
 
     async def _look(self) -> bool:
-        """Takes in the next value; whether it is another one."""
+        """Handles the next value; returns whether it differs from the last one."""
         query = {"alt": "json", "recursive": "true"} if self.path == UPCOMING_MAINTENANCE else {}
         value = await self.client.get(self.path, query, other_than=self.known.etag)
         if value.text != self.known.text:
@@ -222,7 +222,7 @@ class _Watch:
         return f"metadata {self.path}"
 
     def _read(self, text: str | None) -> Notice | None:
-        """What a value announces. Raises `MetadataError` if it cannot be understood."""
+        """Returns the notice in a value. Raises `MetadataError` if it cannot be understood."""
         if text is None:
             return None
         kind, deadline_s, reason = NoticeKind.MAINTENANCE, None, "maintenance stops the host now"
@@ -244,7 +244,7 @@ class _Watch:
 
 
 def read_maintenance(text: str) -> float | None:
-    """When the maintenance that `instance/upcoming-maintenance` announces begins; `None` for none.
+    """Returns the start of the maintenance in `instance/upcoming-maintenance`; `None` for none.
 
     The documentation shows the fields in two spellings, with and without an object around them; all
     are understood.

@@ -1,4 +1,4 @@
-"""What a Kubernetes node object says about the end of its host.
+"""Reads the end of a host from its Kubernetes node object.
 
 Owns the meaning of GKE's taints, labels and annotations. Does not own reading the node from the API
 server. Pure.
@@ -6,7 +6,7 @@ server. Pure.
 Sources, read 2026-11: GKE documentation "Manage disruption to GKE nodes that don't live migrate"
 (`kubernetes-engine/docs/concepts/handle-disruption-gpu-tpu`) for the maintenance labels and the
 termination taint; GKE's cluster autoscaler for `machine-termination-datetime`; Kubernetes'
-cluster autoscaler for `ToBeDeletedByClusterAutoscaler`; kubelet for the words of its shutdown.
+cluster autoscaler for `ToBeDeletedByClusterAutoscaler`; kubelet for the messages of its shutdown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,16 +35,16 @@ _DRAINING_TAINTS = {
 
 @dataclass(frozen=True, slots=True)
 class NodeSignals:
-    """A node's notices; `unreadable` names signals that are there but make no sense."""
+    """The notices of a node; `unreadable` names signals that exist but make no sense."""
 
     notices: tuple[Notice, ...]
     unreadable: tuple[str, ...]
 
 
 def read_node(node: Mapping[str, Any], worker_id: int) -> NodeSignals:
-    """The notices in a node object, as the Kubernetes API returns it in JSON.
+    """Returns the notices in a node object, as the Kubernetes API returns it in JSON.
 
-    A node that is only cordoned says nothing: nobody has asked it to end yet.
+    A node that is only cordoned has no notice, because nobody has asked it to end yet.
     """
     metadata = node.get("metadata") or {}
     notices = list(_draining(node, worker_id))
@@ -90,13 +90,17 @@ def _draining(node: Mapping[str, Any], worker_id: int) -> Iterator[Notice]:
 
 
 def rfc3339_s(text: str) -> float:
-    """Seconds since the epoch; a time without a zone is UTC. Raises `ValueError` for nonsense."""
+    """Returns seconds since the epoch; a time without a zone is UTC.
+
+    Raises:
+        ValueError: the text is no such time.
+    """
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def utc_words(at_s: float) -> str:
-    """A wall-clock time for a reader."""
+    """Formats a wall-clock time for a reader."""
     return datetime.fromtimestamp(at_s, UTC).isoformat(sep=" ", timespec="seconds")
 
 

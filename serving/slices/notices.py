@@ -1,8 +1,8 @@
-"""What hosts of a slice announce about their end, and what the slice has to do about it.
+"""Notices about the end of a slice's hosts, and the drain order that follows from them.
 
-Owns the kinds of notices, how several become one, and when a notice makes a slice drain. Does not
-own where notices come from (`metadata_client`, `node_notices`, `host_stream`). Pure: callers pass
-`now_s`, wall-clock seconds since the epoch.
+Owns the kinds of notices, the rule that combines several, and the time at which a slice drains.
+Does not own the sources of notices (`metadata_client`, `node_notices`, `host_heartbeat`). Pure:
+callers pass `now_s`, wall-clock seconds since the epoch.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from serving.domain.slice_lifecycle import EndCause
 
 
 class NoticeKind(StrEnum):
-    """What was announced, the mildest first."""
+    """The kinds of notices, the mildest first."""
 
     EXPIRY = "expiry"  # the host's maximum run duration ends
     MAINTENANCE = "maintenance"  # the host will be stopped for maintenance
@@ -32,11 +32,11 @@ _SCHEDULED = frozenset({NoticeKind.EXPIRY, NoticeKind.MAINTENANCE})
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One host's end, announced by one source.
+    """The end of one host, announced by one source.
 
-    `deadline_s` is the wall-clock time from which the host may be gone, `None` if that was not
-    said. `source` names where it comes from, such as `metadata instance/preempted`; a later notice
-    of the same host and source replaces it.
+    `deadline_s` is the wall-clock time from which the host may be gone, `None` if the source gave
+    none. `source` names the origin, such as `metadata instance/preempted`. A later notice of the
+    same host and source replaces it.
     """
 
     kind: NoticeKind
@@ -47,20 +47,20 @@ class Notice:
 
 
 class NoticeSink(Protocol):
-    """Whoever takes in notices. Neither method blocks; both may be repeated without effect."""
+    """The receiver of notices. Neither method blocks; a repeated call has no effect."""
 
     def announce(self, notice: Notice) -> None:
-        """Takes it in, in place of what the same source said of the same host before."""
+        """Adds the notice, in place of an earlier one from the same source for the same host."""
 
     def withdraw(self, worker_id: int, source: str) -> None:
-        """That source no longer announces anything for that host."""
+        """Removes the notice of that source for that host."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
     """The slice takes no more requests and is left by `deadline_s` (wall clock).
 
-    `cause` is how its life will have ended.
+    `cause` is the cause under which its life ends.
     """
 
     deadline_s: float
@@ -69,9 +69,9 @@ class DrainOrder:
 
 
 def combine(notices: Iterable[Notice]) -> Notice | None:
-    """One notice for all: the most severe, with the earliest deadline of any; `None` for none.
+    """Returns the most severe notice with the earliest deadline of any; `None` for none.
 
-    Of several that are equally severe, the one that ends first speaks.
+    Of several that are equally severe, the one with the earliest deadline gives the reason.
     """
     listed = list(notices)
     if not listed:
@@ -82,10 +82,11 @@ def combine(notices: Iterable[Notice]) -> Notice | None:
 
 
 def plan_drain(notices: Iterable[Notice], drain_notice_s: float, now_s: float) -> DrainOrder | None:
-    """What the notices of a slice's hosts demand as of now; `None` as long as that is nothing.
+    """Returns the drain order that a slice's notices demand now; `None` if they demand none.
 
-    One host's end is the slice's. `drain_notice_s` is the compute class's: how long before a
-    scheduled end the slice starts to drain, and how long it has where no end was named.
+    One host's end is the slice's. `drain_notice_s` belongs to the compute class. It is the time
+    before a scheduled end at which the slice starts to drain, and the time that the slice has when
+    no end was named.
     """
     due = [
         replace(each, deadline_s=_end_s(each, drain_notice_s, now_s))
@@ -112,7 +113,7 @@ def _end_s(notice: Notice, drain_notice_s: float, now_s: float) -> float:
 
 
 def _cause(due: list[Notice]) -> EndCause:
-    """An expiry is carried out by signals and drains; only what else takes a host outranks it."""
+    """Returns the cause of an end: an expiry outranks the signals and drains that carry it out."""
     kinds = {each.kind for each in due}
     taken_away = {NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE}
     if NoticeKind.EXPIRY in kinds and not kinds & taken_away:

@@ -1,7 +1,7 @@
-"""Runs the probe program on one host of a slice, and says what the hosts' results mean together.
+"""Runs the probe program on one host of a slice, and judges the results of all hosts together.
 
 Owns the messages between the program and its supervisor, the deadline, and the verdict. Does not
-own the checks themselves (`probe_program`), nor how the supervisor gets onto every host. Imports no
+own the checks themselves (`probe_program`), nor the supervisor's way onto every host. Imports no
 JAX: a chip that hangs a process must not hang the one that judges it.
 """
 
@@ -36,14 +36,14 @@ _ABANDONED_WORDS = b"JAX distributed service detected fatal errors"
 
 
 class Platform(StrEnum):
-    """What JAX runs on."""
+    """The platform that JAX runs on."""
 
     TPU = "tpu"
     CPU = "cpu"  # simulated: one process plays a host, with as many CPU devices
 
 
 class Stage(StrEnum):
-    """How far a program came, in order."""
+    """The stages of a program, in order."""
 
     STARTING = "starting"  # the process starts and imports JAX
     JOINING = "joining"  # the hosts find each other
@@ -58,7 +58,7 @@ _WAITING = frozenset({Stage.JOINING, Stage.DEVICES, Stage.ALL_REDUCE})
 
 
 class ProbeOutcome(StrEnum):
-    """What became of one check."""
+    """The outcome of one check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -81,11 +81,11 @@ _OWN = frozenset({CheckName.LOCAL_DEVICES, CheckName.DEVICE_KIND, CheckName.HBM,
 
 
 class ProbeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one host is to find. `process_id` is its worker id.
+    """The expectation for one host. `process_id` is its worker id.
 
     On CPU as many devices are simulated. `coordinator_address` (`host:port`, on host 0) may be left
     out on TPU, where JAX finds it, and with one host. `None` for the bytes of memory per device or
-    the kind of device: unknown, not checked.
+    the kind of device means unknown, and the check is skipped.
     """
 
     platform: Platform
@@ -107,7 +107,7 @@ class ProbeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class DeviceFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One device that is not as it should be, by JAX's id and the host it belongs to."""
+    """The failure of one device, with JAX's id and the host that it belongs to."""
 
     device_id: int
     worker_id: int
@@ -115,7 +115,7 @@ class DeviceFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One check of one host. `detail` is a sentence for a reader."""
+    """The result of one check on one host. `detail` is a sentence for a reader."""
 
     name: CheckName
     outcome: ProbeOutcome
@@ -131,7 +131,7 @@ class StageLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="st
 
 
 class ProbeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
-    """The program's last word. `wall_s` is from the start of its `main`."""
+    """The final report of the program. `wall_s` counts from the start of its `main`."""
 
     process_id: int
     device_kinds: tuple[str, ...]
@@ -140,7 +140,7 @@ class ProbeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class HostOutcome(StrEnum):
-    """What became of the program on one host."""
+    """The outcome of the program on one host."""
 
     PASSED = "passed"
     CHECK_FAILED = "check_failed"
@@ -153,7 +153,7 @@ class HostOutcome(StrEnum):
 
 
 class HostProbe(msgspec.Struct, frozen=True):
-    """The result of one host. `report` is `None` where the program did not come to one."""
+    """The result of one host. `report` is `None` where the program did not send one."""
 
     worker_id: int
     outcome: HostOutcome
@@ -164,11 +164,11 @@ class HostProbe(msgspec.Struct, frozen=True):
 
     @property
     def is_at_fault(self) -> bool:
-        """Whether this host failed by itself, whatever the others did."""
+        """Returns whether this host failed by itself, regardless of the other hosts."""
         return _rank(self) == _OWN_FAULT
 
     def failed(self, name: CheckName) -> Check | None:
-        """That check, if it failed."""
+        """Returns the check of that name if it failed, otherwise `None`."""
         for check in self.report.checks if self.report is not None else ():
             if check.name == name and check.outcome == ProbeOutcome.FAILED:
                 return check
@@ -176,9 +176,9 @@ class HostProbe(msgspec.Struct, frozen=True):
 
 
 class ProbeVerdict(msgspec.Struct, frozen=True):
-    """Whether the slice may be used, and if not, because of which hosts.
+    """The verdict on a slice: usable, or not because of the `failing` hosts.
 
-    `failing` is empty exactly if it passed. `not_checked` names what no host could check.
+    `failing` is empty exactly if it passed. `not_checked` names the checks that no host could make.
     """
 
     failing: tuple[int, ...]
@@ -187,7 +187,7 @@ class ProbeVerdict(msgspec.Struct, frozen=True):
 
     @property
     def has_passed(self) -> bool:
-        """Whether every host passed."""
+        """Returns whether every host passed."""
         return not self.failing
 
 
@@ -203,9 +203,9 @@ async def run_probe_on_host(
 ) -> HostProbe:
     """Runs the program as a process of its own on this machine, for at most `timeout_s`.
 
-    Whatever becomes of it is a `HostProbe`, never an exception. When this returns, or is cancelled,
-    the process and its children are gone and the devices are free. `environment` is the whole
-    environment of the process, `None`: this process's.
+    Every outcome is a `HostProbe`, never an exception. When this returns, or is cancelled, the
+    process and its children are gone and the devices are free. `environment` is the whole
+    environment of the process; `None` means this process's.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
@@ -234,7 +234,7 @@ async def run_probe_on_host(
 
 
 class _Heard:
-    """What a running program has said so far."""
+    """The output of a running program so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -246,7 +246,7 @@ class _Heard:
         self._complaint_reader = asyncio.create_task(self._read_complaints())
 
     async def listen(self, request: bytes) -> None:
-        """Until the program has ended or talked nonsense; after a report, a moment longer."""
+        """Reads until the program ends or writes nonsense; after a report, a moment longer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(ConnectionError):
@@ -287,7 +287,7 @@ class _Heard:
             task.cancel()
 
     def result(self, spec: ProbeSpec, timeout_s: float, wall_s: float) -> HostProbe:
-        """What it all amounts to."""
+        """Returns the result of this host."""
         outcome, reason = self._judge(timeout_s)
         return HostProbe(spec.process_id, outcome, self._stage, reason, wall_s, self._report)
 
@@ -310,7 +310,7 @@ class _Heard:
         return HostOutcome.CRASHED, reason
 
     def _last_words(self) -> str:
-        """The fatal line of XLA's log, above its stack trace; the last line where there is none."""
+        """Returns the fatal line of XLA's log, above its stack trace, or else the last line."""
         lines = self._complaints.decode(errors="replace").strip().splitlines()
         fatal = [line for line in lines if re.match(r"F\d{4} ", line)]
         return (fatal or lines or ["it said nothing"])[-1].strip()[:500]
@@ -323,10 +323,10 @@ class _Heard:
 
 
 async def probe_slice(runs: Mapping[int, Awaitable[HostProbe]]) -> ProbeVerdict:
-    """The verdict on a slice whose hosts are being probed, by worker id.
+    """Returns the verdict on a slice while its hosts are probed, by worker id.
 
-    Comes as soon as one host is found at fault: the others, which may wait for it until their
-    deadline, are cancelled after a moment. What a run raises is raised, after the same.
+    It returns as soon as one host is found at fault. The others may wait for that host until their
+    deadline, so they are cancelled after a moment. An exception of a run is raised after the same.
     """
     tasks = {worker_id: asyncio.ensure_future(run) for worker_id, run in runs.items()}
     try:
@@ -352,11 +352,11 @@ async def probe_slice(runs: Mapping[int, Awaitable[HostProbe]]) -> ProbeVerdict:
 
 
 def verdict(host_probes: Iterable[HostProbe], num_hosts: int) -> ProbeVerdict:
-    """What the results of a slice's hosts mean together. Pure.
+    """Judges the results of a slice's hosts together. Pure.
 
     Names the hosts at fault, not those that waited for them in vain: first those that failed by
-    themselves or never reported, then those that crashed, then those that hung, then those whose
-    part of the all-reduce came out wrong. If that is the same for all, all are named.
+    themselves or never reported, then those that crashed, then those that hung, then those with a
+    wrong part of the all-reduce. If that is the same for all, all are named.
     """
     probes = {probe.worker_id: probe for probe in host_probes}
     for worker_id in range(num_hosts):
@@ -379,7 +379,7 @@ _OWN_FAULT, _CRASHED, _HUNG, _WRONG_SUM, _AFFECTED = range(5)
 
 
 def _rank(probe: HostProbe) -> int:
-    """How much a host is to blame, the most first."""
+    """Returns the rank of a host's blame, the most first."""
     if probe.report is not None:
         if any(probe.failed(name) for name in _OWN):
             return _OWN_FAULT
@@ -399,7 +399,7 @@ def _rank(probe: HostProbe) -> int:
 
 
 def _wrong_in_the_sum(bad: Iterable[HostProbe], num_hosts: int) -> list[int]:
-    """The hosts whose contribution is wrong; if that is all of them, those that saw it so."""
+    """Returns the hosts with a wrong contribution; if all are wrong, those that saw it so."""
     saw = [probe for probe in bad if _rank(probe) == _WRONG_SUM]
     checks = [probe.failed(CheckName.ALL_REDUCE) for probe in saw]
     sources = {each.worker_id for check in checks if check for each in check.failures}

@@ -1,10 +1,10 @@
-"""The probe: tries out the devices of one host, and with the other hosts the slice's interconnect.
+"""The probe: checks the devices of one host, and with the other hosts the interconnect.
 
-A program of its own (`python -m serving.slices.probe_program`), one process per host, run before
-weights are loaded. Reads a `ProbeSpec` as one line of JSON from stdin; writes JSON lines to stdout,
-a `StageLine` at each stage and one `ProbeReport` at the end. It ends with status 0 if it came to a
-report, whatever is in it. The only module that imports JAX. When the process that started it ends,
-it ends too.
+It is a program of its own (`python -m serving.slices.probe_program`), one process per host, run
+before weights are loaded. Reads a `ProbeSpec` as one line of JSON from stdin; writes JSON lines to
+stdout, a `StageLine` at each stage and one `ProbeReport` at the end. It ends with status 0 if it
+wrote a report, whatever the result. It is the only module that imports JAX. It ends when the
+process that started it ends.
 
 In a simulated cluster, and only there, the environment variable SLICEWISE_PROBE_FAULT makes a host
 faulty: `wrong_matmul`, `hang`, `crash`, `missing_device` or `small_hbm`. On TPU it is refused.
@@ -48,7 +48,7 @@ _AXIS = "device"
 
 
 class Fault(StrEnum):
-    """What a simulated host does wrong."""
+    """The fault of a simulated host."""
 
     WRONG_MATMUL = "wrong_matmul"  # its first device computes one wrong number
     HANG = "hang"  # it stops before the all-reduce, so the other hosts wait in it
@@ -67,7 +67,7 @@ class Probe:
         self._checks: list[Check] = []
 
     def run(self) -> bool:
-        """Makes all checks and reports; whether the hosts can take leave of each other."""
+        """Makes all checks and reports; returns whether the hosts can take leave of each other."""
         started_s = time.monotonic()
         self._enter(Stage.JOINING)
         self._join()
@@ -113,7 +113,7 @@ class Probe:
             )
 
     def _check(self, name: CheckName, make: Callable[[], Check]) -> bool:
-        """Makes one check; one that raises has failed. Whether it came to a result."""
+        """Makes one check; one that raises has failed. Returns whether it had a result."""
         started_s = time.monotonic()
         has_completed = True
         try:
@@ -174,7 +174,7 @@ class Probe:
         return None if statistics is None else statistics.get("bytes_limit")
 
     def _multiply(self, local: Sequence[jax.Device]) -> Check:
-        """One matmul per device, all at once, against the answer that the host computes."""
+        """Runs one matmul per device, all at once, and compares with the host's own answer."""
         rows, columns = np.indices((_MATMUL_SIZE, _MATMUL_SIZE))
         left = ((3 * rows + 5 * columns) % 17 - 8).astype(np.float32)
         right = ((7 * rows + 11 * columns) % 13 - 6).astype(np.float32)
@@ -200,7 +200,7 @@ class Probe:
         return _of_devices(CheckName.MATMUL, wrong, len(local), "multiply exactly")
 
     def _reduce(self, everywhere: Sequence[jax.Device]) -> Check:
-        """A sum over the slice in which each device fills its own row, so a wrong one shows."""
+        """Sums over the slice; each device fills its own row, so a wrong device shows."""
         num_rows = len(everywhere)
         width = max(8, _ALL_REDUCE_FLOATS // num_rows)
 
@@ -282,7 +282,7 @@ def _end_with(pid: int) -> None:
 
 
 def main() -> None:
-    """Probes this host as stdin says, and reports to stdout."""
+    """Probes this host as stdin requests, and reports to stdout."""
     _end_with(os.getppid())
     report_fd = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed is no part of the report

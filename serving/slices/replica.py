@@ -1,8 +1,8 @@
 """The slice replica: one Serve replica, one slice at a time, one engine on it.
 
 Owns the order of its sessions: when a slice is taken away, the replica drains it and looks for the
-next at once, in place. To Serve it stays healthy meanwhile: to have no slice is a state, no error.
-Requests do not pass through here.
+next at once, in place. The replica stays healthy for Serve meanwhile, because a replica without a
+slice is a state, no error. Requests do not pass through here.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class SliceReplica:
-    """See the module. `app` makes it a deployment."""
+    """The replica of the module docstring. `app` makes it a deployment."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, spec: EngineSpec, link: LinkConfig, directory: DeploymentHandle
@@ -47,12 +47,12 @@ class SliceReplica:
         self._running = asyncio.create_task(self._run(), name="run")
 
     async def check_health(self) -> None:
-        """Raises when the engine died on a sound slice: Serve then starts a new replica."""
+        """Raises when the engine died on a sound slice, so that Serve starts a new replica."""
         if self._unfit_reason is not None:
             raise EngineDiedError(self._unfit_reason)
 
     async def status(self) -> dict[str, Any]:
-        """The host's requests, gateways and process ids; for operators and tests."""
+        """Returns the host's requests, gateways and process ids; for operators and tests."""
         return await self._current.status()
 
     async def __del__(self) -> None:

@@ -1,9 +1,9 @@
 """Holds whole slices in one placement group: each bundle is pinned to its host by name and node id.
 
 Several slices stand in one group as well, one after the other: Ray grants all of it or nothing
-(`docs/adr/0013`). Owns the placement group. It belongs to the process that reserved it, so Ray
-removes it when that process ends, however it ends; nothing is ever left to clean up. Does not own
-the choice of the slices (`inventory`, `claims`) nor what runs on them.
+(`docs/adr/0013`). Owns the placement group. The group belongs to the process that reserved it, so
+Ray removes it when that process ends, however it ends; nothing is ever left to clean up. Does not
+own the choice of the slices (`inventory`, `allocator`) nor what runs on them.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ _POLL_S = 0.05
 
 
 class ReservationError(RuntimeError):
-    """Not all of it could be had. Nothing is held; ask for other slices."""
+    """The reservation failed in part, so nothing is held. Ask for other slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Held slices, of one kind. Give them back with `release`."""
+    """The held slices, all of one kind. Give them back with `release`."""
 
     slices: tuple[Slice, ...]
     group: SlicePlacementGroup
@@ -58,11 +58,11 @@ class Reservation:
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """Ray's own handle; the bundles are the hosts, slice after slice."""
+        """The handle of Ray; the bundles are the hosts, slice after slice."""
         return self.group.placement_group
 
     def on_host(self, worker_id: int, part: int = 0) -> PlacementGroupSchedulingStrategy:
-        """Where an actor has to be scheduled to run on that host of slice `part`."""
+        """Returns the scheduling strategy for an actor on that host of slice `part`."""
         return PlacementGroupSchedulingStrategy(
             placement_group=self.placement_group,
             placement_group_bundle_index=part * len(self.slices[0].hosts) + worker_id,
@@ -73,8 +73,8 @@ class Reservation:
     async def release(self) -> None:
         """Gives the slices back and ends what runs in them. Idempotent.
 
-        Returns when Ray's head has heard of it, however long there is none: what Ray has not heard
-        of stays reserved as long as this process lives.
+        It returns when Ray's head has removed the group, however long there is no head. A group
+        that Ray has not removed stays reserved as long as this process lives.
         """
         await asyncio.to_thread(_remove, self.group)
         for each in self.slices:
@@ -87,9 +87,9 @@ def names_of(slices: Sequence[Slice]) -> str:
 
 
 def bundle_selectors(slices: Sequence[Slice]) -> list[dict[str, str]]:
-    """Label selectors, one per bundle: the hosts of the first slice, then those of the next.
+    """Returns one label selector per bundle: the hosts of the first slice, then of the next.
 
-    The node id makes a host that returns under a lost one's name another host: without it Ray
+    The node id makes a host that returns under a lost one's name another host. Without it Ray
     quietly completes the group with it, half old and half new.
     """
     return [_selector(host) for whole in slices for host in whole.hosts]
@@ -104,7 +104,7 @@ async def reserve(
 ) -> Reservation:
     """Reserves every host of all `slices`, or nothing.
 
-    Cancelling it gives back what it has.
+    A cancelled call gives back what it has.
 
     Raises:
         ReservationError: not all of it could be had within `timeout_s`.
@@ -156,10 +156,10 @@ def _create(
 
 
 def _remove(group: SlicePlacementGroup) -> None:
-    """`shutdown` alone would let go of a group that Ray was not told of for a minute.
+    """Removes the group. `shutdown` alone abandons it when Ray does not answer for a minute.
 
     Measured with Ray 2.60: a removal that timed out while the head was away is not made good when
-    it is back; the group stands, and nobody has the slice.
+    it is back. The group stands, and nobody has the slice.
     """
     while (standing := group.placement_group) is not None:
         try:

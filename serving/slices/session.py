@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 class SessionEnd:
     """The reason to leave a slice, and the time that its requests have to finish there.
 
-    `deadline_s` is the wall-clock time at which the slice ends; `None`: nobody takes it away.
+    `deadline_s` is the wall-clock time at which the slice ends; `None` means that no end is known.
     Requests that no other engine can continue may stay `stay_s`, where that is longer than the
     grace.
     """
@@ -59,12 +59,12 @@ class SessionEnd:
 
 
 class SliceSession:
-    """One session: start once, wait for its end, stop."""
+    """The session of one engine: start once, wait for its end, stop."""
 
     def __init__(
         self, life_id: str, spec: EngineSpec, secret: bytes, directory: DeploymentHandle
     ) -> None:
-        """`life_id` is the id of the session in the directory."""
+        """Takes `life_id`, the id of the session in the directory."""
         self._spec = spec
         self._secret = secret
         self._directory = directory
@@ -89,7 +89,7 @@ class SliceSession:
     # -- up --
 
     async def start(self) -> None:
-        """Waits for slices until an engine runs on one; hours if it must.
+        """Waits for slices until an engine runs on one, for hours if it must.
 
         When it is cancelled, `stop` cleans up.
 
@@ -142,7 +142,7 @@ class SliceSession:
         return SessionEnd(EndCause.UNHEALTHY, reason, 0.0)
 
     async def status(self) -> dict[str, Any]:
-        """The host's requests, gateways and process ids."""
+        """Returns the host's requests, gateways and process ids."""
         status: dict[str, Any] = await self._host.status.remote()
         return status
 
@@ -176,7 +176,7 @@ class SliceSession:
         self._reporter.close()
 
     def _deadlines_s(self, end: SessionEnd) -> list[float | None]:
-        """The deadline of each slice; of a multislice only those to blame are taken away."""
+        """Returns the deadline of each slice; only those to blame of a multislice have one."""
         if self._held is None or len(self._held.slices) == 1:
             return [end.deadline_s]
         orders = [each.order for each in self._held.watches]

@@ -1,7 +1,7 @@
-"""Where libtpu writes its logs on a host: what one looks at when a slice fails. Pure.
+"""The folder of libtpu's logs on a host, for a reader whose slice failed. Pure.
 
-libtpu is loaded by the engine's workers, so it is their environment that counts: the engine's own
-variables first, then the host's.
+The engine's workers load libtpu, so their environment counts: the engine's own variables first,
+then the host's.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _DISABLED = "disabled"
 
 
 def tpu_log_dir(*environments: Mapping[str, str]) -> str | None:
-    """The folder of libtpu's logs; the first environment that names one decides.
+    """Returns the folder of libtpu's logs; the first environment that names one decides.
 
-    `None`: it was told to write no files. The folder comes into being with the first program.
+    `None` means that libtpu is configured to write no files. The first program creates the folder.
     """
     named = (environment.get(LOG_DIR_VARIABLE) for environment in environments)
     folder = next(filter(None, named), DEFAULT_LOG_DIR)

@@ -1,4 +1,4 @@
-"""One held slice under watch: an agent on each host, its probe, and what announces its end.
+"""The watch over one held slice: an agent on each host, its probe, and the signs of its end.
 
 Owns the agents and folds what they and Ray announce into the order to leave the slice. Does not own
 the reservation, nor what the replica does (`held`).
@@ -40,7 +40,7 @@ _PROBE_SLACK_S = 15.0
 
 
 class SliceLostError(RuntimeError):
-    """A slice goes before it could be used. Nothing is held once all are released; take others."""
+    """The slice goes before it could be used. Release all slices, then take others."""
 
     def __init__(self, reason: str, cause: EndCause = EndCause.PREEMPTED) -> None:
         super().__init__(reason)
@@ -48,7 +48,7 @@ class SliceLostError(RuntimeError):
 
 
 class SliceWatch:
-    """Slice number `part` of a reservation. `on_order` is called once, when it has to be left."""
+    """The watch of slice number `part`. `on_order` is called once, when the slice must be left."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SliceWatch:
 
     @property
     def end(self) -> End | None:
-        """How its own life ends, as far as it is to blame; `None`: it is sound and stays."""
+        """The end of its own life, as far as it is to blame; `None` means sound and staying."""
         if self.order is not None:
             return self.order.cause, self.order.reason
         return self._failure
@@ -114,7 +114,7 @@ class SliceWatch:
         self._agents.clear()
 
     async def probe(self, timeout_s: float) -> ProbeVerdict:
-        """Tries out every host and the interconnect between them."""
+        """Probes every host and the interconnect between them."""
         ip, port = await self._agents[0].free_port.remote()
         found = await probe_slice(
             {
@@ -148,7 +148,7 @@ class SliceWatch:
     # -- what is announced --
 
     def announce(self, notice: Notice) -> None:
-        """Takes in what one source says of one host, in place of what it said before."""
+        """Adds the notice, in place of an earlier one from the same source for the same host."""
         if self._notices.get((notice.worker_id, notice.source)) == notice:
             return
         self._notices[notice.worker_id, notice.source] = notice
@@ -164,11 +164,11 @@ class SliceWatch:
         self.decide()
 
     def withdraw(self, worker_id: int, source: str) -> None:
-        """A notice no longer holds; an order that has been given stands."""
+        """Removes a notice that no longer holds; an order that has been given stands."""
         self._notices.pop((worker_id, source), None)
 
     def take_drains(self, deadlines_s: dict[str, float | None]) -> None:
-        """What Ray says of nodes that it drains, by node id."""
+        """Takes in the nodes that Ray drains: the deadline by node id."""
         for node_id, deadline_s in deadlines_s.items():
             worker_id = self._by_node.get(node_id)
             if worker_id is not None:
@@ -177,7 +177,7 @@ class SliceWatch:
                 self.announce(Notice(kind, worker_id, deadline_s, reason, "ray drain"))
 
     def decide(self) -> None:
-        """Gives the order once the notices demand it, or the clock does."""
+        """Gives the order once the notices or the clock demand it."""
         if self.order is not None:
             return
         self.order = plan_drain(self._notices.values(), self._spec.drain_notice_s, time.time())
