@@ -1,4 +1,4 @@
-"""What one slice can carry at an objective: the capacity model, and the file that holds it.
+"""The capacity model: the load that one slice can carry at an objective, and its file.
 
 The law is that of continuous batching. One engine step gives every running sequence one token and
 computes some prompt tokens on the side; it takes
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class ProfileError(ValueError):
-    """A profile file that cannot be used. The message names the field and what is allowed."""
+    """The profile file cannot be used. The message names the field and what is allowed."""
 
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,14 +33,14 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CapacityProfile(BaseModel):
-    """One slice shape with one model on one engine, as measured. Times in seconds.
+    """The measurements of one slice shape with one model on one engine. Times are in seconds.
 
-    An engine over joined slices is measured whole: `num_slices` of the shape are then what a policy
+    An engine over a multislice is measured whole: `num_slices` of the shape are then what a policy
     counts, buys and prices as one slice.
 
     `ttft_floor_s` is the time to first token of a request alone, beyond the computing of its
-    prompt. `load_s` is how long an engine takes from a reserved slice until it is ready.
-    `source` says what was measured where and when; `engine` is `paced` for a fake.
+    prompt. `load_s` is the time of an engine from a reserved slice until it is ready. `source`
+    names what was measured, the place and the date; `engine` is `paced` for a fake.
     """
 
     model_config = ConfigDict(
@@ -64,18 +64,19 @@ class CapacityProfile(BaseModel):
     source: Annotated[str, Field(min_length=1)]
 
     def work_s(self, input_tokens: float, output_tokens: float) -> float:
-        """Engine time that one more request costs, the steps' base time aside."""
+        """Returns the engine time that one more request costs, without the steps' base time."""
         return output_tokens * self.per_sequence_s + input_tokens * self.per_prompt_token_s
 
     def step_s(self, requests_per_s: float, input_tokens: float, output_tokens: float) -> float:
-        """The length of a step in steady state; infinite at and beyond saturation."""
+        """Returns the length of a step in steady state; infinite at and beyond saturation."""
         share = requests_per_s * self.work_s(input_tokens, output_tokens)
         return self.base_s / (1 - share) if share < 1 else math.inf
 
     def max_requests_per_s(self, input_tokens: float, output_tokens: float, tpot_s: float) -> float:
-        """The rate one slice carries in steady state with steps no longer than `tpot_s`.
+        """Returns the rate that a slice carries in steady state with steps up to `tpot_s`.
 
-        0 when even an idle engine's step is longer. Infinite only for requests that cost nothing.
+        It is 0 when even an idle engine's step is longer, and infinite only for requests that cost
+        nothing.
         """
         if tpot_s <= self.base_s:
             return 0.0
@@ -90,7 +91,7 @@ class CapacityProfile(BaseModel):
 
 
 def read_profile(path: Path) -> CapacityProfile:
-    """The profile in a YAML file.
+    """Returns the profile in a YAML file.
 
     Raises:
         ProfileError: it cannot be read, or lists every field that is wrong.

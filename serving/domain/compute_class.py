@@ -1,7 +1,8 @@
-"""Compute classes: how their slices are bought, what they cost, how they come, how they go. Pure.
+"""The compute classes: how their slices are bought, what they cost, how they come and go. Pure.
 
 Owns what follows from the market of a class. `serve_config.yaml`, the policy's settings, values
-files and scenarios each have keys of their own for a class; what a market sets in one stands here.
+files and scenarios each have keys of their own for a class; the effect of a market on them stands
+here.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ MAX_FLEX_START_RUN_S = 7 * DAY_S
 
 
 class Market(StrEnum):
-    """How the slices of a compute class are bought."""
+    """The market on which the slices of a compute class are bought."""
 
     RESERVED = "reserved"  # paid for ahead; nobody else may have them
     FLEX_START = "flex-start"  # queued for, then kept for a time known at its start
@@ -26,8 +27,8 @@ class Market(StrEnum):
 class MarketTerms:
     """The terms of a market, in seconds.
 
-    `max_run_s` is the longest run of a slice, `None` without an end. `drain_notice_s` is how long
-    before its end an ordinary pod is told of it, `max_drain_notice_s` as far as settings extend it;
+    `max_run_s` is the longest run of a slice, `None` without an end. `drain_notice_s` is the notice
+    that an ordinary pod gets before its end, `max_drain_notice_s` the longest that settings allow;
     `None` where the end is known from the start.
     """
 
@@ -55,15 +56,15 @@ MARKETS: Mapping[Market, MarketTerms] = MappingProxyType(
 class ComputeClass:
     """The terms of one compute class for one model's slice shape.
 
-    `usd_per_slice_hour` is what a slice costs while it is held. `is_prepaid`: capacity that is paid
-    for whether used or not, up to `max_slices`. `is_revocable`: may be taken away at any time, and
-    all of it at once. `correlation_group` names what is lost together (a zone, say); revocable
-    classes of different groups are not lost together. `max_slices` is quota, `min_slices` are kept
-    whatever the load. `provisioning_s` is how long a slice usually takes to come, until experience
-    says better; `load_s` how long an engine then takes to be ready. `losses_per_hour` is how often
-    a slice is usually taken away, until experience says better. `patience_s` is how long an order
-    may take before other classes are asked (`None`: as long as experience says is usual).
-    `max_run_s` is how long a slice is kept at most (`None`: no end).
+    `usd_per_slice_hour` is the cost of a slice while it is held. `is_prepaid`: capacity that is
+    paid for whether used or not, up to `max_slices`. `is_revocable`: may be taken away at any time,
+    and all of it at once. `correlation_group` names what is lost together (a zone, say); revocable
+    classes of different groups are not lost together. `max_slices` is quota; `min_slices` are kept
+    at any load. `provisioning_s` is the usual time until a slice comes, until experience corrects
+    it; `load_s` is the time until an engine is ready after that. `losses_per_hour` is the usual
+    rate at which a slice is taken away, until experience corrects it. `patience_s` is the longest
+    time of an order before other classes are asked (`None`: as long as experience finds usual).
+    `max_run_s` is the longest time that a slice is kept (`None`: no end).
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The messages between gateways and the dashboard: samples of counters, and requests for pages.
 
-Owns their shape. A gateway hands out a sample once a second and forwards what browsers ask for; the
-dashboard makes the history and the pages. Does not own either side.
+Owns their shape. A gateway hands out a sample once a second and forwards the requests of browsers.
+The dashboard makes the history and the pages. Does not own either side.
 """
 
 from collections.abc import Mapping
@@ -63,8 +63,9 @@ class LedgerEntry:
 class GatewaySample:
     """The numbers of one gateway at one instant.
 
-    `taken_at_s` is on the gateway's monotonic clock: two samples tell the time between them. The
-    ledger is of the whole fleet, the same at every gateway; all else is the gateway's own.
+    `taken_at_s` is on the gateway's monotonic clock, so the difference of two samples is the time
+    between them. The ledger is that of the whole fleet, the same at every gateway; all other
+    numbers are the gateway's own.
     """
 
     gateway_id: str
@@ -79,7 +80,7 @@ class GatewaySample:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request of a browser for a page, a part of it or the history. It has been authorized."""
+    """The request of a browser for a page, a part of it or the history. It has been authorized."""
 
     path: str
     query: str = ""

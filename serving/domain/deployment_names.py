@@ -1,4 +1,4 @@
-"""What the application's Serve deployments are called. A leaf: who scales them has to find them."""
+"""The names of the application's Serve deployments. A leaf, because scaling has to find them."""
 
 import re
 
@@ -8,5 +8,5 @@ DASHBOARD = "dashboard"
 
 
 def engine_deployment_name(model: str, compute_class: str) -> str:
-    """`engine-<model>-<compute class>`, of characters that are safe in Serve's names."""
+    """Returns `engine-<model>-<compute class>`, of characters that are safe in Serve's names."""
     return f"engine-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{compute_class}"

@@ -1,4 +1,4 @@
-"""Every error Slicewise raises on purpose, and the HTTP status of each.
+"""The errors that Slicewise raises on purpose, and the HTTP status of each.
 
     SlicewiseError
     ├── ConfigError                  no status: the application does not start
@@ -18,7 +18,7 @@
         └── NoEngineInTimeError      503  retry after the stated time
 
 Owns the errors and their two wire shapes, OpenAI's and Anthropic's. Does not own the HTTP response
-they travel in. Every error survives pickling, because Ray carries them between processes.
+that carries them. Every error survives pickling, because Ray carries them between processes.
 """
 
 import math
@@ -44,10 +44,10 @@ class SlicewiseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration.
+    """The description of one fault in a configuration.
 
-    `value` is the value as text, with secrets hidden; `None` when nothing was given. `allowed` says
-    what would be accepted in its place.
+    `value` is the value as text, with secrets hidden; `None` when nothing was given. `allowed`
+    describes what would be accepted in its place.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Problem:
     value: str | None = None
 
     def __str__(self) -> str:
-        """One line: where, what is wrong with which value, what is allowed."""
+        """Returns one line: the path, the complaint, the value, and what is allowed."""
         given = "" if self.value is None else f" (value {self.value})"
         return f"{self.path}: {self.complaint}{given}; {self.allowed}"
 
@@ -69,23 +69,23 @@ class ConfigError(SlicewiseError):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        """A count, then one line per problem."""
+        """Returns a count, then one line per problem."""
         count = len(self.problems)
         head = f"{count} problem{'s' if count != 1 else ''} in the configuration"
         return "\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)])
 
 
 class UnsupportedVllmError(SlicewiseError):
-    """The installed vLLM is not one whose arguments can be read. Install the pinned version."""
+    """The arguments of the installed vLLM cannot be read. Install the pinned version."""
 
 
 class RequestError(SlicewiseError):
-    """A request that gets no answer but this one.
+    """The error that is the only answer to a request.
 
     `kind` is OpenAI's error `type`. `param` names the field of the request that is to blame, `None`
-    when no single field is. `retry_after_s` is how long a client should wait before it tries again,
-    `None` when waiting does not help. Each subclass passes its own arguments to `Exception`, which
-    is what lets it be pickled.
+    when no single field is. `retry_after_s` is the time that a client should wait before it tries
+    again, `None` when waiting does not help. Each subclass passes its own arguments to `Exception`,
+    so that it can be pickled.
     """
 
     status: int
@@ -96,7 +96,7 @@ class RequestError(SlicewiseError):
     message: str
 
     def __str__(self) -> str:
-        """The message a client reads."""
+        """Returns the message that a client reads."""
         return self.message
 
 
@@ -113,7 +113,7 @@ class MalformedRequestError(RequestError):
 
 
 class UnauthorizedError(RequestError):
-    """No API key, or not one of ours. `reason` never repeats the key."""
+    """The request has no API key, or not one of ours. `reason` never repeats the key."""
 
     status = 401
     code = "invalid_api_key"
@@ -124,7 +124,7 @@ class UnauthorizedError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """No model or adapter of that name is served here."""
+    """The request names a model or adapter that is not served here."""
 
     status = 404
     code = "model_not_found"
@@ -149,7 +149,7 @@ class RequestTooLargeError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """As many requests wait for an engine as may wait. Retry after the stated time."""
+    """The queue for an engine is full. Retry after the stated time."""
 
     status = 429
     kind = "rate_limit_error"
@@ -181,7 +181,7 @@ class GatewayBehindError(RequestError):
 
 
 class NoEngineInTimeError(RequestError):
-    """No engine became ready before the deadline. Retry when a slice is expected."""
+    """The deadline passed before an engine was ready. Retry when a slice is expected."""
 
     status = 503
     kind = "server_error"
@@ -230,7 +230,7 @@ class VersionRetiredError(RequestError):
 
 
 class PoisonRequestError(RequestError):
-    """Engine after engine was lost while it held this request. Give up: it is not sent again."""
+    """The request lost engine after engine. Give up: it is not sent again."""
 
     status = 500
     kind = "server_error"
@@ -247,7 +247,8 @@ class PoisonRequestError(RequestError):
 class CannotResumeError(RequestError):
     """The engine was lost and the request cannot go on elsewhere.
 
-    503 when a fresh attempt may succeed, which `retry_after_s` says; 500 when it is `None`.
+    The status is 503 when a fresh attempt may succeed (`retry_after_s` is set), 500 when it is
+    `None`.
     """
 
     kind = "server_error"
@@ -261,7 +262,7 @@ class CannotResumeError(RequestError):
 
 
 class EngineRefusedError(RequestError):
-    """An engine would not run the request; `reason` is its own (a full queue, a bad payload)."""
+    """The engine would not run the request; `reason` is its own (a full queue, a bad payload)."""
 
     status = 503
     kind = "server_error"
@@ -274,7 +275,7 @@ class EngineRefusedError(RequestError):
 
 
 def openai_error_body(error: RequestError) -> dict[str, object]:
-    """The JSON body OpenAI's clients expect."""
+    """Returns the JSON body that OpenAI's clients expect."""
     return {
         "error": {
             "message": error.message,
@@ -286,20 +287,20 @@ def openai_error_body(error: RequestError) -> dict[str, object]:
 
 
 def anthropic_error_body(error: RequestError) -> dict[str, object]:
-    """The JSON body Anthropic's clients expect, for `/v1/messages`."""
+    """Returns the JSON body that Anthropic's clients expect, for `/v1/messages`."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def error_body(error: RequestError, path: str) -> dict[str, object]:
-    """The body that the clients of this route expect."""
+    """Returns the body that the clients of this route expect."""
     if path.startswith("/v1/messages"):
         return anthropic_error_body(error)
     return openai_error_body(error)
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """The response headers that go with `error`; the same for both shapes.
+    """Returns the response headers that go with `error`; the same for both shapes.
 
     OpenAI's and Anthropic's own clients resend on every status from 500 up unless
     `x-should-retry` is "false"; resending a poison request would cost as many engines again.

@@ -1,4 +1,4 @@
-"""What GKE, KubeRay and we call things on nodes, pods and worker groups. A leaf: names only."""
+"""The names that GKE, KubeRay and we use on nodes, pods and worker groups. A leaf."""
 
 # Ours, on a worker group: the compute class as `serve_config.yaml` calls it. Without it, GKE's name
 # for the class counts.

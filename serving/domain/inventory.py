@@ -1,11 +1,11 @@
-"""Which whole slices there are, and which of them a replica may take.
+"""The whole slices that exist, and those of them that a replica may take.
 
-Owns the reading of Ray's nodes as hosts of slices. Does not own the reservation: of what is free
-here, only the placement group says who has it. Pure.
+Owns the reading of Ray's nodes as hosts of slices. Does not own the reservation: a slice is free
+here until its placement group exists, and only the group decides who has it. Pure.
 
 A slice's name is no identity: KubeRay gives the replacement of a lost slice the lost one's name,
 and the TPU webhook has given one host's slice the name of a living one, as its worker 1 (recorded
-from v1.3.5 on 2026-11-22). The set of its hosts' node ids is.
+from v1.3.5 on 2026-11-22). The set of its hosts' node ids is the identity.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _SHOWN_ID = 12
 
 @dataclass(frozen=True, slots=True)
 class ObservedHost:
-    """One live Ray node with TPU chips."""
+    """The live Ray node with TPU chips."""
 
     node_id: str
     address: str
@@ -58,14 +58,14 @@ class SliceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A slice with every host alive; `hosts` in the order of their worker ids."""
+    """The slice with every host alive; `hosts` in the order of their worker ids."""
 
     name: str
     hosts: tuple[ObservedHost, ...]
 
     @property
     def node_ids(self) -> frozenset[str]:
-        """Which slice it is, whatever it is called."""
+        """The identity of the slice, whatever its name is."""
         return frozenset(host.node_id for host in self.hosts)
 
     @property
@@ -76,7 +76,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class SliceMatches:
-    """The slices that fit a request: the free ones, and why each other one is refused."""
+    """The slices that fit a request: the free ones, and the reason against each other one."""
 
     free: tuple[Slice, ...]
     refused: Mapping[str, str] = field(hash=False)
@@ -87,10 +87,10 @@ def observe_hosts(
     available: Mapping[str, Mapping[str, float]],
     draining: Iterable[str],
 ) -> list[ObservedHost]:
-    """The live hosts among Ray's `nodes`.
+    """Returns the live hosts among Ray's `nodes`.
 
     `available` holds the free resources by node id. A node without a `TPU` entry there has no free
-    chip: Ray leaves out what is used up. `draining` are the node ids that Ray drains.
+    chip, because Ray leaves out what is used up. `draining` are the node ids that Ray drains.
     """
     leaving = frozenset(draining)
     hosts = []
@@ -144,9 +144,9 @@ def _by_name(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
 
 
 def _each_alone(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
-    """Every host as a slice of its own, whatever name and worker id it was told.
+    """Returns every host as a slice of its own, regardless of its name and worker id.
 
-    The first to bear a name keeps it; another one is called after its node as well.
+    The first to bear a name keeps it. Another one with that name is also named by its node.
     """
     hosts = list(hosts)
     num_firsts = Counter(host.slice_name for host in hosts if host.worker_id == 0)
@@ -160,7 +160,7 @@ def _each_alone(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
 
 
 def _refusal(members: tuple[ObservedHost, ...], request: SliceRequest) -> str | None:
-    """Why nobody may take this slice now; `None` if somebody may."""
+    """Returns why nobody may take this slice now; `None` if somebody may."""
     ids = [host.worker_id for host in members]
     if len(set(ids)) < len(ids):
         return f"two hosts have one worker id (of {ids}): it is being replaced"

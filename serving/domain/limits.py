@@ -1,4 +1,4 @@
-"""Limits and rules of serving that more than one part has to know. Each default stands here alone.
+"""The limits and rules of serving that several parts have to know, with the only default of each.
 
 Configuration, the specs that it is handed down in, and the simulator take their defaults from here,
 so that a simulated gateway refuses, waits and drains as a real one does. Pure.

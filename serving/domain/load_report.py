@@ -1,7 +1,7 @@
-"""What gateways and the directory tell Serve's controller: numbers under names, and back.
+"""The report of gateways and the directory to Serve's controller: numbers under names, and back.
 
 Serve carries `{name: number}` from a replica to an autoscaling policy and nothing else. So what is
-not a number stands in the name, between bars, which no model, compute class or replica id contains:
+not a number stands in the name, between bars. No model, compute class or replica id contains a bar:
 
     load|<model>|<what>                                                         value
     directory|started                                                           when it started
@@ -27,15 +27,15 @@ _LOSS_TOLD_FOR_S = 300.0
 
 
 class StatsError(ValueError):
-    """Stats that are not in this form: another version reports. Hold the last plan."""
+    """The stats are not in this form, because another version reports. Hold the last plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
     """The load of one model at one gateway. Rates and means are those of the last half minute.
 
-    `input_tokens_mean` is without what engines found in their prefix caches. A mean is the last
-    known one where the window holds no sample, and `None` until there has been one.
+    `input_tokens_mean` excludes the tokens that engines found in their prefix caches. A mean is the
+    last known one where the window holds no sample, and `None` until there has been one.
     """
 
     requests_per_s: float
@@ -48,7 +48,7 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class ListedSlice:
-    """One slice replica as the directory lists it. `held_since_s` is `None` while it waits."""
+    """The entry of one slice replica in the directory. `held_since_s` is `None` while it waits."""
 
     model: str
     compute_class: str
@@ -61,7 +61,7 @@ class ListedSlice:
 
 @dataclass(frozen=True, slots=True)
 class ListedLoss:
-    """One life that was cut short, as the directory lists it."""
+    """The entry of one life that was cut short, as the directory lists it."""
 
     model: str
     compute_class: str
@@ -72,7 +72,7 @@ class ListedLoss:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What the directory reports: since when it listens, and what it has heard."""
+    """The report of the directory: the time since which it listens, and its slices and losses."""
 
     started_at_s: float
     slices: tuple[ListedSlice, ...]
@@ -80,7 +80,7 @@ class FleetReport:
 
 
 def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
-    """One model's load at a gateway. What is not known is left out."""
+    """Returns one model's load at a gateway, without the values that are not known."""
     values = {
         "requests_per_s": sample.requests_per_s,
         "num_waiting": sample.num_waiting,
@@ -97,7 +97,7 @@ def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
 
 
 def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
-    """The model's load again; `None` where the report does not tell of it."""
+    """Returns the model's load; `None` where the stats do not have it."""
 
     def value(what: str) -> float | None:
         return stats.get(_BAR.join(("load", model, what)))
@@ -118,7 +118,7 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
 
 
 def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> dict[str, float]:
-    """All slices and the latest losses."""
+    """Returns all slices and the latest losses."""
     stats = {_STARTED: started_at_s}
     # A policy counts what engines own: joined slices are one.
     stats |= {
@@ -137,7 +137,7 @@ def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> di
 
 
 def fleet_report_of_stats(stats: Mapping[str, float]) -> FleetReport | None:
-    """What the directory reported; `None` where this is no report of a directory.
+    """Returns the report of the directory; `None` where the stats hold none.
 
     Raises:
         StatsError: a name is not in the form of this version.

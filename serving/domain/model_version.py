@@ -1,9 +1,9 @@
-"""What makes one version of a model differ from another: the tokens that its engines may emit.
+"""The identity of a model version: the tokens that its engines may emit.
 
-A stream may go on at another engine only if both are of one version, so whatever could change a
-token belongs to the version, and what only says how much an engine holds, or how fast it is, does
-not. Does not know what is in a folder of weights: other weights under the same `source` are told by
-the `version` label. Pure.
+A stream may go on at another engine only if both have one version. So a setting that could change
+a token belongs to the version. A setting that only affects how much an engine holds, or how fast it
+is, does not. Does not know the contents of a folder of weights: the `version` label distinguishes
+other weights under the same `source`. Pure.
 """
 
 import hashlib
@@ -55,9 +55,9 @@ def model_version(
     adapters: Sequence[tuple[str, str]],
     label: str | None,
 ) -> str:
-    """The version's id: `<digest>`, or `<label>-<digest>` where it has a label.
+    """Returns the version's id: `<digest>`, or `<label>-<digest>` where it has a label.
 
-    `adapters` are names and paths; their order, like that of all arguments, is of no matter.
+    `adapters` are names and paths. Their order does not matter, nor does that of other arguments.
     """
     told = {
         "source": source,
@@ -72,7 +72,9 @@ def model_version(
 
 
 def digest_of(told: object) -> str:
-    """Twelve hexadecimal digits for a value of JSON; equal for equal values, in any order of keys.
+    """Returns twelve hexadecimal digits for a JSON value, equal for equal values.
+
+    The order of keys does not matter.
 
     Raises:
         TypeError: it holds something that JSON has no form for.

@@ -18,9 +18,9 @@ _WORD = 0xFFFFFFFF
 
 
 def prompt_seed(prompt_token_ids: Sequence[int], model_seed: int = 0) -> int:
-    """What the tokens of an answer depend on besides their position.
+    """Returns the value on which the tokens of an answer depend besides their position.
 
-    Engines of another `model_seed`, 0 to 2^32 - 1, play another model: its answers are others.
+    Engines of another `model_seed`, 0 to 2^32 - 1, play another model and give other answers.
     """
     return zlib.crc32(array("q", prompt_token_ids).tobytes(), model_seed)
 

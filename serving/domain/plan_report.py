@@ -1,7 +1,7 @@
-"""The last scaling plan as it is shown: what the policy writes down and every gateway reads.
+"""The last scaling plan as it is shown: the policy writes it, and every gateway reads it.
 
-Owns the form of that one small document, and the key of Ray's key-value store at which it lies, as
-Serve keeps its own state. Pure. Times are wall-clock seconds.
+Owns the form of that one small document, and its key in Ray's key-value store. Serve keeps its own
+state there as well. Pure. Times are wall-clock seconds.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ Tuple = Field(strict=False)
 
 
 class PlanReportError(ValueError):
-    """What was read is no plan board of this version. Keep the one before."""
+    """The document is no plan report of this version. Keep the one before."""
 
 
 class _Record(BaseModel):
@@ -29,7 +29,10 @@ class _Record(BaseModel):
 
 
 class PlanChange(_Record):
-    """A change of a class's slices, planned or refused, and why. `compute_class` "": of all."""
+    """The change of a class's slices, planned or refused, and its reason.
+
+    `compute_class` "" means all classes.
+    """
 
     compute_class: str
     delta: int
@@ -67,9 +70,9 @@ class PlanReport(_Record):
     alerts: Annotated[tuple[str, ...], Tuple] = ()
 
     def retry_after_s(self, model: str, now_s: float) -> float | None:
-        """When a refused client of this model may find an engine, in seconds, 1 to 3600.
+        """Returns the seconds until a refused client may find an engine, from 1 to 3600.
 
-        `None` when nothing is known of it: no slice on its way, none in time, or an old plan.
+        It is `None` when nothing is known: no slice on its way, none in time, or an old plan.
         """
         if now_s - self.written_at_s > STALE_AFTER_S:
             return None
@@ -80,12 +83,12 @@ class PlanReport(_Record):
 
 
 def encode_report(board: PlanReport) -> bytes:
-    """JSON."""
+    """Encodes the report as JSON."""
     return board.model_dump_json().encode()
 
 
 def decode_report(text: bytes) -> PlanReport:
-    """The board again.
+    """Returns the report again.
 
     Raises:
         PlanReportError: it is none.

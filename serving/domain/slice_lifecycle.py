@@ -1,4 +1,4 @@
-"""The life of a slice under one replica: its states, their order, why each ended, how long it took.
+"""The life of a slice under one replica: its states, their order, its end and its durations.
 
 Owns the state machine and the sums over it. Does not own who causes a transition, nor where the
 record is kept. Pure: callers pass the wall-clock time, in seconds since the epoch.
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class SliceState(StrEnum):
-    """Where a slice is in its life."""
+    """The states of a slice's life."""
 
     REQUESTED = "requested"  # a replica requests a free one
     PROVISIONING = "provisioning"  # none is free: one has to come into being, or to be given back
@@ -65,7 +65,7 @@ WAITING = frozenset({SliceState.REQUESTED, SliceState.PROVISIONING})
 
 
 class TransitionError(RuntimeError):
-    """A transition that the state machine does not have: a fault of the caller."""
+    """The state machine does not have this transition. The caller is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class SliceLifecycle:
-    """One slice, from the request for it to its end.
+    """The history of one slice, from the request for it to its end.
 
     `transitions` is never empty and ordered in time. `slice_name` is `None` until a slice has been
     reserved, and for ever on the compute class `local`. `cause` is set with the state GONE and only
@@ -101,17 +101,17 @@ class SliceLifecycle:
 
     @property
     def state(self) -> SliceState:
-        """The state of now."""
+        """The present state."""
         return self.transitions[-1].state
 
     @property
     def reason(self) -> str:
-        """Why it is in that state."""
+        """The reason for the present state."""
         return self.transitions[-1].reason
 
     @property
     def entered_at_s(self) -> float:
-        """When it entered that state, in its first stage."""
+        """The time at which it entered the present state, in its first stage."""
         at_s = self.transitions[-1].at_s
         for transition in reversed(self.transitions):
             if transition.state != self.state:
@@ -121,7 +121,7 @@ class SliceLifecycle:
 
     @property
     def stage(self) -> LoadStage | None:
-        """The stage of that state, `None` where there is none or nobody said."""
+        """The stage of that state, `None` where there is none or it was not reported."""
         return self.transitions[-1].stage
 
     def enter(

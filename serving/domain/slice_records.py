@@ -1,12 +1,12 @@
-"""The fleet directory: which engines there are, where they listen, in which state.
+"""The fleet directory: the engines that exist, their addresses and their states.
 
-Soft state. Nothing is stored: every slice replica says again and again that it is there, and is
-forgotten when it stops. After a restart of the directory, of a replica or of a gateway, in any
-order, the picture is whole again within one lease. A gateway never drops an engine because the
-directory forgot it; only its link says that an engine is gone.
+It is soft state. Nothing is stored: every slice replica reports again and again that it is there,
+and is forgotten when it stops. After a restart of the directory, of a replica or of a gateway, in
+any order, the picture is whole again within one lease. A gateway never drops an engine because the
+directory forgot it; only its link reports the loss of an engine.
 
-What has ended is kept for a reader, not for a decision: the last lives, with why each ended. A
-restart of the directory loses them.
+Ended lives are kept for a reader, not for a decision: the last ones, with their causes. A restart
+of the directory loses them.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ MAX_ENDED = 200
 
 
 def part_suffix(part: int) -> str:
-    """What the replica id of joined slice number `part` ends with; nothing for the first."""
+    """Returns the suffix of the replica id of slice number `part`; empty for the first."""
     return f"+{part}" if part else ""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """One host of a held slice: a Ray node, by its place in the slice and its id.
+    """The record of one host of a held slice: a Ray node, its place in the slice and its id.
 
-    `tpu_log_dir` is the folder there in which libtpu's logs are; `None` where it writes none.
+    `tpu_log_dir` is the folder of libtpu's logs there; `None` where libtpu writes none.
     """
 
     worker_id: int
@@ -46,17 +46,17 @@ class HostRecord:
 
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
-    """One slice replica and the slice that it waits for or holds.
+    """The record of one slice replica and the slice that it waits for or holds.
 
-    A replica whose engine owns several joined slices has one record for each, which differ in
+    A replica whose engine owns a multislice has one record for each slice. They differ in
     `replica_id` and `part`, the place of the slice among them. The first, `part` 0, stands for the
     engine: only it has an `address`.
 
-    `generation` and `topology` are `None` on a compute class without slices (`local`); `hosts` is
+    `generation` and `topology` are `None` on a compute class without slices (`local`). `hosts` is
     empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
     until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
-    slice ends, `None` when it is not draining or nobody takes it away. `version` is that of the
-    model's tokens (`serving.domain.model_version`), empty where nobody said.
+    slice ends, `None` when it is not draining or no end is known. `version` is that of the model's
+    tokens (`serving.domain.model_version`), empty where none was reported.
     """
 
     replica_id: str
@@ -74,12 +74,12 @@ class SliceRecord:
 
     @property
     def has_engine(self) -> bool:
-        """Whether it stands for the engine, of which there is one over all joined slices."""
+        """True if it stands for the engine; a multislice has one engine."""
         return self.part == 0
 
     @property
     def life_id(self) -> str:
-        """What the records of slices joined under one engine have in common."""
+        """The id that the records of a multislice share."""
         return self.replica_id.removesuffix(part_suffix(self.part))
 
     @property
@@ -90,11 +90,11 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All records at one moment. `version` changes whenever a record does.
+    """The records at one moment. `version` changes whenever a record does.
 
     `ended` are the lives that have ended lately, in the order in which the directory learned it.
-    `models` are the application's models as the configuration has them now, in its own words;
-    `None` until Serve has told.
+    `models` are the application's models as the configuration has them now, in its own form;
+    `None` until Serve has sent them.
     """
 
     version: str
@@ -111,17 +111,17 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A life that is over. `is_presumed`: nobody said so, its replica has only fallen silent."""
+    """The record of a life that is over. `is_presumed`: its replica only fell silent."""
 
     record: SliceRecord
     is_presumed: bool
 
 
 class Directory:
-    """Records under lease, and a way to wait for a change.
+    """The records under lease, and a way to wait for a change.
 
-    Clockless: callers pass `now_s`, monotonic, for leases, and `wall_s`, seconds since the epoch,
-    for what is written into a life.
+    It has no clock: callers pass `now_s`, monotonic, for leases, and `wall_s`, seconds since the
+    epoch, for what is written into a life.
     """
 
     def __init__(self, instance_id: str) -> None:
@@ -136,7 +136,7 @@ class Directory:
         self._changed = asyncio.Event()
 
     def snapshot(self) -> Snapshot:
-        """What is known now."""
+        """Returns the present snapshot."""
         return Snapshot(
             f"{self._instance_id}:{self._counter}",
             tuple(lease.record for lease in self._leases.values()),
@@ -145,7 +145,7 @@ class Directory:
         )
 
     def set_models(self, models: Iterable[Mapping[str, JsonValue]]) -> None:
-        """Takes in what the configuration says of the models."""
+        """Takes in the models of the configuration."""
         if (told := tuple(models)) != self._models:
             self._models = told
             self._note_change()
@@ -153,8 +153,8 @@ class Directory:
     def renew(self, record: SliceRecord, now_s: float) -> None:
         """Takes in a record, or keeps it for another lease.
 
-        A replica that was only presumed gone is back with its life. One whose life has ended by its
-        own word is not: that renewal was overtaken on its way here.
+        A replica that was only presumed gone is back with its life. A replica that reported the end
+        of its life itself is not back, because another message overtook that renewal.
         """
         ended = self._ended.get(_life_of(record))
         if ended is not None:
@@ -167,12 +167,12 @@ class Directory:
             self._note_change()
 
     def forget(self, replica_id: str) -> None:
-        """Drops a replica that has said it is leaving, without a word on how its life ended."""
+        """Drops a replica that leaves without a report on the end of its life."""
         if self._leases.pop(replica_id, None) is not None:
             self._note_change()
 
     def end(self, record: SliceRecord) -> None:
-        """Takes in a replica's last word on a life, which is GONE, and keeps it among the ended.
+        """Takes in a replica's last report on a life, which is GONE, and keeps it among the ended.
 
         Raises:
             ValueError: the life has not ended. The caller has to end it first.
@@ -198,7 +198,7 @@ class Directory:
             self._note_change()
 
     async def wait_change(self, version: str, timeout_s: float) -> Snapshot:
-        """The next snapshot that is not `version`; the present one when nothing changes in time."""
+        """Returns the next snapshot that is not `version`; the present one if nothing changes."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.snapshot().version == version:
@@ -225,7 +225,7 @@ def _life_of(record: SliceRecord) -> tuple[str, float]:
 
 
 def _presumed_cause(record: SliceRecord) -> EndCause:
-    """The likeliest end of a replica that fell silent, from what it had."""
+    """Returns the likeliest cause of the end of a replica that fell silent."""
     if record.state in WAITING:
         return EndCause.RELEASED  # it held nothing that could have been taken
     if record.hosts:

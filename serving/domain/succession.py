@@ -1,11 +1,11 @@
-"""Whose slice a new replica takes: that of the replica which it replaces, and no other one.
+"""The slice of a new replica: that of the replica which it replaces, and no other one.
 
 Serve starts a replacement at the moment at which it tells the old replica to stop, and does not
 wait for its end. A replacement that took a slice which happens to be free, or had one bought, would
 be a surge of slices. So it waits until the old one has given its slice back. Pure.
 
-The replacement may even be there before the old replica has said that it leaves. A replica of a new
-version waits a moment for that word while others of an old version hold slices.
+The replacement may even be there before the old replica has reported that it leaves. A replica of
+a new version waits a moment for that report while others of an old version hold slices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,28 +19,29 @@ WORD_S = 10.0
 
 
 def is_handing_over(record: SliceRecord) -> bool:
-    """Whether its replica leaves a slice that stays: nobody takes it away, and it will be free."""
+    """Returns whether the replica leaves a slice that stays, so the slice will be free."""
     return record.state == SliceState.DRAINING and record.drain_deadline_s is None
 
 
 def _holds_another(record: SliceRecord, own: SliceRecord) -> bool:
-    """Whether it has a slice of a version that is not `own`'s, and has not said that it leaves."""
+    """Returns whether it has a slice of a version that is not `own`'s, and is not leaving."""
     has_slice = record.state not in WAITING and record.state != SliceState.DRAINING
     return has_slice and bool(record.version) and record.version != own.version
 
 
 def num_successors(records: Iterable[SliceRecord]) -> int:
-    """Of replicas of one deployment that wait, how many wait for a slice that is handed over."""
+    """Returns how many waiting replicas of a deployment wait for a slice that is handed over."""
     records = list(records)
     num_waiting = sum(record.state in WAITING for record in records)
     return min(num_waiting, sum(map(is_handing_over, records)))
 
 
 def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float) -> str | None:
-    """Why this replica may not take a slice yet; `None` when it may. `now_s` is wall-clock time.
+    """Returns why this replica may not take a slice yet; `None` when it may.
 
-    Of the replicas of a deployment that wait, as many as there are slices being handed over have to
-    wait for those: the ones that came last. A replica that is not among `records` may.
+    `now_s` is wall-clock time. In a deployment, as many waiting replicas as there are slices being
+    handed over have to wait for those: the ones that came last. A replica that is not among
+    `records` may take a slice.
     """
     own = next((record for record in records if record.replica_id == replica_id), None)
     if own is None:

@@ -1,4 +1,4 @@
-"""What slices there are: generations, topologies, chips, hosts, devices and every owner's names.
+"""The slices that exist: generations, topologies, chips, hosts, devices and every owner's names.
 
 Owns the one table of slice shapes and all conversions between chips, hosts, cores and devices;
 nothing else reads a number out of a pod type. A topology stands here if Google makes it and Ray
@@ -20,7 +20,7 @@ _TOPOLOGY_FORM = re.compile(r"[1-9][0-9]{0,2}(x[1-9][0-9]{0,2}){1,3}")
 
 
 class Generation(StrEnum):
-    """A generation of TPU."""
+    """The generations of TPU."""
 
     V4 = "v4"
     V5E = "v5e"
@@ -88,7 +88,10 @@ TPU_ACCELERATOR_TYPES = tuple(f"TPU-{name.upper()}" for name in _RAY_NAMES.value
 
 
 class TopologyError(ValueError):
-    """No such slice, or no such use of it. Change the value to one of `choices`, the nearest."""
+    """The slice, or the use of it, does not exist. Change the value to one of `choices`.
+
+    The choices are the nearest ones.
+    """
 
     def __init__(self, complaint: str, value: str, choices: tuple[str, ...]) -> None:
         super().__init__(complaint, value, choices)
@@ -97,13 +100,13 @@ class TopologyError(ValueError):
         self.choices = choices
 
     def __str__(self) -> str:
-        """What is wrong, with which value, and what is nearest to it."""
+        """Returns the complaint, the value, and the nearest choices."""
         return f"{self.complaint} (value {self.value}); nearest allowed: {', '.join(self.choices)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SliceShape:
-    """A slice that can be had. Only `slice_shape` and `shapes` make one.
+    """The shape of a slice that exists. Only `slice_shape` and `shapes` make one.
 
     `topology` is as GKE and Ray spell it; `chips_per_host` is one of their machine types'.
     """
@@ -114,37 +117,37 @@ class SliceShape:
 
     @property
     def num_chips(self) -> int:
-        """What is paid for."""
+        """The number of chips, which are what is paid for."""
         return math.prod(_dimensions(self.topology))
 
     @property
     def num_hosts(self) -> int:
-        """TPU VMs: GKE nodes, Ray nodes, bundles."""
+        """The number of TPU VMs, which are GKE nodes, Ray nodes and bundles."""
         return self.num_chips // self.chips_per_host
 
     @property
     def devices_per_chip(self) -> int:
-        """What JAX lists for one chip."""
+        """The number of devices that JAX lists for one chip."""
         return _DEVICES_PER_CHIP[self.generation]
 
     @property
     def num_devices(self) -> int:
-        """What JAX lists over all hosts."""
+        """The number of devices that JAX lists over all hosts."""
         return self.num_chips * self.devices_per_chip
 
     @property
     def hbm_bytes_per_chip(self) -> int:
-        """Memory that programs may use of one chip."""
+        """The memory of one chip that programs may use."""
         return _HBM_BYTES_PER_CHIP[self.generation]
 
     @property
     def hbm_bytes_per_device(self) -> int:
-        """Memory that programs may use of one device; each has a part of its chip's to itself."""
+        """The memory of one device that programs may use; each has its own part of the chip's."""
         return self.hbm_bytes_per_chip // self.devices_per_chip
 
     @property
     def gke_accelerator(self) -> str:
-        """GKE's node label `cloud.google.com/gke-tpu-accelerator`."""
+        """The value of GKE's node label `cloud.google.com/gke-tpu-accelerator`."""
         return _GKE_ACCELERATORS[self.generation]
 
     @property
@@ -154,18 +157,18 @@ class SliceShape:
 
     @property
     def ray_accelerator_type(self) -> str:
-        """Ray's node label `ray.io/accelerator-type`, such as `TPU-V5LITEPOD`."""
+        """The value of Ray's node label `ray.io/accelerator-type`, such as `TPU-V5LITEPOD`."""
         return f"TPU-{_RAY_NAMES[self.generation].upper()}"
 
     @property
     def ray_pod_type(self) -> str:
-        """Ray's node label `ray.io/tpu-pod-type`, such as `v6e-16`. The number counts cores."""
+        """The value of Ray's `ray.io/tpu-pod-type`, such as `v6e-16`. The number counts cores."""
         num_cores = self.num_chips * _CORES_PER_CHIP[self.generation]
         return f"{_RAY_NAMES[self.generation]}-{num_cores}"
 
 
 def slice_shape(generation: str, topology: str, chips_per_host: int | None = None) -> SliceShape:
-    """The slice of that topology.
+    """Returns the slice of that topology.
 
     `chips_per_host` of `None` takes the larger host where there are two, for v5e and v6e 2x4 one
     host of 8 chips: no host can be lost alone then, and Ray assumes the same. Axes of length 1 at
@@ -190,7 +193,7 @@ def slice_shape(generation: str, topology: str, chips_per_host: int | None = Non
 
 @cache
 def shapes(generation: str) -> tuple[SliceShape, ...]:
-    """Every slice of a generation, ordered by chips; of one topology the default host first.
+    """Returns every slice of a generation, by chips; of one topology the default host first.
 
     Raises:
         TopologyError: there is no such generation.
@@ -205,7 +208,7 @@ def shapes(generation: str) -> tuple[SliceShape, ...]:
 
 
 def parallelism_choices(shape: SliceShape) -> tuple[tuple[int, int], ...]:
-    """Every (tensor, pipeline) parallel size that uses the whole slice, fewest stages first.
+    """Returns every (tensor, pipeline) size that uses the whole slice, fewest stages first.
 
     Sizes count devices, not chips. Over several hosts a stage is one host or there is one stage,
     because each stage is a JAX cluster of its own on its host; on one host a stage is whole chips.
@@ -251,7 +254,7 @@ def _known_generation(name: str) -> Generation:
 
 
 def _known_topology(generation: Generation, written: str) -> str:
-    """The topology as GKE spells it."""
+    """Returns the topology as GKE spells it."""
     name = written.strip().lower()
     known = _topologies(generation)
     if not _TOPOLOGY_FORM.fullmatch(name):
@@ -270,7 +273,7 @@ def _known_topology(generation: Generation, written: str) -> str:
 
 
 def _nearest_topologies(known: tuple[str, ...], asked: tuple[int, ...]) -> tuple[str, ...]:
-    """The nearest by chips, then by axes, smallest first; only one, if its axes were swapped."""
+    """Returns the nearest by chips, then by axes, smallest first; a swapped one alone."""
 
     def distance(name: str) -> tuple[float, float]:
         dimensions = sorted(_dimensions(name))
@@ -284,7 +287,7 @@ def _nearest_topologies(known: tuple[str, ...], asked: tuple[int, ...]) -> tuple
 
 @cache
 def _topologies(generation: Generation) -> tuple[str, ...]:
-    """All topologies of a generation, ordered by chips."""
+    """Returns all topologies of a generation, ordered by chips."""
     match generation:
         case Generation.V5E | Generation.V6E:
             return _FLAT
@@ -305,7 +308,7 @@ def _whole_cubes(largest: tuple[int, int, int]) -> Iterator[tuple[int, int, int]
 
 
 def _host_sizes(generation: Generation, topology: str) -> tuple[int, ...]:
-    """The chips per host with which this topology exists, the default first."""
+    """Returns the chips per host with which this topology exists, the default first."""
     num_chips = math.prod(_dimensions(topology))
     alone = (num_chips,) if num_chips in _MACHINE_TYPES[generation] else ()
     is_large = num_chips > _CHIPS_OF_ONE_AMONG_HOSTS
@@ -317,5 +320,5 @@ def _dimensions(topology: str) -> tuple[int, ...]:
 
 
 def _ratio(one: int, other: int) -> float:
-    """How far apart two sizes are: 0 if equal, 1 if one is twice the other."""
+    """Returns the distance of two sizes: 0 if equal, 1 if one is twice the other."""
     return abs(math.log2(max(1, one) / max(1, other)))

@@ -1,1 +1,1 @@
-"""Whole TPU slices: their states, how they are found, reserved, probed, watched and released."""
+"""The code of whole TPU slices: how they are found, reserved, probed, watched and released."""
