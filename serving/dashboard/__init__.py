@@ -1,1 +1,1 @@
-"""The fleet page in a process of its own: what is where now, and how it was lately."""
+"""The fleet page in a process of its own: the present places of everything, and the recent past."""

@@ -1,7 +1,7 @@
 """The dashboard as a Serve deployment: one replica, in a process of its own.
 
-It listens to nothing: gateways hand it their samples and forward what browsers ask for. What it
-forgets at a restart are the last points of the charts.
+It listens to nothing: gateways hand it their samples and forward the requests of browsers. A
+restart loses the last points of the charts, and nothing else.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Dashboard:
         self._history.take(sample, self._epoch_s + time.monotonic())
 
     async def page(self, request: PageRequest) -> PageAnswer:
-        """Answers what a gateway forwards."""
+        """Answers a request that a gateway forwards."""
         return self._pages.answer(request)
 
     async def __del__(self) -> None:
@@ -74,7 +74,7 @@ class Dashboard:
             scraping.cancel()
 
     async def _host_addresses(self) -> frozenset[str]:
-        """The hosts of the listed slices; the last known ones while the directory is away."""
+        """Returns the hosts of the listed slices; the last known ones without the directory."""
         try:
             snapshot: Snapshot = await asyncio.wait_for(
                 self._directory.watch.remote("", 0.0), _DIRECTORY_TIMEOUT_S

@@ -25,7 +25,7 @@ _MAX_PAGE_BYTES = 4 * 1024 * 1024
 
 
 def chip_samples(page: str) -> list[TpuSample]:
-    """The samples of `TPU_SERIES` on an exporter's page.
+    """Returns the samples of `TPU_SERIES` on an exporter's page.
 
     Raises:
         ValueError: a line of one of them is not in Prometheus' text format.
@@ -54,7 +54,7 @@ class ExporterScraper:
             await asyncio.sleep(PERIOD_S)
 
     async def scrape_once(self) -> None:
-        """Asks every host once. One that does not answer, or not in the format, is left out."""
+        """Asks every host once. A host without an answer in the format is left out."""
         addresses = set(await self._addresses())
         if len(addresses) > MAX_HOSTS:
             addresses = set()
@@ -65,7 +65,7 @@ class ExporterScraper:
         await asyncio.gather(*(self._ask(address, turn) for address in addresses))
 
     def read(self) -> Iterator[TpuSample]:
-        """The samples of all hosts, one after the other."""
+        """Returns the samples of all hosts, one after the other."""
         oldest_s = time.monotonic() - MAX_AGE_S
         for scraped_at_s, samples in self._answers.values():
             if scraped_at_s >= oldest_s:

@@ -52,9 +52,9 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader asks for: a step of `STEPS_S`, and a model or all (`ALL_MODELS`).
+    """The query of a reader: a step of `STEPS_S`, and a model or all (`ALL_MODELS`).
 
-    `since` is the first slot that the reader does not have; `None`: it has nothing.
+    `since` is the first slot that the reader does not have; `None` means that it has nothing.
     """
 
     step_s: int
@@ -63,7 +63,7 @@ class Wanted:
 
 
 class _Gateway:
-    """The samples of one gateway: the last one, and what happened in the last ten seconds."""
+    """The samples of one gateway: the last one, and the increase in the last ten seconds."""
 
     def __init__(self) -> None:
         self.last: GatewaySample | None = None
@@ -80,7 +80,7 @@ class _Gateway:
         self.last, self.received_at_s = sample, now_s
 
     def roll(self) -> None:
-        """Forgets what is before the window."""
+        """Forgets the samples before the window."""
         while sum(span.duration_s for span in self._recent) > WINDOW_S + _HALF_STEP_S:
             if len(self._recent) == 1:
                 break
@@ -91,14 +91,14 @@ class _Gateway:
 
     @property
     def slot(self) -> int:
-        """The second that the last sample is of."""
+        """The second of the last sample."""
         return _slot_of(self.received_at_s)
 
 
 class History:
     """The history of all gateways. `started_at_s` is since the epoch, as all times here.
 
-    `read_chips` gives what TPU exporters reported lately.
+    `read_chips` returns the latest reports of TPU exporters.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class History:
 
     @property
     def models(self) -> set[str]:
-        """The models of which a gateway has reported."""
+        """The models that gateways have reported."""
         samples = (gateway.last for gateway in self._gateways.values())
         return {counts.model for sample in samples if sample for counts in sample.models} - {""}
 
@@ -145,13 +145,13 @@ class History:
         self._fine.put(slot, {key: float(f"{value:.5g}") for key, value in values.items()})
 
     def version(self, wanted: Wanted) -> str:
-        """Changes whenever `describe` would say something else."""
+        """Changes whenever `describe` would return something else."""
         series = self._series(wanted)
         first = series.first(wanted.since)
         return f"{self.dashboard_id}-{series.step_s}-{first}-{series.until}-{wanted.model}"
 
     def describe(self, wanted: Wanted) -> dict[str, Any]:
-        """The answer of `GET /fleet/history`; see `docs/operate/fleet.md` for its keys."""
+        """Returns the answer of `GET /fleet/history`; see `docs/operate/fleet.md` for its keys."""
         kept = self._series(wanted)
         series: dict[str, dict[str, Any]] = {}
         for key, points in kept.read(wanted.model, wanted.since):
@@ -198,7 +198,7 @@ def _slot_of(now_s: float) -> int:
 
 
 def _flows(gateways: Iterable[_Gateway]) -> dict[Key, float]:
-    """Rates and quantiles of all gateways together. Their costs are those of the same ledger."""
+    """Returns rates and quantiles of all gateways together. Their costs are those of one ledger."""
     values: dict[Key, float] = {}
     windowed: dict[Key, float] = {}  # per second
     samples: dict[tuple[str, str], list[int]] = {}
@@ -233,7 +233,7 @@ def _quantiles(
 
 
 def _prices(rates: dict[Key, float]) -> Iterator[tuple[Key, float]]:
-    """Dollars per hour where a class has a price, and per million tokens where there were any."""
+    """Returns dollars per hour where a class has a price, and per million tokens if any."""
     tokens: dict[str, float] = {}
     for key, rate in rates.items():
         if key.name == TOKENS:

@@ -1,7 +1,7 @@
-"""`GET /fleet/history`: what is asked for, and the answer with its tag.
+"""The route `GET /fleet/history`: its query, and the answer with its tag.
 
-A reader asks again and again: `since` keeps the answers to what is new, and `If-None-Match` makes
-one of nothing new empty.
+A reader asks again and again: `since` limits the answer to what is new, and `If-None-Match` makes
+an answer without anything new empty.
 """
 
 from collections.abc import Collection
@@ -22,11 +22,11 @@ _HEADERS = {"content-type": "application/json", "cache-control": "no-store"}
 
 
 def history_answer(history: History, query: str, if_none_match: str) -> PageAnswer:
-    """The answer to a query; 304 without a body where the reader has all of it.
+    """Returns the answer to a query; 304 without a body where the reader has all of it.
 
     Raises:
         MalformedRequestError: the query cannot be understood.
-        UnknownModelError: no gateway has reported of the model.
+        UnknownModelError: no gateway has reported the model.
     """
     wanted = parse_query(query, history.models, history.dashboard_id)
     tag = f'"{_quotable(history.version(wanted))}"'
@@ -37,9 +37,9 @@ def history_answer(history: History, query: str, if_none_match: str) -> PageAnsw
 
 
 def parse_query(query: str, models: Collection[str], dashboard_id: str) -> Wanted:
-    """What a query asks for: `step` (1 or 10, seconds), `model`, and `since`.
+    """Parses a query: `step` (1 or 10, seconds), `model`, and `since`.
 
-    A `since` of another dashboard asks for everything: the one before has ended.
+    A `since` of another dashboard asks for everything, because the one before has ended.
 
     Raises:
         MalformedRequestError: a parameter is unknown, or its value is not allowed.
@@ -77,5 +77,5 @@ def _since(value: str) -> tuple[str, int]:
 
 
 def _quotable(text: str) -> str:
-    """The text as a tag may hold it: a model's name may be of any characters."""
+    """Returns the text as a tag may hold it, because a model's name may have any characters."""
     return text.encode("ascii", "xmlcharrefreplace").decode().replace('"', "&quot;")

@@ -1,4 +1,4 @@
-"""The series of the history at one instant, and what happened between two samples of a gateway.
+"""The series of the history at one instant, and the increase between two samples of a gateway.
 
 Owns which counter becomes which series, and how gateways add up. Does not own the samples
 (`serving.domain.dashboard_messages`), nor how long anything is kept (`time_series`). Pure: no
@@ -33,7 +33,7 @@ TPU_SERIES = frozenset({_DUTY, _TENSORCORE, _HBM_USED, _HBM_CAPACITY})
 
 
 class Key(NamedTuple):
-    """A series of the history. `model` is empty for all models together."""
+    """The key of a series of the history. `model` is empty for all models together."""
 
     model: str
     name: str
@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 
 class TpuSample(NamedTuple):
-    """One value of a series in `TPU_SERIES`, of one device."""
+    """The value of a series in `TPU_SERIES`, of one device."""
 
     model: str
     name: str
@@ -53,14 +53,14 @@ _Counts = dict[tuple[str, ...], tuple[Key, float]]
 
 @dataclass(slots=True)
 class Increase:
-    """What happened at one gateway in `duration_s`; `samples` by model and series, in buckets."""
+    """The increase at one gateway in `duration_s`; `samples` by model and series, in buckets."""
 
     duration_s: float = 0.0
     counts: Counter[Key] = field(default_factory=Counter)
     samples: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     def add(self, other: "Increase") -> None:
-        """Adds what happened in another span of time."""
+        """Adds the increase of another span of time."""
         self.duration_s += other.duration_s
         self.counts.update(other.counts)
         for model_series, buckets in other.samples.items():
@@ -76,7 +76,7 @@ def add_buckets(
 
 
 def gauges(samples: Collection[GatewaySample], chips: Iterable[TpuSample] = ()) -> dict[Key, float]:
-    """The series that show a present value, of the last samples of all gateways together.
+    """Returns the series of present values, from the last samples of all gateways together.
 
     Sequences add up. Engines and the ledger are the same at every gateway: an engine counts once,
     and of the ledgers the highest value counts.
@@ -94,10 +94,10 @@ def gauges(samples: Collection[GatewaySample], chips: Iterable[TpuSample] = ()) 
 
 
 def increase(before: GatewaySample, after: GatewaySample) -> Increase:
-    """What happened between two samples of one gateway, for each model and for all of them.
+    """Returns the increase between two samples of a gateway, for each model and for all of them.
 
-    A counter that was not there before began at zero, except for costs, and so did one that shows
-    less than before. What is known to be nothing is zero; what nobody has reported is absent.
+    A counter that was not there before began at zero, except for costs. So did a counter that shows
+    less than before. A value that is known to be nothing is zero; an unreported one is absent.
     """
     result = Increase(after.taken_at_s - before.taken_at_s)
     for model in {ALL_MODELS} | {counts.model for counts in after.models}:
@@ -119,11 +119,11 @@ def increase(before: GatewaySample, after: GatewaySample) -> Increase:
 
 
 def quantile(ratio: float, bounds: Sequence[float], samples: Sequence[float]) -> float | None:
-    """The value below which `ratio` of the samples lie; `None` without samples.
+    """Returns the value below which `ratio` of the samples lie; `None` without samples.
 
-    As PromQL's `histogram_quantile`: samples lie evenly in their bucket, the first one begins at
-    zero, and what is beyond all bounds is said to be at the last. `samples` has one count more
-    than there are `bounds`.
+    As in PromQL's `histogram_quantile`, samples lie evenly in their bucket and the first bucket
+    begins at zero. A sample beyond all bounds counts as at the last bound. `samples` has one count
+    more than there are `bounds`.
     """
     rank = ratio * sum(samples)
     if rank <= 0:
@@ -141,7 +141,7 @@ def _scopes(model: str) -> tuple[str, ...]:
 
 
 def _counters(sample: GatewaySample) -> _Counts:
-    """Everything that only goes up, by where it is counted: the series it belongs to, the count."""
+    """Returns everything that only goes up, by where it is counted, as its series and count."""
     counters: _Counts = {}
     for model in sample.models:
         key = Key(model.model, "requests_per_s", "refused")
@@ -183,14 +183,14 @@ def _histograms(sample: GatewaySample) -> Iterator[tuple[tuple[str, str, str], S
 
 
 def _grown(before: Sequence[int] | None, after: Sequence[int]) -> Sequence[int]:
-    """The new samples by bucket; all of them where the histogram began again."""
+    """Returns the new samples by bucket; all of them where the histogram began again."""
     if before is None or len(before) != len(after) or sum(after) < sum(before):
         return after
     return [max(0, late - early) for early, late in zip(before, after, strict=True)]
 
 
 def _ledger_gauges(samples: Iterable[GatewaySample]) -> dict[Key, float]:
-    """Chips by state and by compute class; known to be none where a model or class has none."""
+    """Returns chips by state and by compute class; zero where a model or class has none."""
     highest: dict[Key, float] = {}
     for sample in samples:
         values: Counter[Key] = Counter()
@@ -225,7 +225,7 @@ def _kv_gauges(samples: Iterable[GatewaySample]) -> dict[Key, float]:
 
 
 def _tpu_gauges(chips: Iterable[TpuSample]) -> dict[Key, float]:
-    """Means of all devices; of HBM the ratio of two sums."""
+    """Returns the means of all devices; for HBM the ratio of two sums."""
     found: dict[tuple[str, str], list[float]] = {}
     for sample in chips:
         for scope in _scopes(sample.model):

@@ -1,6 +1,6 @@
 """The dashboard's answers to a browser: the page, its parts and the history.
 
-Owns which path gives what, and how a refusal looks. Does not own who may ask: the gateway has
+Owns which path gives what, and the form of a refusal. Does not own who may ask: the gateway has
 checked the key. Pure.
 """
 
@@ -21,7 +21,7 @@ class DashboardPages:
         self._page = FleetPage()
 
     def answer(self, request: PageRequest) -> PageAnswer:
-        """The answer to a request, an error as well."""
+        """Returns the answer to a request, which may be an error."""
         try:
             if request.path == "/fleet/history":
                 return history_answer(self._history, request.query, request.if_none_match)

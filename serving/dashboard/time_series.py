@@ -13,7 +13,7 @@ from serving.dashboard.metric_sampling import Key
 
 
 class TimeSeries:
-    """The values of the last `num_points` slots, in each of them of at most `max_series` series."""
+    """The values of the last `num_points` slots, for at most `max_series` series in each slot."""
 
     def __init__(self, step_s: int, num_points: int, max_series: int) -> None:
         self.step_s = step_s
@@ -38,16 +38,16 @@ class TimeSeries:
             self._slots.popleft()
 
     def values_since(self, slot: int) -> list[Mapping[Key, float]]:
-        """The values of this slot and of later ones, the oldest first."""
+        """Returns the values of this slot and of later ones, the oldest first."""
         return [values for at, values in self._slots if at >= slot]
 
     def first(self, since: int | None) -> int:
-        """The first slot that `read` begins with for a reader who has all before `since`."""
+        """Returns the slot that `read` begins with for a reader who has all before `since`."""
         oldest = max(0, self.until - self.num_points)
         return oldest if since is None else min(max(since, oldest), self.until)
 
     def read(self, model: str, since: int | None = None) -> Iterator[tuple[Key, list[float]]]:
-        """The series of a model from `first(since)` to `until`; NaN where a slot has no value."""
+        """Returns the series of a model from `first(since)` to `until`, NaN in empty slots."""
         first = self.first(since)
         series: dict[Key, list[float]] = {}
         for slot, values in self._slots:

@@ -1,1 +1,1 @@
-"""What an application shares through Ray: who has which slice, the link's secret, the last plan."""
+"""The state that an application shares through Ray: slices, the link's secret, the last plan."""

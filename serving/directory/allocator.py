@@ -18,7 +18,7 @@ _OBSERVE_PERIOD_S = 0.5
 
 
 class SliceAllocator:
-    """Grants slices. `observe` returns the hosts that there are. Used from one event loop."""
+    """The granter of slices. `observe` returns the present hosts. Used from one event loop."""
 
     def __init__(self, observe: Callable[[], Awaitable[list[ObservedHost]]]) -> None:
         self._observe = observe
@@ -57,7 +57,7 @@ class SliceAllocator:
             await asyncio.sleep(_OBSERVE_PERIOD_S)
 
     def quarantine(self, whole: Slice, suspects: frozenset[str], reason: str) -> float:
-        """Keeps all replicas off a slice that failed; returns for how long, in seconds.
+        """Keeps all replicas off a slice that failed; returns the time for it, in seconds.
 
         `suspects` are the node ids of the hosts to blame.
         """

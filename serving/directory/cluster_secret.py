@@ -13,13 +13,13 @@ _NUM_BYTES = 32
 
 
 def cluster_secret(link: LinkConfig) -> bytes:
-    """The configured secret; without one, a random one shared by this Ray cluster.
+    """Returns the configured secret, or else a random one shared by this Ray cluster.
 
     A configured one may have several lines while it is replaced; see `serving.link.handshake`.
 
-    The random one is made by whoever asks first and kept in Ray's own key-value store, so that
-    every part of the application, and every later deployment of it, finds the same. Whoever can
-    read that store can already run code in the cluster.
+    The first caller makes the random one and keeps it in Ray's own key-value store. So every part
+    of the application, and every later deployment of it, finds the same. Code that can read that
+    store can already run code in the cluster.
 
     Raises:
         ValueError: a named source is empty.

@@ -26,7 +26,7 @@ _POLL_S = 1.0
 
 
 class FleetDirectory:
-    """Serves `domain.slice_records.Directory` and the allocator. `app` makes it a deployment."""
+    """The deployment of `domain.slice_records.Directory` and the allocator. `app` makes it."""
 
     async def __init__(self) -> None:  # type: ignore[misc] # Serve awaits it
         self._directory = Directory(uuid.uuid4().hex[:8])

@@ -1,4 +1,4 @@
-"""Which replica may reserve which free slices: a slice is granted to one replica at a time.
+"""The grants of free slices: a slice is granted to one replica at a time.
 
 Owns the pending grants. They only keep replicas from racing for one slice; the lock is the
 placement group, and a directory that restarts and forgets its grants does no harm. A replica that
@@ -18,7 +18,10 @@ GRANT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The slices a replica may reserve now, all of them (empty: it has to wait), and why."""
+    """The slices that a replica may reserve now, all of them, and the reason.
+
+    No slice means that it has to wait.
+    """
 
     slices: tuple[Slice, ...]
     reason: str
@@ -40,11 +43,11 @@ class PendingGrants:
         num_slices: int = 1,
         excluded: Iterable[frozenset[str]] = (),
     ) -> Grant:
-        """Grants `num_slices` free slices to this replica alone; its earlier grant is withdrawn.
+        """Grants `num_slices` free slices to this replica alone and withdraws its earlier grant.
 
-        `quarantined_until_s` says until when a slice is in quarantine (`None`: it is not).
-        `excluded` are the slices the replica could not reserve a moment ago: they come last.
-        Several slices are of one zone, for they work as one.
+        `quarantined_until_s` returns the end of a slice's quarantine (`None`: it is in none).
+        `excluded` are the slices that the replica could not reserve a moment ago: they come last.
+        Several slices are of one zone, because they work as one.
         """
         self.withdraw(replica_id)
         self._out = {who: grant for who, grant in self._out.items() if grant[1] > now_s}
@@ -68,14 +71,14 @@ class PendingGrants:
         return Grant(chosen, f"{names} {'is' if len(chosen) == 1 else 'are'} free")
 
     def withdraw(self, replica_id: str) -> None:
-        """Withdraws a grant: the replica has its slices, or wants none any more."""
+        """Withdraws a grant: the replica has its slices, or requests none any more."""
         self._out.pop(replica_id, None)
 
 
 def _choose(
     candidates: Iterable[Slice], num_slices: int, excluded: frozenset[frozenset[str]]
 ) -> tuple[Slice, ...]:
-    """The first so many of one zone, those that were tried last; empty where no zone has enough."""
+    """Returns the first `num_slices` of one zone, those that failed lately last; else none."""
 
     def rank(each: Slice) -> tuple[bool, str]:
         return each.node_ids in excluded, each.name
@@ -89,7 +92,7 @@ def _choose(
 
 
 def _no_grant_reason(refused: dict[str, str], free: list[Slice], num_slices: int) -> str:
-    """The reason why nothing is granted."""
+    """Returns the reason why nothing is granted."""
     if not refused and not free:
         return "there is no such slice"
     head = "no slice is free"

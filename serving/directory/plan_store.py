@@ -1,4 +1,4 @@
-"""Where gateways find the plan board: one key in Ray's own key-value store."""
+"""The store of the last plan: one key in Ray's own key-value store, which gateways read."""
 
 from ray.experimental import internal_kv
 
@@ -6,9 +6,9 @@ from serving.domain.plan_report import REPORT_KEY, PlanReport, decode_report
 
 
 def read_plan_report() -> PlanReport | None:
-    """Returns the board; `None` when none was ever written in this cluster.
+    """Returns the report; `None` when none was ever written in this cluster.
 
-    Blocks for a round trip to Ray's head: call it in a thread.
+    It blocks for a round trip to Ray's head: call it in a thread.
 
     Raises:
         PlanReportError: another version wrote it.

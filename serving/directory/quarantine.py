@@ -1,10 +1,10 @@
-"""Slices that failed, and for how long nobody is offered them.
+"""The quarantine of slices that failed: replicas are kept off them for a growing time.
 
 Owns the growing time. Does not own what counts as a failure. Pure: callers pass `now_s`, on one
 monotonic clock.
 
-A slice is called by its name, because that is what a reader sees, but it is its hosts that failed:
-a slice of the same name on other nodes is another slice, also while both are there.
+A slice is called by its name, because a reader sees the name. Its hosts are what failed: a slice of
+the same name on other nodes is another slice, also while both exist.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ FORGET_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The last failure of a slice. `suspects` is empty where nobody knows which host it was."""
+    """The last failure of a slice. `suspects` is empty where the host is unknown."""
 
     name: str
     node_ids: frozenset[str]
@@ -31,12 +31,12 @@ class _Failure:
         return self.failed_at_s + min(LONGEST_S, FIRST_S * 2.0 ** min(self.count - 1, 16))
 
     def concerns(self, node_ids: frozenset[str]) -> bool:
-        """Whether these nodes are the slice that failed, or still have a host that did."""
+        """Returns whether these nodes are the slice that failed, or still have a host that did."""
         return node_ids == self.node_ids or not self.suspects.isdisjoint(node_ids)
 
 
 class Quarantine:
-    """Which slices are kept off, and until when."""
+    """The slices that are kept off, and the end of each quarantine."""
 
     def __init__(self) -> None:
         self._failures: list[_Failure] = []
@@ -49,7 +49,7 @@ class Quarantine:
         *,
         suspects: frozenset[str] = frozenset(),
     ) -> float:
-        """Until when the slice is kept off: 30 s the first time, then doubling up to an hour.
+        """Returns the end of the slice's quarantine: 30 s the first time, then doubling to an hour.
 
         `suspects` are the node ids of the hosts that a probe named. A slice that still has one of
         them stays in quarantine even when its other hosts were replaced.
@@ -63,11 +63,11 @@ class Quarantine:
         return failure.until_s
 
     def note_success(self, name: str) -> None:
-        """The slice serves: its failures are forgotten, and those of all that had its name."""
+        """Forgets the failures of a slice that serves, and of all that had its name."""
         self._failures = [failure for failure in self._failures if failure.name != name]
 
     def quarantined_until_s(self, node_ids: frozenset[str], now_s: float) -> float | None:
-        """Until when nobody may have the slice of these nodes; `None`: it may be had."""
+        """Returns the end of the quarantine of these nodes' slice; `None` if it is in none."""
         return max(
             (
                 failure.until_s

@@ -1,4 +1,4 @@
-"""Observes Ray's nodes. The only module that asks Ray which hosts there are."""
+"""Observes Ray's nodes. No other module asks Ray for its hosts."""
 
 import asyncio
 
@@ -20,12 +20,12 @@ async def draining_nodes() -> dict[str, float | None]:
 
 
 def own_node_id() -> str:
-    """Ray's id of the host that this process runs on."""
+    """Returns Ray's id of the host that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())
 
 
 def own_address() -> str:
-    """The address at which Ray's other hosts reach the one that this process runs on."""
+    """Returns the address at which Ray's other hosts reach the host of this process."""
     return str(ray.util.get_node_ip_address())
 
 

@@ -1,4 +1,4 @@
-"""How many slices ended, and why: what the directory forgets after the last few hundred.
+"""The counts of ended slices by cause, because the directory forgets all but a few hundred.
 
 Owns the counts of one gateway since it began. Does not own the lives (the directory does). Pure.
 """
@@ -18,8 +18,8 @@ _ClassKey = tuple[str, str]  # model, compute class
 class Endings:
     """The ends of all lives that ended after `started_at_s`, seconds since the epoch.
 
-    Every class whose slices were seen is counted for every cause, from zero on: a counter that
-    appears with its first event would hide that event from every rate.
+    Every observed class is counted for every cause, from zero on. A counter that appears with its
+    first event would hide that event from every rate.
     """
 
     def __init__(self, started_at_s: float) -> None:
@@ -30,7 +30,7 @@ class Endings:
         self._counts: Counter[tuple[str, str, EndCause]] = Counter()
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Counts what has ended since the last time. The same snapshot again changes nothing."""
+        """Counts the ends since the last call. The same snapshot again changes nothing."""
         if snapshot is self._snapshot:
             return
         self._snapshot = snapshot
@@ -39,7 +39,7 @@ class Endings:
             self._end(record)
 
     def counts(self) -> dict[tuple[str, str, EndCause], int]:
-        """Ends by model, compute class and cause."""
+        """Returns the ends by model, compute class and cause."""
         keys = [(*key, cause) for key in sorted(self._classes) for cause in EndCause]
         return {key: self._counts[key] for key in keys}
 

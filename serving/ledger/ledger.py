@@ -1,11 +1,13 @@
 """Adds up every chip-second of the fleet, each once, in exactly one state.
 
-Owns the sums and up to when each life has been counted. Does not own the lives (the directory
-does), nor prices and names (`pages`). Clockless: callers pass wall-clock milliseconds.
+Owns the sums and the instant up to which each life has been counted. Does not own the lives (the
+directory does), nor prices and names (`pages`). It has no clock: callers pass wall-clock
+milliseconds.
 
-A life is known by its replica and its start. A directory that restarts shows fewer lives for a
-moment and the same ones later: what was counted is not counted again, and the gap is filled in from
-the life's own phases. The sums begin at zero where the ledger does, as those of any counter do.
+The identity of a life is its replica and its start. A directory that restarts shows fewer lives for
+a moment and the same ones later: what was counted is not counted again, and the gap is filled in
+from the life's own phases. The sums begin at zero where the ledger does, as those of any counter
+do.
 """
 
 from collections import Counter
@@ -27,9 +29,9 @@ UNATTRIBUTED = "unattributed"
 
 @dataclass(frozen=True, slots=True)
 class LedgerSum:
-    """A sum of one state. `slice_name` is `None` where it is of a class or the slice has no name.
+    """The sum of one state. `slice_name` is `None` where it is of a class or the slice has no name.
 
-    `amount` is in chip-milliseconds, or in chips where the present is told.
+    `amount` is in chip-milliseconds, or in chips for the present state.
     """
 
     model: str
@@ -41,7 +43,7 @@ class LedgerSum:
 
 @dataclass(frozen=True, slots=True)
 class TenantEntry:
-    """A tenant's part: chip-milliseconds of serving, and output tokens."""
+    """The part of one tenant: chip-milliseconds of serving, and output tokens."""
 
     model: str
     compute_class: str
@@ -52,10 +54,11 @@ class TenantEntry:
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """Who uses an engine, by tenant.
+    """The tenants that use an engine.
 
-    `tokens` are output tokens since the engine's start, `sequences` what it has now, both as it
-    told them; `None` until it has. `flights` are the sequences that this gateway has on it.
+    `tokens` are output tokens since the engine's start, `sequences` are those it has now, both as
+    the engine reported them; `None` until it has. `flights` are the sequences that this gateway has
+    on it.
     """
 
     tokens: Mapping[str, int] | None = None
@@ -68,10 +71,11 @@ NO_USE = EngineUse()
 
 @dataclass(slots=True)
 class _Account:
-    """One life: up to when it has been counted, and as what its READY time counts.
+    """The counts of one life so far; `ready_as` is the state that its READY time counts as.
 
-    `tokens` are those of its engine that have been counted, `None` before it told any; `weights`
-    is by what serving is shared, empty where nothing is known.
+    `until_ms` is the end of the counted time. `tokens` are those of its engine that have been
+    counted, `None` before it reported any. `weights` are the shares of serving, empty where nothing
+    is known.
     """
 
     record: SliceRecord
@@ -87,7 +91,7 @@ _LifeKey = tuple[str, float]
 
 
 class Ledger:
-    """The sums of all lives that were seen, from `started_at_ms` on."""
+    """The sums of all observed lives, from `started_at_ms` on."""
 
     def __init__(self, started_at_ms: int) -> None:
         self.started_at_ms = started_at_ms
@@ -105,11 +109,11 @@ class Ledger:
         now_ms: int,
         uses: Mapping[str, EngineUse] = MappingProxyType({}),
     ) -> None:
-        """Counts what has passed since the last time.
+        """Counts the time since the last call.
 
-        `is_busy` has every engine that can be reached, by id; what it says now stands for the time
-        since the last call. `uses` has who uses them. Of a snapshot only another object is read
-        anew.
+        `is_busy` has every engine that can be reached, by id; its present report stands for the
+        time since the last call. `uses` has their users. A snapshot is read anew only if it is
+        another object.
         """
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
@@ -124,16 +128,16 @@ class Ledger:
             self._advance(account, now_ms)
 
     def totals(self) -> list[LedgerSum]:
-        """Chip-milliseconds by model, compute class and state."""
+        """Returns the chip-milliseconds by model, compute class and state."""
         return [LedgerSum(*key, amount) for key, amount in sorted(self._chip_ms.items())]
 
     def tenants(self) -> list[TenantEntry]:
-        """Serving and tokens by model, class and tenant. The first sum to all of serving."""
+        """Returns serving and tokens by model, class and tenant; serving sums to all of it."""
         keys = sorted(self._tenant_ms.keys() | self._tokens.keys())
         return [TenantEntry(*key, self._tenant_ms[key], self._tokens[key]) for key in keys]
 
     def slices(self) -> list[LedgerSum]:
-        """Chip-milliseconds of the lives that are listed and have a slice."""
+        """Returns the chip-milliseconds of the lives that are listed and have a slice."""
         chip_ms: Counter[tuple[str, str, LedgerState, str]] = Counter()
         for account in self._listed.values():
             record = account.record
@@ -146,7 +150,7 @@ class Ledger:
         ]
 
     def chips(self) -> list[LedgerSum]:
-        """Chips in each state at the last observation."""
+        """Returns the chips in each state at the last observation."""
         chips: Counter[tuple[str, str, LedgerState]] = Counter()
         for account in self._listed.values():
             record = account.record
@@ -171,7 +175,7 @@ class Ledger:
             del self._unlisted[next(iter(self._unlisted))]
 
     def _account(self, record: SliceRecord) -> _Account | None:
-        """The life's account, out of the unlisted; `None` for one without chips (`local`)."""
+        """Returns the life's account, taken out of the unlisted; `None` without chips (`local`)."""
         if record.generation is None or record.topology is None:
             return None
         account = self._unlisted.pop(_key_of(record), None)
@@ -183,7 +187,7 @@ class Ledger:
         return account
 
     def _take_use(self, account: _Account, use: EngineUse) -> None:
-        """Counts an engine's new tokens, and takes in whose its time is."""
+        """Counts an engine's new tokens, and updates the shares of its time."""
         record = account.record
         given: dict[str, int] = {}
         if use.tokens is not None:
@@ -221,9 +225,10 @@ def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
 
 
 def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """`amount` in whole parts by weight, without a remainder; `UNATTRIBUTED` without any weight.
+    """Returns `amount` in whole parts by weight; `UNATTRIBUTED` takes all without any weight.
 
-    What rounding leaves over goes to the largest, the first by name among equals.
+    The parts have no remainder: what rounding leaves over goes to the largest, the first by name
+    among equals.
     """
     total = sum(weights.values())
     if not total:

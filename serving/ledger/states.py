@@ -1,4 +1,4 @@
-"""What a chip was doing, told from the life of its slice. Pure; time is integer milliseconds."""
+"""The state of a chip, derived from the life of its slice. Pure; time is integer milliseconds."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -10,7 +10,7 @@ _S_MS = 1000
 
 
 class LedgerState(StrEnum):
-    """Where a chip-second goes. Each goes to exactly one."""
+    """The states of a chip-second. Each chip-second is in exactly one."""
 
     PROVISIONING = "provisioning"  # wanted, and not held: nothing is paid
     PROBING = "probing"  # held, and tried out
@@ -23,7 +23,7 @@ class LedgerState(StrEnum):
 
     @property
     def is_paid(self) -> bool:
-        """Whether the replica holds the chips meanwhile."""
+        """True if the replica holds the chips meanwhile."""
         return self is not LedgerState.PROVISIONING
 
 
@@ -40,19 +40,19 @@ _OF_LIFE = {
 
 
 class StateSpan(NamedTuple):
-    """Time in one state."""
+    """The time in one state."""
 
     state: LedgerState
     length_ms: int
 
 
 def to_ms(at_s: float) -> int:
-    """A wall-clock time in whole milliseconds, so that spans add up without a remainder."""
+    """Rounds a wall-clock time to whole milliseconds, so that spans add up without a remainder."""
     return round(at_s * _S_MS)
 
 
 def state_of(life: SliceLifecycle, ready_as: LedgerState) -> LedgerState | None:
-    """The state of now; `None` when the life is over."""
+    """Returns the present state; `None` when the life is over."""
     if life.state is SliceState.GONE:
         return None
     return _of_phase(life.transitions[-1], ready_as)
@@ -69,9 +69,10 @@ def _of_phase(transition: Transition, ready_as: LedgerState) -> LedgerState:
 def spans(
     life: SliceLifecycle, from_ms: int, until_ms: int, ready_as: LedgerState
 ) -> Iterator[StateSpan]:
-    """The life's time from `from_ms` to `until_ms`, or to its end; READY counts as `ready_as`.
+    """Returns the life's time from `from_ms` to `until_ms`, or to its end.
 
-    The lengths sum to that time exactly, however the phases lie, if the life began by `from_ms`.
+    READY counts as `ready_as`. The lengths sum to that time exactly, for any order of phases, if
+    the life began by `from_ms`.
     """
     # Hosts' clocks differ: a phase may begin ahead of ours.
     ends_ms = [min(to_ms(transition.at_s), until_ms) for transition in life.transitions[1:]] + [

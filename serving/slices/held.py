@@ -137,8 +137,8 @@ class HeldSlices:
     async def release(self) -> None:
         """Stops watching and releases the slices. Idempotent.
 
-        Ray sees a slice that is about to end as whole and free until it has ended. The directory
-        keeps other replicas off it.
+        Ray sees a slice that is about to end as whole and free until it has ended. So it goes into
+        quarantine, which keeps other replicas off it.
         """
         for each in self.watches:
             if each.order is not None:

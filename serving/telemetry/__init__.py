@@ -1,1 +1,1 @@
-"""How processes report what they do: metric names, log lines and traces."""
+"""The reports of processes on what they do: metric names, log lines and traces."""

@@ -1,7 +1,7 @@
-"""Log lines that people read and machines take apart.
+"""The log lines that people read and machines take apart.
 
-A line is an event and its facts: `request_resumed request_id=%s emitted=%d`. That is how every line
-of ours is written, and the template shows which argument is which fact, so that nothing has to be
+A line is an event and its facts: `request_resumed request_id=%s emitted=%d`. Every line of ours is
+written in this way. The template shows which argument is which fact, so that nothing has to be
 parsed out of a text again. Owns the JSON form of a line and the trace id on it. Does not own where
 lines go (`process_log`).
 """
@@ -27,9 +27,10 @@ def log_traced(
 
 
 def facts_of(template: str, args: object) -> tuple[str, dict[str, Any]]:
-    """The event of a line, and its facts by name.
+    """Returns the event of a line, and its facts by name.
 
-    A fact that is one argument keeps its type; others are text. What is neither is of the event.
+    A fact that is one argument keeps its type; others are text. All other text belongs to the
+    event.
 
     Raises:
         TypeError, ValueError: the arguments are not the template's, or are named.
@@ -56,10 +57,13 @@ def facts_of(template: str, args: object) -> tuple[str, dict[str, Any]]:
 
 
 class JsonLines(logging.Formatter):
-    """A line as one JSON object: `time`, `level`, `logger`, `event`, then its facts."""
+    """The formatter of a line as one JSON object.
+
+    The object has `time`, `level`, `logger` and `event`, then the facts of the line.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON, without a line end."""
+        """Returns the record as JSON, without a line end."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

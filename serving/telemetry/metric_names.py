@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 class Kind(StrEnum):
-    """What Prometheus calls the type of a metric."""
+    """The type of a metric, as Prometheus names it."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 class Unit(StrEnum):
-    """Base units only; it is also the end of a name, but for counts and flags."""
+    """The base units. A unit is also the end of a name, but for counts and flags."""
 
     RATIO = "ratio"  # 0 to 1
     BYTES = "bytes"
@@ -33,7 +33,7 @@ class Unit(StrEnum):
 
 
 class Scope(StrEnum):
-    """What one label set of a metric stands for."""
+    """The thing that one label set of a metric stands for."""
 
     DEVICE = "device"  # what JAX lists: labels `chip` and, where a chip has two devices, `core`
     CHIP = "chip"
@@ -49,12 +49,12 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric family.
+    """The description of a metric family.
 
-    `name` is as PromQL writes it, a counter with its `_total`. `labels` are those beside the
-    labels of its scope (`labels_of`). `max_sets` is how many sets of values of `labels` are
-    exported per device, chip, host and so on; whoever emits the metric holds to it, which is
-    what makes the number of series a number.
+    `name` is as PromQL writes it, a counter with its `_total`. `labels` are those beside the labels
+    of its scope (`labels_of`). `max_sets` is the number of sets of values of `labels` that are
+    exported per device, chip, host and so on. The code that emits the metric keeps to it, so the
+    number of series is known.
     """
 
     name: str

@@ -10,7 +10,7 @@ from serving.telemetry.spans import NO_TRACER, Tracer, TraceSettings
 def open_tracer(settings: TraceSettings, service: str, instance: str) -> Tracer:
     """Returns the tracer of this process. `service` and `instance` name it in every span it sends.
 
-    Returns at once: whether a collector answers is found out when there is something to send.
+    It returns at once: the first sending finds out whether a collector answers.
     """
     if settings.otlp_endpoint is None:
         return NO_TRACER

@@ -1,11 +1,11 @@
-"""Spans made by OpenTelemetry's SDK and sent to a collector by OTLP over HTTP.
+"""Makes spans with OpenTelemetry's SDK and sends them to a collector by OTLP over HTTP.
 
-Owns the sampling of requests, the bound of the queue, the count of what is dropped and the time
-limit of closing. Does not own what the spans say, nor the queue and the thread that empties it:
+Owns the sampling of requests, the bound of the queue, the count of dropped spans and the time limit
+of closing. Does not own the content of the spans, nor the queue and the thread that empties it:
 those are the SDK's `BatchSpanProcessor`. A full queue drops what comes next.
 
-What the exporter takes from the environment of its process is its own business: most useful is
-`OTEL_EXPORTER_OTLP_HEADERS`, in which a collector's key does not pass through a configuration file.
+The exporter reads further settings from the environment of its process. The most useful one is
+`OTEL_EXPORTER_OTLP_HEADERS`, which keeps a collector's key out of configuration files.
 """
 
 import logging
@@ -46,7 +46,7 @@ _EXPORTER_LOGGER = logging.getLogger("opentelemetry.exporter.otlp.proto.http.tra
 
 
 class OtlpTracer:
-    """A `Tracer` whose spans go to a collector."""
+    """The `Tracer` that sends its spans to a collector."""
 
     is_on = True
 
@@ -59,7 +59,7 @@ class OtlpTracer:
         instance: str,
         chance: random.Random | None = None,
     ) -> None:
-        """`chance` decides who is sampled; `None`: by the system's randomness."""
+        """Takes `chance`, which decides who is sampled; `None` is the system's randomness."""
         self._processor = _CountingProcessor(_CountingExporter(endpoint))
         self._closing: threading.Thread | None = None
         # No detectors of resources: they ask machines around us, and take their time.
@@ -81,7 +81,7 @@ class OtlpTracer:
         traceparent: str = "",
         tracestate: str = "",
     ) -> Span | None:
-        """See `Tracer`."""
+        """Implements `Tracer.begin`."""
         context = None
         if traceparent:
             carrier = {"traceparent": traceparent, "tracestate": tracestate}
@@ -99,20 +99,20 @@ class OtlpTracer:
 
     @property
     def counts(self) -> SpanCounts:
-        """See `Tracer`."""
+        """Implements `Tracer.counts`."""
         return self._processor.counts
 
     @property
     def num_open(self) -> int:
-        """Spans that were begun and not ended."""
+        """The number of spans that were begun and not ended."""
         return self._processor.num_open
 
     def flush(self) -> None:
-        """Sends what waits now. Blocks as long as that takes."""
+        """Sends the waiting spans. Blocks as long as that takes."""
         self._processor.force_flush()
 
     def close(self, timeout_s: float) -> None:
-        """See `Tracer`."""
+        """Implements `Tracer.close`."""
         if self._closing is not None:
             return
         until_s = time.monotonic() + timeout_s
@@ -133,7 +133,7 @@ class OtlpTracer:
 
 
 class OtlpSpan:
-    """A `Span` of the SDK."""
+    """The `Span` over a span of the SDK."""
 
     __slots__ = ("_has_ended", "_span", "_tracer")
 
@@ -144,30 +144,30 @@ class OtlpSpan:
 
     @property
     def trace_id(self) -> str:
-        """See `Span`."""
+        """Implements `Span.trace_id`."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     @property
     def traceparent(self) -> str:
-        """See `Span`."""
+        """Implements `Span.traceparent`."""
         return f"00-{self.trace_id}-{self._span.get_span_context().span_id:016x}-01"
 
     def child(self, name: str, kind: SpanKind, attributes: Attributes) -> Span:
-        """See `Span`."""
+        """Implements `Span.child`."""
         context = trace.set_span_in_context(self._span)
         span = self._tracer.start_span(name, context, _KINDS[kind], dict(attributes))
         return OtlpSpan(self._tracer, span)
 
     def event(self, name: str, attributes: Attributes, at_ns: int | None = None) -> None:
-        """See `Span`."""
+        """Implements `Span.event`."""
         self._span.add_event(name, dict(attributes), at_ns)
 
     def annotate(self, attributes: Attributes) -> None:
-        """See `Span`."""
+        """Implements `Span.annotate`."""
         self._span.set_attributes(dict(attributes))
 
     def end(self, error: str | None = None) -> None:
-        """See `Span`."""
+        """Implements `Span.end`."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -271,7 +271,7 @@ class _CountingExporter(SpanExporter):
             _EXPORTER_LOGGER.removeFilter(self._excuse)
 
     def _report(self, *, has_arrived: bool) -> None:
-        """One line when the collector goes away, one when it is back."""
+        """Logs one line when the collector goes away, and one when it is back."""
         if has_arrived != self._is_failing:
             return
         self._is_failing = not has_arrived

@@ -1,7 +1,7 @@
-"""Where our log lines go, process by process. Without this Python shows warnings only.
+"""The destination of our log lines, process by process. Without it Python shows warnings only.
 
 Owns the handlers of the loggers `serving` and `vllm`, set by the constructor of each Serve class.
-Does not own what a line looks like (`log_lines`).
+Does not own the form of a line (`log_lines`).
 """
 
 import logging
@@ -16,14 +16,14 @@ _NAMES = ("serving", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class LogStyle:
-    """How lines are written, and from which of `logging`'s levels on."""
+    """The form of lines, and the lowest of `logging`'s levels that is written."""
 
     is_json: bool = False
     level: int = logging.INFO
 
     @property
     def formatter(self) -> logging.Formatter:
-        """Returns what makes a line of a record."""
+        """The formatter that makes a line of a record."""
         return JsonLines() if self.is_json else logging.Formatter(_FORMAT)
 
 
@@ -47,12 +47,12 @@ def log_as_replica(style: LogStyle = DEFAULT_STYLE) -> None:
 
 
 def log_as_actor(style: LogStyle = DEFAULT_STYLE) -> None:
-    """Sends our lines to stderr, of which Ray keeps a file for each actor."""
+    """Sends our lines to stderr; Ray keeps a file of it for each actor."""
     _configure(style, _to_stderr(style, style.level))
 
 
 class _OursAsJson(logging.Formatter):
-    """In a file that we share with Serve: our lines as JSON, Serve's own as they were."""
+    """The formatter of a file shared with Serve: our lines as JSON, Serve's own unchanged."""
 
     def __init__(self, others: logging.Formatter | None) -> None:
         super().__init__()

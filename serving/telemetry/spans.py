@@ -1,8 +1,8 @@
-"""The seam to OpenTelemetry: what the rest of Slicewise may know of tracing.
+"""The seam to OpenTelemetry: all that the rest of Slicewise knows of tracing.
 
-Owns the two protocols and their empty implementation. Knows no OpenTelemetry, and neither does who
-uses it: `open_tracer` has a module of its own. A request that is not sampled has no span, so that a
-check for `None` is all that it costs.
+Owns the two protocols and their empty implementation. Knows no OpenTelemetry, and neither do its
+users: `open_tracer` has a module of its own. A request that is not sampled has no span, so that it
+costs only a check for `None`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class SpanKind(StrEnum):
-    """The side of a call that a span is of, as OpenTelemetry names it."""
+    """The side of a call that a span describes, as OpenTelemetry names it."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -22,27 +22,27 @@ class SpanKind(StrEnum):
 
 
 class Span(Protocol):
-    """Some work of one sampled request, from its making to `end`. Used from one thread.
+    """The work of one sampled request, from its making to `end`. Used from one thread.
 
     Times are wall-clock nanoseconds since 1970; `None` means now.
     """
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits, the same for all spans of a request."""
+        """The 32 hex digits that all spans of a request share."""
         ...
 
     @property
     def traceparent(self) -> str:
-        """Returns what makes another process's spans children of this one (W3C Trace Context)."""
+        """The value that makes another process's spans children of this one (W3C Trace Context)."""
         ...
 
     def child(self, name: str, kind: SpanKind, attributes: Attributes) -> "Span":
-        """Begins work that is part of this."""
+        """Begins a span for a part of this work."""
         ...
 
     def event(self, name: str, attributes: Attributes, at_ns: int | None = None) -> None:
-        """Notes that something happened."""
+        """Records an event."""
         ...
 
     def annotate(self, attributes: Attributes) -> None:
@@ -50,24 +50,24 @@ class Span(Protocol):
         ...
 
     def end(self, error: str | None = None) -> None:
-        """Ends it, failed with `error` if there is one. A second end is none."""
+        """Ends it, failed with `error` if there is one. A second end is ignored."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SpanCounts:
-    """What became of the spans of one process; those that wait to be sent are in none."""
+    """The counts of ended spans of one process; spans that wait to be sent are in none."""
 
     num_sent: int = 0
     num_dropped: int = 0  # the collector was away or too slow
 
 
 class Tracer(Protocol):
-    """Where requests get their first span of a process. Used from one thread."""
+    """The source of each request's first span in a process. Used from one thread."""
 
     @property
     def is_on(self) -> bool:
-        """Returns whether any request can have one."""
+        """True if any request can have a span."""
         ...
 
     def begin(
@@ -78,24 +78,24 @@ class Tracer(Protocol):
         traceparent: str = "",
         tracestate: str = "",
     ) -> Span | None:
-        """The request's span here, `None` when the request is not sampled.
+        """Returns the request's span here, `None` when the request is not sampled.
 
-        With a valid `traceparent` its sender has decided that; without, chance does.
+        A valid `traceparent` carries the sender's decision; without one, chance decides.
         """
         ...
 
     @property
     def counts(self) -> SpanCounts:
-        """Returns what became of the spans so far."""
+        """The counts of the spans so far."""
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Sends what waits, for so long at most, and stops. Blocks. Idempotent."""
+        """Sends what waits, within the time limit, and stops. Blocks. Idempotent."""
         ...
 
 
 class NoTracer:
-    """Tracing that is off: a `Tracer` without spans."""
+    """The `Tracer` without spans, for tracing that is off."""
 
     is_on = False
 
@@ -107,16 +107,16 @@ class NoTracer:
         traceparent: str = "",  # noqa: ARG002
         tracestate: str = "",  # noqa: ARG002
     ) -> Span | None:
-        """See `Tracer`."""
+        """Implements `Tracer.begin`."""
         return None
 
     @property
     def counts(self) -> SpanCounts:
-        """See `Tracer`."""
+        """Implements `Tracer.counts`."""
         return SpanCounts()
 
     def close(self, timeout_s: float) -> None:
-        """See `Tracer`."""
+        """Implements `Tracer.close`."""
 
 
 NO_TRACER = NoTracer()
@@ -124,7 +124,7 @@ NO_TRACER = NoTracer()
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Where spans go and how many requests have any.
+    """The destination of spans and the share of requests that have any.
 
     `otlp_endpoint` is the base address of an OTLP/HTTP collector; `None` turns tracing off.
     `sample_ratio` is the share of requests without a `traceparent` that are sampled, 0 to 1.

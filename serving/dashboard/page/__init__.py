@@ -1,8 +1,8 @@
 """The fleet as a page for people: its static files.
 
 The page holds no data and asks for no key: a browser could not send one when it opens an address.
-Its script asks the reader for the key and fetches the JSON with it. Everything it shows is another
-program's word, so its policy lets no other script run than the one shipped here.
+Its script asks the reader for the key and fetches the JSON with it. Everything on it comes from
+another program, so its policy lets no other script run than the one shipped here.
 """
 
 from http import HTTPStatus
@@ -74,5 +74,5 @@ class FleetPage:
         self._answers[f"/fleet/{name}"] = PageAnswer(HTTPStatus.OK, body, headers)
 
     def answer(self, path: str) -> PageAnswer | None:
-        """The page or a part of it; `None` for every other path."""
+        """Returns the page or a part of it; `None` for every other path."""
         return self._answers.get(path)
