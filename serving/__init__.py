@@ -1,1 +1,1 @@
-"""Slicewise's Serve application: gateway, token link, engines, slices."""
+"""The Serve application of Slicewise: gateway, token link, engines, slices."""

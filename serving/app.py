@@ -1,4 +1,4 @@
-"""The application: `serve_config.yaml` in, Serve deployments out. The only wiring."""
+"""The application: `serve_config.yaml` in, Serve deployments out. No other module wires parts."""
 
 import json
 from dataclasses import asdict
@@ -52,11 +52,11 @@ _PACED_VOCAB_SIZE = 2**31
 
 
 def build(args: dict[str, Any]) -> Application:
-    """What `serve run` and `serve deploy` call.
+    """Builds the application for `serve run` and `serve deploy`.
 
     Raises:
         RayServeException: the configuration is refused, with every problem; nothing that runs is
-            touched. Of this class alone Serve shows the words, at once and without a traceback.
+            touched. Serve shows the message of this class alone, at once and without a traceback.
     """
     try:
         config = parse_app_config(args)
@@ -106,7 +106,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentConfig) -> EngineSpec:
-    """What one engine of this deployment is told."""
+    """Returns the spec of one engine of this deployment."""
     paced = None
     if model.engine == EngineKind.PACED:
         paced = model.paced_options() | {"vocab_size": _PACED_VOCAB_SIZE}
@@ -138,20 +138,23 @@ _NOT_OF_THE_ENGINE = ("described", "stay_s")
 
 
 def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:
-    """What an engine is replaced for when it changes."""
+    """Returns the settings whose change replaces an engine."""
     told = {name: value for name, value in asdict(spec).items() if name not in _NOT_OF_THE_ENGINE}
     return _plain({"spec": told, "link": config.link.model_dump()})
 
 
 def _gateway_part(config: AppConfig) -> dict[str, Any]:
-    """What a gateway is replaced for when it changes: all but the models, which it is told."""
+    """Returns the settings whose change replaces a gateway: all but the models.
+
+    A running gateway receives the models.
+    """
     of_others = {"replicas", "tpu_exporter_port"}
     told = config.model_dump(exclude={"models": True, "rollout": True, "gateway": of_others})
     return _plain(told | {"is_autoscaled": config.is_autoscaled})
 
 
 def _plain(told: dict[str, Any]) -> dict[str, Any]:
-    """As values of JSON, whatever else is in it by its words."""
+    """Returns the value as JSON has it, with everything else as text."""
     plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
     return plain
 
@@ -164,7 +167,7 @@ def _tpu_spec(model: ModelConfig) -> TpuSpec:
 
 
 def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:
-    """What Ray is told of an actor that is not an engine."""
+    """Returns Ray's options for an actor that is not an engine."""
     options: dict[str, Any] = {"num_cpus": num_cpus}
     if config.control_placement == ControlPlacement.OFF_TPU_HOSTS:
         # Nodes without the label match too.
@@ -173,7 +176,10 @@ def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:
 
 
 def _heard_replicas(config: AppConfig, count: int) -> dict[str, Any]:
-    """So many replicas, always; Serve collects stats for a policy only from what "scales"."""
+    """Returns a fixed number of replicas, as scaling bounds where a policy needs stats.
+
+    Serve collects stats for a policy only from a deployment that scales.
+    """
     if not config.is_autoscaled:
         return {"num_replicas": count}
     scaling = {
@@ -188,7 +194,7 @@ def _heard_replicas(config: AppConfig, count: int) -> dict[str, Any]:
 
 
 def _engine_replicas(deployment: DeploymentConfig) -> dict[str, Any]:
-    """A fixed number, or bounds within which the policy alone decides."""
+    """Returns a fixed number, or bounds within which the policy alone decides."""
     if not deployment.is_autoscaled:
         return {"num_replicas": deployment.replicas}
     scaling = {

@@ -1,10 +1,10 @@
-"""A Serve deployment whose replicas are replaced when their own part of the configuration changes.
+"""The Serve deployment that replaces replicas only when their own configuration changes.
 
 Serve (2.60) gives every deployment of an application that comes from a file one version: a digest
 of all of the application's `args`. So a changed byte anywhere would replace every replica there is:
-the engines of all models, the gateways with all their streams, the directory. Which deployment a
-change concerns is known where the deployments are made, so its version is set there. What Serve
-compares besides (the actor's resources, `user_config`, numbers of replicas) stays Serve's.
+the engines of all models, the gateways with all their streams, the directory. The code that makes
+the deployments knows which of them a change concerns, so it sets the version. The rest that Serve
+compares (the actor's resources, `user_config`, numbers of replicas) stays Serve's.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from serving.domain.model_version import digest_of
 
 
 class _PinnedConfig(DeploymentConfig):
-    """Serve's configuration of one deployment, with a version that Serve's own does not replace."""
+    """The configuration of one deployment, with a version that Serve's own does not replace."""
 
     model_config = ConfigDict(validate_assignment=True, arbitrary_types_allowed=True)
     _pinned: str | None = PrivateAttr(default=None)
@@ -30,10 +30,10 @@ class _PinnedConfig(DeploymentConfig):
 
 
 def pin_version(deployment: serve.Deployment, told: object) -> serve.Deployment:
-    """The deployment, whose replicas are replaced when `told`, a value of JSON, is another one.
+    """Returns the deployment with a version of its own: a digest of `told`, a value of JSON.
 
-    They are also replaced when the application's runtime environment changes: their code comes from
-    there.
+    Its replicas are replaced when `told` changes. They are also replaced when the application's
+    runtime environment changes, because their code comes from there.
     """
     runtime_env = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
     version = digest_of([told, dict(runtime_env)])

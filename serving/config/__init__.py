@@ -1,1 +1,1 @@
-"""What `serve_config.yaml` may say: schema, rules, checks, and the reference page made of them."""
+"""The configuration in `serve_config.yaml`: schema, rules, checks, and its reference page."""

@@ -1,4 +1,4 @@
-"""How API keys are written in a file or a variable: `[tenant] key`, apart by commas or line ends.
+"""The form of API keys in a file or a variable: `[tenant] key`, apart by commas or line ends.
 
 Owns the form of a key and of a tenant's name. Does not own who is let in (`serving.gateway.auth`).
 Pure.
@@ -14,7 +14,10 @@ _TENANT_FORM = "letters, digits and `._-`, up to 63 characters"
 
 @dataclass(frozen=True, slots=True)
 class NamedKey:
-    """A key and its tenant, `None` where none is named. The key stays out of the representation."""
+    """The key of a tenant; the tenant is `None` where none is named.
+
+    The key stays out of the representation.
+    """
 
     key: str = field(repr=False)
     tenant: str | None = None

@@ -1,9 +1,9 @@
-"""What `serve_config.yaml` may say to the application: strict, frozen, parsed once.
+"""The application's part of `serve_config.yaml`: strict, frozen, parsed once.
 
 Owns the fields under `args`, their types, ranges and defaults; those of slices are in
-`serving.config.slices`. Rules between fields, and what vLLM takes, are in `serving.config.rules`
-and `serving.config.slice_rules`. Only `parse_app_config` applies all of them, so an `AppConfig`
-comes from there. Reads no file and no environment variable.
+`serving.config.slices`. Rules between fields, and the arguments of vLLM, are in
+`serving.config.rules` and `serving.config.slice_rules`. Only `parse_app_config` applies all of
+them, so an `AppConfig` comes from there. Reads no file and no environment variable.
 """
 
 from collections.abc import Iterator, Mapping
@@ -144,7 +144,7 @@ class DeploymentConfig(_Section):
 
     @property
     def is_autoscaled(self) -> bool:
-        """Whether a policy sets the number of its engines."""
+        """True if a policy sets the number of its engines."""
         return self.max_replicas is not None
 
     @property
@@ -154,7 +154,7 @@ class DeploymentConfig(_Section):
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of each engine: those of its slices, 1 without any."""
+        """The number of hosts of each engine: those of its slices, 1 without any."""
         return 1 if self.slice is None else self.slice.num_hosts
 
 
@@ -221,7 +221,7 @@ class ModelConfig(_Section):
         return (self.name,) if self.canary_of is None else (self.canary_of, self.name)
 
     def paced_options(self) -> dict[str, float | int | None]:
-        """The options of a `paced` engine, in the engine's own words; times are seconds."""
+        """Returns the options of a `paced` engine, in the engine's own terms; times are seconds."""
         pace = self.paced or PaceConfig()
         return {
             "ttft_s": pace.ttft_ms / 1000,
@@ -238,7 +238,7 @@ class ModelConfig(_Section):
 
     @property
     def is_on_tpu(self) -> bool:
-        """Whether its engines compute on the chips of their slices."""
+        """True if its engines compute on the chips of their slices."""
         return self.engine == EngineKind.VLLM_TPU
 
     def deployment_name(self, deployment: DeploymentConfig) -> str:
@@ -290,7 +290,7 @@ class AuthConfig(_Section):
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests need a key."""
+        """True if requests need a key."""
         return self.keys_file is not None or self.keys_env is not None
 
 
@@ -378,7 +378,7 @@ class AppConfig(_Section):
 
     @property
     def num_cpus(self) -> float:
-        """CPUs that Ray reserves for the whole application, at most."""
+        """The number of CPUs that Ray reserves for the whole application, at most."""
         engine_hosts = sum(
             deployment.most_replicas * deployment.num_hosts * deployment.num_cpus
             for model in self.models
@@ -388,7 +388,7 @@ class AppConfig(_Section):
 
     @property
     def num_chips(self) -> int:
-        """TPU chips of all slices that the application wants, at most."""
+        """The number of TPU chips of all slices that the application requests, at most."""
         return sum(
             deployment.most_replicas * deployment.slice.num_chips
             for model in self.models
@@ -398,13 +398,13 @@ class AppConfig(_Section):
 
     @property
     def is_autoscaled(self) -> bool:
-        """Whether a policy sets the number of any engines."""
+        """True if a policy sets the number of any engines."""
         return any(
             deployment.is_autoscaled for model in self.models for deployment in model.deployments
         )
 
     def compute_class(self, name: str) -> ComputeClassConfig:
-        """The compute class of this name, declared or built in.
+        """Returns the compute class of this name, declared or built in.
 
         Raises:
             KeyError: neither. Only a deployment without a slice may name such a class.
@@ -414,7 +414,7 @@ class AppConfig(_Section):
 
 
 def parse_app_config(raw: object) -> AppConfig:
-    """The configuration in `raw`, the application's `args`, checked against the installed vLLM.
+    """Returns the configuration in `raw`, the application's `args`, checked against vLLM.
 
     Where no vLLM is installed the names of its arguments are not checked.
 
@@ -426,7 +426,9 @@ def parse_app_config(raw: object) -> AppConfig:
 
 
 def check_app_config(raw: object, vllm_args: VllmArgs | None) -> AppConfig:
-    """As `parse_app_config`, against the given vLLM; `None` leaves argument names unchecked. Pure.
+    """Parses as `parse_app_config` does, against the given vLLM. Pure.
+
+    `None` leaves argument names unchecked.
 
     Raises:
         ConfigError: lists every problem found.
@@ -445,7 +447,10 @@ def check_app_config(raw: object, vllm_args: VllmArgs | None) -> AppConfig:
 
 
 def exposure_problem(auth: AuthConfig, http_host: str) -> Problem | None:
-    """What is wrong with serving under `auth` on `http_host`, Serve's `http_options.host`."""
+    """Returns the fault of serving under `auth` on `http_host`, or `None`.
+
+    `http_host` is Serve's `http_options.host`.
+    """
     if auth.has_keys or auth.allow_anonymous_beyond_loopback or rules.is_loopback(http_host):
         return None
     return Problem(
@@ -457,7 +462,7 @@ def exposure_problem(auth: AuthConfig, http_host: str) -> Problem | None:
 
 
 def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iterator[Problem]:
-    """The rules between fields that `raw` breaks, whatever else is wrong with it."""
+    """Yields the rules between fields that `raw` breaks, whatever else is wrong with it."""
     models = rules.mappings_in(raw.get("models"))
     for index, model in models:
         yield from rules.model_problems(f"models[{index}]", model, vllm_args)

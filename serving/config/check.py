@@ -1,7 +1,7 @@
-"""`slicewise config check`: says what is wrong with a serve_config.yaml before anything starts.
+"""Checks a serve_config.yaml before anything starts (`slicewise config check`).
 
-Owns the reading of the file and the report. What Serve takes is Ray's schema's business, what the
-application takes is `serving.config.application`'s.
+Owns the reading of the file and the report. The fields of Serve are the business of Ray's schema,
+those of the application of `serving.config.application`.
 """
 
 import os
@@ -40,7 +40,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found: `problems` to correct; with none, the applications by name."""
+    """The result of a check: `problems` to correct; with none, the applications by name."""
 
     problems: tuple[Problem, ...] = ()
     applications: Mapping[str, AppConfig] = field(default_factory=dict)
@@ -80,10 +80,10 @@ def check_command(
 
 
 def load_yaml(text: str) -> object:
-    """The one document in `text`.
+    """Returns the one document in `text`.
 
     Raises:
-        yaml.YAMLError: it is not one YAML document, or a key is given twice; says where.
+        yaml.YAMLError: it is not one YAML document, or a key is given twice; names the place.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
@@ -94,7 +94,7 @@ def load_yaml(text: str) -> object:
 def check_serve_config(
     raw: object, vllm_args: VllmArgs | None, inherited: Mapping[str, str] = _NOTHING
 ) -> CheckReport:
-    """What is wrong with `raw`: for Serve, for our application, for both together.
+    """Returns the faults of `raw`: for Serve, for our application, for both together.
 
     `inherited` are variables of the user's own, which win over `RAY_SETTINGS` when Ray is started.
     """
@@ -142,7 +142,7 @@ def check_serve_config(
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:
-    """Models, deployments, what they ask for, and who may use them."""
+    """Yields the models, the deployments with their requests, and who may use them."""
     for name, config in report.applications.items():
         yield f"application {name}"
         for model in config.models:
@@ -184,13 +184,13 @@ def _keys_words(config: AppConfig, http_host: str) -> str:
 
 
 def _our_applications(raw: object) -> list[tuple[int, Mapping[str, object]]]:
-    """The raw applications that are ours, with their positions."""
+    """Returns the raw applications that are ours, with their positions."""
     applications = mappings_in(raw.get("applications")) if isinstance(raw, dict) else []
     return [(at, entry) for at, entry in applications if entry.get("import_path") == IMPORT_PATH]
 
 
 def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
-    """Refuses what YAML settles in silence, the last key winning; `seen` are the nodes visited."""
+    """Refuses repeated keys, of which YAML silently keeps the last; `seen` are visited nodes."""
     if id(node) in seen or not isinstance(node, yaml.CollectionNode):
         return
     seen.add(id(node))
@@ -211,9 +211,10 @@ def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
 def _policy_problems(
     path: str, application: Mapping[str, object], config: AppConfig
 ) -> Iterator[Problem]:
-    """Without a policy of the application Serve's own would take every model to its minimum.
+    """Yields a problem where the application has no policy of its own.
 
-    It counts requests that Serve hands to engines, and Serve hands them none.
+    Serve's own policy would take every model to its minimum. It counts requests that Serve hands to
+    engines, and Serve hands them none.
     """
     is_autoscaled = any(
         deployment.is_autoscaled for model in config.models for deployment in model.deployments
@@ -229,7 +230,7 @@ def _policy_problems(
 def _drain_problems(
     path: str, rollout: RolloutConfig, variables: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """A drain that HAProxy would not wait for; `variables` are those that Ray is started with."""
+    """Yields a drain that HAProxy would not wait for; `variables` are those that start Ray."""
     if variables[HAPROXY] != "1":
         return
     text = variables[HARD_STOP]
@@ -251,7 +252,7 @@ def _under(path: str, problem: Problem) -> Problem:
 
 
 def _unknown_keys(path: str, raw: object, model: type[BaseModel]) -> Iterator[Problem]:
-    """Serve drops keys it does not know; a misspelt `host` would then mean every address."""
+    """Yields unknown keys. Serve drops them, so a misspelt `host` would mean every address."""
     for name, value in raw.items() if isinstance(raw, dict) else ():
         if name not in model.model_fields:
             at = f"{path}.{name}".removeprefix(".")

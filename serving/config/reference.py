@@ -1,7 +1,7 @@
-"""A configuration reference in a page, written from the schema itself.
+"""Writes the configuration reference into a page, from the schema itself.
 
 `python -m serving.config.reference --write docs/reference/configuration.md` replaces what stands
-between the markers; `--check` fails when it differs. Owns the page's look, no fact on it. Part
+between the markers; `--check` fails when it differs. Owns the page's form, no fact on it. Part
 `cluster` of a values file has its own, by the same code: `deployments.manifests.reference`.
 """
 
@@ -27,7 +27,7 @@ class MarkersMissingError(Exception):
 
 
 def config_reference() -> str:
-    """The whole reference in markdown: one table per section, then what is closed of vLLM's."""
+    """Returns the whole reference in markdown: one table per section, then closed arguments."""
     lines = schema_lines(AppConfig.model_json_schema(), "args")
     for section, complaints in CLOSED_ARGS.items():
         lines += [f"#### Not open in `models[].{section}`", ""]
@@ -44,13 +44,18 @@ def config_reference() -> str:
 
 
 def schema_lines(root: Schema, name: str) -> list[str]:
-    """A table for a model and one for each section in it. The outermost is called `name`."""
+    """Returns a table for a model and one for each section in it.
+
+    The outermost is called `name`.
+    """
     lines = list(_section_lines("", root, root))
     return [f"#### `{name}`", *lines[1:]]
 
 
 def with_reference(page: str, make: Callable[[], str] = config_reference) -> str:
-    """`page` with the reference of today, which `make` gives, between its markers. Idempotent.
+    """Returns `page` with the present reference, which `make` gives, between its markers.
+
+    It is idempotent.
 
     Raises:
         MarkersMissingError: there is no one place to put it.
@@ -67,7 +72,7 @@ def main(
     make: Callable[[], str] = config_reference,
     module: str = "serving.config.reference",
 ) -> int:
-    """Exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
+    """Returns the exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
     parser = argparse.ArgumentParser(description="The configuration reference in a page.")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--check", type=Path, metavar="PAGE", help="fail when PAGE is out of date")
@@ -92,7 +97,7 @@ def main(
 
 
 def _section_lines(path: str, node: Schema, root: Schema) -> Iterator[str]:
-    """The table of one section, then those of the sections in it."""
+    """Yields the table of one section, then those of the sections in it."""
     yield f"#### `{path}`"
     yield ""
     yield _cell(node["description"])
@@ -120,7 +125,7 @@ def _row(name: str, field: Schema, is_required: bool, root: Schema) -> str:  # n
 
 
 def _section_below(field: Schema, root: Schema) -> tuple[Schema | None, bool]:
-    """The section that a field holds, if it holds one, and whether it holds a list of them."""
+    """Returns the section that a field holds, if any, and whether it is a list of them."""
     for option in field.get("anyOf", [field]):
         node = resolve(option, root)
         is_list = node.get("type") == "array"

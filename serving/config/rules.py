@@ -1,4 +1,4 @@
-"""Rules between the fields of a configuration, and what of vLLM's arguments Slicewise leaves open.
+"""The rules between the fields of a configuration, and the vLLM arguments left open.
 
 Works on the raw YAML values, so that a broken field never hides a broken rule; a value of the wrong
 type is passed over here because `serving.config.application` reports it. Pure.
@@ -89,7 +89,7 @@ _PARSER_PLUGINS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. A name other than localhost counts as reachable."""
+    """Returns whether only this machine reaches `host`; of names, only localhost counts."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -97,19 +97,19 @@ def is_loopback(host: str) -> bool:
 
 
 def mappings_in(value: object) -> list[tuple[int, Raw]]:
-    """The mappings of a raw list, with their positions."""
+    """Returns the mappings of a raw list, with their positions."""
     entries = value if isinstance(value, list) else []
     return [(index, entry) for index, entry in enumerate(entries) if isinstance(entry, dict)]
 
 
 def mapping_in(raw: Raw, name: str) -> Raw:
-    """A raw field that is a mapping; an empty one in place of anything else."""
+    """Returns a raw field that is a mapping; an empty one in place of anything else."""
     value = raw.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def numbers_in(section: Raw, *names: str) -> list[float | None]:
-    """The values of these fields; `None` for one that is not a number."""
+    """Returns the values of these fields; `None` for one that is not a number."""
     values = (section.get(name) for name in names)
     return [
         value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -118,7 +118,7 @@ def numbers_in(section: Raw, *names: str) -> list[float | None]:
 
 
 def repeats(named: Sequence[tuple[str, object]]) -> Iterator[tuple[str, str, str]]:
-    """Path, name and path of the first use, of every string used before."""
+    """Yields path, name and path of the first use, for every string used before."""
     strings = [(path, name) for path, name in named if isinstance(name, str)]
     first_path: dict[str, str] = {}
     for path, name in strings:
@@ -128,7 +128,7 @@ def repeats(named: Sequence[tuple[str, object]]) -> Iterator[tuple[str, str, str
 
 
 def model_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
-    """What is impossible within one model."""
+    """Yields what is impossible within one model."""
     yield from _engine_kind_problems(path, model)
     source = model.get("source")
     if isinstance(source, str) and model.get("engine") != "paced":
@@ -140,7 +140,7 @@ def model_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterato
 
 
 def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
-    """Names that mean two things: of models and adapters, and of Serve deployments."""
+    """Yields names that mean two things: of models and adapters, and of Serve deployments."""
     served: list[tuple[str, object]] = []
     deployed: list[tuple[str, str]] = []
     for index, model in models:
@@ -168,7 +168,7 @@ def duplicate_name_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Probl
 
 
 def canary_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
-    """Canaries of nothing, of canaries, of a model that has one already, or without a weight."""
+    """Yields canaries of nothing, of canaries, of a model that has one, or without a weight."""
     stable = [model.get("name") for _, model in models if model.get("canary_of") is None]
     allowed = "allowed: the name of another model that is no canary; here: "
     allowed += ", ".join(sorted(f"`{name}`" for name in stable if isinstance(name, str)))
@@ -197,7 +197,7 @@ def canary_problems(models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
 def _canary_adapter_problems(
     path: str, canary: Raw, models: Sequence[tuple[int, Raw]]
 ) -> Iterator[Problem]:
-    """Adapters of a canary that its model does not have: nobody could ask for them."""
+    """Yields adapters of a canary that its model lacks, because nobody could request them."""
     known = [
         adapter.get("name")
         for _, model in models
@@ -213,7 +213,7 @@ def _canary_adapter_problems(
 
 
 def scaling_problems(path: str, model: Raw) -> Iterator[Problem]:
-    """Bounds of a deployment that scales which contradict each other or its replicas."""
+    """Yields bounds of a scaling deployment that contradict each other or its replicas."""
     for number, deployment in mappings_in(model.get("deployments")):
         at = f"{path}.deployments[{number}]"
         given = [
@@ -241,7 +241,7 @@ def scaling_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def gateway_problems(gateway: Raw) -> Iterator[Problem]:
-    """A bound on waiting that can never be reached."""
+    """Yields a bound on waiting that can never be reached."""
     waiting, ongoing = numbers_in(gateway, "max_waiting_requests", "max_ongoing_requests")
     if waiting is not None and ongoing is not None and waiting > ongoing:
         yield Problem(
@@ -253,12 +253,12 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
 
 
 def auth_problems(auth: Raw) -> Iterator[Problem]:
-    """Two sources of API keys."""
+    """Yields a problem with two sources of API keys."""
     yield from _one_source("auth", auth, "keys_file", "keys_env")
 
 
 def link_problems(link: Raw) -> Iterator[Problem]:
-    """Two secrets, or a timeout that one late heartbeat would trip."""
+    """Yields two secrets, or a timeout that one late heartbeat would trip."""
     yield from _one_source("link", link, "secret_file", "secret_env")
     interval_s, timeout_s = numbers_in(link, "heartbeat_interval_s", "heartbeat_timeout_s")
     if interval_s is not None and timeout_s is not None and timeout_s <= 2 * interval_s:
@@ -271,7 +271,7 @@ def link_problems(link: Raw) -> Iterator[Problem]:
 
 
 def health_problems(health: Raw) -> Iterator[Problem]:
-    """A hang that would be declared before the second check."""
+    """Yields a hang that would be declared before the second check."""
     period_s, timeout_s = numbers_in(health, "check_period_s", "hang_timeout_s")
     if period_s is not None and timeout_s is not None and timeout_s <= period_s:
         yield Problem(
@@ -283,7 +283,7 @@ def health_problems(health: Raw) -> Iterator[Problem]:
 
 
 def tracing_problems(tracing: Raw) -> Iterator[Problem]:
-    """A share of requests to trace, and nowhere to send their spans."""
+    """Yields a share of requests to trace that has no destination for spans."""
     if tracing.get("sample_ratio") is not None and tracing.get("otlp_endpoint") is None:
         yield Problem(
             "tracing.otlp_endpoint",
@@ -293,7 +293,7 @@ def tracing_problems(tracing: Raw) -> Iterator[Problem]:
 
 
 def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
-    """A step of the paced engine that full slots leave no room for a prompt in."""
+    """Yields a step of the paced engine without room for a prompt beside full slots."""
     rate, budget, num_seqs = numbers_in(
         pace, "prefill_tokens_per_s", "max_num_batched_tokens", "max_num_seqs"
     )
@@ -349,7 +349,7 @@ def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def _tool_choice_problems(path: str, model: Raw) -> Iterator[Problem]:
-    """Automatic tool choice and its parser come together."""
+    """Yields automatic tool choice without its parser, or the reverse."""
     args = mapping_in(model, "frontend_args")
     parser, automatic = args.get("tool_call_parser"), args.get("enable_auto_tool_choice")
     if parser is not None and automatic is not True:
@@ -368,7 +368,7 @@ def _tool_choice_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
-    """One place for the reasoning parser: vLLM 0.32 fails at start when it finds both."""
+    """Yields a second reasoning parser, because vLLM 0.32 fails at start when it finds two."""
     args = mapping_in(model, "engine_args")
     for name in ("reasoning_parser", "reasoning_parser_plugin"):
         if args.get(name) and isinstance(args.get("structured_outputs_config"), dict):
@@ -394,7 +394,7 @@ def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator
 
 
 def _closed(section: str, name: str, vllm_args: VllmArgs | None) -> tuple[str, str] | None:
-    """Complaint and reason, if Slicewise does not leave this argument open."""
+    """Returns complaint and reason, if Slicewise does not leave this argument open."""
     for complaint, reasons in CLOSED_ARGS[section].items():
         for pattern, reason in reasons.items():
             if name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1])):
@@ -405,7 +405,7 @@ def _closed(section: str, name: str, vllm_args: VllmArgs | None) -> tuple[str, s
 
 
 def _unaccepted(section: str, name: str, args: Raw, vllm_args: VllmArgs) -> tuple[str, str] | None:
-    """Complaint and what is allowed, if vLLM would not take this argument or its value."""
+    """Returns complaint and what is allowed, if vLLM would not take this argument or value."""
     sections = {"engine_args": vllm_args.engine, "frontend_args": vllm_args.frontend}
     spec = sections[section].get(name)
     if spec is None:

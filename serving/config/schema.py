@@ -1,4 +1,4 @@
-"""A configuration schema in words: what each field takes, and what is wrong with a value.
+"""Describes a configuration schema for a reader: the allowed values of each field, and each fault.
 
 Owns the wording shared by error messages and the reference page, and the one translation of
 pydantic's errors. Knows no field of ours by name. Pure.
@@ -35,7 +35,7 @@ _SECRET_VALUE = re.compile(r"^(hf_|sk-)")
 
 
 def resolve(node: Schema, root: Schema) -> Schema:
-    """The node itself, behind a reference if it is one; what the reference adds is kept."""
+    """Returns the node itself, behind a reference if it is one, with the reference's additions."""
     reference = node.get("$ref")
     if reference is None:
         return node
@@ -44,7 +44,7 @@ def resolve(node: Schema, root: Schema) -> Schema:
 
 
 def type_words(node: Schema, root: Schema) -> str:
-    """The type of a field: "an integer", "a list of strings", "a string or null"."""
+    """Describes the type of a field: "an integer", "a list of strings", "a string or null"."""
     node = resolve(node, root)
     if "anyOf" in node:
         return " or ".join(type_words(option, root) for option in node["anyOf"])
@@ -58,7 +58,7 @@ def type_words(node: Schema, root: Schema) -> str:
 
 
 def limit_words(node: Schema, root: Schema) -> str:
-    """The bound on a field's value, "" when its type says it all."""
+    """Describes the bound on a field's value, "" when its type is enough."""
     node = resolve(node, root)
     if "allowed" in node:
         return str(node["allowed"])
@@ -81,18 +81,18 @@ def limit_words(node: Schema, root: Schema) -> str:
 
 
 def allowed_words(node: Schema, root: Schema) -> str:
-    """Type and bound together."""
+    """Describes type and bound together."""
     return ", ".join(filter(None, (type_words(node, root), limit_words(node, root))))
 
 
 def path_text(parts: Iterable[str | int]) -> str:
-    """`models[0].name`, or `args` for the whole."""
+    """Formats a location as `models[0].name`, or as `args` for the whole."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return text.removeprefix(".") or "args"
 
 
 def shown(name: str, value: object) -> str:
-    """`value` as text: short, scalars only, and hidden where it looks like a secret."""
+    """Formats `value`: short, scalars only, and hidden where it resembles a secret."""
     if isinstance(value, (dict, list)):
         return kind_of(value)
     if isinstance(value, str) and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)):
@@ -102,7 +102,7 @@ def shown(name: str, value: object) -> str:
 
 
 def name_hint(name: str, allowed: Iterable[str]) -> str:
-    """The names meant, if any is close; else all of them, if they are few."""
+    """Returns the close names, if there are any; else all of them, if they are few."""
     names = sorted(allowed)
     asked = name.lower().replace("-", "_")
     close = difflib.get_close_matches(asked, names, n=3, cutoff=0.8)
@@ -115,7 +115,7 @@ def name_hint(name: str, allowed: Iterable[str]) -> str:
 
 
 def problems_of(error: ValidationError, root: Schema) -> list[Problem]:
-    """Pydantic's complaints in our words, in the order of the schema."""
+    """Translates pydantic's complaints into ours, in the order of the schema."""
     return [
         _problem(detail["type"], detail["loc"], detail["input"], root)
         for detail in error.errors(include_url=False, include_context=False)
@@ -146,7 +146,7 @@ def _problem(kind: str, location: tuple[str | int, ...], value: object, root: Sc
 
 
 def _node_at(location: tuple[str | int, ...], root: Schema) -> Schema:
-    """The schema of the field at `location`; what pydantic adds below a field is left out."""
+    """Returns the schema of the field at `location`, without what pydantic adds below it."""
     node = root
     for part in location:
         steps = (_below(option, part) for option in _options(node, root))
@@ -158,12 +158,12 @@ def _node_at(location: tuple[str | int, ...], root: Schema) -> Schema:
 
 
 def _options(node: Schema, root: Schema) -> list[Schema]:
-    """The node itself, or what it lets choose from."""
+    """Returns the node itself, or the nodes that it lets choose from."""
     return [resolve(option, root) for option in node.get("anyOf", [node])]
 
 
 def _below(node: Schema, part: str | int) -> Schema | None:
-    """The schema one step down; `None` where the schema does not go there."""
+    """Returns the schema one step down; `None` where the schema does not go there."""
     if isinstance(part, int):
         item: Schema | None = node.get("items")
         return item

@@ -1,4 +1,4 @@
-"""Rules between the fields of slices, compute classes and the engines that use them.
+"""The rules between the fields of slices, compute classes and the engines that use them.
 
 Works on the raw YAML values, as `serving.config.rules` does and for its reason. Pure.
 """
@@ -30,7 +30,7 @@ _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
 
 def model_slice_problems(path: str, model: Raw) -> Iterator[Problem]:
-    """Slices that do not exist, and sizes with which an engine does not fill its slice."""
+    """Yields slices that do not exist, and sizes with which an engine does not fill its slice."""
     for number, deployment in mappings_in(model.get("deployments")):
         wanted = mapping_in(deployment, "slice")
         at = f"{path}.deployments[{number}].slice"
@@ -50,9 +50,9 @@ def model_slice_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
-    """What vLLM on TPU would reject or load wrongly, as far as it follows from the arguments.
+    """Yields what vLLM on TPU would reject or load wrongly, as far as the arguments show it.
 
-    What follows from the model's own configuration is found when the engine is planned.
+    The faults of the model's own configuration are found when the engine is planned.
     """
     if model.get("engine") != "vllm-tpu":
         return
@@ -80,7 +80,7 @@ def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def compute_class_problems(config: Raw, models: Sequence[tuple[int, Raw]]) -> Iterator[Problem]:
-    """Names that mean two classes or none, and values that a market does not have."""
+    """Yields names that mean two classes or none, and values that a market does not have."""
     declared = mappings_in(config.get("compute_classes"))
     named = [(f"compute_classes[{at}].name", entry.get("name")) for at, entry in declared]
     for path, name, first in repeats(named):
@@ -96,7 +96,7 @@ def compute_class_problems(config: Raw, models: Sequence[tuple[int, Raw]]) -> It
 
 
 def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> Iterator[Problem]:
-    """Given sizes that do not fit the slice; what is left out follows from it when it starts.
+    """Yields given sizes that do not fit the slice; sizes left out follow from it at the start.
 
     A sharding strategy gives the sizes another meaning, which tpu-inference judges.
     """
@@ -121,7 +121,7 @@ def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> 
 def _undeclared_problems(
     models: Sequence[tuple[int, Raw]], declared: set[str]
 ) -> Iterator[Problem]:
-    """Deployments with a slice, but no compute class that it could come from."""
+    """Yields deployments with a slice, but no compute class that it could come from."""
     known = declared | {market.value for market in Market}
     for index, model in models:
         for number, deployment in mappings_in(model.get("deployments")):
@@ -137,7 +137,7 @@ def _undeclared_problems(
 
 
 def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]:
-    """Values of a compute class that its market does not have."""
+    """Yields values of a compute class that its market does not have."""
     name = entry.get("name")
     if name in tuple(Market) and name != market:
         yield Problem(
@@ -167,7 +167,7 @@ def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]
 
 
 def _shape(wanted: Raw) -> SliceShape | None:
-    """The slice that a deployment wants; `None` if there is none such, which is said elsewhere."""
+    """Returns the slice that a deployment requests; `None` for one reported as unknown."""
     generation, topology = wanted.get("generation"), wanted.get("topology")
     if generation not in tuple(Generation) or not isinstance(topology, str):
         return None

@@ -1,4 +1,4 @@
-"""On what terms a deployment has its slices: its hosts' labels, and how long their end may take.
+"""The terms on which a deployment has its slices: its hosts' labels, and the time for their end.
 
 The application reserves and drains by these; manifests give hosts the labels and the time. Pure.
 """
@@ -16,7 +16,7 @@ DRAIN_GRACE_S = 5.0
 
 
 def node_labels(config: AppConfig, deployment: DeploymentConfig) -> dict[str, str]:
-    """The labels that hosts must have for this deployment to take their slice.
+    """Returns the labels that hosts must have for this deployment to take their slice.
 
     Raises:
         KeyError: its compute class is neither declared nor built in.
@@ -30,7 +30,7 @@ def node_labels(config: AppConfig, deployment: DeploymentConfig) -> dict[str, st
 def slice_spec(
     config: AppConfig, model: ModelConfig, deployment: DeploymentConfig
 ) -> SliceSpec | None:
-    """What each replica is told of its slice; `None` where it reserves none."""
+    """Returns the slice spec of each replica; `None` where it reserves none."""
     if deployment.slice is None:
         return None
     compute_class = config.compute_class(deployment.compute_class)
@@ -51,10 +51,10 @@ def slice_spec(
 
 
 def drain_s(compute_class: ComputeClassConfig) -> float:
-    """How long before its end a slice of this class is left, in seconds."""
+    """Returns the time before its end at which a slice of this class is left, in seconds."""
     return min(compute_class.drain_notice_s, MAX_DRAIN_S)
 
 
 def replica_end_s(drain_notice_s: float) -> float:
-    """How long a replica may take to end: a drain that a notice has begun is not cut short."""
+    """Returns the time that a replica may take to end; a drain after a notice is not cut short."""
     return 2 * DRAIN_GRACE_S + drain_notice_s

@@ -1,4 +1,4 @@
-"""What a slice replica has to be told of the slice it wants. Values only; travels through Ray."""
+"""The values that a slice replica needs to request its slice. Values only; travels through Ray."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ RUN_DIR_VARIABLE = "SLICEWISE_RUN_DIR"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Whose a slice is while it is held, by the names that metrics have."""
+    """The owner of a slice while it is held, by the names that metrics have."""
 
     model: str
     deployment: str
@@ -23,15 +23,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpec:
-    """A kind of slice, and how one of it is treated.
+    """The kind of a slice, and the treatment of one of it.
 
     `node_labels` are the labels that its hosts have by compute class and zone. `drain_notice_s` is
-    how long before a scheduled end it is left, and how long it has where no end was named.
-    `max_run_duration_s` is how long its hosts run at most, from their start; `None`: for ever.
-    After `patience_s` of waiting the wait is called too long; `None`: never.
-    `probe_timeout_s` of 0 means that it is not tried out. `cpus_per_host` are reserved on each host
-    for the engine, whose processes get `engine_env`. `work` is what it is held for, `None` before
-    a replica says so. `num_slices` of the kind are held together, or none. Times are seconds.
+    the time before a scheduled end at which it is left, and the time it has where no end was named.
+    `max_run_duration_s` is the longest run of its hosts from their start; `None`: for ever. After
+    `patience_s` of waiting the wait is called too long; `None`: never. `probe_timeout_s` of 0 means
+    that it is not probed. `cpus_per_host` are reserved on each host for the engine, whose processes
+    get `engine_env`. `work` is its owner, `None` before a replica reports one. `num_slices` of the
+    kind are held together, or none. Times are seconds.
     """
 
     compute_class: str
@@ -50,7 +50,7 @@ class SliceSpec:
 
 
 def slice_request(spec: SliceSpec) -> SliceRequest:
-    """What kind of slice a replica may take, and how many of it."""
+    """Returns the kind of slice that a replica may take, and how many of it."""
     shape = spec.shape
     return SliceRequest(
         compute_class=spec.compute_class,

@@ -1,4 +1,4 @@
-"""What `serve_config.yaml` may say of slices: what a deployment wants, where slices come from.
+"""The slices in `serve_config.yaml`: those of a deployment, and their sources.
 
 Owns the fields of slices and compute classes, what a market sets in a class, and how strict every
 section is. Rules between fields are in `serving.config.slice_rules`. Prices are configuration: none
@@ -82,17 +82,17 @@ class SliceConfig(_Section):
 
     @property
     def shape(self) -> SliceShape:
-        """One such slice in chips, hosts and devices."""
+        """The shape of one such slice in chips, hosts and devices."""
         return slice_shape(self.generation, self.topology, self.chips_per_host)
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of all slices of one engine."""
+        """The number of hosts of all slices of one engine."""
         return self.num_slices * self.shape.num_hosts
 
     @property
     def num_chips(self) -> int:
-        """Chips of all slices of one engine."""
+        """The number of chips of all slices of one engine."""
         return self.num_slices * self.shape.num_chips
 
 
@@ -131,12 +131,12 @@ class ComputeClassConfig(_Section):
 
 
 def built_in_classes() -> dict[str, ComputeClassConfig]:
-    """The compute classes that exist without being declared, by name: one for each market."""
+    """Returns the compute classes that need no declaration, by name: one for each market."""
     return {market.value: ComputeClassConfig(name=market.value, market=market) for market in Market}
 
 
 def _set_by_market(market: Market, given: Mapping[str, object]) -> dict[str, object]:
-    """What a compute class of this market has unless `given` says otherwise."""
+    """Returns the settings of a compute class of this market unless `given` has others."""
     terms = MARKETS[market]
     # A flex-start slice is told of its end when it starts.
     notice_s: float = terms.drain_notice_s or MAX_FLEX_START_RUN_S

@@ -1,4 +1,4 @@
-"""What `serve_config.yaml` may say of traces and log lines.
+"""The traces and log lines in `serve_config.yaml`.
 
 The rest is in `serving.config.application`.
 """
@@ -37,7 +37,7 @@ class TracingConfig(_Section):
 
     @property
     def settings(self) -> TraceSettings:
-        """As a tracer takes it."""
+        """The settings as a tracer takes them."""
         return TraceSettings(self.otlp_endpoint, self.sample_ratio)
 
 
@@ -66,5 +66,5 @@ class LoggingConfig(_Section):
 
     @property
     def style(self) -> LogStyle:
-        """As a process's log takes it."""
+        """The style as a process's log takes it."""
         return LogStyle(self.format == LogFormat.JSON, getattr(logging, self.level.upper()))

@@ -1,4 +1,4 @@
-"""What the installed vLLM takes: the names and simple types of its arguments, read from its source.
+"""The arguments of the installed vLLM: their names and simple types, read from its source.
 
 Importing vLLM costs seconds and pulls in torch, so its source is parsed instead. Owns that reading.
 Does not own which arguments Slicewise refuses (`serving.config.rules`). A type that is not made of
@@ -34,7 +34,7 @@ _JSON_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:
-    """What one argument takes: any JSON value of `kinds`, or one of `choices`.
+    """The values of one argument: any JSON value of `kinds`, or one of `choices`.
 
     Both empty means that the type is vLLM's own and is not checked here.
     """
@@ -43,7 +43,7 @@ class ArgSpec:
     choices: tuple[object, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        """Whether `value`, as parsed from YAML, can be right."""
+        """Returns whether `value`, as parsed from YAML, can be right."""
         if not self.kinds and not self.choices:
             return True
         # Membership alone would take True for 1.
@@ -54,7 +54,7 @@ class ArgSpec:
 
     @property
     def allowed(self) -> str:
-        """In words."""
+        """The allowed values as text."""
         one_of = ["one of " + ", ".join(map(str, self.choices))] if self.choices else []
         kinds = sorted(self.kinds, key=lambda kind: (kind == "null", kind))
         return " or ".join([*one_of, *kinds]) or "whatever vLLM accepts"
@@ -75,14 +75,14 @@ class VllmArgs:
 
 
 def kind_of(value: object) -> str:
-    """The JSON kind of a value, in words; "something else" when JSON has no such thing."""
+    """Returns the JSON kind of a value; "something else" when JSON has no such thing."""
     if value is None:
         return "null"
     return _JSON_KINDS.get(type(value).__name__, "something else")
 
 
 def installed_vllm_args() -> VllmArgs | None:
-    """What the installed vLLM takes; `None` when vLLM is not installed here.
+    """Returns the arguments of the installed vLLM; `None` when it is not installed here.
 
     Raises:
         UnsupportedVllmError: vLLM is installed in a version whose source cannot be read.
@@ -94,7 +94,7 @@ def installed_vllm_args() -> VllmArgs | None:
 
 
 def read_vllm_args(package: Path) -> VllmArgs:
-    """What the vLLM whose package folder is `package` takes.
+    """Returns the arguments of the vLLM with this package folder.
 
     Raises:
         UnsupportedVllmError: a file or class is not where this vLLM's arguments were.
@@ -113,7 +113,7 @@ def read_vllm_args(package: Path) -> VllmArgs:
 
 @dataclass
 class _Source:
-    """One parsed source file of vLLM; follows a type's name into the file that defines it."""
+    """The parsed source file of vLLM; follows a type's name into the file that defines it."""
 
     package: Path
     path: Path
@@ -146,7 +146,7 @@ class _Source:
         return {path: _Source(self.package, path) for path in self._imported_from.values()}
 
     def fields_of(self, class_name: str) -> dict[str, ArgSpec]:
-        """The annotated fields of a class in this file, without those of its bases."""
+        """Returns the annotated fields of a class in this file, without those of its bases."""
         for statement in self._body:
             if isinstance(statement, ast.ClassDef) and statement.name == class_name:
                 return {
@@ -159,7 +159,7 @@ class _Source:
         raise UnsupportedVllmError(f"vLLM's {self.path} has no class {class_name}")
 
     def keys_of(self, table: str) -> tuple[str, ...]:
-        """The string keys of a dict assigned to `table` in this file, sorted."""
+        """Returns the string keys of a dict assigned to `table` in this file, sorted."""
         value = self._assigned.get(table)
         if not isinstance(value, ast.Dict):
             raise UnsupportedVllmError(f"vLLM's {self.path} has no dict {table}")
@@ -167,7 +167,7 @@ class _Source:
         return tuple(sorted(key for key in keys if isinstance(key, str)))
 
     def _spec(self, node: ast.expr) -> ArgSpec | None:
-        """What an annotation takes, or `None` when it is not all plain JSON types and literals."""
+        """Returns the spec of an annotation; `None` unless it is all JSON types and literals."""
         match node:
             case ast.Constant(value=None):
                 return ArgSpec(frozenset({"null"}))
@@ -197,7 +197,7 @@ class _Source:
         return self._other_sources[path]._named(name)
 
     def _literal(self, members: ast.expr) -> ArgSpec | None:
-        """A `Literal`, whose members may themselves be names of literals."""
+        """Returns the spec of a `Literal`, whose members may be names of literals."""
         spec = ArgSpec()
         for member in members.elts if isinstance(members, ast.Tuple) else [members]:
             part = ArgSpec(choices=(member.value,)) if isinstance(member, ast.Constant) else None

@@ -1,1 +1,1 @@
-"""Exporters: what the hardware says of itself, as Prometheus metrics."""
+"""Exporters: the reports of the hardware as Prometheus metrics."""

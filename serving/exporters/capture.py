@@ -1,7 +1,7 @@
-"""A capture: the raw answers of one scrape, in a file that somebody else can replay.
+"""The capture of one scrape: its raw answers, in a file that others can replay.
 
-Owns the file's format. A capture keeps what tells releases of libtpu apart and leaves out names:
-of the slice, the node, pods, models. What libtpu itself says in an error is in it as it was said.
+Owns the file's format. A capture keeps what distinguishes releases of libtpu and leaves out names:
+of the slice, the node, pods, models. The error messages of libtpu itself are in it unchanged.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class CapturedSample(Raw):
 
 
 class Capture(Raw):
-    """The whole file. `expected_chips` is `None` if nobody but the topology said."""
+    """The whole file. `expected_chips` is `None` if only the topology is known."""
 
     format: Literal[1]
     exporter_version: str
@@ -51,7 +51,7 @@ class Capture(Raw):
     readings: tuple[CapturedSample, ...]
 
     def facts(self) -> HostDescription:
-        """The captured host, as far as the file says who it is."""
+        """Returns the captured host, as far as the file identifies it."""
         kept = {label: getattr(self, label) for label in _KEPT_LABELS}
         labels = tuple((label, kept.get(label, "")) for label in HOST_LABELS)
         return HostDescription(Identity(labels), self.expected_chips)
@@ -62,7 +62,7 @@ class Capture(Raw):
 
 
 class ReplayCollector:
-    """Says what was captured, whenever it is asked."""
+    """Returns the captured answer, whenever it is asked."""
 
     def __init__(self, captured: CapturedSample) -> None:
         self._captured = captured
@@ -70,10 +70,10 @@ class ReplayCollector:
         self.target = captured.target
 
     def collect(self, timeout_s: float) -> AnyRaw | None:  # noqa: ARG002 - nothing to wait for
-        """Returns what was captured.
+        """Returns the captured answer.
 
         Raises:
-            CollectError: what was captured is a failure.
+            CollectError: the captured answer is a failure.
         """
         if self._captured.code != Code.OK:
             raise CollectError(self._captured.code, self._captured.reason)
@@ -103,7 +103,7 @@ def write_capture(
 
 
 def read_capture(path: Path) -> Capture:
-    """The capture in that file.
+    """Returns the capture in that file.
 
     Raises:
         ConfigError: it is none; every problem is named.

@@ -1,9 +1,9 @@
-"""Which chip of the host a value belongs to, whatever its source calls the device.
+"""Finds the chip of the host that a value belongs to, for any name that its source gives it.
 
 Owns the numbering: chips of the host count from 0 in the order of their PCI addresses, which is the
 order of libtpu's device ids. libtpu numbers devices over the slice (a second host may have 404,
-405, 412, 413), so an id is ranked among the host's. That is done once, from the full set: to rank
-what is left afresh would give a chip another's name as soon as one vanishes. Pure.
+405, 412, 413), so an id is ranked among the host's. That is done once, from the full set: a new
+ranking of the remaining ids would give a chip another's name as soon as one vanishes. Pure.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,7 +26,7 @@ _GENERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class HostChip:
-    """A chip on the host's PCI bus. `address` has no function number: a chip may have several."""
+    """The chip on the host's PCI bus. `address` has no function number: a chip may have several."""
 
     index: int
     address: str
@@ -36,7 +36,7 @@ class HostChip:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLocation:
-    """A device of the host, as labels say it.
+    """The place of a device on the host, as labels name it.
 
     `core` is `None` where a chip is one device. `chip` is `None` where the device cannot be placed,
     and only then `device_id` is not.
@@ -49,9 +49,9 @@ class DeviceLocation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """The host's devices by their ids within the slice, in order; no ids as long as none is known.
+    """The host's devices by their ids within the slice, in order; no ids while none is known.
 
-    `num_devices` is how many the host has, `None` if nobody said.
+    `num_devices` is the number on the host, `None` if unknown.
     """
 
     devices_per_chip: int = 1
@@ -59,19 +59,19 @@ class DeviceMap:
     ids: tuple[int, ...] = ()
 
     def by_id(self, device: int) -> DeviceLocation:
-        """The place of a device that is numbered within the slice."""
+        """Returns the place of a device that is numbered within the slice."""
         if device not in self.ids:
             return DeviceLocation(None, device_id=device)
         return self.by_rank(self.ids.index(device))
 
     def by_rank(self, rank: int) -> DeviceLocation:
-        """The place of a device that is numbered within the host."""
+        """Returns the place of a device that is numbered within the host."""
         if self.devices_per_chip == 1:
             return DeviceLocation(rank)
         return DeviceLocation(*divmod(rank, self.devices_per_chip))
 
     def by_ordinals(self, ordinals: Collection[int]) -> dict[int, DeviceLocation]:
-        """The places of devices that are numbered in one way or the other, all in the same."""
+        """Returns the places of devices, all numbered in one way or all in the other."""
         if set(ordinals) <= set(self.ids):
             return {ordinal: self.by_id(ordinal) for ordinal in ordinals}
         if self.ids and max(ordinals) < len(self.ids):
@@ -79,9 +79,9 @@ class DeviceMap:
         return {ordinal: DeviceLocation(None, device_id=ordinal) for ordinal in ordinals}
 
     def by_position(self, positions: Collection[int]) -> dict[int, DeviceLocation] | None:
-        """The places of what a source numbers within the host, by chips or else by devices.
+        """Returns the places of the entries that a source numbers by chips or by devices.
 
-        `None` if the host has not so many.
+        It is `None` if the host has not so many.
         """
         highest = max(positions, default=-1)
         if self.num_devices is None or highest < self.num_devices // self.devices_per_chip:
@@ -92,14 +92,14 @@ class DeviceMap:
 
 
 class TooManyDevicesError(ValueError):
-    """More devices than the host has. Values can be given by device id only."""
+    """The host has fewer devices than this. Values can be given by device id only."""
 
 
 def learn_devices(known: DeviceMap, seen: Collection[int]) -> DeviceMap:
-    """The map after the devices in `seen` gave values, by their ids within the slice.
+    """Returns the map after the devices in `seen` gave values, by their ids within the slice.
 
-    A full set is believed at once. A part of it keeps the ranks that it had; one of which no full
-    set was ever seen has ranks only if the ids themselves can be some.
+    A full set is believed at once. A part of it keeps the ranks that it had. If no full set came
+    yet, the part has ranks only where the ids themselves can be ranks.
 
     Raises:
         TooManyDevicesError: there are more than the host has.
@@ -118,7 +118,7 @@ def learn_devices(known: DeviceMap, seen: Collection[int]) -> DeviceMap:
 
 
 def sized(known: DeviceMap, devices_per_chip: int, num_chips: int | None) -> DeviceMap:
-    """The map of a host with that many chips; what it knew of another size is forgotten."""
+    """Returns the map of a host with that many chips; forgets what it knew of another size."""
     num_devices = None if num_chips is None else num_chips * devices_per_chip
     if (known.devices_per_chip, known.num_devices) == (devices_per_chip, num_devices):
         return known
@@ -126,7 +126,7 @@ def sized(known: DeviceMap, devices_per_chip: int, num_chips: int | None) -> Dev
 
 
 def chips_on_bus(bus: PciBus) -> tuple[HostChip, ...]:
-    """The chips among the functions, in order of address. Google has other devices too."""
+    """Returns the chips among the functions, in order of address. Google has other devices too."""
     first_functions: dict[str, tuple[Generation, str | None]] = {}
     for function in sorted(bus.functions, key=lambda pci_function: pci_function.address):
         generation = _GENERATIONS.get(function.device)
@@ -140,12 +140,12 @@ def chips_on_bus(bus: PciBus) -> tuple[HostChip, ...]:
 
 
 def _dev_path(index: int, iommu_group: str | None) -> str:
-    """Chips are given out over VFIO since v5; before they had a driver of their own."""
+    """Returns the path of a chip: chips use VFIO since v5 and had their own driver before."""
     return f"/dev/accel{index}" if iommu_group is None else f"/dev/vfio/{iommu_group}"
 
 
 def named_generation(accelerator: str) -> Generation | None:
-    """The generation that an accelerator's name means: GKE's, Ray's pod type or our own."""
+    """Returns the generation that an accelerator's name means: GKE's, Ray's pod type or ours."""
     wanted = accelerator.lower()
     for generation in Generation:
         names = {str(generation)}
@@ -157,7 +157,7 @@ def named_generation(accelerator: str) -> Generation | None:
 
 
 def chips_of_host(generation: Generation | None, topology: str) -> int | None:
-    """Returns how many chips each host of such a slice has; `None` where that leaves a choice."""
+    """Returns the number of chips on each host of such a slice; `None` where there is a choice."""
     if generation is None:
         return None
     try:
@@ -169,14 +169,14 @@ def chips_of_host(generation: Generation | None, topology: str) -> int | None:
 
 
 def devices_per_chip(generation: Generation | None) -> int:
-    """Returns how many devices JAX lists for a chip; 1 for a generation that nobody named."""
+    """Returns the number of devices that JAX lists for a chip; 1 for an unknown generation."""
     return 1 if generation is None else shapes(generation)[0].devices_per_chip
 
 
 def index_of(device_id: str, chips: Iterable[HostChip]) -> int | None:
-    """The chip that Kubernetes gives out by that id: `accel0`, `0` or a PCI address.
+    """Returns the chip that Kubernetes gives out by that id: `accel0`, `0` or a PCI address.
 
-    `None` if it is none of the three.
+    It is `None` if the id is none of the three.
     """
     number = device_id.removeprefix("accel")
     if number.isascii() and number.isdigit():

@@ -1,7 +1,7 @@
-"""The samples of collectors: undecoded answers of a source, and how the collection went.
+"""The samples of collectors: undecoded answers of a source, and the outcome of the collection.
 
-Owns the shapes of raw answers, which are also what a capture file holds, and the codes of failure.
-Does not own how an answer is got (`libtpu_service`, `host_sources`) nor what it means
+Owns the shapes of raw answers, which a capture file also holds, and the codes of failure. Does not
+own how an answer is got (`libtpu_service`, `host_sources`) nor what it means
 (`libtpu_service.decode`, `host_decode`).
 """
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Code(StrEnum):
-    """How a collection went, and the label `code` of the error counter."""
+    """The outcome of a collection, and the label `code` of the error counter."""
 
     OK = "OK"
     # The whole collector. Those that gRPC has are spelled as gRPC does; others of gRPC's pass
@@ -37,7 +37,7 @@ class Code(StrEnum):
 
 
 class Raw(BaseModel):
-    """The base of raw answers: what a file of ours holds is strict and frozen."""
+    """The base of raw answers: files of ours are strict and frozen."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
@@ -45,9 +45,9 @@ class Raw(BaseModel):
 
 
 class LibtpuAnswers(Raw):
-    """One runtime process's answers, by the name of the metric; each is in one of the mappings.
+    """The answers of one runtime process, by metric; each metric is in one mapping.
 
-    `answers` are encoded messages, kept whole because tomorrow's libtpu may say more in them than
+    `answers` are encoded messages, kept whole because tomorrow's libtpu may put more in them than
     we read today. `failures` are gRPC's status codes. `supported` is every name that was offered.
     """
 
@@ -65,7 +65,7 @@ class PluginPage(Raw):
 
 
 class SdkValues(Raw):
-    """What the libtpu SDK's calls returned, by its own names, `age_s` seconds ago."""
+    """The results of the libtpu SDK's calls, by its own names, `age_s` seconds ago."""
 
     kind: Literal["sdk"] = "sdk"
     values: Mapping[str, tuple[str, ...]]
@@ -73,7 +73,10 @@ class SdkValues(Raw):
 
 
 class PciFunction(Raw):
-    """A function of Google's on the PCI bus. `iommu_group` is `None` without an IOMMU."""
+    """The record of a function of Google's on the PCI bus.
+
+    `iommu_group` is `None` without an IOMMU.
+    """
 
     address: str
     device: str
@@ -81,7 +84,7 @@ class PciFunction(Raw):
 
 
 class PciBus(Raw):
-    """All of Google's functions, by address."""
+    """The functions of Google's on the PCI bus, by address."""
 
     kind: Literal["pci"] = "pci"
     functions: tuple[PciFunction, ...]
@@ -95,7 +98,7 @@ class PodList(Raw):
 
 
 class AnnouncedWorkload(Raw):
-    """What a process of ours says of itself in `<run dir>/workloads/<pid>.json`.
+    """The workload that a process of ours declares in `<run dir>/workloads/<pid>.json`.
 
     `started_ticks` is field 22 of its `/proc/<pid>/stat`: another process with its id has another.
     `chips` are chips of the host by index; `None` for all of them. `holds_host`: while it lives
@@ -112,9 +115,9 @@ class AnnouncedWorkload(Raw):
 
 
 class WorkloadFiles(Raw):
-    """The files of processes that live and, as far as can be seen, hold chips.
+    """The files of live processes that hold chips, as far as can be observed.
 
-    `unreadable` is how many files are no such files.
+    `unreadable` is the number of files that are no such files.
     """
 
     kind: Literal["workloads"] = "workloads"
@@ -129,7 +132,7 @@ AnyRaw = Annotated[
 
 
 class CollectError(Exception):
-    """The source gave nothing. `code` says why; try again with the next scrape."""
+    """The source gave nothing. `code` is the reason; try again with the next scrape."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(code, reason)
@@ -138,20 +141,21 @@ class CollectError(Exception):
 
 
 class Collector(Protocol):
-    """One source at one address: real, fake or replayed."""
+    """The collector of one source at one address: real, fake or replayed."""
 
     @property
     def name(self) -> str:
-        """Returns which kind of source, as in the label `collector`."""
+        """The kind of source, as in the label `collector`."""
 
     @property
     def target(self) -> str:
-        """Returns its address, as in the label `target`; empty where there is only one."""
+        """The address, as in the label `target`; empty where there is only one."""
 
     def collect(self, timeout_s: float) -> AnyRaw | None:
-        """What the source says now, `None` where it is known to be absent, which is no failure.
+        """Returns the present answer of the source; `None` where it is known to be absent.
 
-        It returns within the timeout if the source lets it; whoever calls does not rely on it.
+        An absent source is no failure. It returns within the timeout if the source lets it; callers
+        do not rely on that.
 
         Raises:
             CollectError: there is nothing, and why.
@@ -160,10 +164,10 @@ class Collector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CollectorSample:
-    """One collector's part in one scrape.
+    """The part of one collector in one scrape.
 
-    `code` is OK, or why there is nothing: `raw` is `None` then. `raw` is also `None` where the
-    source is absent by rights.
+    `code` is OK, or the reason why `raw` is `None`. `raw` is also `None` where the source is absent
+    by rights.
     """
 
     collector: str

@@ -1,4 +1,4 @@
-"""`slicewise tpu-exporter`: a host's chips as Prometheus metrics.
+"""The command `slicewise tpu-exporter`: a host's chips as Prometheus metrics.
 
 Owns the command line and the environment. Wiring only.
 """

@@ -1,8 +1,8 @@
 """Composes the page of one scrape from the samples of its collectors.
 
-Owns which source wins, whose a chip is, and what each collector's success means. Does not own
-decoding, nor the text of the page (`exposition`). Pure: what one scrape has to remember for the
-next, the numbering of devices, comes in and goes out.
+Owns which source wins, who owns a chip, and what each collector's success means. Does not own
+decoding, nor the text of the page (`exposition`). Pure: the numbering of devices, which one scrape
+has to remember for the next, comes in and goes out.
 
 A value that no source gave in this scrape is not on the page.
 """
@@ -43,9 +43,9 @@ from serving.telemetry.metric_names import ALL, Scope
 
 @dataclass(frozen=True, slots=True)
 class HostDescription:
-    """What is known of the host without asking anybody.
+    """The facts about the host that are known without a source.
 
-    `expected_chips` is `None` if the topology is to tell.
+    `expected_chips` is `None` if the topology decides.
     """
 
     identity: Identity
@@ -54,7 +54,7 @@ class HostDescription:
 
 @dataclass(frozen=True, slots=True)
 class CollectorOutcome:
-    """How one collector did. `problems` are counts by code, to be added to those of before."""
+    """The outcome of one collector. `problems` are counts by code, added to earlier ones."""
 
     collector: str
     target: str
@@ -65,7 +65,7 @@ class CollectorOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ScrapePage:
-    """What a scrape shows, how that came about, and the device map for the next one."""
+    """The content of a scrape, the outcomes, and the device map for the next one."""
 
     series: tuple[Series, ...]
     outcomes: tuple[CollectorOutcome, ...]
@@ -74,7 +74,7 @@ class ScrapePage:
 
 @dataclass(slots=True)
 class _DecodedSample:
-    """A sample on its way to the page. `reporting` are the locations that it has a value of."""
+    """The sample on its way to the page. `reporting` are the locations that it has a value of."""
 
     sample: CollectorSample
     decoded: Decoded
@@ -94,7 +94,7 @@ class _Host:
 def compose_page(
     samples: Sequence[CollectorSample], facts: HostDescription, known: DeviceMap
 ) -> ScrapePage:
-    """The page of one scrape.
+    """Composes the page of one scrape.
 
     Samples come in order of preference. `known` is the device map of the page before.
     """
@@ -135,7 +135,7 @@ def _decode(sample: CollectorSample, *, is_only_source: bool) -> Decoded:
 def _inspect_host(
     sources: Sequence[_DecodedSample], facts: HostDescription, known: DeviceMap
 ) -> _Host:
-    """The host's chips, and the numbering of its devices after all sources have spoken."""
+    """Returns the host's chips, and the numbering of its devices from all sources."""
     buses = [source.sample.raw for source in sources if isinstance(source.sample.raw, PciBus)]
     chips = chips_on_bus(buses[0]) if buses else None
     generation = chips[0].generation if chips else named_generation(facts.identity["accelerator"])
@@ -164,7 +164,7 @@ def _device_ids(decoded: Decoded) -> set[int]:
 
 
 def _find_owners(sources: Sequence[_DecodedSample], host: _Host) -> Mapping[int, Mapping[str, str]]:
-    """Workload labels by chip. Kubernetes knows the pod, a process of ours its replica."""
+    """Returns workload labels by chip. Kubernetes knows the pod, our process its replica."""
     owners: dict[int, dict[str, str]] = {}
     num_devices = host.devices.num_devices or len(host.devices.ids)
     every_chip = tuple(range(num_devices // host.devices.devices_per_chip))
@@ -193,7 +193,7 @@ def _find_owners(sources: Sequence[_DecodedSample], host: _Host) -> Mapping[int,
 def _located(
     decoded: Decoded, devices: DeviceMap
 ) -> Iterable[tuple[MetricPoint, DeviceLocation | None]]:
-    """Yields every point and where it belongs; `None` for one of the whole host."""
+    """Yields every point and its location; `None` for one of the whole host."""
     for point in decoded.points:
         yield point, None if point.device is None else devices.by_id(point.device)
     ordinals = {point.device for point in decoded.ordinals if point.device is not None}
@@ -242,7 +242,7 @@ def _describe_host(
     owners: Mapping[int, Mapping[str, str]],
     sources: Sequence[_DecodedSample],
 ) -> None:
-    """What a host has, should have and speaks of."""
+    """Adds the chips that a host has, should have and reports."""
     if host.expected is not None:
         collected.add_own("tpu_chips_expected", host.expected)
     if host.num_detected is not None:
@@ -288,7 +288,7 @@ def _outcome(source: _DecodedSample) -> CollectorOutcome:
 
 
 def _code_of_failures(answers: LibtpuAnswers) -> str:
-    """PARTIAL if something is served; else the commonest failure is that of the whole."""
+    """Returns PARTIAL if something is served; else the commonest failure."""
     if answers.answers:
         return Code.PARTIAL
     return Counter(answers.failures.values()).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""Pages as text: our own, and one in the shape of the GKE device plugin's for Ray.
+"""Writes pages as text: our own, and one in the shape of the GKE device plugin's for Ray.
 
 Owns the two shapes. Does not own the text format itself, which is prometheus-client's. Pure.
 """
@@ -61,10 +61,10 @@ def _add_histogram(family: Family, labels: dict[str, str], value: HistogramValue
 
 
 def device_plugin_families(series: Iterable[Series], identity: Identity) -> list[Family]:
-    """The page that Ray's dashboard reads TPUs from, by chip of the host.
+    """Returns the page that Ray's dashboard reads TPUs from, by chip of the host.
 
-    Ray shows nothing unless each chip has a value of TensorCore or bandwidth, shows a value that is
-    absent as 0, and refuses more devices than chips: those of a chip are joined.
+    Ray shows nothing unless each chip has a value of TensorCore or bandwidth. It shows an absent
+    value as 0 and refuses more devices than chips, so the devices of a chip are joined.
     """
     by_chip: dict[tuple[str, str], list[float]] = {}
     for one_series in series:

@@ -1,6 +1,7 @@
-"""From the answers of a host's other sources to values and owners: device plugin, SDK, kubelet.
+"""Decodes the answers of a host's other sources into values and owners.
 
-Owns the meaning of their pages and texts. Does not own how they are read. Pure.
+The sources are device plugin, SDK and kubelet. Owns the meaning of their pages and texts. Does not
+own how they are read. Pure.
 
 Source: `pkg/metrics/prom_metrics.go` of the GKE TPU device plugin at 4626a9f, the documented calls
 of `libtpu.sdk.tpumonitoring` 0.0.51; read 2026-11-21.
@@ -54,10 +55,11 @@ class Pod:
 
 
 def decode_plugin_page(page: PluginPage, *, is_only_source: bool) -> Decoded:
-    """Values of the page's series by node.
+    """Returns the values of the page's series by node.
 
-    What the plugin copies from libtpu counts only where it `is_only_source` of it: it outlives the
-    workload by a minute, and a value of a runtime that is gone would be worse than none.
+    The plugin's copies of libtpu's values count only where it `is_only_source` of them. They
+    outlive the workload by a minute, and a value of a runtime that is gone would be worse than
+    none.
     """
     decoded = Decoded()
     try:
@@ -85,7 +87,10 @@ def decode_plugin_page(page: PluginPage, *, is_only_source: bool) -> Decoded:
 
 
 def decode_sdk_values(sdk: SdkValues) -> Decoded:
-    """Values of the SDK's texts. An empty list says nothing: the SDK answers so to every fault."""
+    """Returns the values of the SDK's texts.
+
+    An empty list means nothing, because the SDK answers so to every fault.
+    """
     decoded = Decoded()
     for name, read in _SDK_FORMS.items():
         for position, text in enumerate(sdk.values.get(name, ())):
@@ -138,7 +143,7 @@ SDK_METRICS = tuple(_SDK_FORMS)
 
 
 def decode_pods(pods: PodList, chips: tuple[HostChip, ...]) -> tuple[dict[int, Pod], Counter[str]]:
-    """Returns who has which chip of the host, by its index, and what went wrong how often."""
+    """Returns the owner of each chip of the host, by its index, and the count of each problem."""
     problems: Counter[str] = Counter()
     try:
         answer = POD_RESOURCES["ListPodResourcesResponse"].FromString(pods.answer)

@@ -43,7 +43,7 @@ class PluginCollector:
         self.target = target
 
     def collect(self, timeout_s: float) -> PluginPage:
-        """The page as it is now.
+        """Returns the present page.
 
         Raises:
             CollectError: nobody answers there, not in time, or not with a page.
@@ -76,7 +76,7 @@ class PluginCollector:
 
 
 class PciCollector:
-    """Google's functions on the PCI bus."""
+    """The collector of Google's functions on the PCI bus."""
 
     name = "pci"
     target = ""
@@ -85,7 +85,7 @@ class PciCollector:
         self._devices = sys_root / "bus/pci/devices"
 
     def collect(self, timeout_s: float) -> PciBus | None:  # noqa: ARG002 - sysfs has no timeout
-        """Returns what is there; `None` on a machine without a PCI bus.
+        """Returns the functions on the bus; `None` on a machine without a PCI bus.
 
         Raises:
             CollectError: the bus cannot be read.
@@ -100,7 +100,7 @@ class PciCollector:
 
 
 def _google_function(path: Path) -> PciFunction | None:
-    """`None` for another vendor's, and for one that has just been taken away."""
+    """Returns the function; `None` for another vendor's, or one just taken away."""
     try:
         if (path / "vendor").read_text().strip() != GOOGLE_VENDOR:
             return None
@@ -125,7 +125,7 @@ class PodCollector:
         self._socket = socket
 
     def collect(self, timeout_s: float) -> PodList | None:
-        """Returns who was given which device; `None` where no kubelet's socket is.
+        """Returns the owner of each device; `None` where no kubelet's socket is.
 
         Raises:
             CollectError: it is there and does not answer.
@@ -142,7 +142,7 @@ class PodCollector:
 
 
 class WorkloadCollector:
-    """The files in which processes of ours say what they serve."""
+    """The files in which processes of ours declare their work."""
 
     name = "workloads"
 
@@ -152,7 +152,7 @@ class WorkloadCollector:
         self._proc = proc
 
     def collect(self, timeout_s: float) -> WorkloadFiles | None:  # noqa: ARG002 - files are local
-        """The files of processes that are alive and hold a chip; `None` without the folder.
+        """Returns the files of live processes that hold a chip; `None` without the folder.
 
         Raises:
             CollectError: the folder cannot be read.
@@ -192,7 +192,7 @@ class WorkloadCollector:
 
 
 def start_ticks(process: Path) -> int | None:
-    """When the process of that `/proc` folder was started, in clock ticks; `None` if it is gone."""
+    """Returns the start of the process in a `/proc` folder, in clock ticks; `None` if gone."""
     try:
         fields = (process / "stat").read_text().rpartition(")")[2].split()
         return int(fields[_START_TICKS_FIELD])
@@ -216,10 +216,10 @@ def announce_workload(
     *,
     holds_host: bool = False,
 ) -> Path:
-    """Says for this process whose work it does; the file is there whole or not at all.
+    """Declares whose work this process does; the file is there whole or not at all.
 
-    `chips` are those of the host by index, `None` for all. The process need not take the file away:
-    it counts as long as the process lives and holds a chip, or just lives if it `holds_host`.
+    `chips` are those of the host by index, `None` for all. The process need not remove the file: it
+    counts as long as the process lives and holds a chip, or just lives if it `holds_host`.
     """
     pid = os.getpid()
     ticks = start_ticks(Path("/proc") / f"{pid}")

@@ -1,4 +1,4 @@
-"""Who this host is: the labels on each of its series, from the environment of its process.
+"""The identity of this host: the labels on each of its series, from the process's environment.
 
 Owns the names of environment variables and their order. Does not read the environment itself; no
 metadata server is asked. Pure.
@@ -26,17 +26,17 @@ _DEFAULT_PORT = "8431"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The host's labels; an empty text where nobody said."""
+    """The host's labels; an empty text where none was given."""
 
     labels: tuple[tuple[str, str], ...]
 
     def __getitem__(self, label: str) -> str:
-        """The value of one label of a host."""
+        """Returns the value of one label of a host."""
         return dict(self.labels)[label]
 
 
 def read_identity(environment: Mapping[str, str]) -> Identity:
-    """The host's labels as the environment gives them."""
+    """Returns the host's labels from the environment."""
     return Identity(
         tuple(
             (label, next(filter(None, map(environment.get, _VARIABLES[label])), ""))
@@ -46,7 +46,7 @@ def read_identity(environment: Mapping[str, str]) -> Identity:
 
 
 def runtime_targets(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The addresses of libtpu's services on this host, one for each runtime process.
+    """Returns the addresses of libtpu's services on this host, one for each runtime process.
 
     Raises:
         ValueError: the environment names something that is no port.

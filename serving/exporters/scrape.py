@@ -1,8 +1,8 @@
-"""One scrape: every collector at once, one deadline, and a page of what answered.
+"""Makes one scrape: every collector at once, one deadline, and a page of the answers.
 
 Owns the threads, the clock and what outlives a scrape: the numbering of devices and the counts of
 errors. Does not own what a page shows (`compose`). A collector that hangs costs one scrape its
-budget; until it comes back it is reported as hanging at once and not started again.
+budget. Until it comes back it is reported as hanging at once and not started again.
 """
 
 import logging
@@ -27,7 +27,7 @@ _PATIENCE_SHARE = 0.9
 
 
 class _Collection:
-    """One collection, in a thread of its own."""
+    """The collection of one source, in a thread of its own."""
 
     def __init__(self, collector: Collector, budget_s: float, clock: Clock) -> None:
         self.started_s = clock()
@@ -60,7 +60,7 @@ class _Collection:
 
 
 class _Slot:
-    """A collector and its run that is under way, of which there is one at a time."""
+    """The collector and its present run; it has one run at a time."""
 
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self.collector = collector
@@ -69,14 +69,14 @@ class _Slot:
         self._run: _Collection | None = None
 
     def begin(self, budget_s: float) -> _Collection:
-        """Returns a new run, or the one under way: two scrapes at a time ask the source once."""
+        """Returns a new run, or the present one, so that two scrapes ask the source once."""
         with self._lock:
             if self._run is None or self._run.is_done.is_set():
                 self._run = _Collection(self.collector, budget_s, self._clock)
             return self._run
 
     def finish(self, run: _Collection, deadline_s: float) -> CollectorSample:
-        """The run's sample, or that it hangs; waits no longer than until its deadline and ours."""
+        """Returns the run's sample, or its hang; waits only until its deadline and ours."""
         run.is_done.wait(max(0.0, min(deadline_s, run.deadline_s) - self._clock()))
         if run.sample is not None:
             return run.sample
@@ -90,7 +90,7 @@ class _Slot:
 
 
 class Exporter:
-    """All collectors of a host, the preferred ones first.
+    """The collectors of a host, the preferred ones first.
 
     `budget_s` is the longest that a scrape may take. `clock` is monotonic, in seconds.
     """
@@ -114,14 +114,14 @@ class Exporter:
         self._codes: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def collect(self, budget_s: float | None = None) -> tuple[CollectorSample, ...]:
-        """Returns every collector's sample within the lesser budget of ours and the asker's."""
+        """Returns every collector's sample within the lesser of our budget and the asker's."""
         budget_s = self._budget_s if budget_s is None else min(budget_s, self._budget_s)
         deadline_s = self._clock() + budget_s * _PATIENCE_SHARE
         runs = [(slot, slot.begin(budget_s)) for slot in self._slots]
         return tuple(slot.finish(run, deadline_s) for slot, run in runs)
 
     def scrape(self, budget_s: float | None = None) -> tuple[Series, ...]:
-        """The page of now, the exporter's own series included."""
+        """Returns the present page, with the exporter's own series."""
         samples = self.collect(budget_s)
         with self._lock:
             page = compose_page(samples, self.facts, self._devices)
@@ -147,7 +147,7 @@ class Exporter:
     def _log_changes(
         self, outcomes: Sequence[CollectorOutcome], samples: Sequence[CollectorSample]
     ) -> None:
-        """A line when a collector fails otherwise than in the scrape before, or no longer."""
+        """Logs a line when a collector's failures differ from the scrape before."""
         for outcome, sample in zip(outcomes, samples, strict=True):
             scope = (outcome.collector, outcome.target)
             codes = tuple(sorted(outcome.problems))

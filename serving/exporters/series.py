@@ -1,8 +1,8 @@
-"""Values on their way to the page: decoded points, and the series of one scrape.
+"""The values on their way to the page: decoded points, and the series of one scrape.
 
-Owns the records between decoding and labelling, and the arithmetic of histograms. Owns that a
+Owns the records between decoding and labelling, and the arithmetic of histograms. Ensures that a
 series is on the page once, that the best source of a chip's metric is the only one, and that no
-metric has more label sets than the registry says. Does not own where values come from. Pure.
+metric has more label sets than the registry allows. Does not own where values come from. Pure.
 """
 
 import math
@@ -21,16 +21,19 @@ MAX_RATIO = 1.05
 
 
 class BadValueError(ValueError):
-    """A number that cannot be meant. Drop the sample and count it."""
+    """The number cannot be meant. Drop the sample and count it."""
 
 
 class BadDistributionError(ValueError):
-    """A histogram that contradicts itself. Drop it and count it."""
+    """The histogram contradicts itself. Drop it and count it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """Cumulative counts by finite upper bound, rising; `count` and `total` are of all values."""
+    """The cumulative counts by finite upper bound, rising.
+
+    `count` and `total` are of all values.
+    """
 
     buckets: tuple[tuple[float, int], ...]
     count: int
@@ -39,10 +42,10 @@ class HistogramValue:
 
 @dataclass(frozen=True, slots=True)
 class MetricPoint:
-    """One value of one metric of ours.
+    """The value of one metric of ours.
 
-    `device` is what the source calls the device that it is of, `None` for one of the whole host.
-    `labels` are the metric's own, without those of chip, host and workload.
+    `device` is the source's name of the device, `None` for a value of the whole host. `labels` are
+    the metric's own, without those of chip, host and workload.
     """
 
     metric: str
@@ -53,10 +56,11 @@ class MetricPoint:
 
 @dataclass(slots=True)
 class Decoded:
-    """What came of an answer, and how often what went wrong. Grows while decoding, then rests.
+    """The points of an answer, and the count of each problem. Grows while decoding, then rests.
 
-    Devices of `ordinals` are numbered either within the slice or within the host, which the whole
-    set of them tells; those of `points` within the slice; those of `host_points` within the host.
+    Devices of `ordinals` are numbered either within the slice or within the host; the whole set
+    decides. Those of `points` are numbered within the slice, those of `host_points` within the
+    host.
     """
 
     points: list[MetricPoint] = field(default_factory=list)
@@ -66,7 +70,7 @@ class Decoded:
 
 
 def checked_number(value: float, *, is_ratio: bool) -> float:
-    """The value itself.
+    """Returns the value itself.
 
     Raises:
         BadValueError: not a finite number, negative, or a ratio beyond its rounding.
@@ -79,7 +83,7 @@ def checked_number(value: float, *, is_ratio: bool) -> float:
 def histogram(
     bounds: Sequence[float], counts: Sequence[int], count: int, mean: float, divisor: float
 ) -> HistogramValue:
-    """A histogram in our unit from one in theirs; a value of theirs divided by `divisor` is ours.
+    """Returns a histogram in our unit; a value of theirs divided by `divisor` is ours.
 
     `counts` are of single buckets, the last one of what is above every bound. Zeros at the end may
     be missing.
@@ -106,10 +110,10 @@ def histogram(
 
 
 def thinned(full: HistogramValue, max_buckets: int) -> HistogramValue:
-    """The histogram with at most that many finite bounds, the last among them.
+    """Returns the histogram with at most that many finite bounds, the last among them.
 
-    Which ones stay depends on how many there are and on nothing else, so that a series neither
-    comes nor goes with the traffic. What stays is exact.
+    The choice of bounds depends on their number and on nothing else, so that a series neither comes
+    nor goes with the traffic. The remaining counts are exact.
     """
     num_buckets = len(full.buckets)
     if num_buckets <= max_buckets:
@@ -121,7 +125,7 @@ def thinned(full: HistogramValue, max_buckets: int) -> HistogramValue:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series of the page. `labels` are in the registry's order; none is empty."""
+    """The series of one metric on the page. `labels` are in the registry's order; none is empty."""
 
     metric: str
     labels: Labels
@@ -140,14 +144,14 @@ class SeriesCollector:
 
     @property
     def series(self) -> tuple[Series, ...]:
-        """Everything that was taken in."""
+        """The series that were taken in."""
         return tuple(self._series.values())
 
     def add(self, point: MetricPoint, scope_labels: Mapping[str, str], rank: int) -> Code | None:
-        """Takes a value in; `None`, or the code of what is wrong with it.
+        """Takes a value in; returns `None`, or the code of what is wrong with it.
 
-        `scope_labels` are those of its chip or collector. Of a value that a source of another
-        `rank` has given already nothing is wrong, it is only not wanted.
+        `scope_labels` are those of its chip or collector. A value that a source of another `rank`
+        has given already is no problem; it is only not needed.
         """
         chip = scope_labels.get("chip")
         # By chip alone: one source may give by device what another gives by chip.

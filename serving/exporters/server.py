@@ -63,7 +63,7 @@ class ExporterServer(ThreadingWSGIServer):
 
 
 class _Connection(WSGIRequestHandler):
-    """One connection, for one request."""
+    """The connection of a client, for one request."""
 
     timeout = _IDLE_S
 
@@ -114,7 +114,7 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True)
 class _Scrape:
-    """A `Collector` of `prometheus_client` that scrapes when it is collected."""
+    """The `Collector` of `prometheus_client` that scrapes when it is collected."""
 
     collect: Callable[[], Iterable[Metric]]
 
@@ -126,7 +126,7 @@ def _text(start_response: StartResponse, status: HTTPStatus, text: str) -> list[
 
 
 def budget_s(header: str | None) -> float | None:
-    """Returns what a scrape may take by the asker's own timeout; `None` if it names none."""
+    """Returns the time that the asker's own timeout allows a scrape; `None` if it names none."""
     try:
         timeout_s = float(header or "")
     except ValueError:

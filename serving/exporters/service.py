@@ -28,7 +28,7 @@ from serving.exporters.server import ExporterServer
 
 @dataclass(frozen=True, slots=True)
 class ExporterOptions:
-    """What to ask. `libtpu` of `None` is what the environment says, an empty one is nobody.
+    """The sources to ask. `libtpu` of `None` takes them from the environment, an empty one none.
 
     `None` elsewhere leaves a source out; `expected_chips` of `None` leaves it to the topology.
     """
@@ -42,7 +42,7 @@ class ExporterOptions:
 
 
 class ExporterService:
-    """An exporter of this host, or of the one that a capture is of.
+    """The exporter of this host, or of the host of a capture.
 
     Raises:
         ValueError: an address or a port in the environment is none.
@@ -69,7 +69,7 @@ class ExporterService:
         self._budget_s = options.budget_s
 
     def dump_raw(self, path: Path) -> int:
-        """Writes a capture of now; how many collectors gave something.
+        """Writes a capture of now; returns how many collectors gave something.
 
         Raises:
             OSError: the file cannot be written.
@@ -81,7 +81,7 @@ class ExporterService:
         return sum(sample.raw is not None for sample in samples)
 
     def serve(self, server: ExporterServer) -> None:
-        """Serves until the process is told to end."""
+        """Serves until the process gets a signal to end."""
         if self._sdk is not None:
             threading.Thread(target=self._sdk.run, name="sdk", daemon=True).start()
         serve_until_signal(server)
@@ -90,7 +90,7 @@ class ExporterService:
 
 
 def replaying_exporter(path: Path, budget_s: float) -> Exporter:
-    """Returns an exporter of the host that the capture is of.
+    """Returns an exporter of the host in the capture.
 
     Raises:
         ConfigError: the file is no capture.
@@ -114,7 +114,7 @@ def serve_until_signal(server: ExporterServer) -> None:
 
 
 def checked_address(address: str) -> str:
-    """The address itself.
+    """Returns the address itself.
 
     Raises:
         ValueError: it is not `HOST:PORT`.
@@ -126,7 +126,7 @@ def checked_address(address: str) -> str:
 
 
 def installed_version() -> str:
-    """The version of Slicewise; `unknown` in a tree that was never installed."""
+    """Returns the version of Slicewise; `unknown` in a tree that was never installed."""
     try:
         return version("slicewise")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Messages of two gRPC services: libtpu's runtime metrics and the kubelet's pod resources.
+"""The messages of two gRPC services: libtpu's runtime metrics and the kubelet's pod resources.
 
 Owns the field numbers, which is all that the wire carries. The classes live in descriptor pools of
 our own under names of our own: a second copy of the published schema in the default pool breaks as
@@ -31,7 +31,10 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a message. `kind` is a scalar or another message; `oneof` is its group, if any."""
+    """The description of a message field. `kind` is a scalar or another message; `oneof` its group.
+
+    `oneof` is `None` if the field is in no group.
+    """
 
     number: int
     kind: str
@@ -128,7 +131,7 @@ POD_RESOURCES_SCHEMA: Schema = {
 
 
 def build_messages(package: str, schema: Schema) -> Mapping[str, MessageClass]:
-    """Returns a class for each message, by its name, in a pool that nobody else sees."""
+    """Returns a class for each message, by its name, in a pool of its own."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )

@@ -1,6 +1,6 @@
 """Asks one libtpu runtime metric service for everything that we know how to read.
 
-Owns the calls and their common deadline. Does not own what the answers mean (`libtpu_decode`).
+Owns the calls and their common deadline. Does not own what the answers mean (`decode`).
 """
 
 import time
@@ -22,7 +22,7 @@ _SHORTEST_S = 0.001
 
 
 class LibtpuCollector:
-    """One runtime process's service. Not to be asked by two threads at once."""
+    """The service of one runtime process. Two threads must not ask it at once."""
 
     name = "libtpu"
 
@@ -31,7 +31,7 @@ class LibtpuCollector:
         self._channel: grpc.Channel | None = None
 
     def collect(self, timeout_s: float) -> LibtpuAnswers:
-        """Asks what is supported, then for all of it at once: what hangs costs one deadline.
+        """Asks for the supported metrics, then for all at once, so a hang costs one deadline.
 
         Raises:
             CollectError: with gRPC's code, if not even the list came.
@@ -78,7 +78,7 @@ def _ask(channel: grpc.Channel, deadline_s: float) -> LibtpuAnswers:
 def _gather(
     calls: Mapping[str, Callable[[], bytes]],
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The answers of calls that are under way, and the codes of those that failed."""
+    """Returns the answers of calls that are under way, and the codes of those that failed."""
     answers, failures = {}, {}
     for name, result in calls.items():
         try:
@@ -93,7 +93,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _translated(error: Any) -> CollectError:
-    """Any, because what grpc raises is a call as well, which its types do not say."""
+    """Translates gRPC's error. It has type Any, because the types do not say it is a call."""
     code = error.code()
     # An answer that is no such message fails in the deserialiser, which gRPC calls internal.
     if code == grpc.StatusCode.INTERNAL and "deserializ" in f"{error.details()}":

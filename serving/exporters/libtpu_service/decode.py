@@ -1,7 +1,7 @@
-"""From the encoded answers of libtpu's runtime metric service to values of ours.
+"""Decodes the answers of libtpu's runtime metric service into values of ours.
 
-Owns what a message must be like to be believed. A sample that is not is dropped and counted, never
-mended. Does not own the names (`libtpu_metrics`), nor which chip a device is on (`chips`). Pure.
+Owns what makes a message believable. A sample that is not believable is dropped and counted, never
+mended. Does not own the names (`metric_table`), nor which chip a device is on (`chips`). Pure.
 """
 
 from collections import defaultdict
@@ -68,7 +68,7 @@ def _decode_family(rule: Rule, metrics: Iterable[MessageClass], decoded: Decoded
 
 
 def _merged(rule: Rule, points: Iterable[MetricPoint]) -> list[MetricPoint]:
-    """One point for each set of labels: any of several flags, the sum of several counters."""
+    """Returns one point for each set of labels: any of several flags, the sum of counters."""
     merged: defaultdict[tuple[tuple[str, str], ...], float] = defaultdict(float)
     for point in points:
         assert not isinstance(point.value, HistogramValue)
@@ -105,7 +105,7 @@ def _device_id(metric: MessageClass) -> int:
 
 
 def _ordinal(attributes: dict[str, str]) -> int:
-    """The device among several attributes: text in new releases of libtpu, a number in old ones."""
+    """Returns the device among several attributes: text in new libtpu, a number in old ones."""
     text = attributes.get("device_ordinal", "")
     if not (text.isascii() and text.isdigit()):
         raise _BadAttributeError("no device ordinal")
@@ -113,7 +113,7 @@ def _ordinal(attributes: dict[str, str]) -> int:
 
 
 def _attributes(metric: MessageClass) -> dict[str, str]:
-    """The attributes of a metric that has several, by name; releases differ in dashes."""
+    """Returns the attributes of a metric that has several, by name; releases differ in dashes."""
     attributes = {}
     for item in metric.attribute.value.kvlist_attr.attributes:
         kind = item.value.WhichOneof("attr")
@@ -152,7 +152,7 @@ def _histogram(rule: Rule, metric: MessageClass) -> HistogramValue:
 
 
 def _upper_bounds(options: MessageClass) -> list[float]:
-    """The finite upper bounds: n finite buckets have n + 1, the lowest being that of underflow."""
+    """Returns the finite upper bounds: n finite buckets have n + 1, underflow's the lowest."""
     kind = options.WhichOneof("options")
     if kind == "explicit_buckets":
         return list(options.explicit_buckets.bounds)

@@ -1,4 +1,4 @@
-"""Which metrics of libtpu's runtime service become which of ours: one table.
+"""The one table from the metrics of libtpu's runtime service to ours.
 
 Owns names, scales and the attributes that may become labels. Does not own the decoding. Names that
 are not here are ignored; none is required, because they drift from release to release.
@@ -19,7 +19,7 @@ _MEGABITS_PER_S = 8e-6
 
 
 class Form(StrEnum):
-    """What a metric of libtpu looks like on the wire."""
+    """The form of a libtpu metric on the wire."""
 
     DEVICE_GAUGE = "device_gauge"  # the attribute is the device's id within the slice
     ORDINAL_GAUGE = "ordinal_gauge"  # the device is among several attributes
@@ -32,10 +32,10 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """From one metric of libtpu to one of ours.
+    """The rule from one metric of libtpu to one of ours.
 
-    A value divided by `divisor` is in our unit. `labels` are the attributes that become labels:
-    theirs, with underscores, to ours.
+    A value divided by `divisor` is in our unit. `labels` maps the attributes that become labels:
+    their names, with underscores, to ours.
     """
 
     metric: str

@@ -1,8 +1,8 @@
-"""The libtpu SDK, read rarely in a supervised child process, for what only the node's agent knows.
+"""Reads the libtpu SDK rarely, in a child process, for what only the node's agent knows.
 
 Owns the child's life, the patience with it and the age of its last sample. Does not own what the
-values mean (`host_decode`). Off unless asked for: on GKE, frequent reads of these values have been
-seen to crash the node's agent, so the interval has a floor, and a scrape never causes a read.
+values mean (`host_decode`). It is off by default: on GKE, frequent reads of these values have
+crashed the node's agent, so the interval has a floor, and a scrape never causes a read.
 """
 
 import json
@@ -30,7 +30,7 @@ _MARK = b"@"
 
 
 def sdk_command(python: str) -> tuple[str, ...]:
-    """The child's command line; `python` is an interpreter that has libtpu."""
+    """Returns the child's command line; `python` is an interpreter that has libtpu."""
     program = Path(__file__).with_name("sdk_child.py")
     # -P: the program's own folder is ours, and has a module named as the library.
     return (python, "-u", "-P", f"{program}", *SDK_METRICS)
@@ -44,7 +44,7 @@ class SdkChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, timeout_s: float) -> dict[str, tuple[str, ...]]:
-        """Returns what the SDK says now, by its own names.
+        """Returns the present values of the SDK, by its own names.
 
         Raises:
             CollectError: it crashed, hung or printed nonsense. It has been killed, and the next
@@ -75,7 +75,7 @@ class SdkChild:
                 stream.close()
 
     def _answer(self, deadline_s: float) -> bytes:
-        """The next line behind the mark."""
+        """Returns the next line behind the mark."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -135,7 +135,7 @@ class SdkCollector:
         self._is_over = threading.Event()
 
     def poll(self) -> float:
-        """Asks the child once; how many seconds to wait before the next time."""
+        """Asks the child once; returns the seconds to wait before the next time."""
         try:
             values = self._child.ask(_POLL_TIMEOUT_S)
         except CollectError as error:
@@ -149,7 +149,7 @@ class SdkCollector:
         return self._interval_s
 
     def collect(self, timeout_s: float) -> SdkValues | None:  # noqa: ARG002 - it does not wait
-        """The last sample, `None` before the first poll is over.
+        """Returns the last sample, `None` before the first poll is over.
 
         Raises:
             CollectError: there is none that is young enough, for the reason of the last poll.

@@ -1,8 +1,8 @@
 """The program of the child process that reads the libtpu SDK; run by path, never imported by us.
 
-Owns nothing but the calls: for each line on its input it reads the metrics named on its command
-line and prints one line of JSON behind a mark, for libtpu prints too. The SDK has no deadline, may
-crash the process and maps 150 MB, which is why it lives here.
+Owns nothing but the calls. For each line on its input it reads the metrics named on its command
+line and prints one line of JSON behind a mark, because libtpu prints too. The SDK has no deadline,
+may crash the process and maps 150 MB, so it lives here.
 """
 
 import json
