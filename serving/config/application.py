@@ -59,7 +59,7 @@ class _Section(BaseModel):
 
 
 class EngineKind(StrEnum):
-    """Which engine turns token requests into tokens."""
+    """The engines that turn token requests into tokens."""
 
     VLLM = "vllm"  # vLLM on the CPUs of its host, on a laptop or a simulated slice
     VLLM_TPU = "vllm-tpu"  # vLLM with tpu-inference on the chips of a slice
@@ -295,7 +295,7 @@ class AuthConfig(_Section):
 
 
 class ListenOn(StrEnum):
-    """Which address an engine host's link listens on."""
+    """The addresses that an engine host's link can listen on."""
 
     NODE = "node"  # the address of its Ray node, which gateways on other nodes reach
     LOOPBACK = "loopback"  # this machine only
@@ -343,7 +343,7 @@ class RolloutConfig(_Section):
 
 
 class ControlPlacement(StrEnum):
-    """Which hosts the parts run on that are not an engine: gateways, directory, slice replicas."""
+    """The hosts of the parts that are not an engine: gateways, directory, slice replicas."""
 
     OFF_TPU_HOSTS = "off_tpu_hosts"  # a lost slice takes none of them with it
     ANYWHERE = "anywhere"  # for a cluster that is one TPU VM

@@ -42,14 +42,14 @@ class TracingConfig(_Section):
 
 
 class LogFormat(StrEnum):
-    """How a line is written."""
+    """The forms of a log line."""
 
     TEXT = "text"  # an event and key=value
     JSON = "json"  # one object
 
 
 class LogLevel(StrEnum):
-    """Which lines are written."""
+    """The least level of the lines that are written."""
 
     DEBUG = "debug"  # every choice of every request too
     INFO = "info"

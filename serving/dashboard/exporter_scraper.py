@@ -65,7 +65,7 @@ class ExporterScraper:
         await asyncio.gather(*(self._ask(address, turn) for address in addresses))
 
     def read(self) -> Iterator[TpuSample]:
-        """Returns the samples of all hosts, one after the other."""
+        """Yields the samples of all hosts, one after the other."""
         oldest_s = time.monotonic() - MAX_AGE_S
         for scraped_at_s, samples in self._answers.values():
             if scraped_at_s >= oldest_s:

@@ -233,7 +233,7 @@ def _quantiles(
 
 
 def _prices(rates: dict[Key, float]) -> Iterator[tuple[Key, float]]:
-    """Returns dollars per hour where a class has a price, and per million tokens if any."""
+    """Yields dollars per hour where a class has a price, and per million tokens if any."""
     tokens: dict[str, float] = {}
     for key, rate in rates.items():
         if key.name == TOKENS:

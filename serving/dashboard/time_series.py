@@ -47,7 +47,7 @@ class TimeSeries:
         return oldest if since is None else min(max(since, oldest), self.until)
 
     def read(self, model: str, since: int | None = None) -> Iterator[tuple[Key, list[float]]]:
-        """Returns the series of a model from `first(since)` to `until`, NaN in empty slots."""
+        """Yields the series of a model from `first(since)` to `until`, NaN in empty slots."""
         first = self.first(since)
         series: dict[Key, list[float]] = {}
         for slot, values in self._slots:

@@ -26,7 +26,7 @@ def prompt_seed(prompt_token_ids: Sequence[int], model_seed: int = 0) -> int:
 
 
 def seeded_token(seed: int, position: int, token_range: tuple[int, int]) -> int:
-    """The token at output `position` (0 is the first) of the prompt with this seed."""
+    """Returns the token at output `position` (0 is the first) of the prompt with this seed."""
     low, high = token_range
     mixed = ((seed ^ (position * _SPREAD)) * _MIX) & _WORD
     return low + (mixed >> 8) % (high - low)
@@ -35,7 +35,7 @@ def seeded_token(seed: int, position: int, token_range: tuple[int, int]) -> int:
 def paced_token(
     prompt_token_ids: Sequence[int], position: int, token_range: tuple[int, int]
 ) -> int:
-    """The token at output `position` (0 is the first); `token_range` is without its end."""
+    """Returns the token at output `position` (0 is first); `token_range` excludes its end."""
     return seeded_token(prompt_seed(prompt_token_ids), position, token_range)
 
 
@@ -45,6 +45,6 @@ def paced_tokens(
     token_range: tuple[int, int],
     model_seed: int = 0,
 ) -> list[int]:
-    """The first `count` tokens of the answer to this prompt."""
+    """Returns the first `count` tokens of the answer to this prompt."""
     seed = prompt_seed(prompt_token_ids, model_seed)
     return [seeded_token(seed, position, token_range) for position in range(count)]

@@ -69,7 +69,7 @@ def _of_phase(transition: Transition, ready_as: LedgerState) -> LedgerState:
 def spans(
     life: SliceLifecycle, from_ms: int, until_ms: int, ready_as: LedgerState
 ) -> Iterator[StateSpan]:
-    """Returns the life's time from `from_ms` to `until_ms`, or to its end.
+    """Yields the life's time from `from_ms` to `until_ms`, or to its end.
 
     READY counts as `ready_as`. The lengths sum to that time exactly, for any order of phases, if
     the life began by `from_ms`.

@@ -164,7 +164,7 @@ class HostProbe(msgspec.Struct, frozen=True):
 
     @property
     def is_at_fault(self) -> bool:
-        """Returns whether this host failed by itself, regardless of the other hosts."""
+        """True if this host failed by itself, regardless of the other hosts."""
         return _rank(self) == _OWN_FAULT
 
     def failed(self, name: CheckName) -> Check | None:
@@ -187,7 +187,7 @@ class ProbeVerdict(msgspec.Struct, frozen=True):
 
     @property
     def has_passed(self) -> bool:
-        """Returns whether every host passed."""
+        """True if every host passed."""
         return not self.failing
 
 

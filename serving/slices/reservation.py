@@ -82,7 +82,7 @@ class Reservation:
 
 
 def names_of(slices: Sequence[Slice]) -> str:
-    """The names of slices that belong together, such as `a and b`."""
+    """Returns the names of slices that belong together, such as `a and b`."""
     return " and ".join(each.name for each in slices)
 
 
@@ -176,7 +176,7 @@ def _shut_down_unwanted(creation: "asyncio.Task[SlicePlacementGroup]") -> None:
 
 
 async def _node_ids(group: PlacementGroup) -> list[str]:
-    """The node of each bundle, once the group stands."""
+    """Returns the node of each bundle, once the group stands."""
     while True:
         table: dict[str, Any] = await asyncio.to_thread(placement_group_table, group)
         if table["state"] == "CREATED":

@@ -274,7 +274,7 @@ class SliceSession:
             await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
 
     def _environment(self, spec: EngineSpec) -> dict[str, str]:
-        """The environment of the engine's processes, with that of a multislice if it is one."""
+        """Returns the environment of the engine's processes, with a multislice's part."""
         joined = {} if self._held is None else multislice_environment(self._held.slices)
         return {**spec.engine_env, **joined}
 
