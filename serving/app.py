@@ -40,11 +40,11 @@ _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
 # Of some hundred gateways a sample each, and the few pages that each of them forwards at once.
 _DASHBOARD_MAX_ONGOING = 10_000
-# How often gateways and directory tell the scaling policy what they see. Serve counts what it was
-# told over a period, which the policy does not use: the shortest one keeps reports small.
+# How often gateways and directory report to the scaling policy. Serve counts what it was
+# sent over a period, which the policy does not use: the shortest one keeps reports small.
 _REPORT_INTERVAL_S = 2.0
 _REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
-# How often Serve looks whether a replica that is to end still has requests. Its default of 2 s
+# How often Serve checks whether a replica that is to end still has requests. Its default of 2 s
 # would be added to the replacement of each slice.
 _IDLE_LOOK_S = 0.1
 # No bound: the frontend has held token ids against the vocabulary of the model that it plays.

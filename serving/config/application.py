@@ -30,7 +30,7 @@ from serving.domain.limits import GIB, KIB, MIB
 from serving.domain.model_version import model_version
 from serving.telemetry.metric_names import MAX_TENANTS
 
-# A name travels in URLs, metric labels and the `model` field; it may look like a Hugging Face id.
+# A name travels in URLs, metric labels and the `model` field; it may be a Hugging Face id.
 ModelName = Annotated[
     str,
     Field(

@@ -8,7 +8,7 @@ from serving.domain.limits import PROBE_TIMEOUT_S
 from serving.domain.topology import SliceShape
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 
-# The folder in which a host's TPU exporter looks for what runs on the chips (`--run-dir`).
+# The folder in which a host's TPU exporter finds what runs on the chips (`--run-dir`).
 RUN_DIR_VARIABLE = "SLICEWISE_RUN_DIR"
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from serving.domain.compute_class import DAY_S, MARKETS, MAX_FLEX_START_RUN_S, Market
 from serving.domain.topology import Generation, SliceShape, slice_shape
 
-# The label by which Ray's nodes tell their market. Source: Ray 2.60 `_raylet`, read 2026-11-21.
+# The label by which Ray's nodes report their market. Source: Ray 2.60 `_raylet`, read 2026-11-21.
 MARKET_LABEL = "ray.io/market-type"
 
 
@@ -138,7 +138,7 @@ def built_in_classes() -> dict[str, ComputeClassConfig]:
 def _set_by_market(market: Market, given: Mapping[str, object]) -> dict[str, object]:
     """Returns the settings of a compute class of this market unless `given` has others."""
     terms = MARKETS[market]
-    # A flex-start slice is told of its end when it starts.
+    # A flex-start slice knows its end from its start.
     notice_s: float = terms.drain_notice_s or MAX_FLEX_START_RUN_S
     run_s = given.get("max_run_duration_s", terms.max_run_s)
     if isinstance(run_s, (int, float)) and 0 < run_s < notice_s:

@@ -210,7 +210,7 @@ def _ledger_gauges(samples: Iterable[GatewaySample]) -> dict[Key, float]:
 def _ledger_keys(entry: LedgerEntry) -> Iterator[Key]:
     for scope in _scopes(entry.model):
         yield Key(scope, "chips", entry.state)
-        if entry.state != LedgerState.PROVISIONING:  # only wanted, held by nobody
+        if entry.state != LedgerState.PROVISIONING:  # only requested, held by nobody
             yield Key(scope, "chips_held", entry.compute_class)
 
 

@@ -58,7 +58,7 @@ class ComputeClass:
 
     `usd_per_slice_hour` is the cost of a slice while it is held. `is_prepaid`: capacity that is
     paid for whether used or not, up to `max_slices`. `is_revocable`: may be taken away at any time,
-    and all of it at once. `correlation_group` names what is lost together (a zone, say); revocable
+    and all of it at once. `correlation_group` names what is lost together (e.g. a zone); revocable
     classes of different groups are not lost together. `max_slices` is quota; `min_slices` are kept
     at any load. `provisioning_s` is the usual time until a slice comes, until experience corrects
     it; `load_s` is the time until an engine is ready after that. `losses_per_hour` is the usual

@@ -10,7 +10,7 @@ GKE_CHIPS = "google.com/tpu"
 # Which host of its slice a pod is. KubeRay sets it on slices of several hosts; on those of one it
 # is ours: without it the TPU webhook counts by itself, and names a new slice like a living one.
 # Source: recorded from KubeRay 1.7.0 and kuberay-tpu-webhook 1.3.5 on 2026-11-22. Webhooks before
-# v1.3.0 do not look at it.
+# v1.3.0 do not read it.
 HOST_INDEX_LABEL = "ray.io/replica-host-index"
 # Slices whose count only the slice provisioner decides: Ray's autoscaler never finds them idle
 # (116 days).

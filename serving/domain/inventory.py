@@ -22,7 +22,7 @@ ZONE_LABEL = "ray.io/availability-zone"
 NODE_ID_LABEL = "ray.io/node-id"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _CHIPS = "TPU"
-# Of a node id's 56 digits: enough to tell the nodes of any fleet apart.
+# Of a node id's 56 digits: enough to distinguish the nodes of any fleet.
 _SHOWN_ID = 12
 
 
@@ -104,7 +104,7 @@ def observe_hosts(
             ObservedHost(
                 node_id=node_id,
                 address=str(node.get("NodeManagerAddress", "")),
-                # A single-host slice needs no name of its own; Ray tells such by their node.
+                # A single-host slice needs no name of its own; Ray names such by their node.
                 slice_name=labels.get(SLICE_NAME_LABEL) or f"node-{node_id[:_SHOWN_ID]}",
                 worker_id=_worker_id(labels.get(WORKER_ID_LABEL)),
                 num_chips=num_chips,
@@ -180,7 +180,7 @@ def _refusal(members: tuple[ObservedHost, ...], request: SliceRequest) -> str | 
 
 
 def _worker_id(label: str | None) -> int:
-    # A single host is worker 0 whether or not it says so; nonsense fits no slice.
+    # A single host is worker 0 whether or not it reports so; nonsense fits no slice.
     if label is None:
         return 0
     return int(label) if label.isdecimal() else -1

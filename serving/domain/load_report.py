@@ -20,7 +20,7 @@ from serving.domain.slice_records import SliceRecord, Snapshot
 
 _BAR = "|"
 _STARTED = f"directory{_BAR}started"
-# Ends that a scaling policy did not wish for. An expiry was known beforehand, a release wished.
+# Ends that a scaling policy did not ask for. An expiry was known before, a release requested.
 _LOSSES = frozenset({EndCause.PREEMPTED, EndCause.BOOT_FAILED, EndCause.UNHEALTHY})
 # Long enough that no policy misses one, short enough to keep a report small after a bad night.
 _LOSS_TOLD_FOR_S = 300.0

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 REPORT_KEY = b"slicewise:plan-board"
 # The policy writes every few seconds; a plan this old is no plan any more.
 STALE_AFTER_S = 60.0
-# What a refused client may be told at most: a plan may be wrong, and clients forget.
+# The longest wait reported to a refused client: a plan may be wrong, and clients forget.
 _MAX_RETRY_AFTER_S = 3600.0
 
 Tuple = Field(strict=False)

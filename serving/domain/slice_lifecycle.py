@@ -31,14 +31,14 @@ class LoadStage(StrEnum):
 class EndCause(StrEnum):
     """The cause of a slice's end."""
 
-    RELEASED = "released"  # no longer wanted: scale-down, update, shutdown
+    RELEASED = "released"  # no longer needed: scale-down, update, shutdown
     PREEMPTED = "preempted"  # taken away: spot preemption, maintenance, a host that died
     EXPIRED = "expired"  # its maximum run duration is over
     BOOT_FAILED = "boot_failed"  # probe or engine start failed, or it came up partially
     UNHEALTHY = "unhealthy"  # the engine died or hung on it
 
 
-# A waiting replica may lose its slice and look again, which starts a new life. Within one life the
+# A waiting replica may lose its slice and retry, which starts a new life. Within one life the
 # order is this, and every state may end in GONE.
 _NEXT: dict[SliceState, frozenset[SliceState]] = {
     SliceState.REQUESTED: frozenset({SliceState.PROVISIONING, SliceState.RESERVED}),

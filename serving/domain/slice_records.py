@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from serving.domain.slice_lifecycle import WAITING, EndCause, SliceLifecycle, SliceState
 
-# A replica that has not said for this long that it is there is taken for gone.
+# A replica that has not reported for this long is presumed gone.
 LEASE_S = 5.0
 RENEWAL_S = 1.0
 # Of the lives that have ended, this many of the latest are kept: a bad night of a large fleet, and
@@ -229,5 +229,5 @@ def _presumed_cause(record: SliceRecord) -> EndCause:
     if record.state in WAITING:
         return EndCause.RELEASED  # it held nothing that could have been taken
     if record.hosts:
-        return EndCause.PREEMPTED  # a replica whose host dies says nothing any more
+        return EndCause.PREEMPTED  # a replica whose host dies reports nothing any more
     return EndCause.UNHEALTHY  # on this very machine (`local`), its process died or hung

@@ -1,6 +1,6 @@
 """The slice of a new replica: that of the replica which it replaces, and no other one.
 
-Serve starts a replacement at the moment at which it tells the old replica to stop, and does not
+Serve starts a replacement at the moment at which it stops the old replica, and does not
 wait for its end. A replacement that took a slice which happens to be free, or had one bought, would
 be a surge of slices. So it waits until the old one has given its slice back. Pure.
 
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from serving.domain.slice_lifecycle import WAITING, SliceState
 from serving.domain.slice_records import SliceRecord
 
-# For how long a replica of a new version waits for somebody to say that it leaves. One that comes
-# on top of the others, because the deployment grows too, loses this much.
+# The time that a replica of a new version waits for another one to report that it leaves. A replica
+# that comes on top of the others, because the deployment grows too, loses this much.
 WORD_S = 10.0
 
 

@@ -143,7 +143,7 @@ def _inspect_host(
     if expected is None:
         expected = chips_of_host(generation, facts.identity["topology"])
     num_chips = expected if expected is not None else len(chips or ()) or None
-    # An order in which some are missing says nothing of the others' places.
+    # An order in which some are missing shows nothing of the others' places.
     ordered = chips if chips is not None and len(chips) == num_chips else ()
     devices = sized(known, devices_per_chip(generation), num_chips)
     speaking = [source for source in sources if _device_ids(source.decoded)]

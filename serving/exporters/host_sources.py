@@ -26,7 +26,7 @@ from serving.exporters.collector import (
 from serving.exporters.wire import LIST_PODS
 
 _CHUNK_BYTES = 1 << 16
-# The largest pages seen have 200 kB; this bounds what something else there can make us hold.
+# The largest pages observed have 200 kB; this bounds what something else there can make us hold.
 _MAX_PAGE_BYTES = 8 << 20
 # A process that computes on chips has their device nodes open. `/dev/vfio/vfio` is nobody's chip.
 _DEVICE_NODE = re.compile(r"/dev/(accel\d+|vfio/\d+)")
@@ -136,7 +136,7 @@ class PodCollector:
             try:
                 return PodList(answer=channel.unary_unary(LIST_PODS)(b"", timeout=timeout_s))
             except grpc.RpcError as error:
-                # grpc raises a call, which its types do not say.
+                # grpc raises a call, which its types do not show.
                 code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
                 raise CollectError(code.name, f"{error}") from error
 

@@ -20,7 +20,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "compute_class": ("SLICEWISE_COMPUTE_CLASS",),
 }
 _PORTS = "TPU_RUNTIME_METRICS_PORTS"
-# Where libtpu listens unless told otherwise. Source: tpu-info 0.14.2, read 2026-11-21.
+# Where libtpu listens by default. Source: tpu-info 0.14.2, read 2026-11-21.
 _DEFAULT_PORT = "8431"
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
-# Shares of a scrape's budget. What a collector is told, so that what it has by then still counts;
+# Shares of a scrape's budget. What a collector gets, so that what it has by then still counts;
 # when it is given up; the rest is for composing and sending the page.
 _COLLECTOR_SHARE = 0.8
 _PATIENCE_SHARE = 0.9

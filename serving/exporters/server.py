@@ -23,7 +23,7 @@ from serving.exporters.exposition import device_plugin_families, families
 from serving.exporters.scrape import Exporter
 
 METRICS_PATH = "/metrics"
-# Ray adds `/metrics` to what it is told in TPU_DEVICE_PLUGIN_ADDR.
+# Ray adds `/metrics` to the value of TPU_DEVICE_PLUGIN_ADDR.
 DEVICE_PLUGIN_PATH = "/compat/gke-device-plugin/metrics"
 HEALTH_PATH = "/healthz"
 

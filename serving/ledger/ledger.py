@@ -23,7 +23,7 @@ from serving.ledger.states import LedgerState, spans, state_of, to_ms
 # Lives no longer listed that are remembered, so that one which comes back is not counted twice:
 # many times what the directory keeps of them, in a few megabytes.
 MAX_UNLISTED = 10_000
-# The tenant of serving that nobody can be told of.
+# The tenant of serving that is attributed to nobody.
 UNATTRIBUTED = "unattributed"
 
 

@@ -12,7 +12,7 @@ _S_MS = 1000
 class LedgerState(StrEnum):
     """The states of a chip-second. Each chip-second is in exactly one."""
 
-    PROVISIONING = "provisioning"  # wanted, and not held: nothing is paid
+    PROVISIONING = "provisioning"  # requested, and not held: nothing is paid
     PROBING = "probing"  # held, and tried out
     LOADING = "loading"  # the engine starts and gets its weights
     COMPILING = "compiling"  # it has them, compiles its programs and warms up
@@ -27,7 +27,7 @@ class LedgerState(StrEnum):
         return self is not LedgerState.PROVISIONING
 
 
-# READY stands for three, which the life does not tell apart; LOADING for two, by its stage; GONE
+# READY stands for three, which the life does not distinguish; LOADING for two, by its stage; GONE
 # takes no time.
 _OF_LIFE = {
     SliceState.REQUESTED: LedgerState.PROVISIONING,

@@ -21,7 +21,7 @@ from serving.slices.notices import Notice, NoticeKind
 TERMINATION_TAINT = "cloud.google.com/impending-node-termination"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 # The window is open and pods still run. Seen 12 to 41 minutes before the pods were stopped, on GPU
-# nodes (third-party runs of 2026-08); never seen by us on TPU nodes.
+# nodes (third-party runs of 2026-08); never observed by us on TPU nodes.
 WINDOW_TAINT = "cloud.google.com/maintenance-window-started"
 MAINTENANCE_LABEL = "cloud.google.com/active-node-maintenance"
 MAINTENANCE_TIME_LABEL = "cloud.google.com/scheduled-maintenance-time"  # seconds since the epoch

@@ -19,7 +19,7 @@ class NoticeKind(StrEnum):
     EXPIRY = "expiry"  # the host's maximum run duration ends
     MAINTENANCE = "maintenance"  # the host will be stopped for maintenance
     NODE_DRAINING = "node_draining"  # Kubernetes or Ray is clearing the node
-    TERMINATION_SIGNAL = "termination_signal"  # a process of ours on the host was told to end
+    TERMINATION_SIGNAL = "termination_signal"  # a process of ours on the host got a signal to end
     PREEMPTION = "preemption"  # the cloud takes the host back
     HOST_LOST = "host_lost"  # it is gone already
 

@@ -29,7 +29,7 @@ _MAX_LINE_BYTES = 256 * 1024
 _STDERR_TAIL_BYTES = 4 * 1024
 # Bounds the wait for the pipes of a killed process, should something that escaped hold them.
 _PIPE_TIMEOUT_S = 1.0
-# Once one host is known to be at fault, how long the others may still take to tell their part.
+# Once one host is known to be at fault, how long the others may still take to report.
 _REST_S = 2.0
 # jaxlib 0.10.2 ends a host's process with this when host 0's, which coordinates, is gone.
 _ABANDONED_WORDS = b"JAX distributed service detected fatal errors"
@@ -145,11 +145,11 @@ class HostOutcome(StrEnum):
     PASSED = "passed"
     CHECK_FAILED = "check_failed"
     CRASHED = "crashed"
-    GARBAGE = "garbage"  # it said what no probe program says
+    GARBAGE = "garbage"  # it wrote what no probe program writes
     HUNG = "hung"
     ABANDONED = "abandoned"  # JAX ended it because another host's program had ended
     CANCELLED = "cancelled"  # another host was found at fault before this one had a result
-    LOST = "lost"  # nobody could say, because the host or its supervisor is gone
+    LOST = "lost"  # unknown, because the host or its supervisor is gone
 
 
 class HostProbe(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Of a notice, this much is kept for ending the engine and giving the slice back.
 _RELEASE_S = 1.5
-# Longer than the end of a host's stream takes to be noticed (`host_stream`).
+# Longer than the end of a host's stream takes to be noticed (`host_heartbeat`).
 _HOST_LOST_S = 1.5
 _STAGE_WORDS = {
     LoadStage.WEIGHTS: "the engine gets its weights",

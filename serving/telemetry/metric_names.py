@@ -86,8 +86,8 @@ _SCOPE_LABELS: Mapping[Scope, tuple[str, ...]] = {
     Scope.SLICE: ("slice", "model", "compute_class"),
     Scope.ENGINE: ("engine", "slice", "model", "compute_class"),
 }
-# What gateways say. Several may answer behind one address: `gateway` on each series of the page
-# tells them apart.
+# The reports of gateways. Several may answer behind one address: `gateway` on each series of the
+# page distinguishes them.
 GATEWAY_LABEL = "gateway"
 _OF_GATEWAYS = frozenset({Scope.CLASS, Scope.MODEL, Scope.GATEWAY, Scope.SLICE, Scope.ENGINE})
 
@@ -111,11 +111,11 @@ _LEDGER_STATES = 8
 # Names of API keys at most, by `auth.max_tenants`; and who has none.
 MAX_TENANTS = 50
 _TENANTS = MAX_TENANTS + 1
-# And what nobody can be told of.
+# One more for what is attributed to nobody.
 _LEDGER_TENANTS = _TENANTS + 1
-# As vLLM tells them.
+# As vLLM reports them.
 _WAITING_REASONS, _TOKEN_SOURCES = 2, 3
-# Draft tokens of one step at most that are told apart by position.
+# Draft tokens of one step at most that are distinguished by position.
 MAX_DRAFT_POSITIONS = 16
 # Why a slice ends (`serving.domain.slice_lifecycle`).
 _END_CAUSES = 5
@@ -143,7 +143,7 @@ def _seconds(name: str, meaning: str, scope: Scope, *labels: str, max_sets: int 
     return Metric(name, Kind.HISTOGRAM, Unit.SECONDS, meaning, scope, labels, max_sets)
 
 
-# What `slicewise tpu-exporter` says of the chips.
+# The reports of `slicewise tpu-exporter` on the chips.
 TPU_CHIPS = (
     _gauge(
         "tpu_duty_cycle_ratio",
@@ -327,7 +327,7 @@ TPU_EXPORTER = (
     ),
 )
 
-# What every gateway says of the requests that go through it. Each answer that a request asks for is
+# Every gateway reports the requests that go through it. Each answer that a request asks for is
 # a sequence; what the HTTP edge counts are requests.
 SERVING_LATENCY = (
     _seconds(
@@ -469,7 +469,7 @@ SERVING_COUNTS = (
         max_sets=_TENANTS,
     ),
 )
-# What an engine tells every gateway over its link: of all its requests, whoever sent them.
+# The report of an engine to every gateway over its link: of all its requests, whoever sent them.
 ENGINES = (
     _gauge("slicewise_engine_running", Unit.COUNT, "Sequences in the engine's batch", Scope.ENGINE),
     _gauge(

@@ -38,7 +38,7 @@ class LibtpuCollector:
         """
         deadline_s = time.monotonic() + timeout_s
         # A channel that failed is given up: its back-off grows with the outage, and a runtime that
-        # is back after minutes is to be seen by the next scrape.
+        # is back after minutes must be found by the next scrape.
         channel = self._channel or grpc.insecure_channel(self.target, _OPTIONS)
         self._channel = None
         try:
@@ -93,7 +93,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _translated(error: Any) -> CollectError:
-    """Translates gRPC's error. It has type Any, because the types do not say it is a call."""
+    """Translates gRPC's error. It has type Any, because its types do not show a call."""
     code = error.code()
     # An answer that is no such message fails in the deserialiser, which gRPC calls internal.
     if code == grpc.StatusCode.INTERNAL and "deserializ" in f"{error.details()}":

@@ -23,7 +23,7 @@ from serving.exporters.series import (
 from serving.exporters.wire import LIBTPU, MessageClass
 from serving.telemetry.metric_names import ALL, Unit
 
-# A bound on what one message can make us compute; libtpu has been seen with fewer than 100.
+# A bound on what one message can make us compute; fewer than 100 were observed from libtpu.
 _MAX_SOURCE_BUCKETS = 1000
 
 
