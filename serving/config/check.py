@@ -94,7 +94,7 @@ def load_yaml(text: str) -> object:
 def check_serve_config(
     raw: object, vllm_args: VllmArgs | None, inherited: Mapping[str, str] = _NOTHING
 ) -> CheckReport:
-    """Returns the faults of `raw`: for Serve, for our application, for both together.
+    """Checks `raw`: for Serve, for our application, for both together.
 
     `inherited` are variables of the user's own, which win over `RAY_SETTINGS` when Ray is started.
     """

@@ -55,8 +55,8 @@ class SliceRecord:
     `generation` and `topology` are `None` on a compute class without slices (`local`). `hosts` is
     empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
     until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
-    slice ends, `None` when it is not draining or no end is known. `version` is that of the model's
-    tokens (`serving.domain.model_version`), empty where none was reported.
+    slice ends, `None` when it is not draining or nothing takes it away. `version` is that of the
+    model's tokens (`serving.domain.model_version`), empty where none was reported.
     """
 
     replica_id: str

@@ -1,4 +1,7 @@
-"""Runs the exporter alone (`python -m serving.exporters`), in 1/3 less memory than `slicewise`."""
+"""Runs the exporter alone (`python -m serving.exporters`).
+
+It takes a third less memory than `slicewise`.
+"""
 
 import typer
 

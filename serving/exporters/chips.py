@@ -92,7 +92,7 @@ class DeviceMap:
 
 
 class TooManyDevicesError(ValueError):
-    """The host has fewer devices than this. Values can be given by device id only."""
+    """The sources gave more devices than the host has. Values have a device id only."""
 
 
 def learn_devices(known: DeviceMap, seen: Collection[int]) -> DeviceMap:

@@ -89,7 +89,7 @@ class DirectoryReporter:
         await self._renew()
 
     async def set_deadlines(self, deadlines_s: Sequence[float | None]) -> None:
-        """Sets the wall-clock end of each slice; `None` means that no end is known."""
+        """Sets the wall-clock end of each slice; `None` if nothing takes it away."""
         for part, deadline_s in enumerate(deadlines_s):
             self._change(part, drain_deadline_s=deadline_s)
         await self._renew()

@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 class SessionEnd:
     """The reason to leave a slice, and the time that its requests have to finish there.
 
-    `deadline_s` is the wall-clock time at which the slice ends; `None` means that no end is known.
+    `deadline_s` is the wall-clock time at which the slice ends; `None` if nothing takes it away.
     Requests that no other engine can continue may stay `stay_s`, where that is longer than the
     grace.
     """
