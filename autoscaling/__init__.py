@@ -1,1 +1,1 @@
-"""How many slices there are, and which: decided in pure modules, carried out at the rim."""
+"""Decides how many slices of which class there are: pure modules decide, adapters carry it out."""

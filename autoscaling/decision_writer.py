@@ -36,22 +36,22 @@ class DecisionWriter:
 
     @property
     def alerts(self) -> tuple[str, ...]:
-        """What could not be written the last time it was tried."""
+        """Returns what could not be written at the last attempt."""
         return tuple(f"{what} cannot be written: {why}" for what, why in self._problems.items())
 
     def open_log(self, path: Path | None) -> None:
-        """Where decisions go from now on; `None`: nowhere."""
+        """Writes decisions to `path` from now on; `None`: to no file."""
         if path is not None:
             self._do(f"the decision log {path}", self._open, path)
 
     def begin(
         self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
     ) -> None:
-        """See `DecisionSink`."""
+        """Logs the beginning; see `DecisionSink`."""
         self._do("the decision log", self._logged, "begin", model, profile, terms, rules)
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
-        """See `DecisionSink`."""
+        """Logs the decision; see `DecisionSink`."""
         self._do("the decision log", self._logged, "decided", model, observation, plan)
 
     def publish(self, board: PlanReport) -> None:

@@ -1,8 +1,8 @@
-"""One model under the policy: what was reported becomes an observation, the plan its targets.
+"""Scales one model by the policy: reports become an observation, the plan becomes targets.
 
-Owns what lies between reports and the policy: bounds of the deployments, losses that were seen
-before, a hold where something is not known, and what is told of a plan. Holds no rule of scaling of
-its own: that is `SlicewisePolicy`. Clockless: callers pass wall-clock seconds.
+Owns what lies between reports and the policy: bounds of the deployments, losses that were observed
+before, a hold where something is not known, and what is reported of a plan. Holds no rule of
+scaling of its own: that is `SlicewisePolicy`. Clockless: callers pass wall-clock seconds.
 """
 
 import logging
@@ -31,22 +31,22 @@ logger = logging.getLogger("ray.serve.slicewise")
 
 
 class DecisionSink(Protocol):
-    """Where decisions are kept; `autoscaling.replay.DecisionLog` is one."""
+    """Keeps decisions; `autoscaling.replay.DecisionLog` is one."""
 
     def begin(
         self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
     ) -> None:
-        """A policy of this model starts with an empty memory."""
+        """Records that a policy of this model starts with an empty memory."""
         ...
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
-        """One decision."""
+        """Records one decision."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """One deployment as Serve has it: its target of now, and what it may have."""
+    """The current target of one deployment in Serve, and its bounds."""
 
     target: int
     least: int
@@ -55,7 +55,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ServeState:
-    """What Serve knows at `now_s`. `deployments` are the model's, by compute class."""
+    """The state that Serve knows at `now_s`. `deployments` are the model's, by compute class."""
 
     now_s: float
     gateways: tuple[Report, ...]
@@ -84,7 +84,7 @@ class ModelScaler:
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """The name of the model."""
         return self._settings.model
 
     @property
@@ -155,7 +155,7 @@ class ModelScaler:
         return self._policy, alerts
 
     def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:
-        """What the policy sees, and what is not known. Slices that are not known are as before."""
+        """Returns what the policy observes, and what is unknown. Unknown slices are as before."""
         unknown: list[str] = []
         max_age_s = self._settings.rules.max_load_age_s
         load: ModelLoad | None = None

@@ -1,4 +1,4 @@
-"""From what Serve carries to a policy to what the policy looks at: load and slices of one model.
+"""Turns what Serve carries to a policy into load and slices of one model.
 
 Owns the reading of reports: which is the newest, which are missing, how those of several gateways
 add up. A report that is missing is an error with a name, never a load of zero. Pure: no clock.
@@ -22,22 +22,22 @@ class ReportMissingError(Exception):
 
 
 class Point(Protocol):
-    """A value that a replica recorded, at the wall-clock time of its host."""
+    """The value that a replica recorded, at the wall-clock time of its host."""
 
     @property
     def timestamp(self) -> float:
-        """When, in seconds since the epoch."""
+        """The instant, in seconds since the epoch."""
         ...
 
     @property
     def value(self) -> float:
-        """What."""
+        """The recorded value."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one replica told last, all at once."""
+    """The last values that one replica reported, all at once."""
 
     at_s: float
     stats: Mapping[str, float]
@@ -45,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens of a request, on average."""
+    """The tokens of a request, on average."""
 
     input: float
     output: float
@@ -111,10 +111,10 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
 
 
 def fleet_report_of(reports: Iterable[Report], now_s: float, max_age_s: float) -> FleetReport:
-    """What the directory lists.
+    """Returns what the directory lists.
 
     Raises:
-        ReportMissingError: it tells nothing, nothing new, or has not heard of everybody yet.
+        ReportMissingError: it lists nothing, nothing new, or has not heard from everybody yet.
     """
     newest = max(reports, key=lambda report: report.at_s, default=None)
     if newest is None:

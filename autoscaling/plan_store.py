@@ -1,4 +1,4 @@
-"""Where the policy keeps the plan board: one key in Ray's own key-value store."""
+"""Keeps the policy's plan board: one key in Ray's own key-value store."""
 
 from ray.experimental import internal_kv
 

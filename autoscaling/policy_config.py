@@ -1,4 +1,4 @@
-"""What `autoscaling_policy.policy_kwargs` in serve_config.yaml may say, and what it comes to.
+"""Reads `autoscaling_policy.policy_kwargs` of serve_config.yaml and makes settings from it.
 
 Owns the fields, their strictness, and what a market sets in a class; the defaults of all the rest
 are those of `Rules` and `ComputeClass`. Reads profile and price files, no clock, no environment.
@@ -49,7 +49,7 @@ _Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class ObjectivesConfig(_Section):
-    """What a request is to see, in seconds."""
+    """The objectives of a request, in seconds."""
 
     ttft_s: _Positive
     """Time to first token, from its arrival."""
@@ -67,7 +67,7 @@ _term = partial(_default, ComputeClass)
 
 
 class RulesConfig(_Section):
-    """How the policy plans; what is left out is as in `autoscaling.policy.rules.Rules`."""
+    """The rules of planning; a field left out is as in `autoscaling.policy.rules.Rules`."""
 
     min_slices: _Count = _rule("min_slices")
     """Slices of all classes together, at least."""
@@ -127,7 +127,7 @@ class PolicyClassConfig(_Section):
 
 
 class AssumedTokens(_Section):
-    """Tokens of a request until the first have been measured."""
+    """The tokens of a request until the first have been measured."""
 
     input: _Positive = ASSUMED_TOKENS.input
     """Prompt tokens."""
@@ -136,7 +136,7 @@ class AssumedTokens(_Section):
 
 
 class ModelPolicyConfig(_Section):
-    """One model."""
+    """The settings of one model."""
 
     profile: str | CapacityProfile
     """What one slice can carry: a file relative to the project root, or the profile itself."""
@@ -151,7 +151,7 @@ class ModelPolicyConfig(_Section):
 
 
 class PolicyConfig(_Section):
-    """All keyword arguments of the policy."""
+    """The keyword arguments of the policy."""
 
     models: Annotated[dict[str, ModelPolicyConfig], Field(min_length=1)]
     """By the model's name."""
@@ -167,7 +167,7 @@ class PolicyConfig(_Section):
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What the policy of one model is made from."""
+    """The settings from which the policy of one model is made."""
 
     model: str
     profile: CapacityProfile
@@ -178,7 +178,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """What the adapter is made from."""
+    """The settings from which the adapter is made."""
 
     models: tuple[ModelSettings, ...]
     decide_every_s: float

@@ -1,4 +1,4 @@
-"""What a scaling decision is made from, and what comes out: the seam of policy, adapter, simulator.
+"""Defines the inputs and outputs of a scaling decision: the seam of policy, adapter, simulator.
 
 Owns the nouns. Decides nothing. Pure data: times are seconds on one clock of the caller's choice
 (wall-clock time in production, simulated time in the simulator), rates are per second.
@@ -32,9 +32,9 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """One slice that a replica wants or has; `slice_id` is the replica's life.
+    """The slice that a replica has or waits for; `slice_id` is the replica's life.
 
-    `since_s` is when it entered its state, `requested_at_s` when it was wished for.
+    `since_s` is when it entered its state, `requested_at_s` when it was requested.
     `expires_at_s` is when its maximum run duration ends, `None` without one.
     """
 
@@ -49,7 +49,7 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoss:
-    """A slice that was taken away or failed to come, since the decision before."""
+    """The loss of a slice that was taken away or failed to come, since the decision before."""
 
     slice_id: str
     compute_class: str
@@ -66,13 +66,13 @@ class Fleet:
     losses: tuple[SliceLoss, ...] = ()
 
     def of_class(self, name: str) -> tuple[SliceView, ...]:
-        """Its slices from one compute class."""
+        """Returns its slices from one compute class."""
         return tuple(each for each in self.slices if each.compute_class == name)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything a policy may look at, at `now_s`. `load` is `None` when it is missing or stale."""
+    """The inputs of a policy at `now_s`. `load` is `None` when it is missing or stale."""
 
     now_s: float
     load: ModelLoad | None
@@ -81,7 +81,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One change: `delta` slices more (or fewer, negative) of a class, and why."""
+    """The change of one class: `delta` slices more (or fewer, negative), and why."""
 
     compute_class: str
     delta: int
@@ -90,13 +90,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many slices each compute class is to have.
+    """The number of slices that each compute class is to have.
 
     `targets` names every class. `drain_order` are slices in the order in which to give them up
-    where a target falls below what there is. `refusals` say what was wanted and not planned.
+    where a target falls below what there is. `refusals` name what was wanted and not planned.
     `demand_slices` is the demand before asking what exists, `None` where a policy has no such
     notion. `next_slice_at_s` is when one more slice is expected to be ready, `None` when none is on
-    its way. `arithmetic` is how the numbers came about, for a reader.
+    its way. `arithmetic` shows the sums behind the numbers, for a reader.
     """
 
     at_s: float
@@ -115,7 +115,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """As the reports call it."""
+        """The name of the policy in reports."""
         ...
 
     def decide(self, observation: Observation) -> Plan:

@@ -23,12 +23,12 @@ FORMAT = 1
 
 
 class DecisionLogError(ValueError):
-    """A log that cannot be read. The message names the file, the line and what is wrong."""
+    """Reports a log that cannot be read. The message names the file, the line and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionDifference:
-    """A decision that today's policy would take otherwise; targets by compute class."""
+    """The decision that today's policy would take otherwise; targets by compute class."""
 
     at_s: float
     model: str
@@ -39,7 +39,7 @@ class DecisionDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found: decisions in all, and those that differ, in order."""
+    """The result of a replay: decisions in all, and those that differ, in order."""
 
     num_decisions: int
     differences: tuple[DecisionDifference, ...]
@@ -55,7 +55,7 @@ class DecisionLog:
     def begin(
         self, model: str, profile: CapacityProfile, terms: Iterable[ComputeClass], rules: Rules
     ) -> None:
-        """A policy of this model starts with an empty memory."""
+        """Records that a policy of this model starts with an empty memory."""
         self._write(
             {
                 "kind": "begin",
@@ -68,7 +68,7 @@ class DecisionLog:
         )
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
-        """One decision."""
+        """Records one decision."""
         self._write(
             {
                 "kind": "decision",
@@ -115,7 +115,7 @@ def replay_log(path: Path) -> Replay:
 
 
 def observation_to_json(observation: Observation) -> dict[str, Any]:
-    """Plain JSON values."""
+    """Returns the observation as plain JSON values."""
     return asdict(observation)
 
 
@@ -141,7 +141,7 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Plain JSON values."""
+    """Returns the plan as plain JSON values."""
     return asdict(plan)
 
 
@@ -171,7 +171,7 @@ def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each line with its number; a last one that was cut short is left out."""
+    """Yields each line with its number; leaves out a last line that was cut short."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`slicewise replay LOG`: would today's policy have planned as the log says it was planned?
+"""Defines `slicewise replay LOG`: it checks whether today's policy would plan as the log did.
 
 Owns the report. The replay itself is `autoscaling.replay`.
 """

@@ -31,10 +31,10 @@ _Contexts = Mapping[Any, Any]
 
 
 class SlicePolicy:
-    """Serve makes one and calls it again and again. Whatever happens in it, nothing scales down.
+    """Adapts the policy to Serve, which makes one and calls it again and again.
 
-    Settings that cannot be used raise nothing here: Serve would then fall back on its own policy,
-    which takes every deployment to its minimum.
+    No failure in it scales anything down. Settings that cannot be used raise nothing here: Serve
+    would then fall back on its own policy, which takes every deployment to its minimum.
     """
 
     def __init__(self, **settings: object) -> None:
@@ -73,7 +73,7 @@ class SlicePolicy:
         return targets, {}
 
     def __del__(self) -> None:
-        """Serve has let go of it: another one is in its place."""
+        """Closes the writer once Serve has dropped this policy for another one."""
         self._writer.close()
 
     def _decide(self, contexts: _Contexts, ids: Mapping[str, Any], now_s: float) -> None:

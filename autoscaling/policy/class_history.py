@@ -31,7 +31,7 @@ _RESET_AFTER_S = 6 * 3600.0
 
 @dataclass(slots=True)
 class _Observed:
-    """A slice as it was last observed."""
+    """The slice as it was last observed."""
 
     state: SliceState
     since_s: float
@@ -84,12 +84,12 @@ class ClassHistory:
 
     @property
     def provisioning_s(self) -> float:
-        """How long nine of ten slices take at most from their order until they exist."""
+        """The time from order to existence that nine of ten slices do not exceed."""
         return _typical(self._provisioning_s, self.terms.provisioning_s)
 
     @property
     def load_s(self) -> float:
-        """How long nine of ten engines take at most to be ready on a slice."""
+        """The time until an engine is ready on a slice that nine of ten engines do not exceed."""
         return _typical(self._load_s, self.terms.load_s)
 
     @property
@@ -99,20 +99,20 @@ class ClassHistory:
 
     @property
     def patience_s(self) -> float:
-        """How long an order may take before it is late."""
+        """The time that an order may take before it is late."""
         if self.terms.patience_s is not None:
             return self.terms.patience_s
         return _LATE_FACTOR * self.provisioning_s
 
     @property
     def losses_per_hour(self) -> float:
-        """Expected losses of one slice in an hour, as configured and as observed."""
+        """The expected losses of one slice in an hour, as configured and as observed."""
         prior = self.terms.losses_per_hour * _PRIOR_HOURS
         return (prior + self._num_losses) / (_PRIOR_HOURS + self._held_hours)
 
     @property
     def outages_per_hour(self) -> float:
-        """Expected losses of at least half of the class at once, in an hour in which it is had."""
+        """The expected losses of half the class or more at once, per hour in which it is held."""
         prior = self.terms.losses_per_hour * _PRIOR_OUTAGE_HOURS
         return (prior + self._num_outages) / (_PRIOR_OUTAGE_HOURS + self._had_hours)
 
@@ -127,7 +127,7 @@ class ClassHistory:
         return self.terms.usd_per_slice_hour * (1 + ends_per_hour * self.load_s / 3600)
 
     def is_healthy(self, now_s: float) -> bool:
-        """Whether what was ordered from it counts as on its way."""
+        """Returns whether an order from this class counts as on its way."""
         return not self._is_out_of_stock and now_s >= self._backs_off_until_s
 
     def eta_s(self, each: SliceView) -> float:

@@ -1,4 +1,4 @@
-"""From load to slices: how many are needed to meet the objectives, before asking what exists.
+"""Computes the slices that a load needs to meet the objectives, before asking what exists.
 
 Pure: no clock, no I/O, no chance. The law of one slice is `serving.domain.capacity`.
 """
@@ -12,7 +12,7 @@ from serving.domain.capacity import CapacityProfile
 
 @dataclass(frozen=True, slots=True)
 class DemandInputs:
-    """Requests per second; uncached prompt tokens and output tokens of each, on average."""
+    """The requests per second, and the average uncached prompt tokens and output tokens of each."""
 
     requests_per_s: float
     input_tokens: float
@@ -21,9 +21,9 @@ class DemandInputs:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Slices that a load takes.
+    """The slices that a load takes.
 
-    `mean` carries its mean, `spread` what comes and goes by chance, `backlog` works off what waits
+    `mean` carries its mean, `spread` carries random variation, `backlog` works off what waits
     already.
     """
 
@@ -33,17 +33,17 @@ class Demand:
 
     @property
     def slices(self) -> float:
-        """What is needed, as a fraction."""
+        """The number of slices needed, as a fraction."""
         return self.mean + self.spread + self.backlog
 
     @property
     def whole(self) -> int:
-        """What is needed, in whole slices. A rounding error of the sum does not cost a slice."""
+        """The number of whole slices needed. A rounding error of the sum does not cost a slice."""
         return math.ceil(self.slices - 1e-6)
 
     @property
     def arithmetic(self) -> str:
-        """How it comes about, for a log line."""
+        """The sum behind the number, for a log line."""
         return (
             f"{self.slices:.2f} slices = {self.mean:.2f} mean + {self.spread:.2f} spread"
             f" + {self.backlog:.2f} backlog"
@@ -51,7 +51,10 @@ class Demand:
 
 
 class UnreachableObjectiveError(ValueError):
-    """No number of slices meets the objective: an idle slice is slower. Give up or relax it."""
+    """Reports that no number of slices meets the objective: even an idle slice is slower.
+
+    Give up, or relax the objective.
+    """
 
 
 def demand_of(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> Demand:
@@ -79,7 +82,7 @@ def demand_of(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> 
 
 
 def num_at_once(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> float:
-    """Requests that one slice runs at once at the objective, none of them waiting."""
+    """Returns how many requests one slice runs at once at the objective, with none waiting."""
     tpot_s = rules.objectives.tpot_s
     at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
     return min(profile.max_num_seqs, at_most * traffic.output_tokens * tpot_s)
@@ -88,7 +91,7 @@ def num_at_once(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -
 def backlog_demand(
     num_waiting: float, traffic: DemandInputs, profile: CapacityProfile, rules: Rules
 ) -> float:
-    """Slices that work off `num_waiting` requests within the TTFT objective, beside the rest."""
+    """Returns the extra slices that work off `num_waiting` requests within the TTFT objective."""
     if num_waiting <= 0:
         return 0.0
     rate = num_waiting / rules.objectives.ttft_s

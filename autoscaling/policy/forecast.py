@@ -68,7 +68,7 @@ class _Method:
             )
 
     def margin_ratio(self, share: float) -> float:
-        """What has to be added to a forecast of 1; 0 before anything was learned."""
+        """Returns what has to be added to a forecast of 1; 0 before anything was learned."""
         if len(self.errors) < _ERRORS_NEEDED:
             return 0.0
         ordered = sorted(self.errors)
@@ -88,7 +88,7 @@ class Forecaster:
         self._methods: dict[tuple[float, str], _Method] = {}
 
     def observe(self, now_s: float, requests_per_s: float) -> None:
-        """One more measurement of the rate; times do not run backwards."""
+        """Adds a measurement of the rate; times do not run backwards."""
         if self._open_since_s is None:
             self._open_since_s = now_s
         self._open.append(requests_per_s)

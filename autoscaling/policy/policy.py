@@ -164,7 +164,7 @@ class SlicewisePolicy:
     def _mixes(
         self, now_s: float, need: int, floor: int, demand: Demand, observation: Observation
     ) -> tuple[Portfolio, Portfolio]:
-        """What can be relied on, and what would be best if every class delivered."""
+        """Returns the portfolio to rely on, and the best one if every class delivered."""
         safe = []
         ideal = []
         for name, each in self._classes.items():
@@ -229,7 +229,7 @@ def _rounded(option: ClassOption) -> ClassOption:
 def next_slice_at_s(
     now_s: float, classes: Mapping[str, ClassHistory], observation: Observation
 ) -> float | None:
-    """When the next slice is expected to be ready; `None` when none is on its way."""
+    """Returns when the next slice is expected to be ready; `None` when none is on its way."""
     etas = [
         classes[each.compute_class].eta_s(each)
         for each in observation.fleet.slices

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ClassOption:
-    """What a class can supply: `at_least` to `at_most` slices at `usd_per_hour` each.
+    """The supply of a class: `at_least` to `at_most` slices at `usd_per_hour` each.
 
     `group` names what is lost together with it, `None` for a class that is not revocable. The price
     is what a useful hour costs; 0 for what is paid anyway. `outages_per_hour` is how often all of
@@ -32,10 +32,10 @@ class ClassOption:
 
 @dataclass(frozen=True, slots=True)
 class Portfolio:
-    """Slices by class, and what they cost in an hour.
+    """The slices by class, and what they cost in an hour.
 
-    `missing` are those of the total that nobody can give, `unsafe` those of the floor that no
-    portfolio can keep; both 0 where the options suffice.
+    `missing` are slices of the total that no class can supply. `unsafe` are slices of the floor
+    that no portfolio can keep. Both are 0 where the options suffice.
     """
 
     slices: Mapping[str, int]
@@ -89,7 +89,7 @@ class _Requirement:
 def _changed(
     portfolio: Portfolio, options: Sequence[ClassOption], step: int
 ) -> Iterator[dict[str, int]]:
-    """Every portfolio that is one change of at most `step` slices away."""
+    """Yields every portfolio that is one change of at most `step` slices away."""
     more = {o.name: min(step, o.at_most - portfolio.slices[o.name]) for o in options}
     fewer = {o.name: min(step, portfolio.slices[o.name] - o.at_least) for o in options}
     for name in more:
@@ -117,7 +117,7 @@ def _portfolio_of(
 def _rank_all_told(
     portfolio: Portfolio, requirement: _Requirement, options: Sequence[ClassOption]
 ) -> tuple[int, int, float, int]:
-    """Lower is better. Of two that cost the same, the one that keeps more is."""
+    """Ranks a portfolio; lower is better. At equal cost, the one that keeps more slices wins."""
     shortage = _expected_shortage(portfolio, requirement.demand, options)
     usd = portfolio.usd_per_hour + shortage * requirement.shortage_usd_per_hour
     return (portfolio.missing, portfolio.unsafe, round(usd, 6), _most_lost(portfolio, options))
@@ -126,7 +126,7 @@ def _rank_all_told(
 def _expected_shortage(
     portfolio: Portfolio, demand: float, options: Sequence[ClassOption]
 ) -> float:
-    """Slices short because of outages, on average over time."""
+    """Returns how many slices are missing because of outages, on average over time."""
     total = sum(portfolio.slices.values())
     expected = 0.0
     for group in {option.group for option in options if option.group is not None}:
@@ -163,7 +163,10 @@ def cheapest_portfolio(total: int, floor: int, options: Sequence[ClassOption]) -
 
 
 def _most_worth_buying(total: int, floor: int, options: Sequence[ClassOption]) -> int:
-    """More than this is never cheaper: the floor on all groups but one, and what is kept anyway."""
+    """Returns the number of slices beyond which more is never cheaper.
+
+    It is the floor on all groups but one, and what is kept anyway.
+    """
     revocable = [option for option in options if option.group is not None and option.at_most]
     kept = sum(option.at_least for option in options)
     num_groups = len({option.group for option in revocable})
@@ -183,7 +186,7 @@ def _rank(portfolio: Portfolio) -> tuple[int, int, float, int]:
 def _filled(
     total: int, bought: int, most_of_group: int | None, ranked: Sequence[ClassOption]
 ) -> Portfolio:
-    """`bought` slices, the cheapest first; no group gets more than `most_of_group`."""
+    """Buys `bought` slices, the cheapest first; no group gets more than `most_of_group`."""
     slices = {option.name: option.at_least for option in ranked}
     of_group: dict[str, int] = {}
     for option in ranked:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a request is to see, in seconds: TTFT from its arrival, and TPOT."""
+    """The objectives of a request, in seconds: TTFT from its arrival, and TPOT."""
 
     ttft_s: float
     tpot_s: float
@@ -18,7 +18,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the policy plans; times in seconds.
+    """The rules by which the policy plans; times in seconds.
 
     `min_slices` and `max_slices` bound the slices of all classes together; with `min_slices` 0 the
     model goes to zero after `idle_s` without a request. `floor_ratio` is the share of the demand
@@ -26,9 +26,9 @@ class Rules:
     what it is worth not to miss a slice for an hour, in hourly prices of the most expensive class:
     beyond the floor, safety is bought as long as it is cheaper than that. `tpot_margin` is the
     share of the TPOT objective that is planned for. `spread` is how many standard deviations of the
-    number of requests in flight are kept free, `forecast_share` which share of past forecasts of
-    the rate must have been no higher than what is planned for. `drain_delay_s` is how long a slice
-    must have been more than enough before it is given up. A load older than `max_load_age_s` is no
+    number of requests in flight are kept free. `forecast_share` is the share of past forecasts of
+    the rate that must have been no higher than what is planned for. `drain_delay_s` is how long a
+    slice must have been surplus before it is given up. A load older than `max_load_age_s` is no
     load.
     """
 

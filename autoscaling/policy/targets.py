@@ -1,8 +1,8 @@
-"""From portfolios to each class's target: what is added now, what may go, and the reasons. Pure.
+"""Turns portfolios into a target per class: what is added now, what may go, and why. Pure.
 
-Additions are at once. Surplus goes in this order: first orders that nobody has filled yet, which
+Additions are at once. Surplus goes in this order: first orders that are not filled yet, which
 cost nothing; then slices, the most expensive first, and only as many as leave the need covered by
-slices that are ready. A slice goes after it has been more than enough for a while.
+slices that are ready. A slice goes after it has been surplus for a while.
 """
 
 from collections.abc import Mapping

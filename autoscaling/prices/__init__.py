@@ -1,1 +1,1 @@
-"""What a chip costs: a dated table of list prices with its sources, and its reader."""
+"""Holds the prices of chips: a dated table of list prices with its sources, and its reader."""

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class PriceError(ValueError):
-    """A price that is missing, or a price file that cannot be used; the message names which."""
+    """Reports a missing price or an unusable price file; the message names which."""
 
 
 class PricedMarket(StrEnum):
-    """On which terms a chip is had."""
+    """The terms on which a chip is paid for."""
 
     ON_DEMAND = "on_demand"
     SPOT = "spot"
@@ -48,7 +48,7 @@ class PriceList(BaseModel):
 
 
 class PriceFile(BaseModel):
-    """A file of price lists; where two name the same price, the first is meant."""
+    """The file of price lists; where two lists name the same price, the first counts."""
 
     model_config = _STRICT
 
@@ -57,7 +57,7 @@ class PriceFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A list price in USD per chip-hour. `region` is the entry that was found."""
+    """The list price in USD per chip-hour. `region` is the entry that was found."""
 
     usd_per_chip_hour: float
     market: PricedMarket
@@ -70,7 +70,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Price files in the order in which they are asked. An earlier one answers for all it names."""
+    """The price files in the order of precedence. An earlier one counts for all that it names."""
 
     files: tuple[PriceFile, ...]
 

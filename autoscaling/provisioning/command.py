@@ -1,4 +1,4 @@
-"""`slicewise provision`: keeps the slices of a RayCluster at what replicas ask for.
+"""Defines `slicewise provision`, which keeps the slices of a RayCluster at what replicas request.
 
 Owns the command line and the environment. Runs in the head pod as a sidecar that shares `/tmp/ray`
 with the Ray container, under the head's service account.

@@ -1,14 +1,14 @@
-"""From what slice replicas say of themselves to the slices that have to exist, per kind.
+"""Turns the reports of slice replicas into the slices that have to exist, per kind.
 
 Owns the arithmetic of demand. Does not know what exists (`plan` compares). Pure: no clock, no I/O.
 
     wanted    = held + waiting                  slices that engines are to run on
     to exist  = wanted + leaving + released     those on their way out are still there
 
-`leaving` are slices that somebody takes away at a known time: they drain with a deadline. Their
+`leaving` are slices that are taken away at a known time: they drain with a deadline. Their
 replica begins its next life at that very notice (ADR 7) and waits, so each is replaced from the
 notice on and not from its death on. A leaving slice never counts as what a waiting life could take.
-(To ask for a replacement because a slice is leaving, and not because somebody waits, would buy one
+(To order a replacement because a slice is leaving, and not because a life waits, would buy one
 for every replica that is given up while its slice drains, as in a run on spot slices.)
 
 `released` are slices that their replica drains because it is no longer wanted. A replica that
@@ -26,23 +26,23 @@ from serving.domain.succession import num_successors
 
 @dataclass(frozen=True, slots=True, order=True)
 class SliceKind:
-    """What makes one slice as good as another: where it comes from and its shape."""
+    """The properties that make one slice as good as another: its compute class and its shape."""
 
     compute_class: str
     generation: str
     topology: str
 
     def __str__(self) -> str:
-        """For a reader: `spot v6e 4x4`."""
+        """Returns the kind for a reader: `spot v6e 4x4`."""
         return f"{self.compute_class} {self.generation} {self.topology}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TakenSlice:
-    """A slice that a replica has.
+    """The slice that a replica has.
 
-    `address` is that of its host where it has one only, for then its name may be another living
-    slice's as well. `None`: it has several hosts, or the replica does not know them.
+    `address` is that of its only host, since another living slice may have the same name. `None`:
+    the slice has several hosts, or the replica does not know them.
     """
 
     name: str
@@ -70,12 +70,12 @@ class SliceDemand:
 
     @property
     def num_wanted(self) -> int:
-        """Slices that engines are to run on."""
+        """The number of slices that engines are to run on."""
         return len(self.held) + self.num_waiting
 
     @property
     def num_to_exist(self) -> int:
-        """Slices that have to exist now, those included that are on their way out."""
+        """The number of slices that have to exist now, including those on their way out."""
         return self.num_wanted + len(self.leaving) + len(self.released)
 
     def to_exist_within(self, most: int) -> int:
@@ -103,7 +103,7 @@ class SliceDemand:
 
     @property
     def arithmetic(self) -> str:
-        """How `num_to_exist` comes about, for a log line."""
+        """The sum behind `num_to_exist`, for a log line."""
         return (
             f"{len(self.held)} held + {self.num_waiting} waiting + {len(self.leaving)} leaving"
             f" + {len(self.released)} released = {self.num_to_exist}"
@@ -111,13 +111,13 @@ class SliceDemand:
 
 
 def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, SliceDemand]:
-    """What the replicas behind `records` want, per kind of slice; in the order of the kinds.
+    """Returns what the replicas behind `records` need per kind of slice, in the order of kinds.
 
-    Ended lives want nothing, and neither do compute classes without slices. A slice of several
-    hosts that two records name (one of them has not noticed that its slice is gone, and that
-    another one has come under its name) counts once, and as the firmer of the two: held, then
-    leaving, then released. Slices of one host are told apart by its address: two of them may be
-    there under one name, and who has not noticed a loss will want another one anyway.
+    Ended lives need nothing, and neither do compute classes without slices. Two records may name
+    the same slice of several hosts: one of them has not noticed that its slice is gone, and that
+    another one has come under its name. Such a slice counts once, as the firmer of the two: held,
+    then leaving, then released. Slices of one host are distinguished by address: two of them may
+    exist under one name, and a replica that has not noticed a loss will need another slice anyway.
     """
     by_kind: dict[SliceKind, list[SliceRecord]] = {}
     for record in records:
@@ -128,7 +128,7 @@ def demand_by_kind(records: Iterable[SliceRecord]) -> dict[SliceKind, SliceDeman
 
 
 def _merged(records: Iterable[SliceRecord]) -> tuple[int, ...]:
-    """How many slices each waiting replica wants that wants several."""
+    """Returns the number of slices of each waiting replica that needs several."""
     parts: dict[str, set[int]] = {}
     for record in records:
         if record.state in WAITING:
@@ -155,7 +155,7 @@ def _demand(kind: SliceKind, records: list[SliceRecord]) -> SliceDemand:
 
 
 def _num_served_soon(records: Iterable[SliceRecord]) -> int:
-    """Of the replicas that wait, those that are about to be handed the slice of another one."""
+    """Counts the waiting replicas that are about to be handed the slice of another one."""
     deployments: dict[str, list[SliceRecord]] = {}
     for record in records:  # of one kind, so of one compute class
         deployments.setdefault(record.model, []).append(record)

@@ -1,11 +1,11 @@
-"""What can go wrong between the plan and the slices, and what the caller is to do.
+"""Defines what can go wrong between the plan and the slices, and what the caller is to do.
 
 SlicewiseError
 └── ProvisioningError
     ├── RecordsUnavailableError  the directory does not answer: plan nothing, ask again
     ├── RefusedError             401, 403: grant the permission it names; asked again, slowly
     ├── MissingError             404: no such object; correct the name, or wait for it
-    ├── OutdatedError            409, 422: it changed meanwhile: look again and plan anew
+    ├── OutdatedError            409, 422: it changed meanwhile: read again and plan anew
     ├── ThrottledError           429: wait `retry_after_s`, then the same again
     ├── UnreachableError         5xx, no connection, no answer in time: back off, try again
     └── UnusableError            an answer that is not what it should be: give up on it, alert
@@ -15,7 +15,7 @@ from serving.domain.errors import SlicewiseError
 
 
 class ProvisioningError(SlicewiseError):
-    """One attempt failed. `retry_after_s` is what the other side asked for, `None` if nothing."""
+    """Reports a failed attempt. `retry_after_s` is the delay in the answer, else `None`."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
@@ -23,7 +23,7 @@ class ProvisioningError(SlicewiseError):
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        """What failed, and how."""
+        """Returns what failed, and how."""
         return self.message
 
 
@@ -44,7 +44,7 @@ class OutdatedError(ProvisioningError):
 
 
 class ThrottledError(ProvisioningError):
-    """Too many requests. Wait as long as the answer says."""
+    """Reports too many requests. Wait as long as the answer requests."""
 
 
 class UnreachableError(ProvisioningError):

@@ -24,10 +24,10 @@ _IDLE_TERMINATION = DrainNodeReason.Value("DRAIN_NODE_REASON_IDLE_TERMINATION")
 
 
 class Fence(Protocol):
-    """Asked once for each slice that a plan drops, right before it is dropped."""
+    """Checks each slice that a plan drops, once, right before the slice is dropped."""
 
     async def __call__(self, each: ObservedSlice) -> str | None:
-        """Why the slice has to be kept; `None`: nobody has it, and from now on nobody can."""
+        """Returns why the slice has to be kept; `None`: it is free, and nobody can take it now."""
         ...
 
 
@@ -38,7 +38,7 @@ class RayFence:
         self._gcs = GcsClient(address=gcs_address)
 
     async def __call__(self, each: ObservedSlice) -> str | None:
-        """See `Fence`. Tens of milliseconds; once it has begun, it is done to its end."""
+        """Closes the slice; see `Fence`. Takes tens of milliseconds and cannot be cancelled."""
         return await asyncio.shield(asyncio.to_thread(self._close, each))
 
     def _close(self, each: ObservedSlice) -> str | None:
@@ -62,12 +62,12 @@ class RayFence:
 
 
 def is_host_of(node: NodeState, each: ObservedSlice) -> bool:
-    """Whether a Ray node is alive and one of the slice's hosts.
+    """Returns whether a Ray node is alive and one of the slice's hosts.
 
-    KubeRay tells a Ray node its pod's name. Where it does not, a single host is known by its
-    address, for its slice's name may be another living one's as well; without one it is still to
-    come. Of several hosts the name has to do, and may catch one of the slice before, which is as
-    unwanted.
+    KubeRay gives a Ray node its pod's name. Where it does not, a single host is known by its
+    address, because another living slice may have the same name; a host without an address is still
+    to come. For several hosts the name has to do. It may match a host of the slice before, which is
+    as unwanted.
     """
     if node.status == NodeStatus.DEAD:
         return False

@@ -1,6 +1,6 @@
-"""What a provisioner sees: worker groups, and the slices in them by name. Records without rules.
+"""Defines what a provisioner observes: worker groups, and the slices in them. Holds no rules.
 
-A worker group makes slices of one kind; `replicas` is how many it is asked for. A slice is one
+A worker group makes slices of one kind; `replicas` is the number requested of it. A slice is one
 KubeRay replica: as many pods as it has hosts. Slice names are no identity, since a replacement gets
 the name of the slice it replaces; pod names are.
 """
@@ -23,7 +23,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """One host of a slice, there or still to come. `address` is `None` until it has one."""
+    """The pod of one host, running or still to come. `address` is `None` until it has one."""
 
     name: str
     phase: PodPhase
@@ -32,34 +32,34 @@ class ObservedPod:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSlice:
-    """One slice that exists or is being provisioned; `pods` in host order and never empty."""
+    """The slice that exists or is being provisioned; `pods` are in host order and never empty."""
 
     name: str
     pods: tuple[ObservedPod, ...]
 
     @property
     def incarnation(self) -> str:
-        """Which of the slices that had this name it is: pod names are never reused."""
+        """The name of its first pod, which is never reused, unlike the name of the slice."""
         return self.pods[0].name
 
     @property
     def is_running(self) -> bool:
-        """Whether every host is there."""
+        """True if every host is running."""
         return all(pod.phase == PodPhase.RUNNING for pod in self.pods)
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Of the hosts that have one."""
+        """The addresses of the hosts that have one."""
         return frozenset(pod.address for pod in self.pods if pod.address is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """One group that makes slices, as it stands.
+    """The current state of one group that makes slices.
 
     Pods that are being deleted are not in `slices`. `pods_pending_deletion` have been named for
-    deletion and are still there. `mirrored_replicas` is the count that stands in the object this
-    group was copied from (the RayService); `None` if there is none, or it is not to be touched now.
+    deletion and are still there. `mirrored_replicas` is the count in the object this group was
+    copied from (the RayService); `None` if there is none, or it is not to be touched now.
     """
 
     name: str

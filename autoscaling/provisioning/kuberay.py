@@ -1,4 +1,4 @@
-"""Slices as replicas of a RayCluster's worker groups: KubeRay and GKE make and delete them.
+"""Provisions slices as replicas of a RayCluster's worker groups, which KubeRay and GKE make.
 
 Owns the order of requests. Objects and patches are `raycluster`'s, the wire is `kubernetes`'. Needs
 `get` and `patch` on rayclusters and `list` on pods, which KubeRay grants to the head pod of a
@@ -37,7 +37,7 @@ class KubeRayProvisioner:
         self._mirrored: Sequence[Json] = ()
 
     async def observe(self) -> ClusterObservation:
-        """See `Provisioner`. A RayService that may not be read is a note, not an error."""
+        """Reads cluster and pods; see `Provisioner`. An unreadable RayService is only a note."""
         cluster = await self._api.get(_RAY, "rayclusters", self._raycluster)
         pods = await self._api.list(_CORE, "pods", worker_pods_selector(self._raycluster))
         self._service, self._mirrored = owning_service(cluster), ()
@@ -53,7 +53,7 @@ class KubeRayProvisioner:
         return ClusterObservation(tuple(groups), (*notes, *service_notes))
 
     async def apply(self, plan: ProvisioningPlan) -> None:
-        """See `Provisioner`. The cluster is changed before its mirror: it is what KubeRay obeys."""
+        """Applies the plan; see `Provisioner`. Changes the cluster first: KubeRay obeys it."""
         failures = []
         for change in plan.changes:
             try:

@@ -1,7 +1,7 @@
-"""A client for the few paths of the Kubernetes API that we use, over HTTPS.
+"""Calls the few paths of the Kubernetes API that we use, over HTTPS.
 
 Owns the request, the credentials and the translation of failures. Does not try again: the caller's
-loop looks anew instead, because an old change must not be repeated on a new picture.
+loop reads again instead, because an old change must not be repeated on a new state.
 
 In a pod the API's address is in the environment, token and CA certificate are files below
 `SERVICE_ACCOUNT`. The token is read anew for every request: Kubernetes replaces it about hourly.
@@ -48,7 +48,7 @@ _ERROR_BY_STATUS: Mapping[int, type[ProvisioningError]] = {
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
-    """Where the API is and how to speak with it.
+    """The address of the API and the credentials for it.
 
     `token_file` and `ca_file` are `None` where none is needed: behind a proxy that adds the
     credentials, and where the system's own certificates will do.
@@ -93,11 +93,11 @@ class KubernetesApi:
         await self._client.aclose()
 
     async def get(self, group: str, resource: str, name: str) -> dict[str, Any]:
-        """One object; `group` is such as `apis/ray.io/v1`, `resource` such as `rayclusters`."""
+        """Reads one object, such as `rayclusters` (resource) of `apis/ray.io/v1` (group)."""
         return await self._ask("GET", self._path(group, resource, name))
 
     async def list(self, group: str, resource: str, labels: str) -> list[dict[str, Any]]:
-        """Every object with these labels (a Kubernetes label selector), however many pages."""
+        """Lists every object with these labels (a Kubernetes label selector), through all pages."""
         items: list[dict[str, Any]] = []
         page = {"labelSelector": labels, "limit": str(_PAGE_SIZE)}
         while True:

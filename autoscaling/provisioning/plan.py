@@ -1,9 +1,9 @@
-"""From demand and what exists to the changes to make: how many slices, and which of them go.
+"""Compares demand with what exists and plans the changes: how many slices, and which of them go.
 
-Owns every rule of adding and dropping slices. Does not own the demand (`demand`), whether a slice
-is free at the very moment of dropping (`fence`), nor how a change is made (a `Provisioner`). Pure:
+Owns every rule of adding and dropping slices. Does not own the demand (`demand`), the check that a
+slice is free when it is dropped (`fence`), nor how a change is made (a `Provisioner`). Pure:
 no clock, no I/O, no chance. What has to be remembered from one plan to the next comes in and goes
-out as `PlannerState`; to forget it costs time, never a slice that somebody has.
+out as `PlannerState`; to forget it costs time, never a slice that a replica has.
 
 The rules:
 
@@ -11,10 +11,10 @@ The rules:
 2. Slices are dropped by name, never more of them than the count falls by, measured from the slices
    that exist or the count, whichever is more. (A fallen count without names would leave the choice
    to others; names without a fallen count would only replace.)
-3. A slice is dropped once it has been unwanted for `idle_s`; at once if somebody takes it away and
-   its replica has left it, because its replacement has long been asked for.
-4. The count stays between the group's bounds; what that refuses is said. Slices that one replica
-   joins are asked for together or not at all.
+3. A slice is dropped once it has been unwanted for `idle_s`; at once if it is being taken away and
+   its replica has left it, because its replacement was ordered long before.
+4. The count stays between the group's bounds; what they refuse is reported. Slices that one replica
+   joins are requested together or not at all.
 5. While pods that were named for deletion are still there, nothing changes: Ray's provider waits
    for the same.
 6. Two changes of a group are `min_change_interval_s` apart.
@@ -30,11 +30,11 @@ from serving.domain.slice_records import LEASE_S
 
 @dataclass(frozen=True, slots=True)
 class ProvisioningRules:
-    """How patient a plan is, in seconds.
+    """The delays of a plan, in seconds.
 
     Raises:
         ValueError: `idle_s` is shorter than a lease. A directory that restarts knows of no replica
-            for that long, and every slice would look idle.
+            for that long, and every slice would appear idle.
     """
 
     idle_s: float = 120.0
@@ -49,7 +49,7 @@ class ProvisioningRules:
 
 @dataclass(frozen=True, slots=True)
 class PlannerState:
-    """What one plan tells the next; times as its caller counts them, in seconds.
+    """The memory that one plan passes to the next; times as its caller counts them, in seconds.
 
     `unwanted_since_s` is by incarnation, `changed_at_s` by group. `condemned` are the names of
     slices that were announced to be taken away, by group.
@@ -62,7 +62,7 @@ class PlannerState:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One slice to be dropped. `is_condemned`: somebody takes it away anyway."""
+    """The slice to be dropped. `is_condemned`: it is taken away anyway."""
 
     slice: ObservedSlice
     is_condemned: bool
@@ -71,7 +71,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one group is to become: `replicas` in all, without the slices of `drops`."""
+    """The change of one group: it gets `replicas` in all, without the slices of `drops`."""
 
     group: WorkerGroup
     replicas: int
@@ -80,7 +80,7 @@ class Change:
 
     @property
     def is_scaling(self) -> bool:
-        """Whether the group itself changes, and not only the count it is mirrored in."""
+        """True if the group itself changes, and not only the count that mirrors it."""
         return self.replicas != self.group.replicas or bool(self.drops)
 
     def keeping(self, kept: Container[str]) -> "Change | None":
@@ -97,7 +97,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is not done, and why. `about` is a group or a kind of slice."""
+    """The change that is not made, and why. `about` is a group or a kind of slice."""
 
     about: str
     reason: str
@@ -243,10 +243,10 @@ def _condemned(
 def _names_by_address(
     taken: frozenset[TakenSlice], group: WorkerGroup
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """What the group calls those of these slices that it knows by address; the other ones' names.
+    """Returns the group's names for slices it knows by address, and the names of the other slices.
 
-    Slices of several hosts go by their name. Of one host, what the group calls a slice may be the
-    name of another one in Ray.
+    Slices of several hosts go by their name. The group's name for a slice of one host may be the
+    name of another slice in Ray.
     """
     if group.num_hosts > 1:
         return frozenset(), frozenset(each.name for each in taken)
@@ -256,10 +256,10 @@ def _names_by_address(
 
 
 def _names_of_leaving(demand: SliceDemand, group: WorkerGroup) -> frozenset[str]:
-    """What the group calls the slices that are taken away, or what comes in their place.
+    """Returns the group's names for slices that are taken away, or for what replaces them.
 
-    One whose address it does not know is gone. Then a slice that has its name, and another address,
-    is meant by nobody.
+    A slice is gone if the group does not know its address. Then a slice with the same name and
+    another address is not meant.
     """
     known, names = _names_by_address(demand.leaving, group)
     if group.num_hosts == 1:
@@ -311,7 +311,7 @@ def _drop(
 def _hindrance(
     group: WorkerGroup, rules: ProvisioningRules, now_s: float, changed_at_s: float | None
 ) -> str | None:
-    """Why the group may not be changed now; `None` if it may."""
+    """Returns why the group may not be changed now; `None` if it may."""
     if group.pods_pending_deletion:
         names = ", ".join(sorted(group.pods_pending_deletion))
         return f"a change waits until the pods named for deletion are gone: {names}"
@@ -322,7 +322,7 @@ def _hindrance(
 
 
 def _refused(demand: SliceDemand, group: WorkerGroup) -> list[Refusal]:
-    """What the group's bounds keep from the replicas."""
+    """Returns what the group's bounds refuse to the replicas."""
     missing = demand.num_to_exist - group.max_replicas
     if missing <= 0:
         return []

@@ -1,6 +1,6 @@
-"""How slices come into being and go: the one seam between the plan and a cluster.
+"""Defines how slices are made and removed: the one seam between the plan and a cluster.
 
-Two implementations: `kuberay` (GKE), and `static` (slices that are simply there).
+Two implementations exist: `kuberay` (GKE), and `static` (slices that are simply there).
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class Provisioner(Protocol):
     """Shows the worker groups and changes them. Used from one event loop, one call at a time."""
 
     async def observe(self) -> ClusterObservation:
-        """All groups as of now.
+        """Reads the current state of all groups.
 
         Raises:
-            ProvisioningError: they cannot be seen. Nothing may be planned on an older picture.
+            ProvisioningError: they cannot be read. Nothing may be planned on an older state.
         """
         ...
 

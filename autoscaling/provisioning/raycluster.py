@@ -1,11 +1,11 @@
-"""RayClusters, RayServices and pods, read as worker groups; and the JSON patches that scale them.
+"""Reads RayClusters, RayServices and pods as worker groups, and makes JSON patches to scale them.
 
 Owns the names of fields and labels. Pure: objects as the API returns them in, records or patches
 out. KubeRay's rules that matter here (v1.7.0, numOfHosts above 1): one replica is one slice;
 `workersToDelete` naming any pod of it deletes all; nothing else is deleted while Ray's autoscaler
 is on, however far the count falls; a new replica gets the lowest free index, which is part of its
-slice's name. Of slices of one host it sets neither replica name nor host index, and the TPU webhook
-may then call two living ones alike; what is said of a slice here goes by KubeRay's index.
+slice's name. For slices of one host it sets neither replica name nor host index. The TPU webhook
+may then give two living ones the same name, so slices here go by KubeRay's index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,10 +92,10 @@ def read_groups(
 
 
 def scaling_patch(change: Change, position: int) -> list[dict[str, Any]]:
-    """One JSON patch with the new count and one pod of each slice to drop.
+    """Returns one JSON patch with the new count and one pod of each slice to drop.
 
     Count and names travel together, or KubeRay would act on half of it. The tests refuse it when
-    groups were reordered, or when somebody else (Ray's autoscaler, a user) has changed the count
+    groups were reordered, or when another writer (Ray's autoscaler, a user) has changed the count
     that the plan started from.
     """
     path = f"/spec/workerGroupSpecs/{position}"
@@ -110,7 +110,7 @@ def scaling_patch(change: Change, position: int) -> list[dict[str, Any]]:
 
 
 def mirror_patch(change: Change, mirrored: Sequence[Json]) -> list[dict[str, Any]]:
-    """A JSON patch that writes the new count into the RayService as well.
+    """Returns a JSON patch that writes the new count into the RayService as well.
 
     A RayService copies its counts over the cluster's when a group is appended or the operator is
     upgraded; a stale count there would come back.
@@ -124,12 +124,12 @@ def mirror_patch(change: Change, mirrored: Sequence[Json]) -> list[dict[str, Any
 
 
 def positions(specs: Iterable[Json]) -> dict[str, int]:
-    """Where each worker group stands in its list, by name."""
+    """Returns the position of each worker group in its list, by name."""
     return {spec["groupName"]: position for position, spec in enumerate(specs)}
 
 
 def _kind_of(spec: Json) -> SliceKind | str | None:
-    """What slices a group makes; why that cannot be told; `None` for a group without TPUs."""
+    """Returns the kind of slices a group makes, or why it is unknown; `None` without TPUs."""
     selector = spec["template"]["spec"].get("nodeSelector") or {}
     limits = (spec["template"]["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
     if GKE_CHIPS not in limits:
@@ -197,7 +197,7 @@ def _read_slices(pods: Iterable[Json]) -> tuple[ObservedSlice, ...]:
 
 
 def _slice_name(members: Sequence[Json]) -> str:
-    """One name for each slice of a group that is there.
+    """Returns one name for each existing slice of a group.
 
     It is what the webhook puts into `TPU_NAME`, and Ray into its label for the slice, wherever the
     webhook goes by KubeRay's index too.

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 async def no_fence(_: ObservedSlice) -> str | None:
-    """For clusters whose slices only we give out: the plan's word is enough."""
+    """Lets every slice go, for clusters whose slices only we hand out: the plan is enough."""
     return None
 
 
@@ -72,11 +72,11 @@ class Reconciler:
             await asyncio.sleep(delay_s)
 
     async def tick(self) -> ProvisioningPlan:
-        """One round; the plan as it was carried out.
+        """Runs one round and returns the plan as it was carried out.
 
         Raises:
             ProvisioningError: something could not be read or done. What was planned is planned
-                again from what the next round sees.
+                again from what the next round observes.
         """
         records = await self._read_records()
         observed = await self._provisioner.observe()
@@ -87,7 +87,7 @@ class Reconciler:
         return await _to_its_end(self._carry_out(plan, observed.notes))
 
     async def attempt(self) -> float:
-        """One round, whatever comes of it; how long to wait for the next, in seconds."""
+        """Runs one round, survives its failures, and returns the seconds until the next round."""
         try:
             await self.tick()
         except ProvisioningError as error:

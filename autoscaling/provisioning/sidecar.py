@@ -32,7 +32,7 @@ _ANSWER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
-    """What `slicewise provision` was told. `interval_s` is between two rounds."""
+    """The options of `slicewise provision`. `interval_s` is between two rounds."""
 
     ray_address: str
     raycluster: str
@@ -51,7 +51,7 @@ class DirectoryRecords:
         self._handle: DeploymentHandle | None = None
 
     async def __call__(self) -> Iterable[SliceRecord]:
-        """All records as of now.
+        """Returns all current records.
 
         Raises:
             RecordsUnavailableError: the application is not there, or its directory does not answer.

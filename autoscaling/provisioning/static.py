@@ -1,4 +1,4 @@
-"""Slices that are simply there: one TPU VM, a node pool of fixed size, a cluster made by hand.
+"""Provides slices that simply exist: one TPU VM, a node pool of fixed size, a cluster made by hand.
 
 Nothing can be added or dropped: each group's bounds are the slices that it has.
 """
