@@ -1,1 +1,1 @@
-"""What puts Slicewise somewhere and looks after it there: the `slicewise` command and its parts."""
+"""Deploys Slicewise and operates it: the `slicewise` command and its parts."""

@@ -1,4 +1,4 @@
-"""`slicewise programs`: what a store of compiled programs holds, and pruning it."""
+"""Defines `slicewise programs`: it lists a store of compiled programs, and prunes it."""
 
 import json
 import time

@@ -1,7 +1,7 @@
-"""`slicewise engine-plan`: what each TPU engine of a serve_config.yaml is started with, and why.
+"""Defines `slicewise engine-plan`: it reports the arguments of each TPU engine, and their reasons.
 
-Owns the report. What an engine gets is decided by `serving.tpu`, by the code that plans it again on
-its first host before it starts.
+Owns the report. The arguments are decided by `serving.tpu`, by the code that plans them again on
+the engine's first host before it starts.
 """
 
 import json

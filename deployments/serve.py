@@ -1,4 +1,4 @@
-"""`slicewise serve`: runs `serve run` on a Ray cluster of its own, tells of it, and ends it all.
+"""Defines `slicewise serve`: it runs `serve run` on a Ray cluster of its own, and ends it all.
 
 Owns the environment of what it starts, the messages at start-up, and the end: when this command
 ends, by whatever but SIGKILL, nothing it started goes on. Everything else is `serve run`'s.
@@ -46,7 +46,7 @@ _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
 def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str, str]:
-    """What `serve run` is started with; the user's own variables win, save the cluster's place.
+    """Returns the environment of `serve run`; the user's variables win, save the cluster's place.
 
     `ray_folder` keeps this cluster apart from any other on the machine. Ray's sockets lie below it,
     and their paths may have at most 107 bytes.
@@ -142,7 +142,7 @@ def run_serve(
 
 
 def _checked_settings(config: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the file says; ends the command with every problem of a file that cannot be served."""
+    """Reads the file; ends the command with every problem of a file that cannot be served."""
     if not config.is_file():
         _refuse(f"there is no file {config}")
     try:
@@ -191,14 +191,14 @@ def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Site:
-    """Where the application answers, and a key for it; `None` where none is needed."""
+    """The address of the application, and a key for it; `None` where none is needed."""
 
     url: str
     api_key: str | None
 
 
 class _Launch:
-    """One `serve run` from start to end. `log` is `None` when its output goes to the terminal.
+    """Runs `serve run` from start to end. `log` is `None` when its output goes to the terminal.
 
     With a `ray_address` it runs on that cluster, which must have been started below `folder` with
     `child_environment`; with `None` it starts its own.
@@ -304,7 +304,7 @@ class _Launch:
         typer.echo("Engines and requests: slicewise status. Ctrl-C stops everything.")
 
     def _has_failed(self, waited_s: float) -> bool:
-        """Whether a part could not be started; says why. Serve would try again for minutes."""
+        """Returns whether a part could not start, and prints why. Serve would retry for minutes."""
         logs = sorted(self._folder.glob("ray/session_latest/logs/serve/controller_*.log"))
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         reason = start_failure(lines)

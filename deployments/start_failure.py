@@ -1,4 +1,4 @@
-"""Why an application could not be started, read from the log of Serve's controller.
+"""Finds why an application could not be started, in the log of Serve's controller.
 
 Serve itself tries again, for minutes; the reason stands in the log after the first attempt. Pure.
 """

@@ -1,7 +1,7 @@
-"""`slicewise status`: which slices and engines a gateway sees, and how busy they are.
+"""Defines `slicewise status`: it shows the slices and engines a gateway knows, and their load.
 
 Reads the gateway's `/fleet` and prints it, once or again and again. Owns the reader's half of that
-contract: it takes what it knows and passes over what a newer gateway adds.
+contract: it takes what it knows and ignores what a newer gateway adds.
 """
 
 import http.client
@@ -47,7 +47,7 @@ class _Reported(BaseModel):
 
 
 class ReportedEngine(_Reported):
-    """One engine. `None` means that the gateway does not know it (yet)."""
+    """The report of one engine. `None` means that the gateway does not know it (yet)."""
 
     engine_id: str | None = None
     compute_class: str | None = None
@@ -60,13 +60,16 @@ class ReportedEngine(_Reported):
 
 
 class ReportedHost(_Reported):
-    """One host of a slice."""
+    """The report of one host of a slice."""
 
     num_chips: int
 
 
 class ReportedSlice(_Reported):
-    """One slice, or a replica that waits for one. `None` means that there is none or none known."""
+    """The report of one slice, or of a replica that waits for one.
+
+    `None` means that there is none or none known.
+    """
 
     name: str | None = None
     replica_id: str | None = None
@@ -82,7 +85,7 @@ class ReportedSlice(_Reported):
 
 
 class ReportedModel(_Reported):
-    """One model: its engines, and the requests that wait for any of them."""
+    """The report of one model: its engines, and the requests that wait for any of them."""
 
     name: str
     engines: tuple[ReportedEngine, ...]
@@ -97,7 +100,7 @@ class ReportedGateway(_Reported):
 
 
 class ReportedChange(_Reported):
-    """A change of a compute class's slices, and why; of all classes where it names none."""
+    """The change of a compute class's slices, and why; of all classes where it names none."""
 
     compute_class: str
     delta: int
@@ -284,7 +287,7 @@ def _plan_lines(autoscaling: ReportedAutoscaling) -> Iterator[str]:
 
 
 def format_duration(seconds: float) -> str:
-    """Two units at most: `42s`, `3m10s`, `5h02m`, `2d03h`."""
+    """Formats two units at most: `42s`, `3m10s`, `5h02m`, `2d03h`."""
     whole = int(seconds)
     if whole < MINUTE_S:
         return f"{whole}s"
@@ -326,7 +329,7 @@ def _slice_cells(row: ReportedSlice) -> tuple[object, ...]:
 
 
 def _format_hosts(hosts: tuple[ReportedHost, ...]) -> str | None:
-    """Such as `4 x 4 chips`: hosts times the chips of each, or all chips where hosts differ."""
+    """Formats hosts as `4 x 4 chips`: hosts times chips each, or all chips where hosts differ."""
     if not hosts:
         return None
     chips = [host.num_chips for host in hosts]

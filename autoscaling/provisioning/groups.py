@@ -44,7 +44,7 @@ class ObservedSlice:
 
     @property
     def is_running(self) -> bool:
-        """True if every host is running."""
+        """Returns whether every host is running."""
         return all(pod.phase == PodPhase.RUNNING for pod in self.pods)
 
     @property

@@ -80,7 +80,7 @@ class Change:
 
     @property
     def is_scaling(self) -> bool:
-        """True if the group itself changes, and not only the count that mirrors it."""
+        """Returns whether the group itself changes, and not only the count that mirrors it."""
         return self.replicas != self.group.replicas or bool(self.drops)
 
     def keeping(self, kept: Container[str]) -> "Change | None":

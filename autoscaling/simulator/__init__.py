@@ -1,4 +1,4 @@
-"""A discrete-event simulation of the platform that runs the production policy.
+"""Simulates the platform by discrete events and runs the production policy.
 
 It has no scaling rule of its own: `run.simulate` asks a `records.Policy` as production does.
 """

@@ -27,7 +27,7 @@ _TOKENS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClassHours:
-    """What one class contributes: slices held, over time, and dollars per month of such days."""
+    """The contribution of one class: slices held, over time, and dollars per month of such days."""
 
     compute_class: str
     mean_slices: float
@@ -37,7 +37,10 @@ class ClassHours:
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """One play. Dollars per million tokens are of tokens in and out that were served for."""
+    """The result of one simulated run.
+
+    Dollars are per million tokens, in and out, that were served for.
+    """
 
     name: str
     uses: tuple[ClassHours, ...]
@@ -62,10 +65,10 @@ class CapacityPlan:
 def planned_scenario(
     scenario: Scenario, profile: Path | None, slo: str | None, rate: float | None
 ) -> Scenario:
-    """`scenario` with what was given in its place.
+    """Returns `scenario` with the given values in its place.
 
     Raises:
-        ScenarioError: `slo` is not of the form, or what came out does not hang together.
+        ScenarioError: `slo` is not of the form, or the result is inconsistent.
         ProfileError: the profile cannot be read.
     """
     raw = scenario.model_dump()

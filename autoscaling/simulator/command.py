@@ -1,6 +1,6 @@
-"""`slicewise simulate` and `slicewise plan`: the command lines, nothing else.
+"""Defines the command lines of `slicewise simulate` and `slicewise plan`, nothing else.
 
-What they do is imported when it is done: every `slicewise` command loads this module.
+The code behind them is imported when it runs: every `slicewise` command loads this module.
 """
 
 from pathlib import Path

@@ -34,7 +34,7 @@ _SHORTEST_INTERVAL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy in one run. `vs_` are its cost as a multiple of others'.
+    """The figures of one policy in one run. `vs_` are its cost as a multiple of others'.
 
     `vs_oracle` is against the oracle that keeps the service level, `None` where none does;
     `vs_floor` against the oracle that carries the bare work; `vs_on_demand` against the static
@@ -56,9 +56,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class SeedSpread:
-    """One figure over the seeds. `margin` is half of the 95 % confidence interval of the mean.
+    """The spread of a figure over the seeds.
 
-    `margin` is `None` with one seed, which says nothing of a spread.
+    `margin` is half of the mean's 95 % confidence interval. `margin` is `None` with one seed, which
+    gives no spread.
     """
 
     mean: float
@@ -78,7 +79,7 @@ class SeedSpread:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How the first run went over time, for the report."""
+    """The course of the first run over time, for the report."""
 
     timeline: FleetTimeline
     service: ServiceTimeline
@@ -106,7 +107,7 @@ class OracleRun:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """One policy over all seeds, with the course of the first."""
+    """The result of one policy over all seeds, with the course of the first."""
 
     name: str
     runs: tuple[Figures, ...]
@@ -124,7 +125,7 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True)
 class PolicyComparison:
-    """What came of it. `oracles` has one per seed."""
+    """The result of the comparison. `oracles` has one per seed."""
 
     scenario: str
     description: str
@@ -147,7 +148,7 @@ class PolicyComparison:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where requests and spot capacity came from, in words."""
+    """The sources of requests and of spot capacity, in words."""
 
     trace: str
     capacity: str
@@ -159,7 +160,9 @@ def compare(
     provenance: Provenance,
     on_progress: Callable[[str, int, float], None],
 ) -> PolicyComparison:
-    """Every policy of `names` in every run. `on_progress` gets policy, seed and the share done.
+    """Simulates every policy of `names` in every run.
+
+    `on_progress` gets policy, seed and the share done.
 
     Raises:
         OracleError: the oracle's solver gave up.
@@ -207,7 +210,7 @@ def _oracle_run(run_setup: PreparedRun, on_progress: Callable[[float], None]) ->
 def simulate_policy(
     run_setup: PreparedRun, name: str, on_progress: Callable[[float], None] | None = None
 ) -> SimulationOutcome:
-    """One policy in one run."""
+    """Simulates one policy in one run."""
     return simulate(setup_of(run_setup), POLICIES[name](run_setup), on_progress)
 
 
@@ -288,7 +291,7 @@ def _policy_json(result: PolicyResult) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no word for the percentile of nothing."""
+    """Returns `None` for NaN and infinity: JSON cannot express the percentile of an empty set."""
     return value if value is not None and math.isfinite(value) else None
 
 

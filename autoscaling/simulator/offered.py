@@ -1,7 +1,7 @@
-"""How many slices a trace's work is worth, interval by interval, by the law of the profile.
+"""Converts a trace's work into slices, interval by interval, by the law of the profile.
 
 Owns the one conversion that the static baseline, the oracle and the scaling of scenarios share: it
-looks at a whole trace at once, which no policy may. Pure.
+reads a whole trace at once, which no policy may. Pure.
 """
 
 import math
@@ -15,7 +15,7 @@ from serving.domain.capacity import CapacityProfile
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Work that arrives per interval, in slices and fractions of them.
+    """The work that arrives per interval, in slices and fractions of them.
 
     Interval `k` begins at `k * interval_s`. A slice carries 1 when its steps are exactly as long
     as the objective allows.
@@ -26,7 +26,7 @@ class Offered:
 
     @property
     def peak_slices(self) -> int:
-        """Whole slices that carry the busiest interval."""
+        """The whole slices that carry the busiest interval."""
         return math.ceil(float(self.slices.max(initial=0.0)) - 1e-9)
 
     @property
@@ -38,7 +38,7 @@ class Offered:
 def slices_per_request_per_s(
     profile: CapacityProfile, input_tokens: float, output_tokens: float, tpot_s: float
 ) -> float:
-    """Slices that one such request per second is worth.
+    """Returns the slices that one such request per second takes.
 
     Raises:
         ValueError: even an idle engine's step is longer than `tpot_s`.

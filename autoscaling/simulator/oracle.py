@@ -48,10 +48,10 @@ class CapacityRange:
 
 @dataclass(frozen=True, slots=True)
 class OracleProblem:
-    """What the oracle knows. `demand` is in slices per interval; `capacity` is by class name.
+    """The inputs of the oracle. `demand` is in slices per interval; `capacity` is by class name.
 
     `initial` are the slices that are ready when the run begins, by class: others are ready only
-    once they could have come. `None`: slices may have been asked for before the run.
+    once they could have come. `None`: slices may have been ordered before the run.
     """
 
     interval_s: float
@@ -63,7 +63,7 @@ class OracleProblem:
 
 @dataclass(frozen=True, slots=True)
 class OracleBound:
-    """`cost_usd` is that of the plan that can be played, `bound_usd` what nobody can go below.
+    """The cost of a plan that can be played, `cost_usd`, and the lower bound of all, `bound_usd`.
 
     `ready` are the plan's slices per interval, by class; `short_slice_hours` the demand that no
     class could carry. Both costs hold what is prepaid.
@@ -142,7 +142,7 @@ class OraclePolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
-    """`cost_usd` without what is prepaid and without the price of `short`."""
+    """The solution of one problem. `cost_usd` excludes what is prepaid and the price of `short`."""
 
     cost_usd: float
     ready: NDArray[np.float64]  # [class, interval]
@@ -159,7 +159,7 @@ def _prepaid_usd(problem: OracleProblem) -> float:
 
 
 def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> _Solution:
-    """One of the two problems. Variables: ready[c,k], then started[c,k], then short[k]."""
+    """Solves one of the two problems. Variables: ready[c,k], then started[c,k], then short[k]."""
     num_classes, num_intervals = len(problem.terms), len(problem.demand)
     block = num_classes * num_intervals
     cost = _costs(problem)
@@ -233,7 +233,7 @@ def _reachable(problem: OracleProblem, *, is_relaxed: bool) -> NDArray[np.float6
 
 
 def _before(problem: OracleProblem) -> NDArray[np.float64]:
-    """What the first interval of each class finds ready; nothing later."""
+    """Returns what the first interval of each class finds ready; later intervals find nothing."""
     found = np.zeros((len(problem.terms), len(problem.demand)))
     found[:, 0] = [_initial(problem, terms) for terms in problem.terms]
     return found.ravel()

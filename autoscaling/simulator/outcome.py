@@ -1,4 +1,4 @@
-"""What became of a day: how many were served and how well, what it cost, and the course of it.
+"""Summarises a simulated day: how many requests were served and how well, the cost, the course.
 
 Owns the sums over requests, lives of slices and ticks. Does not own their display. Pure.
 """
@@ -24,11 +24,11 @@ _PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How the requests fared. Ratios are of all that arrived; 1 if none did.
+    """The service that the requests got. Ratios are of all that arrived; 1 if none did.
 
     `slo_ratio` counts those that were served whole and met both objectives. Percentiles (by their
-    number) are of the served; TPOT of those with two tokens or more. `num_moves` counts requests
-    that had to leave an engine, each time; `stall_s` is the longest that one's stream stood still.
+    number) are of the served; TPOT of those with two tokens or more. `num_moves` counts how often a
+    request had to leave an engine; `stall_s` is the longest time that a stream stood still.
     """
 
     num_requests: int
@@ -45,7 +45,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCost:
-    """What the slices cost. `committed_usd`, a part of `total_usd`, was due whether used or not."""
+    """The cost of the slices.
+
+    `committed_usd`, a part of `total_usd`, was due whether used or not.
+    """
 
     total_usd: float
     committed_usd: float
@@ -54,7 +57,7 @@ class SimulatedCost:
 
 @dataclass(frozen=True, slots=True)
 class TimedDecision:
-    """One decision of a plan and the tick it fell in."""
+    """The decision of a plan and the tick it fell in."""
 
     at_s: float
     decision: Decision
@@ -62,10 +65,11 @@ class TimedDecision:
 
 @dataclass(frozen=True, slots=True)
 class FleetTimeline:
-    """One value per tick. `slices` is keyed by compute class and state, states that occur only.
+    """The course of the fleet, one value per tick.
 
-    `requests_per_s` is what the policy was told, NaN where it was told nothing; `demand_slices` is
-    NaN where it named none. `usd_per_hour` is of slices that are held, and of all that is prepaid.
+    `slices` is keyed by compute class and state, with states that occur only. `requests_per_s` is
+    what was reported to the policy, NaN where nothing was; `demand_slices` is NaN where the policy
+    named none. `usd_per_hour` is of slices that are held, and of all that is prepaid.
     """
 
     at_s: kernel.F64
@@ -84,7 +88,7 @@ class FleetTimeline:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTimeline:
-    """How the requests that arrived in each interval from `at_s` fared; NaN where none was served.
+    """The service of requests by arrival, in intervals from `at_s`; NaN where none was served.
 
     `goodput_per_s` are those that met all objectives.
     """
@@ -98,10 +102,10 @@ class ServiceTimeline:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """One day under one policy. `seconds` of slices are keyed by compute class and state.
+    """The outcome of one day under one policy. `seconds` are by compute class and slice state.
 
     `mean_slices` and `peak_slices` count slices that are held, `mean_ready` and `peak_ready` those
-    that serve; the peaks are those seen at ticks.
+    that serve; the peaks are those observed at ticks.
     """
 
     policy: str
@@ -119,12 +123,12 @@ class SimulationOutcome:
     answers: Answers = field(repr=False)
 
     def losses_by_class(self) -> Counter[str]:
-        """Slices that were taken away or expired."""
+        """Counts the slices that were taken away or expired."""
         causes = {EndCause.PREEMPTED, EndCause.EXPIRED}
         return Counter(life.compute_class for life in self.lives if life.cause in causes)
 
     def service_timeline(self, interval_s: float) -> ServiceTimeline:
-        """How requests fared by when they arrived."""
+        """Returns the service of requests by when they arrived."""
         starts_s = np.arange(0.0, self.timeline.end_s, interval_s, dtype=np.float64)
         bounds = np.searchsorted(self.requests.arrival_s, [*starts_s, np.inf])
         is_good = _met(self.requests, self.answers, self.objectives)
@@ -165,7 +169,10 @@ class TimelineRecorder:
         views: Sequence[SliceView],
         plan: Plan,
     ) -> None:
-        """One tick: what was there before the plan, and the plan. Standing refusals once only."""
+        """Records one tick: the state before the plan, and the plan.
+
+        Repeated refusals count once.
+        """
         self._traffic.append(traffic)
         self._rates_per_s.append(np.nan if load is None else load.requests_per_s)
         self._demands.append(np.nan if plan.demand_slices is None else plan.demand_slices)
@@ -234,7 +241,10 @@ def sum_up(
 
 
 def tpot_s(requests: Requests, answers: Answers) -> kernel.F32:
-    """Mean time per token after the first, per request; NaN for one token or without an end."""
+    """Returns the mean time per token after the first, per request.
+
+    It is NaN for one token or without an end.
+    """
     gaps = np.where(requests.output_tokens > 1, requests.output_tokens - 1, np.nan)
     return np.asarray((answers.last_s - answers.first_s) / gaps, np.float32)
 

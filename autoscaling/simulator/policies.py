@@ -1,6 +1,6 @@
-"""Who plays: our production policy, the baselines and the oracle, each made afresh for a run.
+"""Makes the policies of a run afresh: our production policy, the baselines and the oracle.
 
-Owns their names and what each is given. Ray is imported only if its policy is asked for.
+Owns their names and what each is given. Ray is imported only if its policy is requested.
 """
 
 import math

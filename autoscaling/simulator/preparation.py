@@ -1,4 +1,4 @@
-"""From a scenario and a seed to what is played: requests, compute classes, prices, demand.
+"""Prepares a run from a scenario and a seed: requests, compute classes, prices, demand.
 
 Owns where each of them comes from: the scenario's own generators, or files that replace them. Does
 not own the playing (`run`) or the players (`roster`). Reads trace files; chance comes in as a seed.
@@ -57,7 +57,10 @@ class Replacements:
 
 @dataclass(frozen=True, slots=True)
 class UsedPrice:
-    """What a class's slice costs per hour. `price` is `None` where the scenario says it itself."""
+    """The hourly price of a class's slice.
+
+    `price` is `None` where the scenario gives its own figure.
+    """
 
     compute_class: str
     usd_per_slice_hour: float
@@ -66,7 +69,7 @@ class UsedPrice:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """One run, ready to be played by any policy."""
+    """The inputs of one run, ready for any policy."""
 
     scenario: Scenario
     seed: int
@@ -83,7 +86,7 @@ class PreparedRun:
 
     @property
     def mean_lengths(self) -> tuple[float, float]:
-        """Mean input and output tokens of all requests."""
+        """The mean input and output tokens of all requests."""
         return (
             float(self.requests.input_tokens.mean()),
             float(self.requests.output_tokens.mean()),
@@ -242,7 +245,7 @@ def _capacity(config: ScenarioClass, duration_s: float, seed: int) -> CapacitySe
 
 
 def _of_file(path: Path, max_slices: int, duration_s: float, seed: int) -> CapacitySeries:
-    """A window of the recording, at a place that the seed chooses."""
+    """Returns a window of the recording, at a place that the seed chooses."""
     series = read_spot_trace(path, max_slices)
     latest_s = max(0.0, series.times_s[-1] - duration_s)
     start_s = float(np.random.default_rng(seed).uniform(0.0, latest_s)) if latest_s else 0.0

@@ -1,4 +1,4 @@
-"""A policy against a day: ticks, what it is shown, and the loop around engines and slices.
+"""Runs a policy against a day: the ticks, its inputs, and the loop around engines and slices.
 
 Owns the setup, the measuring of load as production measures it, and the order of things. Has no
 scaling rule: the `records.Policy` that is passed in decides everything.
@@ -22,13 +22,13 @@ from serving.domain.capacity import CapacityProfile
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """One day to be simulated. Times in seconds.
+    """The setup of one simulated day. Times in seconds.
 
-    The policy is asked every `tick_s`. It is shown rates over the last `window_s`, measured
-    `measurement_delay_s` ago, and `assumed_tokens` until there are measured ones, all as production
-    does. `ready_at_start` are slices that are there and ready at 0. `drain_s` is how long a slice
-    that goes is still held. After `duration_s` nothing changes about the fleet and nothing is paid,
-    and what is on engines then finishes.
+    The policy is asked every `tick_s`. It gets rates over the last `window_s`, measured
+    `measurement_delay_s` ago, and `assumed_tokens` until there are measured ones, all as in
+    production. `ready_at_start` are slices that exist and are ready at 0. `drain_s` is how long a
+    slice that goes is still held. After `duration_s` nothing changes about the fleet and nothing is
+    paid; requests on engines then finish.
 
     Raises:
         ValueError: a field is out of range, or two classes have one name.
@@ -69,7 +69,7 @@ def simulate(
     policy: Policy,
     on_progress: Callable[[float], None] | None = None,
 ) -> SimulationOutcome:
-    """What becomes of the day under `policy`. The same setup and policy give the same outcome.
+    """Simulates the day under `policy`. The same setup and policy give the same outcome.
 
     `on_progress` is called with the share that is done, 0 to 1, at every tick.
 
@@ -129,7 +129,7 @@ class SimulatedLoad:
         self._output_tokens_mean = assumed.output
 
     def take(self, reading: SimulatedTraffic) -> None:
-        """One more reading; times never run backwards."""
+        """Adds one reading; times never run backwards."""
         self._readings.append(reading)
         oldest_s = reading.at_s - self._delay_s - self._window_s
         while len(self._readings) > 1 and self._readings[1].at_s <= oldest_s:

@@ -1,4 +1,4 @@
-"""What is simulated: a YAML file with model, objectives, compute classes, load and time.
+"""Reads scenarios: YAML files with model, objectives, compute classes, load and time.
 
 Owns the file's form and its reading. Does not own what becomes of it (`staging`). A scenario runs
 with nothing but what ships: traces and spot capacity from files replace its own on request.
@@ -23,11 +23,11 @@ _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be used; the message names each field, its value, what is allowed."""
+    """Reports an unusable scenario; the message names each field, its value and what is allowed."""
 
 
 class ObjectiveConfig(BaseModel):
-    """What a request is promised, in seconds."""
+    """The objectives of a request, in seconds."""
 
     model_config = _STRICT
 
@@ -36,7 +36,7 @@ class ObjectiveConfig(BaseModel):
 
 
 class AlwaysCapacity(BaseModel):
-    """As many slices as `max_slices`, at any time."""
+    """The capacity of `max_slices` slices, at any time."""
 
     model_config = _STRICT
 
@@ -44,7 +44,7 @@ class AlwaysCapacity(BaseModel):
 
 
 class RegimeCapacity(BaseModel):
-    """Capacity that comes and goes as a regime of `spot_capacity` draws it."""
+    """The capacity that comes and goes as a regime of `spot_capacity` draws it."""
 
     model_config = _STRICT
 
@@ -55,7 +55,7 @@ class RegimeCapacity(BaseModel):
 
 
 class CapacityStep(BaseModel):
-    """From this instant on, in seconds, so many slices may exist."""
+    """The number of slices that may exist from an instant on, in seconds."""
 
     model_config = _STRICT
 
@@ -64,7 +64,7 @@ class CapacityStep(BaseModel):
 
 
 class StepsCapacity(BaseModel):
-    """Capacity by hand; the first step is from 0."""
+    """The capacity set by hand; the first step is from 0."""
 
     model_config = _STRICT
 
@@ -80,7 +80,7 @@ class StepsCapacity(BaseModel):
 
 
 class ScenarioClass(BaseModel):
-    """One compute class: where its slices come from and on which terms. Times in seconds."""
+    """The compute class: where its slices come from and on which terms. Times in seconds."""
 
     model_config = _STRICT
 
@@ -103,19 +103,19 @@ class ScenarioClass(BaseModel):
 
     @property
     def is_prepaid(self) -> bool:
-        """Whether it is paid for, used or not."""
+        """Returns whether it is paid for, used or not."""
         return self.market in (PricedMarket.COMMITTED_1Y, PricedMarket.COMMITTED_3Y)
 
 
 class LengthSource(StrEnum):
-    """Where lengths and bursts come from, where no trace file is given."""
+    """The source of lengths and bursts where no trace file is given."""
 
     AZURE_CONV = "azure-conv"
     AZURE_CODE = "azure-code"
 
 
 class DayLoad(BaseModel):
-    """A weekday built from a trace's hour; exactly one of the two means is given."""
+    """The load of a weekday built from a trace's hour; exactly one of the two means is given."""
 
     model_config = _STRICT
 
@@ -133,7 +133,7 @@ class DayLoad(BaseModel):
 
 
 class LoadStep(BaseModel):
-    """A constant rate for a while."""
+    """The constant rate for a while."""
 
     model_config = _STRICT
 
@@ -142,7 +142,7 @@ class LoadStep(BaseModel):
 
 
 class StagesLoad(BaseModel):
-    """Constant rates one after the other, Poisson arrivals, every request of one length."""
+    """The load of constant rates in a row, Poisson arrivals, every request of one length."""
 
     model_config = _STRICT
 
@@ -153,7 +153,7 @@ class StagesLoad(BaseModel):
 
 
 class RuleConfig(BaseModel):
-    """What is asked of our policy beyond the objectives."""
+    """The requirements on our policy beyond the objectives."""
 
     model_config = _STRICT
 
@@ -163,7 +163,7 @@ class RuleConfig(BaseModel):
 
 
 class Scenario(BaseModel):
-    """One situation to compare policies in."""
+    """The situation to compare policies in."""
 
     model_config = _STRICT
 

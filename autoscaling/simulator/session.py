@@ -1,7 +1,7 @@
-"""What the two commands do: read, play, print, write. The shell around pure modules.
+"""Runs the two commands: reads, plays, prints, writes. It is the shell around pure modules.
 
-Owns the order of things, the progress bar and the files written. Every error of what an operator
-wrote ends in one line and exit status 2.
+Owns the order of things, the progress bar and the files written. Every error in an operator's
+input ends in one line and exit status 2.
 """
 
 import json
@@ -44,7 +44,7 @@ _OPERATORS_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What `slicewise simulate` was asked; no seeds are the scenario's, no policies are all."""
+    """The options of `slicewise simulate`; no seeds are the scenario's, no policies are all."""
 
     scenario: str
     trace: Path | None
@@ -58,7 +58,7 @@ class SimulateOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What `slicewise plan` was asked; what is `None` is the scenario's."""
+    """The options of `slicewise plan`; what is `None` is the scenario's."""
 
     scenario: str
     model: str | None
@@ -154,7 +154,7 @@ def _print_plan(console: Console, plan: CapacityPlan) -> None:
 
 @contextmanager
 def _progress(console: Console, num_plays: int) -> Iterator[Callable[[str, int, float], None]]:
-    """A bar over all plays, on the console."""
+    """Shows a bar over all plays, on the console."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("staging", total=num_plays)

@@ -13,7 +13,7 @@ _HEADINGS = ("USD", "static", "oracle", "served", "SLO", "worst", "slices")
 
 
 def comparison_table(comparison: PolicyComparison) -> Table:
-    """One row per policy, the oracle last; means over the seeds, with the 95 % interval's half.
+    """Makes one row per policy, the oracle last; means over the seeds, with half the 95 % interval.
 
     The costs stand beside the static fleet's, and beside that of the oracle that keeps the service
     level. `worst` is the worst seed's SLO. Slices are those held on average, and at most.
@@ -46,7 +46,7 @@ def comparison_table(comparison: PolicyComparison) -> Table:
 
 
 def plan_tables(plan: CapacityPlan) -> Iterator[Table]:
-    """One table per situation."""
+    """Yields one table per situation."""
     for situation in plan.operating_points:
         table = Table(
             title=f"{plan.profile.model} at {plan.mean_requests_per_s:.3g} requests/s, "
@@ -69,7 +69,7 @@ def plan_tables(plan: CapacityPlan) -> Iterator[Table]:
 
 
 def price_lines(prices: Sequence[UsedPrice]) -> Iterator[str]:
-    """One line per price, so that a reader sees where the dollars come from."""
+    """Yields one line per price, so that a reader knows where the dollars come from."""
     for used in prices:
         slice_words = f"{used.compute_class}: {used.usd_per_slice_hour:.3f} USD per slice-hour"
         price = used.price

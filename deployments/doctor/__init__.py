@@ -1,1 +1,1 @@
-"""`slicewise doctor`: what an environment lacks for Slicewise, and what to do about it."""
+"""Implements `slicewise doctor`: it reports what an environment lacks, and what to do about it."""

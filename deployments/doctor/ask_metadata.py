@@ -1,6 +1,6 @@
-"""A program of its own: asks the metadata server what this host is and prints it as JSON.
+"""Asks the metadata server what this host is, as a separate program, and prints it as JSON.
 
-On its own because looking up the server's name may take longer than anybody wants to wait.
+It is separate because to look up the server's name may take longer than a user would wait.
 
     python -m deployments.doctor.ask_metadata
 """

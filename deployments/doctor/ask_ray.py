@@ -1,7 +1,7 @@
-"""A program of its own: asks one Ray cluster for its nodes and prints them as JSON.
+"""Asks one Ray cluster for its nodes, as a separate program, and prints them as JSON.
 
-On its own because Ray's client waits 40 s for who does not answer, in native code that nobody can
-interrupt; whoever starts this ends it when its time is over.
+It is separate because Ray's client waits 40 s for a server that does not answer, in native code
+that cannot be interrupted. The caller ends this program when its time is over.
 
     python -m deployments.doctor.ask_ray HOST:PORT SECONDS
 """
@@ -51,7 +51,7 @@ def _versions(of_ray: str | None, of_python: str | None) -> str:
 
 
 def _node(info: Any) -> dict[str, Any]:
-    """As `ray.nodes()` writes it, in part."""
+    """Returns a node as `ray.nodes()` writes it, in part."""
     return {
         "NodeID": info.node_id.hex(),
         "Alive": info.state == GcsNodeInfo.ALIVE,

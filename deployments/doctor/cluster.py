@@ -1,4 +1,4 @@
-"""Is Ray there, does it take our token, and do its nodes make whole slices? Pure."""
+"""Checks that Ray runs, that it takes our token, and that its nodes make whole slices. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ _CHIPS = "TPU"
 
 
 class Reach(StrEnum):
-    """How far a call to Ray came."""
+    """The stage that a call to Ray reached."""
 
     ANSWERED = "answered"
     NO_ADDRESS = "no_address"
@@ -35,10 +35,10 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RayAnswer:
-    """What Ray said. `nodes` are as `ray.nodes()` gives them, empty unless it answered.
+    """The answer of Ray. `nodes` are as `ray.nodes()` gives them, empty unless it answered.
 
-    `cluster` and `here` are the versions of Ray and Python with which the cluster was started and
-    which this process has; empty where they are not known.
+    `cluster` and `here` are the versions of Ray and Python: those with which the cluster was
+    started, and those of this process. They are empty where unknown.
     """
 
     reach: Reach
@@ -51,7 +51,7 @@ class RayAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """How this process is told to authenticate to Ray. `mode` is `None` where nobody said."""
+    """The way this process authenticates to Ray. `mode` is `None` where it is not set."""
 
     mode: str | None
     is_given: bool
@@ -227,7 +227,7 @@ def _format_ids(ids: list[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WantedSlices:
-    """What a deployment of a serve config asks for: so many slices like that at least."""
+    """The least number of slices that a deployment of a serve config needs, and their shape."""
 
     deployment: str
     want: SliceRequest
@@ -237,7 +237,7 @@ class WantedSlices:
 def check_wanted(
     wanted: Iterable[WantedSlices], nodes: Iterable[Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Are there slices that the deployments' replicas would take? A slice in use counts."""
+    """Checks that the slices exist that the deployments' replicas need. A slice in use counts."""
     all_nodes = tuple(nodes)
     # As if all chips were free: who holds which slice is not asked here.
     free = {str(node["NodeID"]): node.get("Resources") or {} for node in all_nodes}

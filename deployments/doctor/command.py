@@ -1,4 +1,4 @@
-"""`slicewise doctor`: gathers, checks, and prints what to do."""
+"""Defines `slicewise doctor`: it gathers, checks, and prints what to do."""
 
 import json
 import os

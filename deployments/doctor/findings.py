@@ -1,4 +1,4 @@
-"""What a check says: one finding about one thing, with the way out. Pure."""
+"""Defines the result of a check: one finding about one subject, with its fix. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"  # true, and good to know: what is simulated, what was not looked at
@@ -16,7 +16,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     `allowed` and `fix` are empty where there is nothing to do.
     """
@@ -30,31 +30,31 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that could not be had in its time, and why."""
+    """The reason why a value could not be read in time."""
 
     reason: str
 
 
 def ok(what: str, found: str) -> Finding:
-    """Nothing to do."""
+    """Reports that there is nothing to do."""
     return Finding(Level.OK, what, found)
 
 
 def note(what: str, found: str, fix: str = "") -> Finding:
-    """Nothing wrong, but worth saying."""
+    """Reports a fact that is no fault."""
     return Finding(Level.NOTE, what, found, "", fix)
 
 
 def warning(what: str, found: str, allowed: str, fix: str) -> Finding:
-    """Worse than it could be."""
+    """Reports a setting that works, but not well."""
     return Finding(Level.WARNING, what, found, allowed, fix)
 
 
 def error(what: str, found: str, allowed: str, fix: str) -> Finding:
-    """It will not serve like this."""
+    """Reports a fault that prevents serving."""
     return Finding(Level.ERROR, what, found, allowed, fix)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """1 if there is an error, else 0."""
+    """Returns 1 if there is an error, else 0."""
     return int(any(finding.level == Level.ERROR for finding in findings))

@@ -40,7 +40,7 @@ _Value = TypeVar("_Value")
 
 
 def packages(lock: Path | None) -> Packages:
-    """What is installed; the pins of `lock`, or of the repository's own for this environment."""
+    """Reads what is installed, and the pins of `lock` or of the repository's lock for it."""
     installed = {
         (distribution.name or "").lower().replace("_", "-"): distribution.version
         for distribution in metadata.distributions()
@@ -99,7 +99,7 @@ def token(environment: Mapping[str, str]) -> Token:
 
 
 def ray_address(option: str | None, environment: Mapping[str, str]) -> str:
-    """Where to ask: the option, RAY_ADDRESS, or what `ray start` left here; empty for nowhere."""
+    """Returns the option, RAY_ADDRESS, or what `ray start` left here; empty for no address."""
     named = option or environment.get("RAY_ADDRESS") or "auto"
     if named == "local":
         return ""
@@ -112,7 +112,7 @@ def ray_address(option: str | None, environment: Mapping[str, str]) -> str:
 
 
 def ask_ray(address: str) -> RayAnswer:
-    """Ray's nodes, or how far the question came."""
+    """Returns Ray's nodes, or the stage that the request reached."""
     if not address:
         return RayAnswer(Reach.NO_ADDRESS)
     host, _, port = address.rpartition(":")
@@ -174,7 +174,7 @@ def plain_holder(port: int) -> Holder:
 
 
 def within(limit_s: float, function: Callable[[], _Value]) -> _Value | Unknown:
-    """What `function` returns, if it does so in time; what it still does then ends with us."""
+    """Returns the result of `function` if it comes in time; a late one ends with this process."""
     results: list[_Value | Unknown] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What this host has: chips, a metadata server, ports. Pure."""
+"""Checks this host: chips, metadata server, ports. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ class Chips:
 
 
 def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Are there as many chips as the slice says, of its generation, and may we use them?"""
+    """Checks that there are the chips that the slice requires, and that we may use them.
+
+    Their number and their generation have to agree.
+    """
     if isinstance(found, Unknown):
         yield warning("chips", found.reason, "readable sysfs", "mount /sys into the container")
         return
@@ -66,7 +69,7 @@ def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the metadata server says. `None`: this host has no such value."""
+    """The values of the metadata server. `None`: this host has no such value."""
 
     machine_type: str | None = None
     zone: str | None = None
@@ -107,7 +110,7 @@ def check_metadata(
 
 
 class Holder(StrEnum):
-    """Who has a port."""
+    """The process that holds a port."""
 
     NOBODY = "nobody"
     EXPECTED = "expected"  # what the port is for
@@ -117,7 +120,7 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port of this machine: what it is for, who has it, and which setting moves it.
+    """The state of a port of this machine: its purpose, its holder, and the setting that moves it.
 
     `is_needed` if we cannot do without it here.
     """
@@ -130,7 +133,7 @@ class Port:
 
 
 def check_port(port: Port) -> Finding:
-    """Free, or held by whom it is for."""
+    """Checks that a port is free, or held by the program it is meant for."""
     what = f"port {port.number} ({port.what})"
     match port.holder:
         case Holder.NOBODY:

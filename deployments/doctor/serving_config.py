@@ -1,4 +1,4 @@
-"""Would this environment serve a serve_config.yaml, and does a gateway serve already? Pure."""
+"""Checks if this environment would serve a serve_config.yaml, and if a gateway serves. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -74,7 +74,7 @@ def check_gateway(url: str, fleet: ReportedFleet | Unknown) -> Finding:
 
 
 def check_niceness(environment: Mapping[str, str], *, is_cluster: bool) -> Finding:
-    """Ray gives its workers niceness 15, which leaves every stream behind any other process."""
+    """Checks the niceness of workers. Ray's 15 leaves every stream behind any other process."""
     found = environment.get(_NICENESS)
     if found == "0":
         return ok(_NICENESS, "0")

@@ -1,4 +1,4 @@
-"""Which parts of this environment only stand in for real ones. Pure."""
+"""Lists the parts of this environment that only stand in for real ones. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Do the variables that GKE and TPU VMs set agree with each other and with the chips? Pure."""
+"""Checks the variables that GKE and TPU VMs set against each other and against the chips. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -135,7 +135,7 @@ def _bounds(environment: Mapping[str, str], shape: SliceShape) -> Iterator[Findi
 
 
 def _volume(text: str) -> int | None:
-    """Chips or hosts in bounds such as `2,2,1`; `None` for what is no bounds."""
+    """Returns the chips or hosts in bounds such as `2,2,1`; `None` for other text."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
         return None

@@ -1,6 +1,6 @@
-"""Are the installed packages those that Slicewise is tested with? Pure.
+"""Checks that the installed packages are those that Slicewise is tested with. Pure.
 
-The versions come from a lock; a package outside of it is nobody's business here.
+The versions come from a lock; packages outside of it are not checked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ _NUM_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Python, what is installed, and a lock's pins, by normalised name.
+    """The versions of Python and of the installed packages, and a lock's pins, by normalised name.
 
     `lock` is the name of the lock, `None` where none was found; `pins` are empty then.
     """
@@ -55,7 +55,7 @@ def parse_lock(text: str) -> dict[str, str]:
 
 
 def check_versions(packages: Packages) -> Iterator[Finding]:
-    """Python, the engine, and every package of the lock."""
+    """Checks Python, the engine, and every package of the lock."""
     yield _python(packages)
     yield _engine(packages.installed)
     if packages.lock is None:

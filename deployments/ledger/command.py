@@ -1,4 +1,4 @@
-"""`slicewise ledger`: where the fleet's chip-hours went, and what they cost.
+"""Defines `slicewise ledger`: it reports the fleet's chip-hours by use, and what they cost.
 
 Reads the gateways' metrics pages and prints one table of them, for people or for a file.
 """
@@ -21,7 +21,7 @@ _UNUSABLE = 2
 
 
 class _UnreadableError(Exception):
-    """No metrics page came; the message says why."""
+    """Reports that no metrics page came; the message gives the reason."""
 
 
 def ledger_command(

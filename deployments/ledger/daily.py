@@ -18,14 +18,14 @@ _PREFIX = "slicewise_ledger_"
 
 
 class RowScope(StrEnum):
-    """Of what a row is. The same chip-seconds stand in both scopes: choose one."""
+    """The subject of a row. The same chip-seconds stand in both scopes: choose one."""
 
     CLASS = "class"
     SLICE = "slice"
 
 
 class RowKey(NamedTuple):
-    """What names a row of a day. `tenant` and `slice_name` are `None` where none is told."""
+    """The key of a row of a day. `tenant` and `slice_name` are `None` where none is reported."""
 
     scope: str
     state: str
@@ -47,12 +47,12 @@ Sums = Mapping[RowKey, Amounts]
 
 
 class TableFileError(ValueError):
-    """A file of a daily table is none. Move it away, or give another folder."""
+    """Reports a file that is no daily table. Move it away, or give another folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerReading:
-    """One gateway's sums since `started_at_s`, read at `at_s`; both since the epoch."""
+    """The sums of one gateway since `started_at_s`, read at `at_s`; both since the epoch."""
 
     gateway_id: str
     started_at_s: float
@@ -162,7 +162,7 @@ def subtract(after: Sums, before: Sums) -> dict[RowKey, Amounts]:
 
 
 def add(sums: Sums, more: Sums) -> dict[RowKey, Amounts]:
-    """Both together. An amount that one of them does not know is the other's."""
+    """Returns the sum of both. An amount that one of them does not know is the other's."""
     together = dict(sums)
     for key, amounts in more.items():
         known = together.get(key)

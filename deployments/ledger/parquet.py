@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class DayTable:
-    """What was read of one UTC day, from and until when, since the epoch."""
+    """The readings of one UTC day, with their first and last instant, since the epoch."""
 
     day: datetime.date
     from_s: float

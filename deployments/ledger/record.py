@@ -25,7 +25,7 @@ _DAY_S = 24 * 3600
 
 
 class LedgerRecorder:
-    """One folder's table. What it was told before is read back from there."""
+    """Keeps the table of one folder. It reads back from there what was recorded before."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `TableFileError` when the folder's state cannot be read."""

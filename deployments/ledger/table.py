@@ -33,7 +33,7 @@ class LedgerPageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LedgerPage:
-    """One gateway's ledger. Sums are by model and compute class; `usd` has priced classes only."""
+    """The ledger of one gateway. Sums are by model and class; `usd` has priced classes only."""
 
     gateway_id: str
     started_at_s: float
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
-        """`None` without a price or without a token."""
+        """The price of a million output tokens; `None` without a price or without a token."""
         if self.usd is None or not self.output_tokens:
             return None
         return self.usd / self.output_tokens * _MILLION

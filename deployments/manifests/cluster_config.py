@@ -1,7 +1,7 @@
-"""What a values file says of the GKE cluster, beside what `serve_config.yaml` says.
+"""Defines the part of a values file that describes the GKE cluster.
 
-Owns the fields under `cluster:`. Nothing that the rest of the file says is said here again: models,
-slices, compute classes, replicas and drain times are the application's. Pure.
+Owns the fields under `cluster:`. Repeats nothing of the rest of the file: models, slices, compute
+classes, replicas and drain times are the application's. Pure.
 """
 
 from enum import StrEnum

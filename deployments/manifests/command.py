@@ -1,4 +1,4 @@
-"""`slicewise render`: values to manifests.
+"""Defines `slicewise render`, which turns values into manifests.
 
 Owns the command line, and which files are written and removed.
 """

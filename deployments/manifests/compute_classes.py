@@ -1,6 +1,6 @@
-"""GKE ComputeClasses: one market each for serving, and one that descends over all of a shape.
+"""Renders GKE ComputeClasses: one market each for serving, and one that descends over a shape.
 
-A serving class has one rule, because neither GKE nor KubeRay says which rule of several won, and
+A serving class has one rule, because neither GKE nor KubeRay reports which rule of several won, and
 Ray would have to guess what its slices cost. Field names and limits: GKE's ComputeClass CRD at
 8067eaeb (2026-08-21), read 2026-11-20. Pure.
 """
@@ -76,7 +76,7 @@ def node_pool_names(group: SliceGroup) -> list[str]:
 
 
 def spot_critical_s(drain_s: float) -> int:
-    """What GKE's own pods get of a spot node's shutdown, so that ours have time to drain."""
+    """Returns the share of GKE's own pods in a spot node's shutdown, so that ours can drain."""
     return max(0, min(_SPOT_CRITICAL_S, int(SPOT_SHUTDOWN_S - drain_s)))
 
 
@@ -98,7 +98,7 @@ def _serving_class(cluster: ClusterConfig, group: SliceGroup) -> Json:
 
 
 def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
-    """By price where prices are configured; else in the usual order of prices."""
+    """Orders groups by price where prices are configured; else in the usual order of prices."""
 
     def place(group: SliceGroup) -> tuple[bool, float, int, str]:
         price = group.usd_per_chip_hour

@@ -48,7 +48,7 @@ def gateway(cluster: ClusterConfig) -> Json:
 
 
 def http_route(cluster: ClusterConfig, service: str) -> Json:
-    """Everything that arrives there goes to the gateways."""
+    """Routes everything that arrives there to the gateways."""
     rule = {
         "backendRefs": [{"name": service, "port": SERVE_PORT}],
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],

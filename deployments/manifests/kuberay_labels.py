@@ -68,7 +68,10 @@ def why_not_in_template(name: str, value: object) -> str | None:
 
 
 def why_not_in_group(name: str) -> str | None:
-    """Why a group's labels, which reach its pods too, may not have this one; `None` if they may."""
+    """Returns why a group may not have this label; `None` if it may.
+
+    The labels of a group reach its pods too.
+    """
     if name in _KUBERAY_LABELS:
         return "it reaches the pods, where KubeRay and the TPU webhook set it"
     if name in _OUR_LABELS:

@@ -1,4 +1,4 @@
-"""What our objects are called, and the labels by which they find each other. Pure."""
+"""Names our objects, and the labels by which they find each other. Pure."""
 
 from enum import StrEnum
 
@@ -25,7 +25,7 @@ NETWORK_CLAIMS = "all-netdev"
 
 
 class Component(StrEnum):
-    """What a pod is."""
+    """The role of a pod."""
 
     HEAD = "head"
     GATEWAY = "gateway"

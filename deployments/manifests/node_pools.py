@@ -25,7 +25,10 @@ _NETWORK_DRIVER_LABEL = "cloud.google.com/gke-networking-dra-driver=true"
 
 
 def node_pools_script(groups: Sequence[SliceGroup], *, has_claims: bool) -> str:
-    """One command for each pool. `has_claims`: pods claim their host's network interfaces."""
+    """Writes one command for each pool.
+
+    `has_claims`: pods claim their host's network interfaces.
+    """
     commands = [
         _command(pool, group, has_claims=has_claims)
         for group in groups

@@ -1,4 +1,4 @@
-"""What a namespace needs around a Ray cluster: rights, priorities, quota, network. Pure."""
+"""Renders what a namespace needs around a Ray cluster: rights, priorities, quota, network. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +78,10 @@ def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
 
 
 def priority_classes(cluster: ClusterConfig) -> list[Json]:
-    """Head and gateways before engines: a gateway's loss costs requests, an engine's a pause."""
+    """Ranks head and gateways before engines.
+
+    The loss of a gateway costs requests, the loss of an engine only a pause.
+    """
     return [
         _object("scheduling.k8s.io/v1", "PriorityClass", priority_class(cluster, component), {})
         | {
@@ -93,7 +96,7 @@ def priority_classes(cluster: ClusterConfig) -> list[Json]:
 
 
 def resource_quota(values: Values, groups: Sequence[SliceGroup]) -> Json:
-    """At most the chips of all groups, and those of a second cluster where an upgrade makes one."""
+    """Allows the chips of all groups, and of a second cluster where an upgrade makes one."""
     cluster = values.cluster
     chips = sum(group.max_slices * group.shape.num_chips for group in groups)
     match cluster.upgrade.kind:
@@ -110,7 +113,7 @@ def resource_quota(values: Values, groups: Sequence[SliceGroup]) -> Json:
 
 
 def network_policies(cluster: ClusterConfig) -> list[Json]:
-    """Our pods are reached by each other, by operator and Prometheus; gateways by clients."""
+    """Lets our pods, the operator and Prometheus reach our pods, and clients the gateways."""
     every = instance_labels(cluster)
     among = {"from": [{"podSelector": {"matchLabels": every}}]}
     operator = _from_namespace(cluster.operator_namespace, DASHBOARD_PORT, SERVE_PORT)
@@ -134,7 +137,7 @@ def network_policies(cluster: ClusterConfig) -> list[Json]:
 
 
 def disruption_budgets(values: Values) -> list[Json]:
-    """For head and gateways. A host of a slice has none: told of its end, its slice drains.
+    """Protects head and gateways. A slice's host has no budget: its slice drains on notice.
 
     `minAvailable` and not `maxUnavailable`: Kubernetes cannot count the pods of a RayCluster.
     """
@@ -155,7 +158,10 @@ def disruption_budgets(values: Values) -> list[Json]:
 
 
 def network_claims(cluster: ClusterConfig) -> Json:
-    """All network interfaces of a host, for its one pod. Source: GKE's page on managed DRANET."""
+    """Claims all network interfaces of a host for its one pod.
+
+    Source: GKE's page on managed DRANET.
+    """
     where = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
     request = {
         "name": "netdev",

@@ -1,4 +1,4 @@
-"""What a Ray container reads: its variables, and the Secrets that it is shown.
+"""Renders what a Ray container reads: its variables, and the Secrets mounted into it.
 
 No value of a Secret is here, only its name and key. Pure.
 """
@@ -29,7 +29,7 @@ def environment(values: Values, *, is_gateway: bool) -> list[Json]:
 
 
 def _secret_files(values: Values, *, is_gateway: bool) -> list[tuple[str, str, str, str]]:
-    """Volume, Secret, key and path of each secret that is read from a file."""
+    """Returns volume, Secret, key and path of each secret that is read from a file."""
     auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
     files = []
     if secrets.api_keys is not None and auth.keys_file is not None and is_gateway:

@@ -166,10 +166,9 @@ def host_template(values: Values, group: SliceGroup) -> Json:
 
 
 def _leave_command(group: SliceGroup) -> list[str]:
-    """What a pod does when it is to be deleted: it tells Ray, and its slice drains.
+    """Returns the command of a pod to be deleted: it notifies Ray, and its slice drains.
 
-    Where Ray's node has ended already, as on a slice that was dropped by name, nothing is waited
-    for.
+    Where Ray's node has ended already, as on a slice that was dropped by name, it does not wait.
     """
     drain_s = math.floor(group.drain_s)
     wait_s = math.ceil(replica_end_s(group.drain_s))
@@ -181,7 +180,10 @@ def _leave_command(group: SliceGroup) -> list[str]:
 
 
 def _provisioner(values: Values) -> Json:
-    """A sidecar that Kubernetes restarts by itself; it restarts no container of a Ray pod."""
+    """Returns a sidecar.
+
+    Kubernetes restarts it by itself; it restarts no container of a Ray pod.
+    """
     cluster = values.cluster
     provision = (
         f"slicewise provision --namespace={cluster.namespace} "
@@ -211,7 +213,7 @@ def _provisioner(values: Values) -> Json:
 def _container(
     values: Values, name: str, image: str, size: dict[str, str], ports: dict[str, int]
 ) -> Json:
-    """Ray's container: the first of its pod, as KubeRay wants it."""
+    """Returns Ray's container, the first of its pod, as KubeRay requires."""
     is_gateway = name == "ray-head" or "serve" in ports
     return {
         "name": name,
@@ -272,7 +274,10 @@ def _template(cluster: ClusterConfig, component: Component, spec: Json) -> Json:
 
 
 def _ready(path: str, port: int) -> Json:
-    """Our own, because KubeRay's for the workers of a RayService runs wget, which no image has."""
+    """Returns our own probe.
+
+    KubeRay's for workers of a RayService runs wget, which no image has.
+    """
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": 5,

@@ -1,4 +1,4 @@
-"""RayService and RayCluster: head, gateways, one worker group for each kind of slice. Pure.
+"""Renders RayService and RayCluster: head, gateways, a worker group per kind of slice. Pure.
 
 Fields: KubeRay 1.7.0's CRDs, read 2026-11-20. The Serve configuration in a RayService is the values
 file's own, without its part `cluster`.

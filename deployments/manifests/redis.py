@@ -38,14 +38,14 @@ _PING = f'REDISCLI_AUTH="$REDIS_PASSWORD" redis-cli -p {REDIS_PORT} ping | grep 
 
 
 def redis_address(cluster: ClusterConfig) -> str:
-    """Host and port of the Redis that Ray's head keeps its state in."""
+    """Returns host and port of the Redis that keeps the state of Ray's head."""
     if cluster.redis.address is not None:
         return cluster.redis.address
     return f"{redis_name(cluster)}.{cluster.namespace}.svc:{REDIS_PORT}"
 
 
 def redis_objects(cluster: ClusterConfig, own: OwnRedisConfig) -> list[Json]:
-    """Service, pod with its disk, what keeps it, and who reaches it."""
+    """Renders the Service, the pod with its disk, its protection, and its network policy."""
     labels = redis_labels(cluster)
     return [
         _object(cluster, "v1", "Service")
@@ -81,7 +81,7 @@ def redis_objects(cluster: ClusterConfig, own: OwnRedisConfig) -> list[Json]:
 
 
 def redis_labels(cluster: ClusterConfig) -> dict[str, str]:
-    """Not those of our other pods: what they are allowed among each other is not for this one."""
+    """Returns labels unlike those of our other pods, since their network rules must not apply."""
     return {NAME_LABEL: "slicewise-redis", INSTANCE_LABEL: cluster.name}
 
 

@@ -18,7 +18,7 @@ def cluster_reference() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
+    """Writes or checks the reference. Returns 0: up to date, 1: out of date, 2: no place for it."""
     return reference_main(arguments, cluster_reference, "deployments.manifests.reference")
 
 

@@ -1,4 +1,4 @@
-"""From values to files: every manifest, where it goes, and how it is written. Pure.
+"""Turns values into files: every manifest, where it goes, and how it is written. Pure.
 
 The same values give the same bytes: keys are sorted, groups go by name, and no clock is read.
 """
@@ -119,7 +119,7 @@ def _scripts(values: Values) -> dict[str, str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """No anchors, and text of several lines as it is read."""
+    """Writes YAML without anchors, and text of several lines as a block."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 # PyYAML's signature
         return True

@@ -32,9 +32,9 @@ _ROOM_FOR_REPLACEMENTS = 2
 
 @dataclass(frozen=True, slots=True)
 class SliceGroup:
-    """Slices of one compute class, one shape and one set of zones.
+    """The slices of one compute class, one shape and one set of zones.
 
-    `wanted_slices` is how many replicas may want at most. `drain_s` is how long before its end
+    `wanted_slices` is how many replicas may need at most. `drain_s` is how long before its end
     a slice is left, `patience_s` how long a replica waits for one; `None`: for ever.
     """
 
@@ -56,7 +56,7 @@ class SliceGroup:
 
     @property
     def name(self) -> str:
-        """Of the worker group, of the ComputeClass, and the beginning of its slices' names."""
+        """The name of worker group and ComputeClass, and the beginning of its slices' names."""
         zone = f"-{self.zones[0]}" if self.is_zonal else ""
         return f"{shape_name(self.shape)}-{self.compute_class}{zone}"
 
@@ -81,7 +81,7 @@ class SliceGroup:
 
 
 def shape_name(shape: SliceShape) -> str:
-    """`v6e-4x4`; `v6e-2x4-4t` where the topology also exists with larger hosts."""
+    """Returns `v6e-4x4`, or `v6e-2x4-4t` where the topology also exists with larger hosts."""
     name = f"{shape.generation}-{shape.topology}"
     is_default = shape == slice_shape(shape.generation, shape.topology)
     return name if is_default else f"{name}-{shape.chips_per_host}t"

@@ -1,4 +1,4 @@
-"""A values file: `serve_config.yaml`, and a part `cluster`. Refused with every problem at once.
+"""Reads a values file: `serve_config.yaml` with a part `cluster`. Reports every problem at once.
 
 Owns the reading and the rules between both parts. Pure.
 """
@@ -35,7 +35,7 @@ _ARGS = "applications[0].args"
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A values file as parsed. `serve` is its other part as it was written, never changed."""
+    """The parsed values file. `serve` is its other part as it was written, never changed."""
 
     cluster: ClusterConfig
     app: AppConfig
@@ -157,7 +157,7 @@ def _deployment_problems(values: Values) -> Iterator[Problem]:
 
 
 def _joined_problems(values: Values, path: str, deployment: DeploymentConfig) -> Iterator[Problem]:
-    """Joined slices that could not be had together."""
+    """Yields problems of multislices: slices that could not be obtained together."""
     wanted = deployment.slice
     if wanted is None or wanted.num_slices == 1:
         return

@@ -1,6 +1,6 @@
-"""`slicewise observe`: Prometheus with our rules beside what serves on this machine.
+"""Defines `slicewise observe`: it runs Prometheus with our rules beside what serves here.
 
-Owns its process, its folder and what it is told at start-up. Does not own the rules, nor what is
+Owns its process, its folder and its configuration at start-up. Does not own the rules, nor what is
 scraped.
 """
 
@@ -141,7 +141,7 @@ def _prepare(folder: Path, config_dir: Path, key: str | None, interval_s: float 
 
 @dataclass(slots=True)
 class _Sources:
-    """What is scraped. No `exporters`: the usual one, from when it first answers."""
+    """The sources to scrape. No `exporters`: the usual one, from when it first answers."""
 
     gateways: tuple[str, ...]
     exporters: tuple[str, ...]
@@ -165,7 +165,7 @@ class _Sources:
             _replace(folder / target_file(job), targets)
 
     def ray_file(self) -> Path | None:
-        """Ray's service discovery file; `None` when there is none."""
+        """Returns Ray's service discovery file; `None` when there is none."""
         if self.ray_discovery is not None:
             return self.ray_discovery
         found = [
@@ -186,7 +186,7 @@ class _Sources:
 
 
 class _Observer:
-    """One Prometheus from start to end."""
+    """Runs one Prometheus from start to end."""
 
     def __init__(self, program: str, folder: Path, sources: _Sources, port: int) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""What Prometheus is told: its configuration out of the shipped one, and its lists of targets.
+"""Makes the configuration of Prometheus out of the shipped one, and its lists of targets.
 
 Owns the form of both. Does not own processes, nor which targets there are. Pure.
 """
@@ -15,15 +15,15 @@ _TIMEOUT_RATIO = 0.8
 
 
 class TargetError(ValueError):
-    """An address that is none; the message says what is allowed."""
+    """Reports an invalid address; the message names what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `make observe` changes in the shipped configuration.
+    """The changes that `make observe` makes to the shipped configuration.
 
     `rules` are the rule files, `targets` is the folder of the lists of targets. `key_file` holds
-    the API key of the gateways, `None` where they want none. `interval_s` is how often all are
+    the API key of the gateways, `None` where they need none. `interval_s` is how often all are
     scraped and alerts evaluated, `None` for the shipped intervals.
     """
 

@@ -1,1 +1,1 @@
-"""A TPU cluster on this machine: real Ray nodes with the labels and chips of simulated slices."""
+"""Simulates a TPU cluster here: real Ray nodes with the labels and chips of simulated slices."""

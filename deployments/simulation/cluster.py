@@ -55,7 +55,7 @@ _LONGEST_S = 86_400.0
 
 @dataclass(slots=True)
 class SimulatedHost:
-    """One Ray node that plays a host of a slice."""
+    """The Ray node that plays a host of a slice."""
 
     worker_id: int
     node: Any
@@ -65,7 +65,7 @@ class SimulatedHost:
 
 @dataclass(slots=True)
 class SimulatedSlice:
-    """One slice that exists.
+    """The slice that exists.
 
     `going_at_s` is when it will be taken away (monotonic), if known. `throttle` holds its processes
     back, or did; `None` if that never happened.
@@ -80,7 +80,7 @@ class SimulatedSlice:
 
 
 class SimulatedCluster:
-    """A head node and the hosts of the plan's slices. Thread-safe. A context manager."""
+    """Runs a head node and the hosts of the plan's slices. Thread-safe. A context manager."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SimulatedCluster:
         gcs_port: int | None = None,
         redis: RedisServer | None = None,
     ) -> None:
-        """With `redis`, which its caller starts and ends, and a `gcs_port` the head may be lost."""
+        """Allows the loss of the head with a `gcs_port` and `redis`, which the caller manages."""
         self._plan = plan
         self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis)
         self._gateway_hosts: list[Any] = []
@@ -185,7 +185,7 @@ class SimulatedCluster:
             return sorted(self._slices)
 
     def describe(self) -> dict[str, Any]:
-        """Where Ray is, the classes that are dry, and every slice that exists; for the user."""
+        """Returns Ray's address, the classes out of stock, and the existing slices, for users."""
         now_s = time.monotonic()
         with self._lock:
             slices = [
@@ -311,7 +311,7 @@ class SimulatedCluster:
             self._take(self._slice(name))
 
     def stock_out(self, compute_class: str, *, is_dry: bool = True) -> None:
-        """From now on no slice of this class comes into being; or again it does."""
+        """Stops new slices of this class from now on, or permits them again."""
         with self._lock:
             if is_dry:
                 self._dry.add(compute_class)
@@ -420,7 +420,7 @@ class SimulatedCluster:
         return SimulatedHost(worker_id, node, metadata)
 
     def _end_host(self, host: SimulatedHost) -> None:
-        """As if the power were cut: nothing of the node is told beforehand."""
+        """Ends a host as a power cut does: the node reports nothing beforehand."""
         if not host.is_alive:
             return
         host.is_alive = False
@@ -471,6 +471,6 @@ def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
 
 
 def _run_dir(slice_name: str, worker_id: int) -> Path:
-    """Where a simulated host's processes say what they serve: each host has a folder of its own."""
+    """Returns the folder where a simulated host's processes write what they serve; one per host."""
     below = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(below) / "slicewise-run" / f"{slice_name}-{worker_id}"

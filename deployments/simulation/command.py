@@ -1,4 +1,4 @@
-"""`slicewise sim`: a simulated TPU cluster, and what a cloud does to one."""
+"""Defines `slicewise sim`: a simulated TPU cluster, and what a cloud does to one."""
 
 import contextlib
 import json

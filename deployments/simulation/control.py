@@ -1,6 +1,6 @@
-"""What a user may do to a running simulated cluster: a small HTTP API on a Unix socket.
+"""Controls a running simulated cluster for a user: a small HTTP API on a Unix socket.
 
-The socket lies in a folder of this user alone, so nobody else's commands reach it.
+The socket lies in a folder of this user alone, so no other user's commands reach it.
 """
 
 import asyncio

@@ -27,11 +27,11 @@ _END_TIMEOUT_S = 10.0
 
 
 class HeadGoneError(ValueError):
-    """There is no head, and so nothing can join the cluster. Start one, or ask again later."""
+    """Reports that there is no head to join the cluster by. Start one, or ask again later."""
 
 
 class ControlPlane:
-    """Thread-safe; what adds a node holds `lock` meanwhile."""
+    """Runs head and nodes. Thread-safe; a method that adds a node holds `lock` meanwhile."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ControlPlane:
         gcs_port: int | None = None,
         redis: RedisServer | None = None,
     ) -> None:
-        """`redis` is started and ended by its caller, and wants a `gcs_port`; else Ray chooses."""
+        """Needs a `gcs_port` with `redis`, which the caller starts and ends; else Ray chooses."""
         self.lock = threading.RLock()
         self._redis = redis
         self._arguments: dict[str, Any] = {
@@ -62,7 +62,7 @@ class ControlPlane:
 
     @property
     def cluster(self) -> Any:
-        """Ray's `Cluster`, to which nodes are added while there is a head.
+        """The `Cluster` of Ray to which nodes are added while there is a head.
 
         Raises:
             HeadGoneError: there is none.
@@ -167,7 +167,10 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def _redis_named(redis: RedisServer | None) -> Iterator[None]:
-    """Ray reads it from the environment of the process that starts the head, and nowhere else."""
+    """Sets the Redis address in the environment of this process, the only place where Ray reads it.
+
+    The process that starts the head has to have it.
+    """
     if redis is None:
         yield
         return

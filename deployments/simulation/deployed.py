@@ -1,4 +1,4 @@
-"""Serving on a simulated cluster whose head may die: deployed by its dashboard, as KubeRay does.
+"""Serves on a simulated cluster whose head may die: its dashboard deploys, as with KubeRay.
 
 `serve run` is a driver and ends with the head that it is connected to. What `serve deploy` leaves
 behind is in the cluster alone. Owns the environment of such a cluster, and the wait for its end.

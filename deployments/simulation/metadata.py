@@ -64,7 +64,7 @@ class HostMetadata:
         self._soon(self._server.announce_preemption)
 
     def announce_maintenance(self, at_s: float) -> None:
-        """Maintenance ends the host at this wall-clock time."""
+        """Announces that maintenance ends the host at this wall-clock time."""
         self._soon(self._server.announce_maintenance, at_s)
 
     def close(self) -> None:

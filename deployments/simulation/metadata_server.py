@@ -1,4 +1,4 @@
-"""A metadata server for simulated hosts and for tests.
+"""Serves metadata to simulated hosts and to tests.
 
 Speaks what `metadata_client` needs of Compute Engine's, as documented there: the header in both
 directions, plain values under `computeMetadata/v1/`, entity tags, and waiting for a change. Does
@@ -87,12 +87,12 @@ class SimulatedMetadata:
         self._note_change()
 
     def remove(self, path: str) -> None:
-        """From now on this host has no such path."""
+        """Removes a path from this host from now on."""
         self._values.pop(path, None)
         self._note_change()
 
     def fail(self, path: str, status: int | None) -> None:
-        """From now on this path answers with an HTTP status; `None`: with its value again."""
+        """Answers this path with an HTTP status from now on; `None`: with its value again."""
         if status is None:
             self._failures.pop(path, None)
         else:
@@ -104,7 +104,7 @@ class SimulatedMetadata:
         self.set(PREEMPTED, "TRUE")
 
     def announce_maintenance(self, at_s: float) -> None:
-        """Maintenance ends the host at this wall-clock time."""
+        """Announces that maintenance ends the host at this wall-clock time."""
         self.set(
             UPCOMING_MAINTENANCE,
             json.dumps(
@@ -147,7 +147,7 @@ class SimulatedMetadata:
         return web.Response(text=value, headers={**FLAVOR, "ETag": _etag(value)})
 
     async def _wait(self, path: str, last_etag: str | None, timeout_s: float) -> None:
-        """Until the value is another one than the client knows, or there is none."""
+        """Waits until the value differs from the one the client knows, or there is none."""
         before = self._state(path)
         if before is None or (last_etag is not None and last_etag != before):
             return

@@ -52,7 +52,7 @@ def node_pids(node: Any) -> set[int]:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to those that still live."""
+    """Sends SIGKILL to those that still live."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

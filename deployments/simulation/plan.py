@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of: the file that describes it, and the names in it.
+"""Describes a simulated cluster: the form of its file, and the names in it.
 
 Pure: reads no file, starts nothing.
 """
@@ -25,7 +25,7 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$"
 
 
 class UnknownSliceError(ValueError):
-    """There is no such slice or host. The message lists those there are."""
+    """Reports that there is no such slice or host. The message lists the existing ones."""
 
 
 class _Section(BaseModel):
@@ -33,7 +33,7 @@ class _Section(BaseModel):
 
 
 class SimulatedSlices(_Section):
-    """Some slices of one kind."""
+    """The slices of one kind."""
 
     name: Annotated[str, Field(pattern=_NAME)]
     """Slices are called `<name>-0`, `<name>-1` and so on, as KubeRay calls them."""
@@ -76,7 +76,7 @@ class SimulatedSlices(_Section):
 
 
 class FaultyHost(_Section):
-    """A host whose chips fail the probe, until its slice is replaced."""
+    """The host whose chips fail the probe, until its slice is replaced."""
 
     slice: str
     """Name of its slice, such as `v6e-spot-0`."""
@@ -87,7 +87,7 @@ class FaultyHost(_Section):
 
 
 class SimulationPlan(_Section):
-    """A simulated cluster."""
+    """The plan of a simulated cluster."""
 
     slices: Annotated[tuple[SimulatedSlices, ...], Field(min_length=1)]
     """The slices, by kind."""
@@ -163,7 +163,7 @@ def host_resources(kind: SimulatedSlices, slice_name: str, worker_id: int) -> di
 def host_environment(
     kind: SimulatedSlices, slice_name: str, worker_id: int, fault: str | None = None
 ) -> dict[str, str]:
-    """What GKE, its device plugin and KubeRay's TPU webhook put into such a pod's environment.
+    """Returns what GKE, its device plugin and KubeRay's TPU webhook put into a pod's environment.
 
     `fault` is what is wrong with its chips, `None` for a sound host.
     """

@@ -1,4 +1,4 @@
-"""A Redis server of a simulated cluster: the place outside the head where its state is kept.
+"""Runs the Redis server of a simulated cluster, which keeps the state outside the head.
 
 Owns one process of Debian's `redis-server`, its port and its folder. Every write is in its
 append-only file before it is answered, as a Redis for this purpose has to be set.
@@ -16,14 +16,14 @@ _ANSWER_BYTES = 16_384
 
 
 class RedisUnavailableError(RuntimeError):
-    """There is no `redis-server` here, or it does not come up. The message says what to do."""
+    """Reports that `redis-server` is missing or does not start. The message names what to do."""
 
 
 class RedisServer:
-    """Started, killed and started again on one port of the loopback. A context manager."""
+    """Starts, kills and restarts Redis on one port of the loopback. A context manager."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        """`folder` is its own: `lose` empties it."""
+        """Takes a `folder` of its own: `lose` empties it."""
         self._folder = folder
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None

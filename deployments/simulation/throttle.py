@@ -69,7 +69,7 @@ class Throttle:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end, `None` when it is over."""
+        """The seconds until the end, `None` when it is over."""
         if self._is_over.is_set():
             return None
         return max(0.0, self._ends_at_s - time.monotonic())
@@ -91,7 +91,10 @@ class Throttle:
             self._is_over.set()
 
     def _turn(self, processes: Iterable[psutil.Process], for_s: float) -> bool:
-        """One stretch between two looks, which begins with all of them stopped. Whether to end."""
+        """Runs one stretch between two checks, all processes stopped first.
+
+        Returns whether to end.
+        """
         if self.factor is None:
             return self._is_over.wait(for_s)
         until_s = time.monotonic() + for_s

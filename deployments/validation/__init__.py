@@ -1,1 +1,1 @@
-"""What can be wrong with a folder of manifests: with each, and between them. Needs no cluster."""
+"""Checks a folder of manifests: each one, and their relations. Needs no cluster."""

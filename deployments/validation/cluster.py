@@ -1,4 +1,4 @@
-"""A Ray cluster's own settings: those without which slices, tokens or state would be lost. Pure."""
+"""Checks a Ray cluster's settings that slices, tokens and state depend on. Pure."""
 
 from collections.abc import Iterator
 
@@ -106,7 +106,7 @@ def _service_problems(manifest: KubernetesManifest, cluster: Json) -> Iterator[P
 def _provisioner_problems(
     manifest: KubernetesManifest, path: str, cluster: Json, folder: Folder
 ) -> Iterator[Problem]:
-    """There is a provisioner, and it may do what it does."""
+    """Checks that there is a provisioner, and that it has its rights."""
     spec = mapping(cluster, "headGroupSpec", "template", "spec")
     beside = [*sequence(spec, "initContainers"), *sequence(spec, "containers")]
     field = f"{path}.headGroupSpec.template.spec"

@@ -1,4 +1,4 @@
-"""`slicewise validate`: what is wrong with a folder of manifests."""
+"""Defines `slicewise validate`: it reports what is wrong with a folder of manifests."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""ComputeClasses: would GKE make what the worker groups wait for, and tell us what it is? Pure."""
+"""Checks that GKE's ComputeClasses make what the worker groups wait for, and name it. Pure."""
 
 from collections.abc import Iterator
 

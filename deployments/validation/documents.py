@@ -21,14 +21,14 @@ SERVE_CONFIG_NAME = "serve_config.yaml"
 
 @dataclass(frozen=True, slots=True)
 class KubernetesManifest:
-    """One object and the file it is from, by its path below the folder."""
+    """The object of a manifest, and its file by its path below the folder."""
 
     file: str
     body: Json
 
     @property
     def kind(self) -> str:
-        """`RayService` and so on."""
+        """The kind of the object, such as `RayService`."""
         return str(self.body.get("kind", ""))
 
     @property
@@ -38,7 +38,7 @@ class KubernetesManifest:
 
     @property
     def namespace(self) -> str | None:
-        """`None` for what belongs to the whole cluster."""
+        """The namespace; `None` for what belongs to the whole cluster."""
         given = mapping(self.body, "metadata").get("namespace")
         return None if given is None else str(given)
 
@@ -51,7 +51,7 @@ class KubernetesManifest:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Everything in a folder. `serve_configs` are texts, by file; `files` all paths of YAML."""
+    """The content of a folder. `serve_configs` are texts, by file; `files` all paths of YAML."""
 
     manifests: tuple[KubernetesManifest, ...]
     serve_configs: dict[str, str]
@@ -128,7 +128,7 @@ def sequence(value: Any, *path: str | int) -> list[Any]:
 
 
 def value_at(value: Any, *path: str | int) -> Any:
-    """Whatever stands at `path`; `None` where nothing does."""
+    """Returns what stands at `path`; `None` where nothing does."""
     for step in path:
         if isinstance(value, dict) and isinstance(step, str):
             value = value.get(step)

@@ -33,7 +33,7 @@ _PORT_FIELDS = {FIXED_PORT: {"port"}, _NAMED_PORT: {"portName"}, _SERVING_PORT: 
 
 
 def edge_problems(folder: Folder) -> Iterator[Problem]:
-    """Every route, every policy, and what Google's load balancers need of those they serve."""
+    """Checks every route and policy, and what Google's load balancers need of those they serve."""
     pods = list(ray_pods(folder))
     googles = {
         manifest.name

@@ -33,7 +33,7 @@ class FoundPod:
 
     @property
     def spec(self) -> Json:
-        """Of the pods."""
+        """The spec of the pods."""
         return mapping(self.template, "spec")
 
     @property
@@ -79,7 +79,10 @@ def all_pods(folder: Folder) -> list[FoundPod]:
 
 
 def selects(selector: Json, labels: Json) -> bool:
-    """Whether a label selector takes pods with these labels. Of expressions it knows `Exists`."""
+    """Returns whether a label selector takes pods with these labels.
+
+    The only expression it knows is `Exists`.
+    """
     wanted = mapping(selector, "matchLabels")
     keys = [
         mapping(entry).get("key")

@@ -1,6 +1,6 @@
-"""Worker groups of slices: do hosts, chips, topology, labels and class belong together?
+"""Checks that hosts, chips, topology, labels and class of a worker group of slices agree.
 
-What a slice is comes from `serving.domain.topology`. Pure.
+The shapes of slices come from `serving.domain.topology`. Pure.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _NO_TOLERATIONS = ("cloud.google.com/gke-flex-start", "cloud.google.com/gke-spot
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """A worker group whose pods ask for chips. `shape` is `None` if it makes no slice there is."""
+    """The worker group whose pods request chips. `shape` is `None` if no such slice exists."""
 
     manifest: KubernetesManifest
     path: str
@@ -48,7 +48,7 @@ class FoundGroup:
 
     @property
     def name(self) -> str:
-        """Of the group."""
+        """The name of the group."""
         return str(self.spec.get("groupName", ""))
 
     @property
@@ -82,7 +82,7 @@ def slice_groups_in(manifest: KubernetesManifest, path: str, cluster: Json) -> l
 
 
 def group_problems(folder: Folder) -> Iterator[Problem]:
-    """Everything about groups that can be told without the Serve configuration."""
+    """Yields all problems of groups that need no Serve configuration to find."""
     for manifest, path, cluster in ray_clusters(folder):
         names: set[str] = set()
         for group in slice_groups_in(manifest, path, cluster):
@@ -111,7 +111,10 @@ def _shape_of(spec: Json) -> SliceShape | None:
 
 
 def _parse_shape(spec: Json) -> tuple[str, str, int]:
-    """Generation, topology and chips per host as the pods ask for them; may be no slice at all."""
+    """Returns generation, topology and chips per host as the pods request them.
+
+    They may form no slice at all.
+    """
     selector = mapping(spec, "template", "spec", "nodeSelector")
     generation = generations_by_accelerator().get(str(selector.get(GKE_ACCELERATOR)), "")
     chips = value_at(spec, "template", "spec", "containers", 0, "resources", "limits", GKE_CHIPS)

@@ -56,7 +56,7 @@ def _owned(manifest: KubernetesManifest, where: str, spec: Json) -> Iterator[Pro
 
 
 def _host_index_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Of a slice of one host the index is ours to set, of others KubeRay's."""
+    """Checks the host index: we set it for slices of one host, KubeRay for others."""
     if group.shape is None:
         return
     value = _labels(group.spec).get(HOST_INDEX_LABEL)

@@ -19,7 +19,7 @@ _DURABLE = "--appendonly yes"
 
 
 def redis_problems(folder: Folder) -> Iterator[Problem]:
-    """Of every Ray cluster's Redis, and of every Redis in the folder."""
+    """Checks every Ray cluster's Redis, and every Redis in the folder."""
     for manifest, path, cluster in ray_clusters(folder):
         options = mapping(cluster, _OPTIONS)
         address = options.get("redisAddress")
@@ -35,7 +35,7 @@ def redis_problems(folder: Folder) -> Iterator[Problem]:
 def _address_problems(
     manifest: KubernetesManifest, path: str, address: str, folder: Folder
 ) -> Iterator[Problem]:
-    """Where a Redis is in the folder, an address in its namespace is its own."""
+    """Checks that an address in the namespace of the folder's Redis is that Redis."""
     host, _, port = address.removeprefix("redis://").rpartition(":")
     name, _, domain = host.partition(".")
     is_here = domain == f"{manifest.namespace}.svc" or domain.startswith(

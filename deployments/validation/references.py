@@ -24,7 +24,7 @@ _SELECTORS = {
 
 
 def reference_problems(folder: Folder) -> Iterator[Problem]:
-    """Everything that refers to something that is not there."""
+    """Yields every reference to an object that does not exist."""
     pods = all_pods(folder)
     yield from _selector_problems(folder, [pod.labels for pod in pods])
     yield from _account_problems(folder, pods)

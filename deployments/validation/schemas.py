@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions as the API server uses them: defaults first, then validation.
+"""Applies CustomResourceDefinitions as the API server does: defaults first, then validation.
 
 Stricter than the server in one thing: unknown fields are refused, not dropped in silence. Rules in
 CEL are left out; those that matter here are checks of ours. The schemas are the user's files.
@@ -20,7 +20,7 @@ _MAX_SHOWN = 5
 
 
 class SchemaFileError(ValueError):
-    """A file or folder of schemas that cannot be used. Name CRDs as YAML."""
+    """Reports an unusable file or folder of schemas. Name CRDs as YAML."""
 
 
 class Schemas:

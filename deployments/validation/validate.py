@@ -1,4 +1,4 @@
-"""Everything that is wrong with a folder of manifests. Pure, but for the reading of files."""
+"""Collects every problem of a folder of manifests. Pure, but for the reading of files."""
 
 from deployments.validation.cluster import cluster_problems
 from deployments.validation.compute_classes import class_problems

@@ -1,4 +1,4 @@
-"""llm-d's SLO-aware autoscaling: a saturation signal from predicted latencies, and KEDA's formula.
+"""Implements llm-d's SLO-aware autoscaling: saturation by predicted latency, and KEDA's formula.
 
 Source: github.com/llm-d/llm-d, docs "SLO-Aware Autoscaling with KEDA - the control law" (read
 2026-11-21). With s the smoothed signal, n provisioned replicas, r ready ones:

@@ -1,4 +1,4 @@
-"""Ray Serve's default autoscaling, by its own code: `ray.serve.autoscaling_policy` as installed.
+"""Runs Ray Serve's default autoscaling: `ray.serve.autoscaling_policy` as it is installed.
 
 Serve's controller wraps the default policy in its scaling factors, its delays and its bounds. The
 wrapper reads the wall clock, so its parts are called one by one here, with simulated time:
@@ -63,7 +63,7 @@ class RayServeDefault:
         return self._layout.plan(observation, self._target, reason)
 
     def _decided(self, context: AutoscalingContext) -> int:
-        """What Serve's wrapper around the default policy does, with the time of `context`."""
+        """Does what Serve's wrapper around the default policy does, with the time of `context`."""
         desired, _ = replica_queue_length_autoscaling_policy(context)
         if context.current_num_replicas == 0:
             # A cold start, or nothing to do: Serve takes neither through its delays.

@@ -1,4 +1,4 @@
-"""A number of slices laid out for whoever knows no compute classes: prepaid first, then on demand.
+"""Lays out a number of slices for a policy without compute classes: prepaid first, then on demand.
 
 Pure.
 """
@@ -13,7 +13,10 @@ from serving.domain.slice_lifecycle import SliceState
 
 @dataclass(frozen=True, slots=True)
 class SingleClassLayout:
-    """Prepaid classes are kept whole: they are paid for anyway, and every baseline may use them."""
+    """The classes of such a policy. Prepaid ones are kept whole: they are paid for anyway.
+
+    Every baseline may use the prepaid classes.
+    """
 
     prepaid: tuple[ComputeClass, ...]
     on_demand: ComputeClass
@@ -51,11 +54,11 @@ class SingleClassLayout:
 
     @property
     def num_prepaid(self) -> int:
-        """Slices that are had whatever is wanted."""
+        """The number of prepaid slices, which are held at any demand."""
         return sum(each.max_slices for each in self.prepaid)
 
     def ready(self, fleet: Fleet) -> int:
-        """Slices that take requests now."""
+        """Returns how many slices take requests now."""
         return sum(1 for each in fleet.slices if each.state == SliceState.READY)
 
     def plan(self, observation: Observation, wanted: int, reason: str) -> Plan:

@@ -17,9 +17,9 @@ HEADROOM = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What one slice is aimed to carry: requests per second, and requests on it at that rate.
+    """The planned load of one slice: requests per second, and requests on it at that rate.
 
-    `limit_requests_per_s` is what it carries with nothing to spare.
+    `limit_requests_per_s` is what it carries without any reserve.
     """
 
     requests_per_s: float

@@ -1,4 +1,4 @@
-"""SkyServe's SpotHedge: spread spot over zones, keep some to spare, fall back on demand.
+"""Implements SkyServe's SpotHedge: spread spot over zones, keep a reserve, fall back on demand.
 
 Sources: Mao et al., "SkyServe: Serving AI Models across Regions and Clouds with Spot Instances"
 (EuroSys'25, arXiv 2411.01438), and github.com/skypilot-org/skypilot, sky/serve/autoscalers.py and
@@ -14,9 +14,9 @@ those. When fewer than two zones are active, all are again.
 
 Parameters: the target rate is that of `sizing`. n_extra is 2 (SkyServe's default is 1), n_base 0.
 The delays are 30 s up and 600 s down as Ray Serve's; SkyServe's own, 300 s and 1200 s, would miss
-the objectives at every morning's rise. A spot class is a zone. A wish that is still without a slice
-after twice the usual time of provisioning is a failed start. Prepaid slices count as on demand that
-is had anyway.
+the objectives at every morning's rise. A spot class is a zone. An order that is still without a
+slice after twice the usual time of provisioning is a failed start. Prepaid slices count as on
+demand, since they are held anyway.
 """
 
 import math
@@ -71,7 +71,7 @@ class SpotHedge:
         return self._plan(observation)
 
     def _aim(self, now_s: float) -> None:
-        """SkyServe's hysteresis: a wish is granted once it has lasted for its delay."""
+        """Applies SkyServe's hysteresis: a change is granted once it was wanted for its delay."""
         rate = sum(each for _, each in self._rates) / len(self._rates)
         most = self._layout.max_slices + sum(each.max_slices for each in self._zones.values())
         wanted = min(max(math.ceil(rate / self._target_rate), self._layout.min_slices), most)

@@ -1,4 +1,4 @@
-"""No autoscaling: as many slices on demand, all the time, as the busiest minute of the day needs.
+"""Holds a fixed number of on-demand slices all the time: enough for the busiest minute of the day.
 
 Formula: n = ceil(max over minutes of the work offered / what a slice carries within the TPOT
 objective), divided by the share of its limit that a slice is aimed at (`sizing.HEADROOM`). It is

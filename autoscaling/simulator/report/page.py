@@ -59,7 +59,7 @@ def report_page(comparison: PolicyComparison) -> str:
 
 
 def _kept(comparison: PolicyComparison) -> SeedSpread | None:
-    """What the oracle costs that keeps the service level; `None` if it failed with a seed."""
+    """Returns the cost of the oracle that keeps the service level; `None` if a seed failed."""
     costs = [each.cost_usd for each in comparison.oracles if each.cost_usd is not None]
     return SeedSpread.of(costs) if len(costs) == len(comparison.oracles) else None
 

@@ -26,7 +26,7 @@ _F64 = npt.NDArray[np.float64]
 
 
 def draw_plots(comparison: PolicyComparison, shown: PolicyResult) -> Iterator[str]:
-    """Each drawing as an SVG element, in the order of the page."""
+    """Yields each drawing as an SVG element, in the order of the page."""
     with styled():
         yield _load(shown)
         yield _slices(shown)
@@ -50,7 +50,7 @@ def _load(shown: PolicyResult) -> str:
 
 
 def _slices(shown: PolicyResult) -> str:
-    """Held slices by class, stacked, with the demand as a line."""
+    """Draws held slices by class, stacked, with the demand as a line."""
     timeline = shown.course.timeline
     figure = new_figure(3.2)
     axes = figure.subplots()
@@ -173,7 +173,7 @@ def _shade(number: int) -> str:
 
 
 def _hours(axes: Axes, end_s: float) -> None:
-    """Time in hours; in tenths where the run is short."""
+    """Labels the time in hours; in tenths where the run is short."""
     axes.set_xlim(0, end_s)
     axes.set_xlabel("hours after the start")
     step_h = next(each for each in (0.1, 0.25, 1.0, 2.0, 6.0, 24.0) if end_s / _HOUR_S / each <= 14)

@@ -1,1 +1,1 @@
-"""What a policy is simulated against: requests, engines, slices, and the capacity there is."""
+"""Models the world of a simulated policy: requests, engines, slices, and the capacity there is."""

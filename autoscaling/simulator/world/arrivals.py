@@ -1,4 +1,4 @@
-"""What is asked of the platform: instants and lengths of requests, as arrays.
+"""Generates requests to the platform: instants and lengths, as arrays.
 
 Owns how a day is built from an hour of trace, and rates over time. Does not own trace files; rows
 come in as arrays. Pure: chance comes in as a seed.
@@ -22,7 +22,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests in order of arrival, lengths in tokens, each at least 1.
+    """The requests in order of arrival, lengths in tokens, each at least 1.
 
     Raises:
         ValueError: lengths differ, arrivals are not in order or negative, or a length is below 1.
@@ -46,7 +46,7 @@ class Requests:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[float, int, int]]) -> "Requests":
-        """Of (arrival in seconds, input tokens, output tokens), in any order.
+        """Builds requests from (arrival in seconds, input tokens, output tokens), in any order.
 
         A request without a token in or out counts as one with one.
         """
@@ -58,14 +58,14 @@ class Requests:
         )
 
     def until(self, end_s: float) -> "Requests":
-        """Those that arrive before `end_s`."""
+        """Returns those that arrive before `end_s`."""
         num = int(np.searchsorted(self.arrival_s, end_s))
         return Requests(self.arrival_s[:num], self.input_tokens[:num], self.output_tokens[:num])
 
 
 @dataclass(frozen=True, slots=True)
 class RateProfile:
-    """Requests per second over time: straight lines between points, nothing outside of them.
+    """The requests per second over time: straight lines between points, nothing outside of them.
 
     Two points at one instant are a step.
     """
@@ -84,14 +84,14 @@ class RateProfile:
 
     @property
     def cumulated(self) -> npt.NDArray[np.float64]:
-        """Requests expected up to each point."""
+        """The requests expected up to each point."""
         rates_per_s = np.array(self.rates_per_s)
         areas = np.diff(self.times_s) * (rates_per_s[1:] + rates_per_s[:-1]) / 2
         return np.concatenate([[0.0], np.cumsum(areas)])
 
     @property
     def num_expected(self) -> float:
-        """Requests expected in all."""
+        """The number of requests expected in all."""
         return float(self.cumulated[-1])
 
     def at_share(self, share: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -122,7 +122,10 @@ _WEEKDAY = (
 
 
 def weekday(mean_rate: float, days: int = 1) -> RateProfile:
-    """A weekday of two humps and a trough around `mean_rate` requests per second, from midnight."""
+    """Returns a weekday's rates per second from midnight: two humps and a trough.
+
+    `mean_rate` is their mean.
+    """
     shape = np.array(_WEEKDAY * days + _WEEKDAY[:1])
     area = (shape[1:] + shape[:-1]).mean() / 2
     hours = np.arange(len(shape)) * 3600.0
@@ -130,7 +133,7 @@ def weekday(mean_rate: float, days: int = 1) -> RateProfile:
 
 
 def stages(*legs: tuple[float, float]) -> RateProfile:
-    """Constant rates one after the other, each as (seconds, requests per second)."""
+    """Returns constant rates one after the other, each given as (seconds, requests per second)."""
     times_s: list[float] = []
     rates_per_s: list[float] = []
     now_s = 0.0
@@ -149,7 +152,7 @@ def build_day(
     profile: RateProfile | None = None,
     block_s: float = 30.0,
 ) -> Requests:
-    """A day like the trace at `mean_rate` requests per second; see the module.
+    """Builds a day like the trace at `mean_rate` requests per second; see the module.
 
     `profile` is the shape over time, scaled to that mean; a weekday without one.
     """
@@ -164,7 +167,7 @@ def build_day(
 
 
 def draw_poisson(profile: RateProfile, lengths: Requests, seed: int) -> Requests:
-    """Independent arrivals at the rates of `profile`; lengths in pairs drawn from `lengths`."""
+    """Draws independent arrivals at the rates of `profile`; lengths in pairs from `lengths`."""
     rng = np.random.default_rng(seed)
     num = int(rng.poisson(profile.num_expected))
     picked = rng.integers(len(lengths), size=num)
@@ -173,7 +176,7 @@ def draw_poisson(profile: RateProfile, lengths: Requests, seed: int) -> Requests
 
 
 def constant_lengths(input_tokens: int, output_tokens: int) -> Requests:
-    """One pair of lengths, for `draw_poisson`."""
+    """Returns one pair of lengths, for `draw_poisson`."""
     return Requests(
         np.zeros(1), np.array([input_tokens], np.int32), np.array([output_tokens], np.int32)
     )
@@ -182,7 +185,7 @@ def constant_lengths(input_tokens: int, output_tokens: int) -> Requests:
 def _bootstrap(
     trace: Requests, num: int, block_s: float, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """`num` rows of the trace in blocks, and when each comes on a clock of blocks in a row."""
+    """Draws `num` rows of the trace in blocks, each with its time on a clock of blocks in a row."""
     if num < 1:
         raise ValueError(f"{num} requests is too few; allowed: at least 1")
     offset_s = trace.arrival_s - trace.arrival_s[0]

@@ -56,7 +56,7 @@ class SimulatedTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How each request ended. Seconds count from its arrival; NaN where it did not come to it.
+    """The end of each request. Seconds count from its arrival; NaN where it did not come to it.
 
     `status` holds the kernel's SERVED, FAILED, REFUSED. `stall_s` is how long its stream stood
     still because its engine went, `moves` how often that happened, streaming or not.
@@ -70,7 +70,7 @@ class Answers:
 
 
 class Engines:
-    """All engines of one simulation. Slots are given out by `open` and taken back by `close`."""
+    """Models all engines of one simulation. `open` gives out slots and `close` takes them back."""
 
     def __init__(self, requests: Requests, profile: CapacityProfile, limits: GatewayLimits) -> None:
         self._ttft_floor_s = profile.ttft_floor_s
@@ -91,7 +91,7 @@ class Engines:
         kernel.advance(self._state, self._law, until_s)
 
     def open(self, now_s: float) -> int:
-        """A new engine takes requests. Its slot."""
+        """Adds an engine that takes requests, and returns its slot."""
         self.advance(now_s)
         if not self._free:
             size = len(self._state.event_s)
@@ -107,7 +107,7 @@ class Engines:
         kernel.stop_routing(self._state, slot)
 
     def leave(self, slot: int, now_s: float, stay_until_s: float) -> None:
-        """What will not finish by `stay_until_s` moves, if there is somewhere to move it."""
+        """Moves requests that will not finish by `stay_until_s`, if another engine exists."""
         self.advance(now_s)
         if self.num_routable:
             kernel.move_off(self._state, self._law, slot, now_s, stay_until_s)
@@ -127,12 +127,12 @@ class Engines:
 
     @property
     def in_flight(self) -> list[int]:
-        """Requests on each engine, by slot."""
+        """The number of requests on each engine, by slot."""
         counts: list[int] = self._state.in_flight.tolist()
         return counts
 
     def traffic(self, now_s: float) -> SimulatedTraffic:
-        """What a gateway has counted by now."""
+        """Returns what a gateway has counted by now."""
         self.advance(now_s)
         counts = self._state.counts
         oldest_wait_s = 0.0
@@ -188,7 +188,7 @@ def _empty(requests: Requests, max_num_seqs: int) -> kernel.Kernel:
 
 # Any: arrays of several types, each as its field of `Kernel` says.
 def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[Any]]:
-    """What `Kernel` has per slot, for `size` idle ones from `first` on."""
+    """Returns the values of `Kernel` per slot, for `size` idle ones from `first` on."""
     slots = np.arange(first, first + size, dtype=np.int32)
     return {
         "step": np.zeros(size, np.int64),
@@ -212,7 +212,7 @@ def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[An
 
 
 def _grown(state: kernel.Kernel) -> kernel.Kernel:
-    """Twice the slots. The new ones have no event: at the end of the heap they keep its order."""
+    """Doubles the slots. The new ones have no event: at the end of the heap they keep its order."""
     size, max_num_seqs = state.ends.shape
     fresh = _slots(size, size, max_num_seqs)
     return state._replace(

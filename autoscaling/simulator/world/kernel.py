@@ -55,7 +55,7 @@ _MASK = (1 << _SHIFT) - 1
 
 
 def _compiled(function: _Function) -> _Function:
-    """Compiled at the first call, kept beside the source for the next process."""
+    """Compiles at the first call, and keeps the result beside the source for the next process."""
     return cast(_Function, njit(cache=True)(function))
 
 
@@ -72,7 +72,7 @@ class StepTimeModel(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """All state, changed in place.
+    """The whole state, changed in place.
 
     Per request: `first_s` and `last_s` are its first and last token after its arrival (NaN without
     one), `left` the tokens still to give, `stall_s` how long its stream stood still because it had
@@ -149,7 +149,10 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
 
 @_compiled
 def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
-    """An empty engine takes requests from now on, first of all those that wait at the gateway."""
+    """Opens an empty engine.
+
+    It takes requests from now on, first those that wait at the gateway.
+    """
     k.step[slot] = 0
     k.running[slot] = 0
     k.head[slot] = NOBODY

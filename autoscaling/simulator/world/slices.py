@@ -30,7 +30,7 @@ from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How a compute class really behaves, which its `ComputeClass` only expect.
+    """The real behaviour of a compute class, as opposed to what its `ComputeClass` expects.
 
     `capacity` is how many slices may exist, `None`: always as many as the quota. Times to provision
     and to load are lognormal around their median, with these spreads (standard deviations of the
@@ -51,13 +51,13 @@ class Conditions:
     def as_expected(
         cls, terms: ComputeClass, capacity: CapacitySeries | None = None
     ) -> "Conditions":
-        """Those that the terms name."""
+        """Returns the conditions that the terms name."""
         return cls(capacity, terms.provisioning_s, terms.load_s, terms.losses_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSetup:
-    """One compute class: the terms that are known of it, and how it really behaves."""
+    """The setup of a compute class: the terms that are known of it, and how it really behaves."""
 
     terms: ComputeClass
     conditions: Conditions
@@ -65,7 +65,7 @@ class ClassSetup:
 
 @dataclass(frozen=True, slots=True)
 class SliceRun:
-    """One life that is over, or goes on when the simulation ends (`cause` is `None`).
+    """The record of one life that is over, or that goes on at the end (`cause` is `None`).
 
     A life that drains when the simulation ends has its cause already. `held_at_s` is when its slice
     came, `None` if none came; `ready_at_s` likewise.
@@ -82,7 +82,10 @@ class SliceRun:
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """`epoch` changes whenever its course does: events of an older epoch are void."""
+    """The life of one slice.
+
+    `epoch` changes whenever its course does: events of an older epoch are void.
+    """
 
     slice_id: str
     compute_class: str
@@ -112,7 +115,10 @@ class _Class:
 
 
 class SliceFleet:
-    """All slices of one simulation. `drain_s` is how long a slice that goes is still held."""
+    """Models all slices of one simulation.
+
+    `drain_s` is how long a slice that goes is still held.
+    """
 
     def __init__(
         self,
@@ -135,7 +141,7 @@ class SliceFleet:
             self._schedule_capacity(each)
 
     def begin_ready(self, compute_class: str, count: int) -> None:
-        """So many slices are there and ready at 0, before anything else."""
+        """Adds `count` slices that exist and are ready at 0, before anything else."""
         known = self._classes[compute_class]
         known.target = count
         for _ in range(count):
@@ -153,13 +159,13 @@ class SliceFleet:
             act(at_s)
 
     def take_losses(self) -> tuple[SliceLoss, ...]:
-        """Those since this was last asked."""
+        """Returns the losses since the last call."""
         losses = tuple(self._losses)
         self._losses.clear()
         return losses
 
     def views(self) -> tuple[SliceView, ...]:
-        """Every life that is not over."""
+        """Returns every life that is not over."""
         in_flight = self._engines.in_flight
         return tuple(
             SliceView(
@@ -178,7 +184,7 @@ class SliceFleet:
 
     @property
     def targets(self) -> dict[str, int]:
-        """What each class was last asked for."""
+        """The latest target of each class."""
         return {name: known.target for name, known in self._classes.items()}
 
     def apply(self, targets: Mapping[str, int], drain_order: Iterable[str], now_s: float) -> None:
@@ -202,7 +208,7 @@ class SliceFleet:
             self._replenish(known, now_s)
 
     def close_books(self, end_s: float) -> None:
-        """Everything that is not over is cut off at `end_s`, after which nothing may be asked."""
+        """Cuts off at `end_s` everything that is not over. No call may follow."""
         for known in self._classes.values():
             for life in (*known.active.values(), *known.draining.values()):
                 self._spend(life, end_s)
@@ -290,7 +296,7 @@ class SliceFleet:
         self._replenish(known, now_s)
 
     def _give_up(self, known: _Class, life: _Life, now_s: float) -> None:
-        """Nobody wants it any longer."""
+        """Gives up a life that is no longer wanted."""
         if life.state in HELD_STATES:
             self._drain(known, life, now_s, now_s + self._drain_s, EndCause.RELEASED)
             return
@@ -343,7 +349,7 @@ class SliceFleet:
             self._at(at_s, partial(self._set_capacity, known, slices))
 
     def _set_capacity(self, known: _Class, slices: int, now_s: float) -> None:
-        """What is beyond it is taken away at once: first what has not come yet, then by chance."""
+        """Takes away at once what exceeds it: first what has not come yet, then by chance."""
         known.capacity = slices
         # Those that drain already go anyway.
         lasting = [life for life in known.active.values() if life.is_granted]

@@ -1,4 +1,4 @@
-"""How many slices of a compute class may exist at each instant: series, their file, a generator.
+"""Models how many slices of a compute class may exist at each instant: series, file, generator.
 
 Owns the shapes of scarcity. Does not own who is preempted when capacity falls (`slices`). Chance
 comes in as a seed.
@@ -23,12 +23,14 @@ _DAY_S = 86_400.0
 
 
 class SpotTraceError(ValueError):
-    """A trace that cannot be used. The message names the file, the field and what is allowed."""
+    """Reports an unusable trace. The message names the file, the field and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySeries:
-    """`slices[i]` may exist from `times_s[i]` until the next time; the last holds for ever.
+    """The capacity over time: `slices[i]` may exist from `times_s[i]` until the next time.
+
+    The last value holds for ever.
 
     Raises:
         ValueError: it does not begin at 0, is not in order, or has negative counts.
@@ -50,20 +52,20 @@ class CapacitySeries:
 
     @classmethod
     def of_ticks(cls, counts: npt.ArrayLike, gap_s: float, scale: float = 1.0) -> "CapacitySeries":
-        """One count per `gap_s`, times `scale`, rounded down."""
+        """Builds a series of one count per `gap_s`, times `scale`, rounded down."""
         slices = np.floor(np.asarray(counts) * scale + 1e-9).astype(np.int64)
         firsts = np.flatnonzero(np.diff(slices, prepend=slices[0] - 1))
         return cls(tuple((firsts * gap_s).tolist()), tuple(slices[firsts].tolist()))
 
     def window(self, start_s: float, duration_s: float) -> "CapacitySeries":
-        """What it is from `start_s` on, for `duration_s`, with times counted from there."""
+        """Returns the series from `start_s` on, for `duration_s`, with times counted from there."""
         first = int(np.searchsorted(self.times_s, start_s, side="right")) - 1
         last = int(np.searchsorted(self.times_s, start_s + duration_s))
         times_s = (0.0, *(time_s - start_s for time_s in self.times_s[first + 1 : last]))
         return CapacitySeries(times_s, self.slices[first:last])
 
     def at(self, now_s: float) -> int:
-        """How many may exist at `now_s`."""
+        """Returns how many may exist at `now_s`."""
         return self.slices[int(np.searchsorted(self.times_s, now_s, side="right")) - 1]
 
 
@@ -82,7 +84,7 @@ class _SpotTrace(BaseModel):
 
 
 def read_spot_trace(path: Path, max_slices: int) -> CapacitySeries:
-    """A trace in SkyPilot's format, scaled so that its highest count is `max_slices`.
+    """Reads a trace in SkyPilot's format, scaled so that its highest count is `max_slices`.
 
     Raises:
         SpotTraceError: it cannot be read.
@@ -102,7 +104,7 @@ def read_spot_trace(path: Path, max_slices: int) -> CapacitySeries:
 
 @dataclass(frozen=True, slots=True)
 class RunLengths:
-    """How long a condition lasts: lognormal, one of two kinds.
+    """The time that a condition lasts: lognormal, one of two kinds.
 
     `short_share` of the runs are of the first kind. Medians in seconds; spreads are standard
     deviations of the logarithm.
@@ -116,13 +118,13 @@ class RunLengths:
 
     @property
     def mean_s(self) -> float:
-        """Expected length."""
+        """The expected length."""
         short_s = self.short_median_s * np.exp(self.short_spread**2 / 2)
         long_s = self.long_median_s * np.exp(self.long_spread**2 / 2)
         return float(self.short_share * short_s + (1 - self.short_share) * long_s)
 
     def draw(self, num: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-        """`num` lengths in seconds."""
+        """Draws `num` lengths in seconds."""
         is_short = rng.random(num) < self.short_share
         median_s = np.where(is_short, self.short_median_s, self.long_median_s)
         spread = np.where(is_short, self.short_spread, self.long_spread)
@@ -131,7 +133,10 @@ class RunLengths:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """How capacity comes and goes. `total_drop_share` of the drops leave nothing."""
+    """The regime by which capacity comes and goes.
+
+    `total_drop_share` of the drops leave nothing.
+    """
 
     plenty: RunLengths
     scarcity: RunLengths
@@ -169,7 +174,7 @@ REGIMES: Mapping[str, Regime] = {
 
 
 def generate(regime: Regime, max_slices: int, seed: int, span_s: float = _DAY_S) -> CapacitySeries:
-    """Capacity over `span_s`, begun at a random point of a run as an observer would find it."""
+    """Generates capacity over `span_s`, from a random point of a run as an observer finds it."""
     rng = np.random.default_rng(seed)
     # Runs before the start make the first one as long as those that an instant falls into.
     warm_up_s = 20 * (regime.plenty.mean_s + regime.scarcity.mean_s)

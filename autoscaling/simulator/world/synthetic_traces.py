@@ -1,4 +1,4 @@
-"""An hour of requests like those of Azure's traces, for scenarios that run without the files.
+"""Generates an hour of requests like those of Azure's traces, for scenarios without the files.
 
 Owns the fitted numbers and the generator. Each was fitted on 2026-11-21 to a trace of
 Azure/AzurePublicDataset @ b469a113 (2023-11-16, an hour, CC-BY-4.0, cite Splitwise, ISCA'24):
@@ -21,21 +21,21 @@ _STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LengthLaw:
-    """Lognormal lengths in tokens: mean and spread of the logarithm, cut off at `most`."""
+    """The lognormal lengths in tokens: mean and spread of the logarithm, cut off at `most`."""
 
     log_mean: float
     log_spread: float
     most: int
 
     def draw(self, num: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-        """`num` lengths, at least 1."""
+        """Draws `num` lengths, at least 1."""
         lengths = np.exp(rng.normal(self.log_mean, self.log_spread, num))
         return np.asarray(np.clip(np.rint(lengths), 1, self.most), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceLaw:
-    """One trace's shape.
+    """The shape of one trace.
 
     The logarithm of the rate wanders with a standard deviation of `rate_spread` and `memory_s`, up
     to `most_spreads` standard deviations above its mean.
@@ -60,7 +60,7 @@ TRACE_LAWS: Mapping[str, TraceLaw] = {
 
 
 def synthetic_hour(law: TraceLaw, seed: int, span_s: float = 3600.0) -> Requests:
-    """Requests over `span_s` by `law`."""
+    """Generates requests over `span_s` by `law`."""
     rng = np.random.default_rng(seed)
     wander = _wander(round(span_s / _STEP_S), law.memory_s / _STEP_S, rng)
     rate = np.exp(law.rate_spread * np.minimum(wander, law.most_spreads))
@@ -73,7 +73,7 @@ def synthetic_hour(law: TraceLaw, seed: int, span_s: float = 3600.0) -> Requests
 
 
 def _wander(num: int, memory: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """A standard normal process whose correlation falls by 1/e over `memory` steps."""
+    """Returns a standard normal process whose correlation falls by 1/e over `memory` steps."""
     keep = float(np.exp(-1 / memory))
     shocks = rng.normal(0.0, np.sqrt(1 - keep**2), num)
     shocks[0] = rng.normal()
