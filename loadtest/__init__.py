@@ -1,1 +1,1 @@
-"""Load tests: what is sent and when, the client that sends it, and the scorecard of the run."""
+"""Runs load tests: the workload, the client that sends it, and the scorecard of the run."""

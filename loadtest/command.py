@@ -1,4 +1,4 @@
-"""`slicewise loadtest`: the command line of one load test.
+"""Defines `slicewise loadtest`, the command line of one load test.
 
 Owns the options and the environment. What is done with them is `launch`.
 """

@@ -4,7 +4,7 @@ from enum import IntEnum, StrEnum
 
 
 class ErrorKind(StrEnum):
-    """How a request failed."""
+    """The way in which a request failed."""
 
     CONNECT = "connect"  # no connection
     TIMEOUT = "timeout"  # silence, or the whole request took too long
@@ -20,7 +20,7 @@ class ErrorKind(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """What `slicewise loadtest` exits with. Judged in this order: 4, 1, 3."""
+    """The exit codes of `slicewise loadtest`. Judged in this order: 4, 1, 3."""
 
     OK = 0  # valid, nothing failed, all objectives met
     FAILED = 1  # requests failed, tokens were lost or wrong, or nothing succeeded
@@ -30,11 +30,11 @@ class ExitCode(IntEnum):
 
 
 class LoadTestError(ValueError):
-    """What was asked for cannot be run. The message names the field, the value, what is allowed."""
+    """Reports a test that cannot be run. The message names field, value and what is allowed."""
 
 
 class RequestFailedError(Exception):
-    """A request failed. It is recorded; the run goes on."""
+    """Reports a failed request. It is recorded; the run goes on."""
 
     def __init__(self, kind: ErrorKind, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")

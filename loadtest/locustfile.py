@@ -1,9 +1,9 @@
-"""A closed loop of OpenAI users for Locust itself, with its web page or without.
+"""Runs a closed loop of OpenAI users in Locust itself, with its web page or without.
 
     locust -f loadtest/locustfile.py --headless -u 4 -r 2 -t 10s -H http://127.0.0.1:8000
 
-Locust hears of each request twice, when it is over: the request itself, and its TTFT. For numbers
-to be believed use `slicewise loadtest`, which needs no users to keep a rate and judges itself.
+Locust gets two events for each request when it is over: the request itself, and its TTFT. For
+reliable numbers use `slicewise loadtest`, which needs no users to keep a rate and judges itself.
 """
 
 import os
@@ -65,7 +65,7 @@ class OpenAiUser(User):
 
     @task
     def ask(self) -> None:
-        """One request and its whole answer."""
+        """Sends one request and reads its whole answer."""
         options = _options(self.environment)
         request_id = uuid.uuid4().hex
         planned_request = PlannedRequest(

@@ -1,6 +1,6 @@
-"""One request of a load test before it is sent: when, to whom, how long.
+"""Describes one request of a load test before it is sent: when, to whom, how long.
 
-The seam between workloads, which make these, and the client, which sends them. Pure.
+It is the seam between workloads, which make these, and the client, which sends them. Pure.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Api(StrEnum):
-    """Which endpoint a request goes to."""
+    """The endpoint of a request."""
 
     CHAT = "chat"  # /v1/chat/completions
     COMPLETIONS = "completions"  # /v1/completions
@@ -16,7 +16,7 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptBlock:
-    """A run of prompt tokens. Blocks with equal `content_id` and length have equal tokens."""
+    """The run of prompt tokens. Blocks with equal `content_id` and length have equal tokens."""
 
     content_id: str
     num_tokens: int
@@ -24,15 +24,15 @@ class PromptBlock:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request.
+    """The plan of one request.
 
     `request_id` is unique in the run and the same for the same workload and seed. `offset_s` is its
     scheduled instant, in seconds after the start of the run; `None` for one that is sent when
     something before it ends: the later turns of a session, `think_time_s` after the turn before,
     and everything of a closed loop. `blocks` are its own prompt, in order; a later turn's prompt is
-    the whole conversation so far and then its blocks. `output_tokens` is asked for exactly.
-    `session_id` is `None` for a request on its own; `turn` counts from 0. `text` is a prompt given
-    word for word, which then stands instead of `blocks`.
+    the whole conversation so far and then its blocks. `output_tokens` is requested exactly.
+    `session_id` is `None` for a request on its own; `turn` counts from 0. `text` is a verbatim
+    prompt, which then stands instead of `blocks`.
     """
 
     request_id: str
@@ -50,5 +50,5 @@ class PlannedRequest:
 
     @property
     def input_tokens(self) -> int:
-        """Tokens of its own blocks."""
+        """The tokens of its own blocks."""
         return sum(block.num_tokens for block in self.blocks)

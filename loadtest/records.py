@@ -1,9 +1,9 @@
-"""What a run leaves behind: one record per request, samples of the client and the fleet, events.
+"""Defines the records of a run: one per request, samples of the client and the fleet, events.
 
-The seam between the client, which writes these as they happen, and the scorecard, which reads
-nothing else. Each is one line of JSON with its kind under `kind`. Times are seconds after the start
-of the run on one monotonic clock, unless a name says otherwise; `RunStart.at_unix_s` ties that
-clock to the wall.
+They are the seam between the client, which writes these as they happen, and the scorecard, which
+reads nothing else. Each is one line of JSON with its kind under `kind`. Times are seconds after the
+start of the run on one monotonic clock, unless a name states otherwise; `RunStart.at_unix_s` ties
+that clock to the wall.
 """
 
 from collections.abc import Iterator
@@ -32,21 +32,20 @@ class RunStart(msgspec.Struct, frozen=True, tag="run_start", tag_field="kind"):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request", tag_field="kind"):
-    """One request that ended, well or not.
+    """The record of one request that ended, well or not.
 
     `scheduled_s` is the instant it was to be sent at (for a dependent one, the instant at which it
     became due), `sent_s` when it was, the first time if it was tried again. `first_s` and `last_s`
     are its first and last token event, `None` without one; `ended_s` when the client was done with
     it. `planned_input_tokens` is the whole prompt, earlier turns of its session included. `error`
     is `None` for a success, otherwise the kind of failure, one of `loadtest.errors.ErrorKind`;
-    `detail` is for a reader.
-    `http_status` is `None` when no response came. `attempts` counts sends, 1 without a retry.
-    `input_tokens`, `output_tokens` and `cached_tokens` are the server's `usage`, `None` where it
-    said none; `num_chunks` counts events that carried tokens. `gap_counts` is the histogram of the
-    gaps between those events: bucket of `loadtest.histogram` to count. `longest_gap_s` and the
-    instant its gap began at, `longest_gap_at_s`, are `None` with fewer than two events.
-    `lost_tokens`, `repeated_tokens` and `foreign_tokens` compare the answer with the known one;
-    `None` when it was not checked.
+    `detail` is for a reader. `http_status` is `None` when no response came. `attempts` counts
+    sends, 1 without a retry. `input_tokens`, `output_tokens` and `cached_tokens` are the server's
+    `usage`, `None` where it reported none; `num_chunks` counts events that carried tokens.
+    `gap_counts` is the histogram of the gaps between those events: bucket of `loadtest.histogram`
+    to count. `longest_gap_s` and the instant its gap began at, `longest_gap_at_s`, are `None` with
+    fewer than two events. `lost_tokens`, `repeated_tokens` and `foreign_tokens` compare the answer
+    with the known one; `None` when it was not checked.
     """
 
     request_id: str
@@ -87,7 +86,7 @@ class RequestRecord(msgspec.Struct, frozen=True, tag="request", tag_field="kind"
 
 
 class ClientSample(msgspec.Struct, frozen=True, tag="client", tag_field="kind"):
-    """One second of one worker.
+    """The sample of one second of one worker.
 
     `cpu_ratio` is of one core; `loop_lag_s` is the longest by which the event loop woke a 5 ms
     sleeper late, and `loop_lag_counts` the histogram of all of them. `in_flight` is as of its end;
@@ -115,7 +114,10 @@ class FleetSample(msgspec.Struct, frozen=True, tag="fleet", tag_field="kind"):
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", tag_field="kind"):
-    """Something that was done to the platform on purpose. `until_s` is `None` for an instant."""
+    """The record of a disturbance of the platform on purpose.
+
+    `until_s` is `None` for an instant.
+    """
 
     at_s: float
     action: str

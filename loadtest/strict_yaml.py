@@ -1,4 +1,4 @@
-"""A YAML file read into a strict model, or refused in words: field, value, what is allowed."""
+"""Reads a YAML file into a strict model, or refuses it with field, value and what is allowed."""
 
 from pathlib import Path
 from typing import TypeVar, get_args

@@ -1,1 +1,1 @@
-"""What is done to the platform on purpose while it is under load, and when."""
+"""Disturbs the platform on purpose while it is under load."""

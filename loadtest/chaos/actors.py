@@ -1,4 +1,4 @@
-"""Who does an action of a chaos schedule: a simulated cluster over its socket, or a command.
+"""Carries out the actions of a chaos schedule: by a simulated cluster's socket, or by a command.
 
 Every action is bounded in time. Speaks the simulation's API from outside, as it would another
 program's.
@@ -53,7 +53,7 @@ class SimulationActor:
     timeout_s: float = _TIMEOUT_S
 
     def act(self, action: ChaosAction) -> str:
-        """As `Actor`."""
+        """Sends the action to the simulation; see `Actor`."""
         command, arguments = _simulated(action)
         result = self._call(command, arguments)
         return result if isinstance(result, str) else ""
@@ -122,7 +122,7 @@ class HookActor:
     simulation: Actor | None = None
 
     def act(self, action: ChaosAction) -> str:
-        """As `Actor`; what a command printed last is what was done."""
+        """Runs the action; see `Actor`. The last line that a command prints is its report."""
         if isinstance(action.event, RunEvent):
             return _run(action.event, action)
         if self.simulation is None:

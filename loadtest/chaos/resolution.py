@@ -1,4 +1,4 @@
-"""Which events of a schedule are due, and which slice each hits.
+"""Resolves which events of a schedule are due, and which slice each hits.
 
 Pure: time, load, slices and chance are arguments.
 """
@@ -27,7 +27,7 @@ class RunLoad:
 
 @dataclass(frozen=True, slots=True)
 class SeenHost:
-    """A host as the platform shows it: Ray's id of its node, and its address."""
+    """The host as the platform shows it: Ray's id of its node, and its address."""
 
     node: str
     address: str
@@ -35,7 +35,7 @@ class SeenHost:
 
 @dataclass(frozen=True, slots=True)
 class SeenSlice:
-    """A slice as the platform shows it; `None` and no hosts where that is not known.
+    """The slice as the platform shows it; `None` and no hosts where that is not known.
 
     `hosts` are in order of worker id.
     """
@@ -48,7 +48,7 @@ class SeenSlice:
 
 @dataclass(frozen=True, slots=True)
 class DueEvent:
-    """An event whose moment has come. `number` is its place in the schedule."""
+    """The event that is due. `number` is its place in the schedule."""
 
     number: int
     event: ChaosEvent
@@ -57,7 +57,7 @@ class DueEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChaosAction:
-    """An event and what it hits: a slice's name, a compute class or a kind, "" where nothing.
+    """The event and its target: a slice's name, a compute class or a kind; "" for no target.
 
     `host` is the first one of the slice, `None` where none is known.
     """
@@ -70,7 +70,7 @@ class ChaosAction:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """An event that hits nothing, and why."""
+    """The event that hits nothing, and why."""
 
     event: ChaosEvent
     target: str

@@ -70,7 +70,7 @@ class ChaosRunner:
 
 
 def _until_s(event: ChaosEvent, now_s: float) -> float | None:
-    """When the effect of an event ends; `None` for an instant, or where nobody knows."""
+    """Returns when the effect of an event ends; `None` for an instant, or where it is unknown."""
     match event:
         case NoticeEvent():
             return now_s + event.notice_s

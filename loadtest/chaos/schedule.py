@@ -28,7 +28,7 @@ class _Section(BaseModel):
 
 
 class SliceTarget(_Section):
-    """Which slice: one by name, or one chosen by chance among those that are as described."""
+    """The target slice: one by name, or a random one among those that match the description."""
 
     slice: Name | None = None
     """Its name; then nothing else is said of it."""
@@ -44,7 +44,7 @@ class SliceTarget(_Section):
         return self
 
     def __str__(self) -> str:
-        """In words, for a reason."""
+        """Describes the target in words, for a reason."""
         if self.slice is not None:
             return f"slice {self.slice}"
         described = (self.state, self.compute_class, "slice")
@@ -52,13 +52,13 @@ class SliceTarget(_Section):
 
 
 class ClassTarget(_Section):
-    """A compute class as a whole."""
+    """The target of a compute class as a whole."""
 
     compute_class: Name
 
 
 class KindTarget(_Section):
-    """A kind of slice, by its name in the plan of the simulated cluster."""
+    """The target kind of slice, by its name in the plan of the simulated cluster."""
 
     kind: Name
 
@@ -80,7 +80,7 @@ class _Event(_Section):
 
 
 class NoticeEvent(_Event):
-    """A slice is announced to be taken away, and is."""
+    """Announces that a slice is taken away, and takes it away."""
 
     action: Literal["preempt", "maintain", "drain"]
     target: SliceTarget = SliceTarget()
@@ -91,7 +91,7 @@ class NoticeEvent(_Event):
 
 
 class KillEvent(_Event):
-    """A slice, or one host of it, dies without notice."""
+    """Kills a slice, or one host of it, without notice."""
 
     action: Literal["kill"]
     target: SliceTarget = SliceTarget()
@@ -100,14 +100,14 @@ class KillEvent(_Event):
 
 
 class StockEvent(_Event):
-    """A compute class has no more slices, or has them again."""
+    """Puts a compute class out of stock, or back into stock."""
 
     action: Literal["stockout", "stockout_over"]
     target: ClassTarget
 
 
 class SlowEvent(_Event):
-    """A slice's engine gets a part of the time."""
+    """Gives a slice's engine a part of the time."""
 
     action: Literal["slow"]
     target: SliceTarget = SliceTarget()
@@ -117,7 +117,7 @@ class SlowEvent(_Event):
 
 
 class PartitionEvent(_Event):
-    """A slice is cut off and comes back."""
+    """Cuts off a slice, which then comes back."""
 
     action: Literal["partition"]
     target: SliceTarget = SliceTarget()
@@ -125,14 +125,14 @@ class PartitionEvent(_Event):
 
 
 class AddEvent(_Event):
-    """One more slice comes into being."""
+    """Adds one more slice."""
 
     action: Literal["add"]
     target: KindTarget
 
 
 class RunEvent(_Event):
-    """A command of the user's, for what only a real cluster can do."""
+    """Runs a command of the user's, for what only a real cluster can do."""
 
     action: Literal["run"]
     target: SliceTarget | None = None
@@ -170,7 +170,7 @@ _EVENTS: dict[str, type[_Event]] = {
 
 
 class ChaosSchedule(_Section):
-    """Everything that is done to the platform in one run."""
+    """The schedule of everything that is done to the platform in one run."""
 
     events: Annotated[tuple[ChaosEvent, ...], Field(min_length=1, max_length=10_000, strict=False)]
 
@@ -238,9 +238,10 @@ def _is_section(kind: object) -> TypeGuard[type[_Section]]:
 
 
 def _path(raw: object, location: Sequence[str | int]) -> str:
-    """`events[0].for_s`. Pydantic names the action of an event in its path too; a reader does not.
+    """Returns a path such as `events[0].for_s`.
 
-    It is left out by walking the raw file along.
+    Pydantic also puts the action of an event into its path, which a reader would not. It is left
+    out by walking the raw file along.
     """
     text, node = "", raw
     for part in location:

@@ -1,4 +1,4 @@
-"""What is wrong with an answer, by comparison with the known one: tokens lost, repeated, foreign.
+"""Compares an answer with the known one: which tokens are lost, repeated or foreign.
 
 Pure. The definitions:
 
@@ -6,13 +6,13 @@ Pure. The definitions:
   place, counted in tokens skipped on both sides, from where `ANCHOR` tokens agree; or, if there is
   none, from where both agree to their ends. What was skipped is a difference.
 - *lost*: expected tokens in differences.
-- *repeated*: received tokens in differences that say again what came just before them, or a run of
+- *repeated*: received tokens in differences that repeat what came just before them, or a run of
   at least `ANCHOR` tokens of what was received earlier.
 - *foreign*: all other received tokens in differences.
 
 So a gap, a cut end, a run that came twice and a run that belongs elsewhere are counted to the
-token, wherever `ANCHOR` intact tokens (or the end) follow them. A foreign run may say by chance
-what was expected or what came before; then it is, to a reader, right or repeated.
+token, wherever `ANCHOR` intact tokens (or the end) follow them. A foreign run may match by chance
+what was expected or what came before; then it counts as right or repeated.
 """
 
 from bisect import bisect_left
@@ -26,10 +26,10 @@ ANCHOR = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """One place where an answer is not the expected one.
+    """The place where an answer differs from the expected one.
 
     `received_from` is the position in the answer at which it begins; `lost` expected tokens are
-    missing there, and of the received ones so many are `repeated` and `foreign`.
+    missing there. Of the received ones so many are `repeated` and `foreign`.
     """
 
     received_from: int

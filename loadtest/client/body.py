@@ -1,4 +1,4 @@
-"""What is posted for a planned request, and the conversation that a session has had so far.
+"""Builds the body of a planned request, and keeps the conversation of its session so far.
 
 Owns the OpenAI fields. Does not own the making of prompts (`workload.prompts`) nor sending. Pure.
 """
@@ -20,15 +20,15 @@ class Prompts(Protocol):
     """Makes prompts of blocks: equal blocks are equal tokens, in every process."""
 
     def token_ids(self, model: str, blocks: Sequence[PromptBlock]) -> list[int]:
-        """Exactly the blocks' tokens."""
+        """Returns exactly the blocks' tokens."""
 
     def chat_text(self, model: str, blocks: Sequence[PromptBlock]) -> str:
-        """A user's message of the blocks' tokens, what the chat template adds to it included."""
+        """Returns a user's message of the blocks' tokens, including what the chat template adds."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said in a session before its next turn. `num_tokens` is what the plan makes it."""
+    """The messages of a session before its next turn. `num_tokens` is the planned count."""
 
     messages: list[dict[str, str]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

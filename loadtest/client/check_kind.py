@@ -1,10 +1,10 @@
-"""What the answers of a run are compared with."""
+"""Names what the answers of a run are compared with."""
 
 from enum import StrEnum
 
 
 class CheckKind(StrEnum):
-    """How the right answer to a request is known."""
+    """The source of the right answer to a request."""
 
     NONE = "none"  # it is not; nothing is compared
     PACED = "paced"  # by the formula of paced engines

@@ -1,4 +1,4 @@
-"""Whether an answer is the one that is known: by formula, or from a pass that nothing disturbed.
+"""Checks an answer against the known one: from a formula, or from a pass without disturbance.
 
 Owns what the right answer to a request is. Does not own how two answers are compared
 (`answer_diff`) nor how tokens come out of a response (the client).
@@ -21,7 +21,7 @@ from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
-    """Tokens of one answer that are missing, came twice, or belong elsewhere."""
+    """The tokens of one answer that are missing, came twice, or belong elsewhere."""
 
     lost: int
     repeated: int
@@ -68,7 +68,7 @@ class PacedAnswers:
         output_token_ids: Sequence[int],
         planned_request: PlannedRequest,
     ) -> AnswerCheck | None:
-        """Against the formula; it knows every answer."""
+        """Compares with the formula, which knows every answer."""
         expected = paced_tokens(prompt_token_ids, planned_request.output_tokens, self.token_range)
         return compare(expected, output_token_ids)
 
@@ -107,7 +107,7 @@ class RecordedAnswers:
         output_token_ids: Sequence[int],
         planned_request: PlannedRequest,
     ) -> AnswerCheck | None:
-        """Against the recorded answer; `None` without one, or where it is shorter than asked."""
+        """Compares with the recorded answer; `None` without one, or if it is too short."""
         known = self._answers.get(_key(prompt_token_ids, planned_request.model))
         if known is None or len(known) < planned_request.output_tokens:
             return None

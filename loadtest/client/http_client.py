@@ -1,4 +1,4 @@
-"""One request over HTTP: sent, its answer read event by event, every failure given its kind.
+"""Sends one request over HTTP, reads its answer event by event, and gives failures their kind.
 
 Owns the connection pool, the clock readings and the translation of what the network raises. Does
 not own what is sent (`body`) nor when (`dispatch`). Runs in greenlets; nothing of it is patched.
@@ -28,7 +28,7 @@ _KINDS = {429: ErrorKind.REFUSED_429, 503: ErrorKind.UNAVAILABLE_503}
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer. Instants are monotonic seconds of this machine.
+    """The exchange of one request and its answer. Instants are monotonic seconds of this machine.
 
     `sent_s` is when the first attempt was sent, `ended_s` when the client was done with the last.
     `error` is `None` for a whole answer.
@@ -45,7 +45,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """A request made ready: path below the server's URL, body, headers of its own.
+    """The request made ready: path below the server's URL, body, headers of its own.
 
     `prompt_token_ids` are the prompt's where it was given as such, `None` for a text.
     """
@@ -90,12 +90,12 @@ class Client:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests whose answers are not over."""
+        """The number of requests with answers that are not over."""
         return len(self._open)
 
     @property
     def num_token_events(self) -> int:
-        """Token events read so far, those of answers that are not over included."""
+        """The token events read so far, including those of answers that are not over."""
         return self._num_ended_events + sum(answer.num_chunks for answer in self._open)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Client:
             gevent.sleep(wait_s)
 
     def _wait_s(self, retry_after: str | None, attempt: int) -> float | None:
-        """How long before the next attempt, `None` if the server wants it too late for us."""
+        """Returns the delay before the next attempt, `None` if the server's delay is too long."""
         if retry_after is not None and retry_after.isdigit():
             wait_s = float(retry_after)
             return wait_s if wait_s <= self._limits.max_retry_after_s else None
@@ -164,7 +164,7 @@ class Client:
 
 
 class _RefusedError(RequestFailedError):
-    """Answered with another status than 200. `retry_after` is the header as it came."""
+    """Reports an answer with a status other than 200. `retry_after` is the header as it came."""
 
     def __init__(self, kind: ErrorKind, detail: str, retry_after: str | None) -> None:
         super().__init__(kind, detail)
@@ -215,7 +215,7 @@ def _header(response: HTTPSocketPoolResponse, name: str) -> str | None:
 
 
 def _kind_of(error: OSError | HTTPParseError, exchange: Exchange) -> ErrorKind:
-    """A failure of the network as a kind: without a response, with a part of one, or by silence."""
+    """Returns the kind of a network failure: no response, a part of one, or silence."""
     if isinstance(error, TimeoutError):
         return ErrorKind.TIMEOUT
     return ErrorKind.CONNECT if exchange.http_status is None else ErrorKind.TRUNCATED

@@ -1,4 +1,4 @@
-"""How long a client waits and how often it tries."""
+"""Limits how long a client waits and how often it tries."""
 
 from typing import Annotated
 
@@ -8,11 +8,11 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Limits(BaseModel):
-    """Of each request.
+    """The limits of each request.
 
     `connect_s` bounds the making of a connection, `silence_s` the time between two reads of it,
     `request_s` a request with all its attempts. Only refusals for load (429 and 503) are tried
-    again, at most `max_retries` times, after what `Retry-After` says if that is at most
+    again, at most `max_retries` times, after the delay in `Retry-After` if that is at most
     `max_retry_after_s`; otherwise the refusal stands.
     """
 

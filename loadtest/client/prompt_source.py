@@ -1,7 +1,7 @@
-"""What prompts are made of for each model of a run: found out once, used by every worker.
+"""Finds the material of prompts for each model of a run, once for every worker.
 
 Asks the server's `/tokenize` and `/detokenize`, where there are any, so that prompts have exactly
-the lengths that were asked for. Owns the asking and the file; how words are found is `discovery`'s.
+the lengths that were planned. Owns the asking and the file; how words are found is `discovery`'s.
 """
 
 import json
@@ -30,9 +30,9 @@ _LIKELY_IDS = (256, 999)
 
 
 class ModelPrompts(BaseModel):
-    """What one model's prompts are made of.
+    """The material of one model's prompts.
 
-    `is_exact` is whether the server's tokenizer was asked. `template_tokens` are what a chat
+    `is_exact` is true if the server's tokenizer was asked. `template_tokens` are what a chat
     template adds to a message, 0 where that is not known.
     """
 
@@ -67,7 +67,7 @@ class ServerPrompts:
 
     @classmethod
     def of(cls, file: PromptFile) -> "ServerPrompts":
-        """From what was found out."""
+        """Builds prompts from what was found out."""
         return cls(
             {
                 name: Vocabulary(model.token_ids, model.words, model.openers)
@@ -77,11 +77,11 @@ class ServerPrompts:
         )
 
     def token_ids(self, model: str, blocks: Sequence[PromptBlock]) -> list[int]:
-        """Exactly the blocks' tokens."""
+        """Returns exactly the blocks' tokens."""
         return prompt_token_ids(blocks, self.vocabularies[model])
 
     def chat_text(self, model: str, blocks: Sequence[PromptBlock]) -> str:
-        """A user's message of the blocks' tokens, what the chat template adds to it included."""
+        """Returns a user's message of the blocks' tokens, including what the chat template adds."""
         return prompt_text(self.fits[model].fitted(blocks), self.vocabularies[model])
 
 
@@ -156,7 +156,7 @@ def _model_prompts(tokenizer: _Tokenizer) -> ModelPrompts:
 
 
 def _template_tokens(tokenizer: _Tokenizer, vocabulary: Vocabulary) -> int:
-    """0 for a model without a chat template."""
+    """Returns the tokens that a chat template adds; 0 for a model without one."""
     try:
         return ChatFit.measure(tokenizer.tokenize_messages, vocabulary).overhead_tokens
     except LoadTestError:

@@ -18,7 +18,7 @@ from loadtest.records import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """Whose record it is and when the run began, in monotonic seconds."""
+    """The worker whose records these are, and the start of the run in monotonic seconds."""
 
     worker: int
     start_s: float
@@ -78,7 +78,7 @@ class Sender:
     def _checked(
         self, planned_request: PlannedRequest, request: OutgoingRequest, exchange: Exchange
     ) -> AnswerCheck | None:
-        """A whole answer against the known one; one that failed is counted as that already."""
+        """Checks a whole answer against the known one; a failed one is counted as that already."""
         if self._checker is None or exchange.error is not None:
             return None
         # Our own tokens where we know them: a server that mixed prompts up would tell the others'.

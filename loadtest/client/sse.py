@@ -1,4 +1,4 @@
-"""Server-sent events of an OpenAI stream: lines in, events out, and what each of them says.
+"""Parses server-sent events of an OpenAI stream: lines in, events with their content out.
 
 Owns the format. Does not own sockets, clocks or what a stream adds up to (`stream`). Pure.
 """
@@ -66,7 +66,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that were found in the cache."""
+        """The prompt tokens that were found in the cache."""
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 
@@ -106,7 +106,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of a chat or a completions stream, as far as a load test reads it."""
+    """The part of a chat or completions stream event that a load test reads."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None

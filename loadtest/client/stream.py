@@ -1,4 +1,4 @@
-"""What one response said and when: its tokens, their gaps, its usage, how it ended.
+"""Collects one response with its instants: tokens, gaps between them, usage, and its end.
 
 Owns what counts as a token event and as a whole answer. Does not own the socket. Pure: instants are
 arguments, monotonic seconds of one clock.
@@ -10,10 +10,10 @@ from loadtest.histogram import bucket_of
 
 
 class Answer:
-    """One response as it comes in. Instants are `None` before the first token event.
+    """Collects one response as it comes in. Instants are `None` before the first token event.
 
-    `is_done` is whether the server said that this was all. `keeps_content` keeps what the answer
-    says, for a conversation that goes on or a check.
+    `is_done` is true once the server has reported the end. `keeps_content` keeps the text of the
+    answer, for a conversation that goes on or a check.
     """
 
     __slots__ = (

@@ -1,1 +1,1 @@
-"""`slicewise profile`: what one slice carries at an objective, for the autoscaler to plan with."""
+"""Measures what one slice carries at an objective, for the autoscaler: `slicewise profile`."""

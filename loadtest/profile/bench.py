@@ -16,7 +16,7 @@ _WARMUP_RATIO = 0.25
 
 
 class LoadTestBench:
-    """A `Bench` over `slicewise loadtest`'s own machinery."""
+    """Implements `Bench` with `slicewise loadtest`'s own machinery."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class LoadTestBench:
         environ: Mapping[str, str],
         show: Callable[[str], None],
     ) -> None:
-        """`seconds` is how long each load is judged."""
+        """Keeps the settings. `seconds` is how long each load is judged."""
         self._url = url
         self._model = model
         self._level = ServiceLevel(
@@ -46,7 +46,7 @@ class LoadTestBench:
         self._numbers = itertools.count(1)
 
     def run(self, load: ClosedLoad | OpenLoad) -> Scorecard:
-        """See `Bench`."""
+        """Runs one load and measures it; see `Bench`."""
         number = next(self._numbers)
         out_dir = self._out_dir / f"load-{number:02d}"
         warmup_s = self._seconds * _WARMUP_RATIO

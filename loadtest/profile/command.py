@@ -1,4 +1,4 @@
-"""`slicewise profile`: measures one slice and writes its profile for the autoscaler."""
+"""Defines `slicewise profile`: it measures one slice and writes its profile for the autoscaler."""
 
 import datetime
 import os

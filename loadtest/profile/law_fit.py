@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """What one steady load looked like; `running` is the mean number of requests in the engine."""
+    """The result of one steady load; `running` is the mean number of requests in the engine."""
 
     running: float
     prompt_tokens_per_s: float

@@ -18,7 +18,7 @@ from serving.domain.capacity import CapacityProfile
 
 @dataclass(frozen=True, slots=True)
 class ProfileObjective:
-    """What a request is to see, in seconds, and the share of requests that have to."""
+    """The objectives of a request, in seconds, and the share of requests that have to meet them."""
 
     ttft_s: float
     tpot_s: float
@@ -27,7 +27,7 @@ class ProfileObjective:
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Tokens of each request."""
+    """The tokens of each request."""
 
     input_tokens: int
     output_tokens: int
@@ -35,7 +35,7 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoad:
-    """So many users who ask again as soon as they are answered."""
+    """The load of so many users who send again as soon as they are answered."""
 
     num_users: int
     lengths: RequestLengths
@@ -43,7 +43,7 @@ class ClosedLoad:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoad:
-    """Poisson arrivals."""
+    """The load of Poisson arrivals."""
 
     requests_per_s: float
     lengths: RequestLengths
@@ -67,7 +67,7 @@ class ProfileFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: a model on `num_slices` slices alike, and what is known of them."""
+    """The measured model on `num_slices` equal slices, and what is known of them."""
 
     model: str
     engine: str
@@ -219,7 +219,7 @@ def slices_of(fleet: Mapping[str, Any] | None, model: str) -> Sequence[Mapping[s
 
 
 def load_seconds(slices: Sequence[Mapping[str, Any]]) -> float:
-    """How long these slices took from reserved to ready, as a median; 0 where nobody knows."""
+    """Returns these slices' median time from reserved to ready; 0 where it is unknown."""
     took = []
     for slice in slices:
         phases = [

@@ -15,10 +15,10 @@ _Z = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One rate that was tried: `num_good` of `num_requests` were within the limits.
+    """The trial of one rate: `num_good` of `num_requests` were within the limits.
 
-    `is_valid` is false when the client was the bottleneck: such a trial says nothing of the server,
-    and no higher rate can be tried with this client.
+    `is_valid` is false when the client was the bottleneck. Such a trial shows nothing of the
+    server, and no higher rate can be tried with this client.
     """
 
     requests_per_s: float
@@ -32,13 +32,13 @@ class Trial:
         return self.num_good / self.num_requests if self.num_requests else 0.0
 
     def passes(self, share: float) -> bool:
-        """Whether it met the objective. As many misses as chance explains are forgiven it."""
+        """Returns whether it met the objective. Misses that chance explains are forgiven."""
         return self.is_valid and wilson(self.num_good, self.num_requests)[1] >= share
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is looked for, and how closely.
+    """The bounds of a search.
 
     `first_per_s` is where to begin. The search ends when the highest rate that passed and the
     lowest that failed are within `tolerance` (0.1: ten per cent), or after `max_trials`.
@@ -92,7 +92,7 @@ def highest_passed(search: Search, trials: Sequence[Trial]) -> Trial | None:
 
 
 def wilson(num_good: int, num_requests: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share; (0, 0) for no requests: nothing was shown."""
+    """Returns Wilson's interval of 95 % for a share; (0, 0) for no requests: nothing was shown."""
     if num_requests == 0:
         return 0.0, 0.0
     share = num_good / num_requests

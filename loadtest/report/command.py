@@ -1,4 +1,4 @@
-"""`slicewise scorecard` and `slicewise compare`: runs that are over, judged again or side by side.
+"""Defines `slicewise scorecard` and `slicewise compare`: finished runs, judged or compared.
 
 Owns the command lines. What is measured is `measure`'s and `compare`'s.
 """

@@ -12,7 +12,7 @@ _ROW_IN = 0.28
 
 
 def draw_comparison(comparison: Comparison) -> Plot | None:
-    """`None` when nothing can be related to run A."""
+    """Draws the comparison; `None` when nothing can be related to run A."""
     rows = [found for found in comparison.differences if _is_relative(found)]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""A comparison in the terminal: what it is worth first, then a row per metric. Fits 80 columns."""
+"""Prints a comparison in 80 columns: first what it is worth, then a row per metric."""
 
 from rich.console import Console
 from rich.table import Table

@@ -1,4 +1,4 @@
-"""Everything a load test hands over, made from its records: JSON, page and table.
+"""Writes every output of a load test from its records: JSON, page and table.
 
 Owns the names of the files. What is in them is decided by `measure` and `compare`.
 """

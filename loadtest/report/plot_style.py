@@ -1,4 +1,4 @@
-"""How our plots look: colours that follow the reader's scheme, one frame, marks of events.
+"""Styles our plots: colours that follow the reader's scheme, one frame, marks of events.
 
 A plot is drawn with matplotlib's own objects inside `styled()` and becomes an SVG element to stand
 in a page. Its colours are names in the drawing and CSS variables in the SVG, so that one drawing
@@ -24,7 +24,7 @@ _LONG_S = 15 * MINUTE_S
 
 @dataclass(frozen=True, slots=True)
 class _Colour:
-    """A colour of a page, light and dark, and the one that stands for it in a drawing.
+    """The colour of a page, light and dark, and the one that stands for it in a drawing.
 
     Against its ground each has a contrast of at least 3 (4.5 for those of words).
     """
@@ -88,7 +88,10 @@ _LEGEND_IN = 0.25
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """What is drawn inside looks as ours do. Settings are the process's: one thread at a time."""
+    """Applies our style to what is drawn inside.
+
+    Settings are the process's: one thread at a time.
+    """
     with matplotlib.rc_context(
         {
             "axes.axisbelow": True,
@@ -125,7 +128,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(height_in: float = 2.6, *, has_legend: bool = True) -> Figure:
-    """An empty drawing. Its axes lie in one frame, so that plots below one another line up."""
+    """Returns an empty drawing. Its axes lie in one frame, so that stacked plots line up."""
     top_in = _TOP_IN + (_LEGEND_IN if has_legend else 0.0)
     figure = Figure(figsize=(_WIDTH_IN, height_in))
     figure.subplots_adjust(
@@ -148,7 +151,7 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """An event on a time axis, by its number; `until_s` is `None` for an instant."""
+    """The event on a time axis, by its number; `until_s` is `None` for an instant."""
 
     number: int
     at_s: float
@@ -156,7 +159,7 @@ class EventMark:
 
 
 def mark_events(axes: Axes, marks: Iterable[EventMark]) -> None:
-    """A line with a number at each event, a shade for as long as it lasts."""
+    """Draws a line with a number at each event, and a shade for as long as it lasts."""
     listed = list(marks)
     for mark in listed:
         if mark.until_s is not None:
@@ -242,7 +245,7 @@ class _MinuteLocator(MaxNLocator):
 
 
 def _together(axes: Axes, marks: list[EventMark]) -> list[tuple[float, str]]:
-    """Where the numbers stand; those of events too close to be told apart stand together."""
+    """Returns where the numbers stand; those of events too close to distinguish stand together."""
     first_s, last_s = axes.get_xlim()
     apart_s = (last_s - first_s) / 50
     placed: list[tuple[float, str]] = []

@@ -45,7 +45,7 @@ _STACK = ("ready", "draining", *(state for state in reversed(STATES[:-2])))
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot: an SVG element and the words around it."""
+    """The SVG element of one plot and the words around it."""
 
     name: str
     title: str
@@ -166,7 +166,7 @@ def _errors(card: Scorecard) -> Plot | None:
 
 
 def _commonest(errors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """As many kinds as there are colours; the rest as one."""
+    """Returns as many kinds as there are colours, with the rest as one."""
     ranked = sorted(errors.items(), key=lambda kind_and_counts: -sum(kind_and_counts[1]))
     if len(ranked) <= len(SERIES):
         return dict(ranked)
@@ -201,7 +201,7 @@ def _slices(card: Scorecard, compute_class: str) -> Plot:
 
 
 def _cost(card: Scorecard) -> Plot:
-    """In USD where every class has a price, otherwise in chips."""
+    """Draws the cost in USD where every class has a price, otherwise in chips."""
     figure, axes = _over_time(card)
     prices = {
         class_use.compute_class: class_use.usd_per_chip_hour for class_use in card.cost.classes
@@ -299,7 +299,7 @@ def _steps(axes: Axes, edges_s: Sequence[float], series: Mapping[str, Sequence[f
 
 
 def _seconds_axis(axes: Axes, which: str) -> None:
-    """Logarithmic, with durations in words at 1, 2 and 5 of each power of ten."""
+    """Makes an axis logarithmic, with durations in words at 1, 2 and 5 of each power of ten."""
     axis = axes.yaxis if which == "y" else axes.xaxis
     set_scale: Callable[[str], None] = axes.set_yscale if which == "y" else axes.set_xscale
     set_scale("log")

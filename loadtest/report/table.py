@@ -1,4 +1,4 @@
-"""A scorecard in the terminal: the verdict first, then what led to it. Fits 80 columns."""
+"""Prints a scorecard in 80 columns: the verdict first, then what led to it."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def print_scorecard(card: Scorecard, console: Console) -> None:
 
 
 def scorecard_table(card: Scorecard) -> RenderableType:
-    """`card` as something to print."""
+    """Returns `card` in a form to print."""
     code = ExitCode(card.verdict.exit_code)
     headline = Text(f"{format_verdict(code)}: ", style=_STYLES.get(code, "bold red"))
     headline.append(card.verdict.sentence, style="default not bold")

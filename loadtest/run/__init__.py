@@ -1,1 +1,1 @@
-"""One run: from the command line to its records, over several worker processes."""
+"""Runs one load test: from the command line to its records, over several worker processes."""

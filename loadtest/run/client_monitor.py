@@ -21,7 +21,7 @@ _PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a worker has done since it began, and what it has in flight now."""
+    """The totals of a worker since it began, and its requests in flight now."""
 
     in_flight: int
     num_sent: int
@@ -51,7 +51,7 @@ class ClientMonitor:
         self._greenlets = [gevent.spawn(self._probe), gevent.spawn(self._sample)]
 
     def stop(self) -> None:
-        """No more samples. The second that is not over is left out."""
+        """Stops sampling. The second that is not over is left out."""
         gevent.killall(self._greenlets)
 
     def _probe(self) -> NoReturn:

@@ -7,21 +7,21 @@ import msgspec
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Worker: everything is made, the start may be called."""
+    """Reports from a worker that it is prepared, and that the run may start."""
 
 
 class Go(msgspec.Struct, frozen=True, tag="go"):
-    """Parent: the run starts at `start_s`."""
+    """Orders the workers to start the run at `start_s`."""
 
     start_s: float
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Parent: send nothing more and end what is in flight."""
+    """Orders the workers to send nothing more and to end what is in flight."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Worker, once a second: what it has done so far. `ttft_counts` is a histogram of all TTFT."""
+    """Reports a worker's totals once a second. `ttft_counts` is a histogram of all TTFT."""
 
     num_sent: int
     num_in_flight: int

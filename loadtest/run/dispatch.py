@@ -1,4 +1,4 @@
-"""When requests are sent: on schedule whatever the server does, or by users who wait for answers.
+"""Decides when requests are sent: on schedule at any server speed, or by users who wait.
 
 Owns the instants, the sharing of a schedule among workers and the end of a run. Does not own what a
 request is (`sender`). Runs in greenlets; all instants are monotonic seconds.
@@ -23,7 +23,7 @@ Turns = tuple[PlannedRequest, ...]
 
 
 class Sends(Protocol):
-    """Whoever sends what is due."""
+    """Sends what is due."""
 
     def prepare(
         self, planned_request: PlannedRequest, so_far: Conversation | None
@@ -54,7 +54,7 @@ def conversations(requests: Sequence[PlannedRequest]) -> list[Turns]:
 
 
 def share_of(turns: Sequence[Turns], worker: int, num_workers: int) -> list[Turns]:
-    """A worker's share. Every session is one worker's, so that its next turn knows the last."""
+    """Returns a worker's share. A session stays with one worker: its next turn needs the last."""
     return list(turns[worker::num_workers])
 
 
@@ -147,9 +147,9 @@ class ClosedLoop:
 def user_begins_s(
     num_users: int, worker: int, num_workers: int, start_s: float, ramp_s: float
 ) -> list[float]:
-    """When a worker's share of all users begins: evenly over `ramp_s`.
+    """Returns when a worker's share of all users begins: evenly over `ramp_s`.
 
-    All at once they would wait for each other's prompts, and again at every answer's end.
+    If all began at once, they would wait for each other's prompts, and again at every answer's end.
     """
     users = range(worker, num_users, num_workers)
     return [start_s + ramp_s * user / num_users for user in users]

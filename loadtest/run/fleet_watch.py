@@ -21,7 +21,7 @@ Fleet = Mapping[str, Any]
 
 
 def fleet_sample(fleet: Fleet, at_s: float) -> FleetSample:
-    """Slices and chips by compute class and state. A slice without known chips has 0."""
+    """Counts slices and chips by class and state. A slice without known chips has 0."""
     slices: dict[str, dict[str, dict[str, int]]] = {}
     for row in fleet["slices"]:
         by_state = slices.setdefault(row["compute_class"], {})
@@ -32,7 +32,7 @@ def fleet_sample(fleet: Fleet, at_s: float) -> FleetSample:
 
 
 def read_fleet(url: str, api_key: str | None) -> Fleet | None:
-    """What the platform tells now, `None` if it cannot be asked or is no platform of ours."""
+    """Reads the platform's fleet; `None` if it does not answer or is no platform of ours."""
     headers = {"accept": "application/json"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"

@@ -1,7 +1,7 @@
-"""From what the command line says to a finished run with its scorecard.
+"""Turns the command line into a finished run with its scorecard.
 
-The composition root of `slicewise loadtest`: everything is read and refused before anything is
-sent.
+It is the composition root of `slicewise loadtest`: everything is read and refused before anything
+is sent.
 """
 
 import os
@@ -39,7 +39,7 @@ DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS = 256, 128
 
 @dataclass(frozen=True, slots=True)
 class LoadSource:
-    """Where requests come from: exactly one of a rate, users, a trace or a workload's file.
+    """The source of requests: exactly one of a rate, users, a trace or a workload's file.
 
     A rate beside a trace is what the trace is thinned to. Token counts are `None` where they were
     not given; a trace then has its own.

@@ -1,4 +1,4 @@
-"""What Locust hears of a request: one event when it is over and, on request, one for its TTFT.
+"""Fires Locust's events of a request: one when it is over and, on request, one for its TTFT.
 
 An event per token would cost more than the token. Locust rounds what it shows; the scorecard is
 made from the records.
@@ -12,14 +12,14 @@ _MS_PER_S = 1000.0
 
 
 class FiresEvents(Protocol):
-    """Locust's `events.request`."""
+    """Fires events as Locust's `events.request` does."""
 
     def fire(self, **fields: object) -> None:
         """Tells every listener."""
 
 
 class FailedRequestError(Exception):
-    """What Locust lists in its table of failures."""
+    """Reports a failure for Locust's table of failures."""
 
 
 def fire_request(requests: FiresEvents, record: RequestRecord, *, with_ttft: bool = False) -> None:

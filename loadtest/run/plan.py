@@ -23,9 +23,9 @@ _MAX_WORKERS = 64
 
 
 class RunPlan(BaseModel):
-    """One run. The key to the API is not in it, only the name of the variable that has it.
+    """The plan of one run. It holds no API key, only the name of the variable that has it.
 
-    `duration_s` includes `warmup_s`. `models` are those that were asked for or found. `drain_s` is
+    `duration_s` includes `warmup_s`. `models` are those that were requested or found. `drain_s` is
     how long requests in flight may take after the schedule's end. `answers_file` is what `check`
     `recorded` compares with, and writes if it is not there.
     """
@@ -78,5 +78,5 @@ class RunPlan(BaseModel):
         return cls.model_validate_json(path.read_bytes())
 
     def write(self, path: Path) -> None:
-        """As a file for the workers and for whoever wants to know what was run."""
+        """Writes it as a file, for the workers and as a record of what was run."""
         path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")

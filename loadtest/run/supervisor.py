@@ -1,4 +1,4 @@
-"""One run from its plan to its records: workers begun and started together, watched, ended, merged.
+"""Supervises one run from plan to records: starts workers together, watches, ends, merges.
 
 Owns the order of a run and its end, Ctrl-C included. Does not own what is sent (`worker`) nor what
 is made of the records (`scorecard`).
@@ -42,7 +42,7 @@ class RunFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run needs beside its plan.
+    """The needs of a run beside its plan.
 
     `offsets_s` are the instants of the schedule, `None` for a closed loop; `chaos` is `None` for a
     run without; `show` takes a line of progress every few seconds.
@@ -147,7 +147,7 @@ class _Run:
         self._rate_per_s = 0.0
 
     def supervise(self) -> str | None:
-        """From the start message until no worker is left; why the run was cut short, or `None`."""
+        """Runs until no worker is left; returns why the run was cut short, or `None`."""
         self._write_start(until_s=self._plan.duration_s)
         self._workers.send(Go(self._start_s))
         fleet = FleetWatch(self._plan.url, self._parts.api_key, self._start_s, self._recorder.write)

@@ -1,7 +1,7 @@
-"""One worker process of a run: makes its share ready, waits for the start, sends, drains.
+"""Runs one worker process: prepares its share, waits for the start, sends, drains.
 
-The composition of a worker; `worker_locustfile` runs it under Locust. Talks to the parent over a
-socket (`control`). When the parent goes away the run ends, as nobody would read its result.
+It composes a worker; `worker_locustfile` runs it under Locust. Talks to the parent over a
+socket (`control`). When the parent goes away the run ends, as nothing would read its result.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _PROGRESS_PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Which worker of which run. `api_key` is `None` for a server that wants none."""
+    """The options of one worker of a run. `api_key` is `None` for a server that needs none."""
 
     plan: RunPlan
     out_dir: Path
@@ -128,7 +128,7 @@ class _Recording:
 
 
 def _checker(plan: RunPlan) -> tuple[AnswerChecker | None, _Recording | None]:
-    """What answers are checked with, and again as the recording if they are recorded instead."""
+    """Returns the checker of answers, and again as the recording if they are recorded instead."""
     if plan.check == CheckKind.NONE:
         return None, None
     if plan.check == CheckKind.PACED:
@@ -141,7 +141,7 @@ def _checker(plan: RunPlan) -> tuple[AnswerChecker | None, _Recording | None]:
 
 
 class _Tally:
-    """What the records of this worker add up to."""
+    """Adds up the records of this worker."""
 
     def __init__(self) -> None:
         self._num_failed = 0

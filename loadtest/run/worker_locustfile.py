@@ -28,7 +28,7 @@ def _add_arguments(parser: ArgumentParser, **_: object) -> None:
 
 
 class PlannedLoad(User):
-    """One per worker. Not a user: the arrival process itself."""
+    """Plays the arrival process itself, which is not a user. Each worker has one."""
 
     fixed_count = 1
 

@@ -30,7 +30,7 @@ class _Worker:
 
 
 class WorkerProcesses:
-    """All workers of one run. `close` leaves none behind."""
+    """Owns all workers of one run. `close` leaves none behind."""
 
     def __init__(self, out_dir: Path, num_workers: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -56,7 +56,10 @@ class WorkerProcesses:
                 continue  # it is ending; `receive` will say so
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, FromWorker]]:
-        """What workers say within `timeout_s`, with their numbers. Those that hang up are gone."""
+        """Yields workers' messages within `timeout_s`, with their numbers.
+
+        Workers that close their connection are gone.
+        """
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker = key.data
             try:

@@ -1,1 +1,1 @@
-"""From the records of a run to what they mean: scorecard, verdict, report, comparison."""
+"""Turns the records of a run into scorecard, verdict, report and comparison."""

@@ -1,6 +1,6 @@
-"""How far a figure of a run may be off by chance: the same figure of runs drawn from it. Pure.
+"""Estimates how far chance may move a figure of a run, from runs drawn out of it. Pure.
 
-Drawn again are requests, or stretches of time, with replacement and as many as there were. Those
+Requests, or stretches of time, are drawn again with replacement, as many as there were. Those
 near one another in time are not independent, so the spread that comes out is rather too small.
 """
 
@@ -26,7 +26,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure made of `n` values; `value` is `None` without any.
+    """The figure made of `n` values; `value` is `None` without any.
 
     `draw` makes it `NUM_DRAWS` times from drawn values; `None` where there are too few of them.
     """

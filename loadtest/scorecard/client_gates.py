@@ -1,4 +1,4 @@
-"""Whether the numbers of a run describe the server, or the client that took them. Pure.
+"""Checks that a run's numbers describe the server, and not the client that took them. Pure.
 
 A gate without its measurement is shut: a client that did not watch itself proves nothing.
 """
@@ -17,9 +17,9 @@ from loadtest.scorecard.stored_run import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition on the client. `value` is `None` when it was not measured.
+    """The result of one condition on the client. `value` is `None` when it was not measured.
 
-    `words` say how it came out.
+    `words` describe the result.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class ClientReport:
-    """Whether the client may be believed; `reasons` are why not. `num_workers` sent samples."""
+    """The verdict on the client; `reasons` are why it is invalid. `num_workers` sent samples."""
 
     valid: bool
     reasons: tuple[str, ...]
@@ -74,7 +74,7 @@ def check_client(run: StoredRun, gates: ClientGates) -> ClientReport:
 
 
 def num_sent_in_time(run: StoredRun, grace_s: float) -> int:
-    """Judged requests that were sent before the schedule was over, or `grace_s` after it."""
+    """Counts judged requests sent before the schedule was over, or `grace_s` after it."""
     until_s = run.start.duration_s + grace_s
     return sum(request.sent_s <= until_s for request in run.judged)
 

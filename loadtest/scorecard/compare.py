@@ -1,4 +1,4 @@
-"""Two runs against each other: every difference, and whether it is more than chance. Pure.
+"""Compares two runs: every difference, and whether it is more than chance. Pure.
 
 A difference is shown when the 95 % interval of its bootstrap leaves zero out. The interval knows
 the spread within each run, not that from one run to the next: that takes several pairs of runs.
@@ -32,7 +32,7 @@ _PLACES = frozenset({"url", "answers_file", "api_key_env"})
 
 
 class ComparisonOutcome(StrEnum):
-    """What a comparison of one metric shows of run B."""
+    """The outcome of a comparison of one metric, for run B."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -41,7 +41,7 @@ class ComparisonOutcome(StrEnum):
 
 
 class DifferenceUnit(StrEnum):
-    """What a metric counts in."""
+    """The unit of a metric."""
 
     SECONDS = "s"
     RATIO = "ratio"
@@ -50,7 +50,7 @@ class DifferenceUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One metric in both runs; `None` without samples. `n_a` and `n_b` count what was drawn from.
+    """The values of one metric in both runs; `None` without samples. `n_a` and `n_b` count samples.
 
     `low` and `high` bound the 95 % interval of `difference`, which is B less A.
     """
@@ -69,10 +69,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs. `invalid` says why nothing is judged, `cautions` what else a reader must know.
+    """The comparison of two runs.
 
-    `plan_differences` are what the runs were asked for differently. `sentences` say every
-    difference in words.
+    `invalid` states why nothing is judged, `cautions` other cautions. `plan_differences` are
+    differences between the plans of the runs. `sentences` state every difference in words.
     """
 
     version: int
@@ -86,7 +86,10 @@ class Comparison:
 
     @property
     def exit_code(self) -> ExitCode:
-        """`CLIENT_INVALID` when a run is, otherwise `OK`: a difference is no failure."""
+        """The exit code: `CLIENT_INVALID` when a run is, otherwise `OK`.
+
+        A difference is no failure.
+        """
         return ExitCode.CLIENT_INVALID if self.invalid else ExitCode.OK
 
     def to_json(self) -> bytes:
@@ -96,14 +99,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class NamedRun:
-    """A run and what to call it."""
+    """The run and its name."""
 
     name: str
     run: StoredRun
 
 
 def compare(a: NamedRun, b: NamedRun, level: ServiceLevel, seed: int) -> Comparison:
-    """Run B against run A. Goodput is that of `level`, if it has any."""
+    """Compares run B with run A. Goodput is that of `level`, if it has any."""
     measured = [(named, measure(named.run, level, None)) for named in (a, b)]
     invalid = tuple(
         f"{named.name}: {reason}" for named, card in measured for reason in card.client.reasons
@@ -160,7 +163,7 @@ class _Metric:
 
 
 def _metrics(run: StoredRun, card: Scorecard, level: ServiceLevel) -> dict[str, _Metric]:
-    """Everything that is compared, by name; the same names for every run."""
+    """Returns everything that is compared, by name; the same names for every run."""
     judged = run.judged
     metrics: list[_Metric] = []
     laws: dict[str, latency.Latency] = {
@@ -186,7 +189,7 @@ def _metrics(run: StoredRun, card: Scorecard, level: ServiceLevel) -> dict[str, 
 
 
 def _stretches(run: StoredRun) -> list[float]:
-    """Output tokens per second in equal stretches of the steady window."""
+    """Returns output tokens per second in equal stretches of the steady window."""
     flow = TokenFlow(run.requests)
     if flow.is_empty or not run.window_length_s:
         return []

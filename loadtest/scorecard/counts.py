@@ -1,4 +1,4 @@
-"""What is counted of a run's requests: outcomes, tokens, wrong answers, groups. Pure."""
+"""Counts a run's requests: outcomes, tokens, wrong answers, groups. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -36,9 +36,9 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of whole answers, by the server's usage; `None` where it said nothing.
+    """The tokens of whole answers, by the server's usage; `None` where it reported nothing.
 
-    `cached` are input tokens out of a prefix cache. The counts below say of how many answers the
+    `cached` are input tokens out of a prefix cache. The counts below state for how many answers the
     usage disagrees: with what was planned, with the number of events that carried tokens (an event
     may carry several), and how many came without any usage.
     """
@@ -98,7 +98,7 @@ def count_requests(
 
 
 def count_tokens(judged: Iterable[RequestRecord]) -> TokenCounts:
-    """Tokens of the whole answers among `judged`, cross-checked."""
+    """Counts the tokens of the whole answers among `judged`, cross-checked."""
     whole = [request for request in judged if request.is_ok]
     told = [request for request in whole if request.output_tokens is not None]
     return TokenCounts(

@@ -1,4 +1,4 @@
-"""Which slices the platform had, for how long, and what their chips cost. Pure.
+"""Sums up the platform's slices over time, and what their chips cost. Pure.
 
 A sample holds until the next one. Where the next is long in coming, nothing is known in between,
 and what is not known is neither free nor paid for: the cost is then `None`.
@@ -20,7 +20,7 @@ MIN_COVERED_RATIO = 0.95
 
 @dataclass(frozen=True, slots=True)
 class ClassUse:
-    """One compute class in the window: its paid chips in hours, and their cost.
+    """The use of one compute class in the window: its paid chips in hours, and their cost.
 
     `usd` is `None` without a price. `min_ready_slices` and `max_ready_slices` are over the samples.
     """
@@ -35,11 +35,11 @@ class ClassUse:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the fleet cost in the window.
+    """The cost of the fleet in the window.
 
-    `covered_ratio` is the share of the window in which the fleet was seen. `usd` and what follows
-    from it are `None` unless nearly all of it was seen and every class used has a price; `reason`
-    says which is lacking.
+    `covered_ratio` is the share of the window in which the fleet was observed. `usd` and what
+    follows from it are `None` unless nearly all of it was observed and every class used has a
+    price; `reason` names which is lacking.
     """
 
     classes: tuple[ClassUse, ...]
@@ -75,13 +75,13 @@ def cost_of(
 
 
 def paid_chips(sample: FleetSample, compute_class: str) -> int:
-    """Chips of a class that are paid for at that instant."""
+    """Returns the chips of a class that are paid for at that instant."""
     states = sample.slices.get(compute_class, {})
     return sum(states.get(state, {}).get("chips", 0) for state in PAID_STATES)
 
 
 def num_slices(sample: FleetSample, compute_class: str, state: str) -> int:
-    """Slices of a class that are in `state` at that instant."""
+    """Returns the number of a class's slices in `state` at that instant."""
     return sample.slices.get(compute_class, {}).get(state, {}).get("slices", 0)
 
 

@@ -18,7 +18,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Three digits, or all before the point; thousands apart."""
+    """Formats three digits, or all before the point; thousands apart."""
     if value is None:
         return DASH
     size = abs(value)
@@ -50,5 +50,5 @@ def format_usd(value: float | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 request`, `2,000 requests`."""
+    """Formats a count with its noun: `1 request`, `2,000 requests`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

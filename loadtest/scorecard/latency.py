@@ -11,27 +11,30 @@ Latency = Callable[[RequestRecord], float | None]
 
 
 def ttft_s(request: RequestRecord) -> float | None:
-    """Send to first token."""
+    """Returns the time from send to first token."""
     return _until(request.first_s, request.sent_s, request)
 
 
 def ttft_scheduled_s(request: RequestRecord) -> float | None:
-    """Scheduled instant to first token: what a user waits who knows nothing of the client."""
+    """Returns the time from scheduled instant to first token.
+
+    It is the wait of a user who knows nothing of the client.
+    """
     return _until(request.first_s, request.scheduled_s, request)
 
 
 def e2e_s(request: RequestRecord) -> float | None:
-    """Send to last token."""
+    """Returns the time from send to last token."""
     return _until(request.last_s, request.sent_s, request)
 
 
 def e2e_scheduled_s(request: RequestRecord) -> float | None:
-    """Scheduled instant to last token."""
+    """Returns the time from scheduled instant to last token."""
     return _until(request.last_s, request.scheduled_s, request)
 
 
 def tpot_s(request: RequestRecord) -> float | None:
-    """(E2E - TTFT) / (tokens - 1), tokens as the server's usage counts them; none for one token."""
+    """Returns (E2E - TTFT) / (tokens - 1), by the server's usage; `None` for one token."""
     if not request.is_ok or request.first_s is None or request.last_s is None:
         return None
     if request.output_tokens is None or request.output_tokens < 2:
@@ -40,7 +43,7 @@ def tpot_s(request: RequestRecord) -> float | None:
 
 
 def ntpot_s(request: RequestRecord) -> float | None:
-    """E2E / tokens: a price per token that has the prefill in it, no measure of pace."""
+    """Returns E2E / tokens: a price per token that includes the prefill, no measure of pace."""
     whole_s = e2e_s(request)
     return (
         whole_s / request.output_tokens if whole_s is not None and request.output_tokens else None
@@ -48,7 +51,10 @@ def ntpot_s(request: RequestRecord) -> float | None:
 
 
 def schedule_lag_s(request: RequestRecord) -> float:
-    """Scheduled instant to send, of every request that was sent: the client's own queue."""
+    """Returns the time from scheduled instant to send: the client's own queue.
+
+    Every request that was sent has one.
+    """
     return request.sent_s - request.scheduled_s
 
 

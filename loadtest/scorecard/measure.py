@@ -1,4 +1,4 @@
-"""From the records of a run to its scorecard: every number of a run and what it comes to.
+"""Makes the scorecard from the records of a run: every number and its result.
 
 Owns what belongs to a scorecard and the version of its JSON. Pure: no clock, no I/O, no chance. The
 definitions are in `latency`, `token_flow`, `counts`, `stalls` and `fleet_cost`.
@@ -40,7 +40,7 @@ CLUMP_RATIO = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What was run. `cut_short` says why the run is not whole, `None` when it is.
+    """The facts of a run. `cut_short` states why the run is not whole, `None` when it is.
 
     `window_from_s` and `window_until_s` bound the steady window.
     """
@@ -74,7 +74,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met all of `limits`, in requests per second and as a share of all scheduled."""
+    """The requests that met all of `limits`, per second and as a share of all scheduled."""
 
     limits: dict[str, float]
     good: int
@@ -84,7 +84,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class SloReport:
-    """Whether all objectives were met; with none there is nothing to miss."""
+    """The result of all objectives; a run without any has missed none."""
 
     ok: bool
     objectives: tuple[Objective, ...]
@@ -92,7 +92,7 @@ class SloReport:
 
 @dataclass(frozen=True, slots=True)
 class Scorecard:
-    """One run. Durations in seconds; `None` is not measured, never zero.
+    """The scorecard of one run. Durations in seconds; `None` is not measured, never zero.
 
     `icl_s` are the gaps between events that carry tokens: gaps between tokens only where each event
     carries one. `fleet` are the samples that differ from the one before, and the last.
@@ -239,7 +239,7 @@ def _goodput(
 
 
 def is_good(request: RequestRecord, limits: GoodputLimits) -> bool:
-    """Whether a request succeeded and met every limit. One token alone has no pace to miss."""
+    """Returns whether a request succeeded and met every limit. One token alone has no pace."""
     if not request.is_ok:
         return False
     pairs = [

@@ -1,4 +1,4 @@
-"""What a chip costs, by compute class: a file such as `spot: 0.593`, in USD per chip and hour."""
+"""Reads chip prices by compute class: a file such as `spot: 0.593`, in USD per chip and hour."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ class ChipPriceFile(RootModel[dict[str, _Price]]):
 
 
 def read_prices(path: Path) -> Mapping[str, float]:
-    """USD per chip and hour by compute class.
+    """Reads USD per chip and hour by compute class.
 
     Raises:
         LoadTestError: it is no such file.

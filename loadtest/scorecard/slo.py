@@ -40,7 +40,7 @@ class LatencyLimits(_Part):
 
 
 class GoodputLimits(_Part):
-    """What a request has to keep to in order to be a good one, and how many have to.
+    """The limits that a good request keeps, and the share of requests that has to keep them.
 
     A request is good when it succeeded and met all limits given here, in seconds, measured from its
     scheduled instant. `at_least` is a share of all requests that were scheduled; `None` to report
@@ -60,7 +60,7 @@ class GoodputLimits(_Part):
 
 
 class ClientGates(_Part):
-    """How good the client must have been for its numbers to be about the server.
+    """The required quality of the client, so that its numbers describe the server.
 
     Above half a core, one Python client reports its own queue: p99 is off by tens of milliseconds.
     """
@@ -72,7 +72,7 @@ class ClientGates(_Part):
 
 
 class ServiceLevel(_Part):
-    """All objectives of a run; what is left out is not judged.
+    """The objectives of a run; what is left out is not judged.
 
     TTFT and E2E are judged from the scheduled instant. `error_ratio` is the share of requests that
     may fail, `max_lost_tokens` how many tokens may be missing from answers that were checked.
@@ -103,7 +103,7 @@ def read_slo(path: Path) -> ServiceLevel:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What objectives are judged on; `None` where nothing was measured."""
+    """The evidence that objectives are judged on; `None` where nothing was measured."""
 
     ttft_scheduled_s: Spread
     tpot_s: Spread
@@ -117,7 +117,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One objective and how it came out.
+    """The result of one objective.
 
     `name` is its place in the file, `metric` what of the scorecard it was judged on. `value` is
     `None` without samples, and the objective is then missed. The value must be at most `limit`, or

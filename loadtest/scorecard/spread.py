@@ -1,4 +1,4 @@
-"""How values are spread: exact percentiles of values, and those of a histogram. Pure.
+"""Computes how values are spread: exact percentiles of values, and those of a histogram. Pure.
 
 A percentile is the smallest value that at least that share of the samples do not exceed: a value
 that occurred, the same rule as `histogram.quantile`.
@@ -27,7 +27,7 @@ class Spread:
 
 
 def spread_of(values: Iterable[float | None]) -> Spread:
-    """Of the values that there are."""
+    """Returns the spread of the values that exist."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return Spread()
@@ -36,7 +36,10 @@ def spread_of(values: Iterable[float | None]) -> Spread:
 
 
 def spread_of_histogram(counts: Mapping[int, int], longest_s: float | None) -> Spread:
-    """Of durations in the buckets of `loadtest.histogram`, to 0.5 %; `longest_s` is exact."""
+    """Returns the spread of durations in buckets of `loadtest.histogram`, to 0.5 %.
+
+    `longest_s` is exact.
+    """
     n = sum(counts.values())
     if not n:
         return Spread()
@@ -46,11 +49,11 @@ def spread_of_histogram(counts: Mapping[int, int], longest_s: float | None) -> S
 
 
 def rank_of(share: float, n: int) -> int:
-    """Where, counted from 0, the percentile stands among `n` values in order."""
+    """Returns the place of the percentile, from 0, among `n` values in order."""
     # The product's own rounding must not push a whole number up: 0.95 x 20 is 19.
     return max(0, math.ceil(share * n - 1e-9) - 1)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Of values in rising order; `None` without any."""
+    """Returns a percentile of values in rising order; `None` without any."""
     return ordered[rank_of(share, len(ordered))] if ordered else None

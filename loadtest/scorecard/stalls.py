@@ -1,4 +1,4 @@
-"""What was done to the platform, and what requests in flight noticed of it. Pure.
+"""Measures what requests in flight noticed of the disturbances of the platform. Pure.
 
 A record knows only the longest gap of its request. So a gap near an event shows unless the same
 request had a longer one elsewhere, and a request that had no token yet shows in its TTFT instead.
@@ -15,11 +15,11 @@ AFTER_EVENT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class EventImpact:
-    """One event and the requests that were in flight at it; `number` is its mark in the plots.
+    """The impact of one event on the requests in flight; `number` is its mark in the plots.
 
     `failed` of them did not end well. `longest_gap_s` is the longest that began within
     `AFTER_EVENT_S` of the event or was going on at it, of any request; `None` without one.
-    `added_s` is what it is longer than a usual gap; `None` also where none is known. `error` says
+    `added_s` is what it is longer than a usual gap; `None` also where none is known. `error` states
     why the event itself did not come about.
     """
 

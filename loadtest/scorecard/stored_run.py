@@ -29,7 +29,7 @@ _Timed = TypeVar("_Timed", ClientSample, FleetSample, EventRecord)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One run. `end` is `None` when the client did not live to write it."""
+    """The records of one run. `end` is `None` when the client did not live to write it."""
 
     start: RunStart
     requests: tuple[RequestRecord, ...]
@@ -40,7 +40,7 @@ class StoredRun:
 
     @property
     def ended_s(self) -> float:
-        """When the run was over, or the last that is known of it."""
+        """The end of the run, or the last instant that is known of it."""
         if self.end is not None:
             return self.end.at_s
         ends = (request.ended_s for request in self.requests)
@@ -63,7 +63,7 @@ class StoredRun:
 
     @property
     def window_length_s(self) -> float:
-        """0 for a run that did not outlive its warm-up."""
+        """The length of the steady window; 0 for a run that did not outlive its warm-up."""
         from_s, until_s = self.window_s
         return until_s - from_s
 
@@ -75,7 +75,7 @@ class StoredRun:
 
     @property
     def num_missing(self) -> int:
-        """Scheduled requests without a record. Whether they were warm-up, nobody knows.
+        """The number of scheduled requests without a record. Some may have been warm-up.
 
         Later turns of a session fall due only when the turn before has ended, so none is missed.
         """
@@ -110,7 +110,7 @@ def gather(records: list[Record]) -> StoredRun:
 
 
 def _of_kind(records: list[Record], kind: type[_Timed]) -> tuple[_Timed, ...]:
-    """In order of time: several workers and the parent wrote them."""
+    """Returns the records in order of time: several workers and the parent wrote them."""
     found = (record for record in records if isinstance(record, kind))
     return tuple(sorted(found, key=lambda record: record.at_s))
 

@@ -1,4 +1,4 @@
-"""A run along its time axis, in equal intervals. Pure.
+"""Lays out a run along its time axis, in equal intervals. Pure.
 
 Latencies stand in the interval their requests were due in, failures in the one they ended in.
 """
@@ -21,7 +21,7 @@ MAX_INTERVALS = 120
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Everything is per interval; interval `i` goes from `edges_s[i]` to `edges_s[i + 1]`.
+    """The values per interval; interval `i` goes from `edges_s[i]` to `edges_s[i + 1]`.
 
     `asked_per_s` is what the schedule has (of what is known to have been due), `achieved_per_s`
     what was sent. `in_flight` is at the end of the interval. `errors` counts failures by kind.

@@ -1,4 +1,4 @@
-"""How many output tokens had arrived by when. Pure.
+"""Computes how many output tokens had arrived by when. Pure.
 
 A record holds the instants of a request's first and last token and how many there were; those
 between are taken to be evenly spread. Only whole answers count, by the server's usage.
@@ -28,7 +28,7 @@ class TokenFlow:
         self.is_empty = not rows
 
     def received_by(self, at_s: float) -> float:
-        """Tokens that had arrived at `at_s`, that instant included."""
+        """Returns the tokens that had arrived at `at_s`, that instant included."""
         length_s = self._last_s - self._first_s
         passed = np.divide(
             at_s - self._first_s, length_s, out=np.ones_like(length_s), where=length_s > 0
@@ -37,5 +37,5 @@ class TokenFlow:
         return float(np.sum(np.where(at_s >= self._first_s, 1 + later, 0.0)))
 
     def received_in(self, from_s: float, until_s: float) -> float:
-        """Tokens that arrived after `from_s`, up to `until_s`."""
+        """Returns the tokens that arrived after `from_s`, up to `until_s`."""
         return self.received_by(until_s) - self.received_by(from_s)

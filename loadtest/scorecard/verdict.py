@@ -1,7 +1,7 @@
-"""What a run comes to: one exit code and one sentence. Pure.
+"""Judges a run: one exit code and one sentence. Pure.
 
 Judged in this order: a client that may not be believed, then failures, then objectives. An invalid
-run says nothing about objectives, and a broken one is not merely slow.
+run shows nothing about objectives, and a broken one is not merely slow.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from loadtest.scorecard.slo import Objective, ServiceLevel
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`exit_code` and its name, and the sentence that says why."""
+    """The `exit_code` and its name, and the sentence that explains it."""
 
     exit_code: int
     name: str

@@ -1,1 +1,1 @@
-"""What a load test sends: arrivals, lengths, shared prefixes, sessions, and exact prompts."""
+"""Plans the requests of a load test: arrivals, lengths, prefixes, sessions, exact prompts."""

@@ -1,4 +1,4 @@
-"""How a workload file may say when requests arrive.
+"""Defines the arrival laws of a workload file.
 
 Owns the fields of each law, their bounds and the rules between them; what they mean in instants is
 in `schedule`. Pure.
@@ -23,21 +23,21 @@ class _Part(BaseModel):
 
 
 class ConstantArrivals(_Part):
-    """Evenly, the first at once."""
+    """The law of even arrivals, the first at once."""
 
     law: Literal["constant"] = "constant"
     rate_per_s: Rate
 
 
 class PoissonArrivals(_Part):
-    """Independent of each other."""
+    """The law of arrivals independent of each other."""
 
     law: Literal["poisson"] = "poisson"
     rate_per_s: Rate
 
 
 class GammaArrivals(_Part):
-    """Gamma gaps.
+    """The law of gamma gaps.
 
     `cv` is their coefficient of variation: below 1 smoother than Poisson, above 1 in bursts.
     """
@@ -48,7 +48,7 @@ class GammaArrivals(_Part):
 
 
 class RatePoint(_Part):
-    """A rate at an instant of the run."""
+    """The rate at an instant of the run."""
 
     at_s: Seconds
     rate_per_s: Annotated[float, Field(ge=0)]
@@ -63,7 +63,7 @@ def _ascending(points: tuple[RatePoint, ...]) -> None:
 
 
 class RampArrivals(_Part):
-    """A rate that goes straight from point to point; the end values hold beyond the points."""
+    """The law of a rate straight from point to point; the end values hold beyond the points."""
 
     law: Literal["ramp"] = "ramp"
     points: Annotated[tuple[RatePoint, ...], Field(min_length=1)]
@@ -76,7 +76,7 @@ class RampArrivals(_Part):
 
 
 class StepArrivals(_Part):
-    """A rate that jumps at each point and holds; the first point is at 0."""
+    """The law of a rate that jumps at each point and holds; the first point is at 0."""
 
     law: Literal["steps"] = "steps"
     points: Annotated[tuple[RatePoint, ...], Field(min_length=1)]

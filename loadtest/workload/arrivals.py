@@ -1,6 +1,6 @@
-"""When requests arrive that wait for nobody: instants under a rate that changes, and of a trace.
+"""Draws the instants of requests that wait for nothing: under a changing rate, and of a trace.
 
-Every law is one renewal process of rate 1 (evenly, Poisson, or gamma gaps of a wanted coefficient
+Every law is one renewal process of rate 1 (evenly, Poisson, or gamma gaps of a given coefficient
 of variation), played on a clock that runs as fast as the rate: exact for any rate, without a grid.
 Pure: chance comes in. The instants depend on nothing but the arguments, and those of a longer run
 begin with those of a shorter one.
@@ -20,7 +20,7 @@ _DRAWN_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class RatePiece:
-    """A stretch over which the rate, in requests per second, goes from one value to another."""
+    """The stretch over which the rate, in requests per second, goes from one value to another."""
 
     start_s: float
     end_s: float
@@ -29,7 +29,7 @@ class RatePiece:
 
     @property
     def expected(self) -> float:
-        """Requests that the piece stands for."""
+        """The requests that the piece stands for."""
         return (self.start_per_s + self.end_per_s) / 2 * (self.end_s - self.start_s)
 
 
@@ -39,7 +39,10 @@ def steady(rate_per_s: float, duration_s: float) -> tuple[RatePiece, ...]:
 
 
 def ramp(points: Sequence[tuple[float, float]], duration_s: float) -> tuple[RatePiece, ...]:
-    """Straight from point to point (second, rate), ascending; the end values hold beyond them."""
+    """Returns straight pieces from point to point (second, rate), with points in rising order.
+
+    The end values hold beyond the points.
+    """
     times_s = [0.0, *(at_s for at_s, _ in points if 0 < at_s < duration_s), duration_s]
     rates = np.interp(times_s, [at_s for at_s, _ in points], [rate for _, rate in points])
     return tuple(
@@ -110,5 +113,5 @@ def _unit_points(total: float, cv: float, rng: np.random.Generator) -> Instants:
 
 
 def thin(count: int, keep_ratio: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Which of `count` rows stay when each stays with the chance `keep_ratio`: bool[row]."""
+    """Keeps each of `count` rows with the chance `keep_ratio`; returns a mask: bool[row]."""
     return np.asarray(rng.random(count) < keep_ratio, dtype=np.bool_)

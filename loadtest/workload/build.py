@@ -1,7 +1,7 @@
-"""From a workload and a seed to the requests of a run.
+"""Builds the requests of a run from a workload and a seed.
 
-Joins the instants (`schedule`) with what is asked at them (`conversations`). Reads the traces that
-the workload names; the rest is pure, and the same in any process.
+Joins the instants (`schedule`) with what is requested at them (`conversations`). Reads the traces
+that the workload names; the rest is pure, and the same in any process.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""One conversation of a workload: whom it asks, what, and how long its answers are.
+"""Plans one conversation of a workload: its model, its prompts, and the lengths of its answers.
 
 Each conversation draws from a generator of its own, seeded with the run's seed and the
 conversation's number: one's draws do not depend on another's, nor on the process. Pure.
@@ -50,9 +50,9 @@ class _Weighted(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One turn before it is anybody's.
+    """The turn before it belongs to a conversation.
 
-    `text` stands instead of the blocks, which then tell its length where that is known.
+    `text` stands instead of the blocks, which then give its length where that is known.
     """
 
     blocks: tuple[PromptBlock, ...]
@@ -248,7 +248,7 @@ def _prefixes(prefixes: SharedPrefixes, key: str, seed: int) -> _Weighted[Prompt
 
 
 def _key(spec: WorkloadSpec, seed: int) -> str:
-    """Short for workload and seed. Of traces the name counts, not where they lie on a machine."""
+    """Returns a short key for workload and seed. For traces the name counts, not the folder."""
     said = json.dumps(spec.model_dump(), sort_keys=True, default=_file_name)
     return blake2b(f"{seed}/{said}".encode(), digest_size=5).hexdigest()
 
@@ -260,7 +260,10 @@ def _file_name(value: object) -> str:
 
 
 def _think_time_s(before: TraceRow, row: TraceRow) -> float:
-    """As the trace says it; else the time between the two rows, for want of the answer's end."""
+    """Returns the trace's think time, or the time between the rows if it has none.
+
+    The end of the answer is unknown then.
+    """
     if row.think_time_s is not None:
         return row.think_time_s
     if row.offset_s is None or before.offset_s is None:

@@ -1,4 +1,4 @@
-"""Which words are one token each for a server whose tokenizer is known only by asking it.
+"""Discovers words of one token each for a server that only answers questions on its tokenizer.
 
 Owns the questions and the proof. The tokenizer comes as two functions, which may do I/O; a handful
 of calls finds the words, and some hundred more those that may begin a text.
@@ -69,7 +69,7 @@ def discover_vocabulary(tokenize: Tokenize, detokenize: Detokenize) -> Vocabular
 
 @dataclass(frozen=True, slots=True)
 class _Separator:
-    """A word that is one token after a space, and the tokens it is at a text's beginning."""
+    """The word that is one token after a space, and the tokens it is at a text's beginning."""
 
     word: str
     token: int
@@ -147,7 +147,7 @@ def _proven(words: dict[str, int], separator: _Separator, tokenize: Tokenize) ->
 def _agreeing(
     order: Sequence[str], ids: Mapping[str, int], separator: _Separator, tokenize: Tokenize
 ) -> set[str]:
-    """Those of the words that agree in texts of a half, a quarter and so on, down to one word."""
+    """Returns the words that agree in texts of a half, a quarter and so on, down to one word."""
     if _agrees(order, ids, separator, tokenize):
         return set(order)
     if len(order) <= 1:

@@ -34,7 +34,7 @@ class FixedCount(BaseModel):
 
 
 class UniformCount(BaseModel):
-    """Any of `min` to `max`, both included, equally often."""
+    """The law of counts from `min` to `max`, both included, equally often."""
 
     model_config = STRICT
 
@@ -54,7 +54,7 @@ class UniformCount(BaseModel):
 
 
 class LognormalCount(BaseModel):
-    """A lognormal law by its median and its 99th percentile, before it is cut off above `max`.
+    """The lognormal law by its median and its 99th percentile, before it is cut off above `max`.
 
     What lies beyond 1 to `max` is not drawn, rather than moved to the ends.
     """
@@ -104,7 +104,7 @@ class FixedWait(BaseModel):
 
 
 class ExponentialWait(BaseModel):
-    """Exponential, by its mean."""
+    """The exponential law of waits, by its mean."""
 
     model_config = STRICT
 
@@ -117,7 +117,7 @@ class ExponentialWait(BaseModel):
 
 
 class LognormalWait(BaseModel):
-    """Lognormal, by its median and its 99th percentile."""
+    """The lognormal law of waits, by its median and its 99th percentile."""
 
     model_config = STRICT
 

@@ -19,7 +19,7 @@ _BYTES_PER_DRAW = 4
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What prompts are made of.
+    """The material of prompts.
 
     `token_ids` are those that may be used. `words` are texts that are one token each in the middle
     of a text, after a space, and `openers` those of them that are one token at a text's beginning
@@ -62,7 +62,7 @@ def first_tokens(blocks: Sequence[PromptBlock], num_tokens: int) -> tuple[Prompt
 
 @dataclass(frozen=True, slots=True)
 class ChatFit:
-    """What a model's chat template adds to a conversation of one user message, in tokens."""
+    """The tokens that a model's chat template adds to a conversation of one user message."""
 
     overhead_tokens: int
 
@@ -100,7 +100,10 @@ class ChatFit:
 
 
 def _draws(block: PromptBlock) -> npt.NDArray[np.int64]:
-    """Uniform numbers below 2 ** 32; a longer block of the same content begins with the same."""
+    """Returns uniform numbers below 2 ** 32.
+
+    A longer block of the same content begins with the same numbers.
+    """
     stream = shake_128(block.content_id.encode()).digest(_BYTES_PER_DRAW * block.num_tokens)
     return np.frombuffer(stream, dtype="<u4").astype(np.int64)
 

@@ -38,7 +38,7 @@ Unit = tuple[TraceRow, ...]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One conversation of a trace that arrives at `offset_s`.
+    """The conversation of a trace that arrives at `offset_s`.
 
     `playing` counts the times the trace was played before.
     """
@@ -139,7 +139,7 @@ def units_of(trace: Trace) -> tuple[Unit, ...]:
 
 
 def _length_s(trace: Trace) -> float:
-    """From the first arrival to where the next would come, a mean gap after the last."""
+    """Returns the time from the first arrival to the next after the last, at the mean gap."""
     last_s = float(trace.offsets_s[-1])
     return last_s + last_s / max(len(trace.rows) - 1, 1)
 

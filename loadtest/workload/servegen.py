@@ -1,4 +1,4 @@
-"""ServeGen's clients: each a law of arrivals that changes every few minutes, over days.
+"""Reads ServeGen's clients: each has a law of arrivals that changes every few minutes, over days.
 
 Owns the format and the arrivals under such laws. Pure but for reading the files; chance comes in.
 Source of the format: alibaba/ServeGen `f891d118`, arXiv 2505.09999.
@@ -30,7 +30,7 @@ class GapLaw(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LawWindow:
-    """A stretch of a client's time. `law` is `None` where it is idle, and the rate is 0 then.
+    """The stretch of a client's time. `law` is `None` where it is idle, and the rate is 0 then.
 
     The mean gap is 1 / `rate_per_s`; `shape` is the law's. (The file's scale follows from both.)
     """
@@ -44,7 +44,7 @@ class LawWindow:
 
 @dataclass(frozen=True, slots=True)
 class ClientLaw:
-    """One client: windows that follow each other from 0 on without a hole."""
+    """The law of one client: windows that follow each other from 0 on without a hole."""
 
     name: str
     windows: tuple[LawWindow, ...]
@@ -83,7 +83,7 @@ def read_clients(path: Path) -> tuple[ClientLaw, ...]:
 
 
 def mean_rate_per_s(clients: tuple[ClientLaw, ...], start_s: float, duration_s: float) -> float:
-    """Requests per second of all clients over that stretch."""
+    """Returns the requests per second of all clients over that stretch."""
     windows = [window for client in clients for window in client.stretch(start_s, duration_s)]
     return (
         sum(window.rate_per_s * (window.end_s - window.start_s) for window in windows) / duration_s

@@ -1,4 +1,4 @@
-"""What a workload is, as its file says it: arrivals, lengths, sharing, sessions, who asks whom.
+"""Defines a workload as its file states it: arrivals, lengths, sharing, sessions, models.
 
 Owns the fields, their bounds and the rules between them. Does not own what is made of them
 (`build`). A file is YAML; unknown keys are refused.
@@ -28,10 +28,10 @@ class _Part(BaseModel):
 
 
 class Lengths(_Part):
-    """Tokens of prompts and of answers.
+    """The tokens of prompts and of answers.
 
     `trace` takes the requests of a file in a random order, all once before any comes again, each
-    with its prompt or its sharing. `input` and `output` stand instead of what rows say, of this
+    with its prompt or its sharing. `input` and `output` stand instead of what rows state, of this
     trace or of a replay; without rows, both are needed.
     """
 
@@ -71,7 +71,7 @@ class Sessions(_Part):
 
 
 class MixEntry(_Part):
-    """A model's share of the requests. `api` is the workload's where it is `None`."""
+    """The share of a model in the requests. `api` is the workload's where it is `None`."""
 
     model: Annotated[str, Field(min_length=1)]
     weight: Weight = 1.0
@@ -79,11 +79,11 @@ class MixEntry(_Part):
 
 
 class WorkloadSpec(_Part):
-    """A workload. Everything that chance decides is decided by the seed of the run.
+    """The specification of a workload. The seed of the run decides everything left to chance.
 
     `lengths` may be left out where arrivals are a replay, which has its own. An empty `mix` is all
     models of the run in equal parts; empty `tenants` are none, empty `priorities` are 0. The
-    weights of each need not sum to 1. `max_context_tokens` is for a server whose context is short
+    weights of each need not sum to 1. `max_context_tokens` is for a server with a short context
     (`None`: no bound): no answer is planned beyond half of it, a first prompt is cut to what that
     leaves, and a session ends before the turn that would go beyond.
     """
@@ -129,7 +129,7 @@ class WorkloadSpec(_Part):
         burstiness: float = 1.0,
         api: Api = Api.CHAT,
     ) -> Self:
-        """Requests of one length at a steady rate.
+        """Makes a workload of requests of one length at a steady rate.
 
         `burstiness` is the shape of gamma gaps, as `vllm bench serve` has it: 1 is Poisson, less
         comes in bursts, infinity is even.
@@ -236,7 +236,7 @@ _Spec = TypeVar("_Spec", bound=WorkloadSpec)
 
 
 def _parsed(kind: type[_Spec], fields: Mapping[str, object], source: str) -> _Spec:
-    """What the fields say, read as JSON: strict, but a list is a tuple and a text is a path."""
+    """Parses the fields as JSON: strict, but a list is a tuple and a text is a path."""
     try:
         document = json.dumps(fields, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Request traces as rows: when a request came, how long it was, what it shares with others.
+"""Reads request traces as rows: when a request came, its length, what it shares with others.
 
 Owns the file formats and every check of their rows. Does not own how a trace is played
 (`arrivals`, `build`) nor ServeGen's laws, which are no requests (`servegen`). Reads files; the rest
@@ -34,11 +34,11 @@ _NUM_SERVEGEN_COLUMNS = 6
 
 
 class TraceError(ValueError):
-    """A trace cannot be used. The message names file, line, field, value and what is allowed."""
+    """Reports an unusable trace. The message names file, line, field, value and what is allowed."""
 
 
 class TraceFormat(StrEnum):
-    """What a file of traffic is written in."""
+    """The format of a file of traffic."""
 
     AZURE = "azure"  # CSV of Azure's LLM inference traces, 2023
     MOONCAKE = "mooncake"  # JSON lines with hash ids of shared blocks
@@ -48,14 +48,14 @@ class TraceFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace.
+    """The row of one request of a trace.
 
-    `offset_s` is seconds after the first row's instant, `None` where the file says no times.
+    `offset_s` is seconds after the first row's instant, `None` where the file has no times.
     `input_tokens` and `output_tokens` are `None` where the file does not count them. `blocks` are
     empty where nothing is known of sharing; otherwise they make up `input_tokens`. `session` ties
-    rows that follow each other in one conversation, whose `input_tokens` are then those that the
-    turn adds; `think_time_s` is the wait before a later turn, `None` if not said. `text` is the
-    prompt word for word.
+    rows that follow each other in one conversation; their `input_tokens` are then those that the
+    turn adds. `think_time_s` is the wait before a later turn, `None` if not given. `text` is the
+    verbatim prompt.
     """
 
     offset_s: float | None
@@ -185,7 +185,7 @@ def _mooncake_rows(path: Path) -> tuple[list[TraceRow], float | None]:
 
 
 def _hashed_blocks(source: "_TraceLine", num_tokens: int) -> tuple[PromptBlock, ...]:
-    """One block for each hash id, the last with what remains; none where the row has no ids."""
+    """Returns one block for each hash id, the last with what remains; none without ids."""
     ids = source.fields.get("hash_ids")
     if ids is None:
         return ()
@@ -274,7 +274,7 @@ def _from_zero(path: Path, rows: list[TraceRow]) -> tuple[TraceRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _TraceLine:
-    """One line's fields and where they stand."""
+    """The fields of one line and its place."""
 
     path: Path
     line: int
