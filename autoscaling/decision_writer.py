@@ -1,7 +1,7 @@
 """Writes what the policy decided, off the controller's loop: the decision log and the plan board.
 
-Everything is written in one thread, in order. What cannot be written is told once and shown as an
-alert; the decisions go on. Reads nothing.
+Everything is written in one thread, in order. What cannot be written is reported once and shown as
+an alert; the decisions go on. Reads nothing.
 """
 
 import logging
@@ -20,7 +20,7 @@ from serving.domain.plan_report import PlanReport
 
 logger = logging.getLogger("ray.serve.slicewise")
 
-# Writes that may wait. A disk that hangs for as long loses decisions, and the log says so.
+# Writes that may wait. A disk that hangs for as long loses decisions, and the log reports it.
 _MAX_WAITING = 1000
 
 

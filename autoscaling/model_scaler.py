@@ -73,7 +73,7 @@ class ModelScaler:
         self._policy: SlicewisePolicy | None = None
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
-        # Losses told before, and `None` before the first list: those were before our time.
+        # Losses reported before, and `None` before the first list: those were before our time.
         self._told_losses: frozenset[SliceLoss] | None = None
         self._targets: dict[str, int] = {}
         self._changes: tuple[PlanChange, ...] = ()
@@ -131,7 +131,7 @@ class ModelScaler:
     def _policy_for(self, deployments: Mapping[str, Bounds]) -> tuple[SlicewisePolicy, list[str]]:
         """The policy within the deployments' bounds, and what does not fit together.
 
-        Other bounds make another policy, whose memory is empty.
+        Other bounds make another policy. Its memory is empty.
         """
         terms = {
             each.name: replace(
@@ -182,7 +182,7 @@ class ModelScaler:
         return Observation(serve_state.now_s, load, fleet), tuple(unknown)
 
     def _failed(self, serve_state: ServeState, error: Exception) -> Plan:
-        """The targets of before, after a failure, which is told whole once per kind."""
+        """The targets of before, after a failure; each kind is reported whole once."""
         self._num_failures += 1
         kind = f"{type(error).__name__}: {error}"
         if type(error).__name__ not in self._failures_told:
@@ -197,7 +197,7 @@ class ModelScaler:
         )
 
     def _apply(self, plan: Plan, serve_state: ServeState) -> None:
-        """Makes the plan's targets ours, and tells of a change in one line."""
+        """Makes the plan's targets ours, and reports a change in one line."""
         before = {
             name: self._targets.get(name, bounds.target)
             for name, bounds in serve_state.deployments.items()

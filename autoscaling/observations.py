@@ -13,12 +13,12 @@ from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport, StatsError, fleet_report_of_stats, load_of_stats
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
 
-# A directory that has just started has not heard of everybody yet.
+# A directory that has just started has not got every report yet.
 SETTLING_S = LEASE_S + RENEWAL_S
 
 
 class ReportMissingError(Exception):
-    """The load or the slices are not known now; the message says why. Hold the last plan."""
+    """The load or the slices are unknown now; the message gives the reason. Hold the last plan."""
 
 
 class Point(Protocol):
@@ -51,7 +51,7 @@ class Tokens:
     output: float
 
 
-# Of a request until the first have been measured, where nobody says otherwise.
+# Of a request until the first have been measured, where nothing else is set.
 ASSUMED_TOKENS = Tokens(input=512, output=256)
 
 
@@ -85,7 +85,7 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
     It is as old as its oldest part. `assumed` stands for a mean that no gateway knows yet.
 
     Raises:
-        ReportMissingError: not every running gateway has told its load.
+        ReportMissingError: not every running gateway has reported its load.
     """
     reports = list(reports)
     if not reports or len(reports) < num_gateways:
@@ -114,7 +114,7 @@ def fleet_report_of(reports: Iterable[Report], now_s: float, max_age_s: float) -
     """Returns what the directory lists.
 
     Raises:
-        ReportMissingError: it lists nothing, nothing new, or has not heard from everybody yet.
+        ReportMissingError: it lists nothing, nothing new, or lacks reports.
     """
     newest = max(reports, key=lambda report: report.at_s, default=None)
     if newest is None:
@@ -163,7 +163,7 @@ def slices_of(
 
 
 def losses_of(model: str, report: FleetReport) -> tuple[SliceLoss, ...]:
-    """The model's losses that the directory still tells of, oldest first."""
+    """The model's losses that the directory still reports, oldest first."""
     losses = [
         SliceLoss(each.replica_id, each.compute_class, each.at_s, str(each.cause))
         for each in report.losses

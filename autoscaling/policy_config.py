@@ -19,7 +19,7 @@ from serving.domain.capacity import CapacityProfile, ProfileError, read_profile
 from serving.domain.compute_class import MARKETS, ComputeClass, Market
 from serving.domain.topology import TopologyError, slice_shape
 
-# Serve's controller starts anywhere: what the file names is looked for beside our packages.
+# Serve's controller starts anywhere: what the file names is searched beside our packages.
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
 _LIST_MARKETS: Mapping[str, PricedMarket] = {
     Market.SPOT: PricedMarket.SPOT,
@@ -186,7 +186,7 @@ class PolicySettings:
 
 
 def read_policy_settings(raw: object, root: Path = _PROJECT_ROOT) -> PolicySettings:
-    """The settings in `raw`, the policy's keyword arguments; files are looked for below `root`.
+    """The settings in `raw`, the policy's keyword arguments; files are searched below `root`.
 
     Raises:
         PolicyConfigError: lists every problem found. Correct them all.

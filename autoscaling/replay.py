@@ -1,8 +1,8 @@
-"""The decision log: what was seen and what was planned, kept so that it can be decided again.
+"""Keeps the decision log: what was observed and planned, so that it can be decided again.
 
 One file of JSON lines. A line `begin` carries everything a policy is made from; each line after it
 is one decision, its observation and its plan. A restart of the policy begins anew, with an empty
-memory, as it did. `replay_log` runs today's policy on yesterday's observations and tells where it
+memory, as it did. `replay_log` runs today's policy on yesterday's observations and reports where it
 would plan otherwise. Owns the format; reads and writes files, decides nothing.
 """
 

@@ -78,7 +78,7 @@ def needed(arguments: Sequence[str], commands: Iterable[EntryPoint]) -> list[Ent
     """Returns those of `commands` that have to be loaded for these arguments of the command line.
 
     A command that is named needs no other: each brings libraries of its own, which take seconds.
-    For help, and for a name that nobody has, all are needed.
+    For help, and for an unknown name, all are needed.
     """
     known = list(commands)
     first = next(iter(arguments), "")

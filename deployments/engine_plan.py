@@ -98,7 +98,7 @@ def plan_serve_config(
 
 
 def tpu_deployments(config: AppConfig) -> Iterator[tuple[ModelConfig, DeploymentConfig]]:
-    """Yields every deployment whose engines are on TPU."""
+    """Yields every deployment with engines on TPU."""
     for model in config.models:
         if model.is_on_tpu:
             for deployment in model.deployments:
@@ -112,7 +112,7 @@ def plan_deployment(
 
     Raises:
         ConfigError: tpu-inference would reject it or load it wrongly.
-        ModelFactsError: the model's `config.json` says too little.
+        ModelFactsError: the model's `config.json` has too little.
         ModelConfigUnreadableError: a file that was found is of no use.
     """
     assert deployment.slice is not None

@@ -19,7 +19,7 @@ _NOISE = ("For further information visit",)
 def start_failure(log_lines: Iterable[str]) -> str | None:
     """Returns what failed first and its reason; `None` while nothing has.
 
-    A failure whose record may still be growing is told once the next record has begun.
+    A failure whose record may still be growing is reported once the next record has begun.
     """
     what: str | None = None
     below: list[str] = []

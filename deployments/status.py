@@ -39,7 +39,7 @@ _SLICE_HEADER = (
 
 
 class FleetUnavailableError(Exception):
-    """The gateway's view of its fleet could not be read; the message says why and what to do."""
+    """The gateway's view of its fleet could not be read; the message names cause and fix."""
 
 
 class _Reported(BaseModel):
@@ -129,7 +129,7 @@ class ReportedAutoscaling(_Reported):
 class ReportedFleet(_Reported):
     """The answer of `/fleet`.
 
-    `slices` is `None` when the gateway is too old to tell of them, `autoscaling` where nothing
+    `slices` is `None` when the gateway is too old to report them, `autoscaling` where nothing
     scales.
     """
 
@@ -202,7 +202,7 @@ def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
     """The JSON text of `/fleet`.
 
     Raises:
-        FleetUnavailableError: nobody answers there, or not with the fleet.
+        FleetUnavailableError: nothing answers there, or not with the fleet.
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise FleetUnavailableError(f"not an address: {url!r}; allowed: such as {DEFAULT_URL}")
@@ -315,7 +315,7 @@ def _cells(engine: ReportedEngine) -> tuple[object, ...]:
 def _slice_cells(row: ReportedSlice) -> tuple[object, ...]:
     shape = [word for word in (row.generation, row.topology) if word is not None]
     return (
-        # What has no name is told apart by its replica; a waiting one has nothing else.
+        # What has no name is identified by its replica; a waiting one has nothing else.
         row.name or row.replica_id,
         row.compute_class,
         row.state,

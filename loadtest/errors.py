@@ -14,7 +14,7 @@ class ErrorKind(StrEnum):
     UNAVAILABLE_503 = "unavailable_503"  # nothing to serve it with
     STREAM_ERROR = "stream_error"  # an error event inside a stream that began well
     TRUNCATED = "truncated"  # the stream ended without a finish reason and [DONE]
-    MALFORMED = "malformed"  # not what the protocol says
+    MALFORMED = "malformed"  # not as the protocol requires
     NO_TOKENS = "no_tokens"  # a whole answer without a token
     UNFINISHED = "unfinished"  # still running when the run was over
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-# Below it everything is one bucket: a tenth of what a client can tell apart.
+# Below it everything is one bucket: a tenth of what a client can distinguish.
 SMALLEST_S = 1e-5
 _PER_E = 100
 

@@ -16,7 +16,7 @@ def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
     """The file as a `model`.
 
     Raises:
-        LoadTestError: it cannot be read, is no YAML, or says something that is not allowed; every
+        LoadTestError: it cannot be read, is no YAML, or has something that is not allowed; every
             problem is named.
     """
     try:

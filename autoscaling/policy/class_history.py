@@ -146,7 +146,7 @@ class ClassHistory:
             was_waiting = before is not None and before.state in WAITING
             if was_waiting and each.state in HELD_STATES:
                 delivered = True
-                # How long a stock-out lasts says nothing of how long a slice usually takes.
+                # How long a stock-out lasts does not show how long a slice usually takes.
                 if not self._is_out_of_stock and each.state != SliceState.DRAINING:
                     self._provisioning_s.append(each.since_s - each.requested_at_s)
             if (

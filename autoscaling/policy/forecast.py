@@ -15,7 +15,7 @@ BUCKET_S = 30.0
 DAY_S = 86_400.0
 # One horizon's errors are remembered this long: long enough for a quantile, short enough to follow.
 _ERRORS_KEPT = 240
-# Fewer errors than this say nothing.
+# Fewer errors than this show nothing.
 _ERRORS_NEEDED = 10
 # Twice the forecast is the most that is planned for: beyond it, measuring is better than guessing.
 _MOST_MARGIN = 1.0

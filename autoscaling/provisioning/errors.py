@@ -40,7 +40,7 @@ class MissingError(ProvisioningError):
 
 
 class OutdatedError(ProvisioningError):
-    """The object is not what the change was planned for. Look again and plan anew."""
+    """The object is not what the change was planned for. Read again and plan anew."""
 
 
 class ThrottledError(ProvisioningError):

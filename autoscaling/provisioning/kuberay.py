@@ -27,7 +27,7 @@ _CORE = "api/v1"
 
 
 class KubeRayProvisioner:
-    """The worker groups of one RayCluster. Keeps nothing but where its last look found them."""
+    """The worker groups of one RayCluster. Keeps nothing but where they were last read."""
 
     def __init__(self, api: KubernetesApi, raycluster: str) -> None:
         self._api = api

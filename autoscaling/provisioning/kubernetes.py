@@ -76,7 +76,7 @@ class KubernetesAccess:
 class KubernetesApi:
     """Gets, lists and patches objects of one namespace. Close it with `aclose`.
 
-    Every method raises a `ProvisioningError` that says what failed; none of them tries again.
+    Every method raises a `ProvisioningError` that names what failed; none of them tries again.
     """
 
     def __init__(self, access: KubernetesAccess, timeout_s: float = TIMEOUT_S) -> None:

@@ -139,7 +139,7 @@ def plan_slices(
 ) -> ProvisioningPlan:
     """The changes that bring `groups` to what `demands` ask for, as far as `rules` allow now.
 
-    `now_s` is on the clock of `state`. A group that nobody asks anything of is brought down to its
+    `now_s` is on the clock of `state`. A group without any request is brought down to its
     minimum.
     """
     by_kind: dict[SliceKind, list[WorkerGroup]] = {}
@@ -276,7 +276,7 @@ def _unwanted(
     condemned: frozenset[str],
     state: PlannerState,
 ) -> list[ObservedSlice]:
-    """The slices that nobody has and nobody needs, as many as there are too many of.
+    """The slices that are neither held nor needed, as many as there are too many of.
 
     Those that will be taken away come first, then those that have been unwanted longest (who was
     chosen once stays chosen), then those that are still to come, then the youngest.

@@ -35,7 +35,7 @@ class Provisioner(Protocol):
         Every change is tried, whatever became of those before it. A change that was planned on a
         picture which is no longer true is refused. Returns once the changes are accepted; slices
         come and go afterwards. Cancelling leaves at most one change of which it is not known
-        whether it was made; the next observation tells.
+        whether it was made; the next observation shows it.
 
         Raises:
             ProvisioningError: the first failure, after all changes were tried.

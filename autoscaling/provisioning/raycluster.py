@@ -43,7 +43,7 @@ def worker_pods_selector(raycluster: str) -> str:
 
 
 def owning_service(raycluster: Json) -> str | None:
-    """The name of the RayService that made this cluster; `None` if somebody else did."""
+    """The name of the RayService that made this cluster; `None` if none did."""
     for owner in raycluster["metadata"].get("ownerReferences") or ():
         if owner.get("kind") == "RayService":
             return str(owner["name"])

@@ -1,4 +1,4 @@
-"""The loop: look, plan, make sure, act; again and again.
+"""Runs the loop: observe, plan, fence, act; again and again.
 
 Owns when that happens, what is logged, and what follows a failure. Decides nothing: that is `plan`.
 One of the two places where any exception is caught, because a provisioner that ends provisions
@@ -138,7 +138,7 @@ class Reconciler:
             )
         refused = {f"{refusal.about}: {refusal.reason}" for refusal in plan.refusals}
         told = frozenset(refused | set(notes))
-        # What stays refused is said once, not every round.
+        # What stays refused is reported once, not every round.
         for text in sorted(told - self._told):
             logger.warning("slices_refused reason=%r", text)
         self._told = told

@@ -1,7 +1,7 @@
 """The operator's question: which classes, how many slices, what it costs, and what without spot.
 
 Owns the two plays of our policy that answer it, one as the scenario has it and one with every spot
-class dry, and the arithmetic to a month and to a million tokens. Does not own the showing.
+class out of stock, and the arithmetic to a month and to a million tokens. Does not own the showing.
 """
 
 from dataclasses import dataclass, replace

@@ -25,7 +25,7 @@ _CONFIDENCE = 0.95
 # The share of requests that are to meet both objectives: what the oracle is held to.
 SERVICE_LEVEL = 0.99
 # Multiples of the bare work that the oracle tries: bursts within a minute need something to spare.
-# Seen until now: 1.2 for the days, 1.3 for llm-d's ramp.
+# Observed until now: 1.2 for the days, 1.3 for llm-d's ramp.
 _MARGINS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 # Service is shown in about so many intervals, none shorter than what a percentile needs.
 _NUM_INTERVALS = 288

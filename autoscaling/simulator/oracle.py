@@ -1,4 +1,4 @@
-"""The floor: what the whole future would have cost somebody who knew it.
+"""Computes the floor: the cost of the day to a planner that knows the whole future.
 
 Knows every arrival and every compute class's capacity for the whole run and chooses, for each
 interval and class, how many slices are ready and how many start, at the least cost:
@@ -29,7 +29,7 @@ from autoscaling.records import Observation, Plan
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.compute_class import ComputeClass
 
-# Dearer than any way to carry the demand: a slice-hour of it costs so many times the dearest class.
+# More expensive than any way to carry the demand: an hour of it costs so many times the top price.
 _SHORTAGE_FACTOR = 100.0
 _SECONDS_PER_HOUR = 3600.0
 

@@ -162,7 +162,7 @@ def _progress(console: Console, num_plays: int) -> Iterator[Callable[[str, int, 
 
         def on_progress(name: str, seed: int, share: float) -> None:
             seen[name, seed] = share
-            # Ticks come by the thousand; the bar need not hear of each.
+            # Ticks come by the thousand; the bar need not show each.
             progress.update(
                 task, description=f"{name}, seed {seed}", completed=len(seen) - 1 + share
             )

@@ -9,7 +9,7 @@ class Level(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
-    NOTE = "note"  # true, and good to know: what is simulated, what was not looked at
+    NOTE = "note"  # true, and good to know: what is simulated, what was not checked
     WARNING = "warning"  # it serves, but worse than it could, or it could not be found out
     ERROR = "error"  # it will not serve, or not what was asked for
 

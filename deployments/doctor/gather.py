@@ -1,4 +1,4 @@
-"""Looks at the environment, each look with a time limit. Decides nothing.
+"""Reads the environment, each value with a time limit. Decides nothing.
 
 What may hang in native code or in a name server is asked by a process of its own, which is ended.
 """
@@ -78,7 +78,7 @@ def config(path: Path) -> CheckReport | Unknown:
 
 
 def gateway(url: str, api_key: str | None, timeout_s: float = 5.0) -> ReportedFleet | Unknown:
-    """Returns what a gateway says of its fleet."""
+    """Returns what a gateway reports of its fleet."""
 
     def ask() -> ReportedFleet | Unknown:
         try:
@@ -137,7 +137,7 @@ def ask_ray(address: str) -> RayAnswer:
 
 
 def ask_metadata() -> Metadata | Unknown:
-    """Returns what the metadata server says of this host."""
+    """Returns what the metadata server reports of this host."""
     answer = _child("deployments.doctor.ask_metadata", [], _METADATA_S)
     if isinstance(answer, Unknown):
         return answer

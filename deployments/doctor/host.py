@@ -115,7 +115,7 @@ class Holder(StrEnum):
     NOBODY = "nobody"
     EXPECTED = "expected"  # what the port is for
     OTHER = "other"
-    UNKNOWN = "unknown"  # taken, and it did not say by whom in time
+    UNKNOWN = "unknown"  # taken, and its holder did not answer in time
 
 
 @dataclass(frozen=True, slots=True)

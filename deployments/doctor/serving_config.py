@@ -15,7 +15,7 @@ _NICENESS = "RAY_worker_niceness"
 def check_settings(
     name: str, report: CheckReport | Unknown, environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yields every problem of the file, and every variable that it reads and nobody has set."""
+    """Yields every problem of the file, and every variable that it reads and that is not set."""
     what = f"config {name}"
     if isinstance(report, Unknown):
         yield error(what, report.reason, "a serve_config.yaml", "give another file with --config")

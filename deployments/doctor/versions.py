@@ -77,7 +77,7 @@ def _python(packages: Packages) -> Finding:
             "3.11 to 3.13",
             "make the environment with another Python, then `make setup`",
         )
-    # With libtpu the packages are the real ones, which nobody has unpacked by hand.
+    # With libtpu the packages are the real ones, not unpacked by hand.
     on_tpu = {"vllm-tpu", "libtpu"} <= packages.installed.keys()
     if on_tpu and packages.python != _PYTHON_OF_VLLM_TPU:
         return error(
@@ -116,7 +116,7 @@ def _against_lock(packages: Packages, lock: str) -> Iterator[Finding]:
         if found == pin:
             continue
         if name in _DECISIVE:
-            # That none of the two is there has been said already.
+            # That none of the two is there has been reported already.
             if found is not None or name not in _ENGINES:
                 yield error(
                     name, found or "not installed", pin, f"`pip install --no-deps -r {lock}`"

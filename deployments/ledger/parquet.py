@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from deployments.ledger.daily import Amounts, RowKey, Sums, TableFileError
 
-# As docs/reference/metrics.md says.
+# As in docs/reference/metrics.md.
 SCHEMA = pa.schema(
     [
         pa.field("day", pa.date32(), nullable=False),

@@ -53,7 +53,7 @@ def render_command(
 
 
 def format_source(name: str, text: str) -> str:
-    """Returns what a rendered file says of its source; the same on every machine."""
+    """Returns the source as a rendered file names it; the same on every machine."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
     return f"{name} (sha256 {digest})"
 

@@ -15,7 +15,7 @@ from serving.domain.topology import Generation
 
 Json = dict[str, Any]
 
-# The longest that a spot node may be told before its end, and the part of it that GKE's own pods
+# The longest notice that a spot node may get of its end, and the part of it that GKE's own pods
 # get. Source: the CRD's enum and GKE's spot VM page, read 2026-11-20; unproven for TPU hosts.
 SPOT_SHUTDOWN_S = 120
 _SPOT_CRITICAL_S = 15

@@ -135,7 +135,7 @@ def _market_problems(each: KubernetesManifest, path: str, rule: Json) -> Iterato
 
 
 def _agreement_problems(group: FoundGroup, used: KubernetesManifest) -> Iterator[Problem]:
-    """The class makes the hosts that the group's pods select, in the market that they say."""
+    """The class makes the hosts that the group's pods select, in the market that they name."""
     rules = sequence(used.body, "spec", "priorities")
     if len(rules) != 1:
         complaint = (

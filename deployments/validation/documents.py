@@ -1,7 +1,7 @@
 """Manifests as they lie in a folder: objects with the file they are from, and ways into them.
 
 Reading a path in an object never fails: what is missing, or of another kind, is empty. That it
-should be there is for schemas and checks to say.
+should be there is for schemas and checks to decide.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -19,7 +19,7 @@ from deployments.validation.documents import (
 from deployments.validation.found_pods import FoundPod, ray_pods, selects
 from serving.domain.errors import Problem
 
-# Answers may be as long as this at least; shorter ones are somebody's own choice.
+# Answers may be as long as this at least; shorter ones are a user's own choice.
 _LEAST_TIMEOUT_S = 300
 _CONFIG = "spec.default.config"
 _HEALTH_PATH = f"{_CONFIG}.httpHealthCheck.requestPath"
@@ -69,7 +69,7 @@ def _service_problems(
 ) -> Iterator[Problem]:
     """Yields whether `source` points at a Service that leads to gateways, from the first moment.
 
-    A route of somebody else's, by another name than the cluster's, may lead to what is not Ray's.
+    A foreign route, by another name than the cluster's, may lead to what is not Ray's.
     """
     clusters = folder.names("RayService") | folder.names("RayCluster")
     leads = {manifest.name: _leads_to(manifest, pods) for manifest in folder.of_kind("Service")}

@@ -183,7 +183,7 @@ def _name_problems(group: FoundGroup, folder: Folder) -> Iterator[Problem]:
 
 
 def _count_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Counts that somebody else than the slice provisioner would change."""
+    """Yields counts that others than the slice provisioner would change."""
     spec = group.spec
     idle_s = spec.get("idleTimeoutSeconds")
     if not isinstance(idle_s, int) or idle_s < NEVER_IDLE_S:
@@ -208,7 +208,7 @@ def _count_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _label_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Labels that are missing, or say something else than the node selector."""
+    """Labels that are missing, or differ from the node selector."""
     if group.shape is not None:
         expected = {
             POD_TYPE_LABEL: group.shape.ray_pod_type,

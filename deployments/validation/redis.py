@@ -23,7 +23,7 @@ def redis_problems(folder: Folder) -> Iterator[Problem]:
     for manifest, path, cluster in ray_clusters(folder):
         options = mapping(cluster, _OPTIONS)
         address = options.get("redisAddress")
-        # That there is one at all is said with the cluster's other settings.
+        # That there is one at all is checked with the cluster's other settings.
         if address:
             yield from _address_problems(manifest, f"{path}.{_OPTIONS}", str(address), folder)
             yield from _password_problems(manifest, f"{path}.{_OPTIONS}", options)

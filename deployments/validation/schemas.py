@@ -73,7 +73,7 @@ def read_schemas(paths: Iterable[Path]) -> Schemas:
 
 
 def schema_problems(folder: Folder, schemas: Schemas) -> Iterator[Problem]:
-    """Yields what the schemas say of every object."""
+    """Yields what the schemas refuse of every object."""
     for manifest in folder.manifests:
         yield from schemas.problems(manifest)
 

@@ -24,7 +24,7 @@ _CHECKS = (
 
 
 def folder_problems(folder: Folder) -> list[Problem]:
-    """Returns what every check says, each problem once."""
+    """Returns what every check reports, each problem once."""
     found = [problem for check in _CHECKS for problem in check(folder)]
     if not folder.of_kind("RayService", "RayCluster"):
         missing = Problem(

@@ -30,14 +30,14 @@ _SHOWN_LENGTH = 300
 
 
 class ActionFailedError(RuntimeError):
-    """The action was not done, or nobody knows whether. Record it and go on."""
+    """The action was not done, or it is unknown. Record it and go on."""
 
 
 class Actor(Protocol):
     """Does actions. May be called from any thread, one action at a time."""
 
     def act(self, action: ChaosAction) -> str:
-        """Does it and says what was done, "" if the action says it all.
+        """Does it and returns what was done, "" if the action shows it.
 
         Raises:
             ActionFailedError: it was not done, or not in time.

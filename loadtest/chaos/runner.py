@@ -1,7 +1,7 @@
 """Chaos in step with a run: what is due is done, once, and written down.
 
 Owns which events are behind. Does not own the clock, nor how the load and the slices are known: its
-caller tells, once a second or so.
+caller passes, once a second or so.
 """
 
 import logging

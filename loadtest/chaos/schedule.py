@@ -152,7 +152,7 @@ class RunEvent(_Event):
         return self
 
     def holds(self, placeholder: str) -> bool:
-        """Returns whether the command has to be told this."""
+        """Returns whether the command needs this."""
         return any(placeholder in word for word in self.command)
 
 
@@ -203,7 +203,7 @@ def parse_schedule(raw: object) -> ChaosSchedule:
         problems = [
             _format_problem(raw, problem)
             for problem in error.errors(include_url=False, include_context=False)
-            # Pydantic counts only the valid events; the broken ones are told themselves.
+            # Pydantic counts only the valid events; the broken ones are reported themselves.
             if not (problem["type"] == "too_short" and problem["input"])
         ]
         raise LoadTestError("; ".join(problems)) from error
@@ -216,7 +216,7 @@ def _format_problem(raw: object, problem: ErrorDetails) -> str:
     value = problem["input"]
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
         return f"{path}.action: {value.get('action')!r}; allowed: {', '.join(_EVENTS)}"
-    # A whole section nobody wants to read again.
+    # A whole section is not printed again.
     given = "" if isinstance(value, dict | list | BaseModel) else f" (value {value!r})"
     return f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}"
 

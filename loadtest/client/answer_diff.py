@@ -97,8 +97,8 @@ def _skips(
 def _repeated(got: list[int], start: int, length: int, *, is_insertion: bool) -> int:
     """Returns how many of the `length` tokens from `start` on were received before.
 
-    A run put in between cannot be told from the same one some places earlier, where the tokens
-    before it are those at its end: each such place is looked at, and the best counts.
+    A run put in between resembles the same one some places earlier, where the tokens before it
+    are those at its end: each such place is tried, and the best counts.
     """
     most = 0
     for begin in range(start, max(start - length, -1), -1):

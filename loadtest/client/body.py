@@ -89,7 +89,7 @@ class BodyMaker:
     ) -> None:
         """Adds what was answered to the conversation.
 
-        Where a server does not tell its tokens, as many others stand for them.
+        Where a server does not report its tokens, as many others stand for them.
         """
         so_far.num_tokens += planned_request.output_tokens
         if planned_request.api == Api.CHAT:

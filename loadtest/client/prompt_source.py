@@ -86,7 +86,7 @@ class ServerPrompts:
 
 
 def find_prompts(url: str, models: Iterable[str], api_key: str | None) -> PromptFile:
-    """Asks the server about each model's tokenizer; what it cannot tell is guessed."""
+    """Asks the server about each model's tokenizer; what it cannot answer is guessed."""
     return PromptFile(
         models={model: _model_prompts(_Tokenizer(url, model, api_key)) for model in models}
     )

@@ -81,7 +81,7 @@ class Sender:
         """Checks a whole answer against the known one; a failed one is counted as that already."""
         if self._checker is None or exchange.error is not None:
             return None
-        # Our own tokens where we know them: a server that mixed prompts up would tell the others'.
+        # Our own tokens where we know them: a server that mixed prompts up would report others.
         prompt = request.prompt_token_ids or exchange.answer.prompt_token_ids
         if prompt is None or not exchange.answer.token_ids:
             return None

@@ -1,4 +1,4 @@
-"""The models that a server says it has."""
+"""The models that a server lists."""
 
 import json
 import urllib.request

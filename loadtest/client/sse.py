@@ -24,7 +24,7 @@ class EventDecoder:
         """The data of the event that this line completes, `None` if it completes none.
 
         Raises:
-            RequestFailedError: the event says that it is an error.
+            RequestFailedError: the event reports an error.
         """
         line = line.rstrip(b"\r\n")
         if not line:
@@ -40,7 +40,7 @@ class EventDecoder:
         """The data of what came since the last event. Some servers end without the blank line.
 
         Raises:
-            RequestFailedError: the event says that it is an error.
+            RequestFailedError: the event reports an error.
         """
         if not self._data:
             self._is_error = False
@@ -58,7 +58,7 @@ class _CachedTokens(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The server's own count. `None`: it did not say."""
+    """The server's own count. `None`: it reported none."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -123,7 +123,7 @@ _DECODER = msgspec.json.Decoder(StreamEvent)
 
 
 def parse_event(data: bytes) -> StreamEvent:
-    """Returns what an event's data says.
+    """Returns the content of an event's data.
 
     Raises:
         RequestFailedError: it is an error of the server (`STREAM_ERROR`) or unreadable

@@ -4,9 +4,9 @@ The law of `serving.domain.capacity`, with the prompt tokens of a step written a
 
     step_s = base_s + per_sequence_s * running + per_prompt_token_s * (prompt_tokens_per_s * step_s)
 
-is linear in its coefficients, and everything else in it can be seen from outside: the mean TPOT is
-the step, running requests and prompt tokens are what the load test sends. Each observation weighs
-by its inverse step, so that relative and not absolute errors count.
+is linear in its coefficients, and everything else in it can be observed from outside: the mean TPOT
+is the step, running requests and prompt tokens are what the load test sends. Each observation
+weighs by its inverse step, so that relative and not absolute errors count.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Law:
 
 
 class UnfitError(ValueError):
-    """The observations do not tell the coefficients apart. Measure at more loads."""
+    """The observations do not separate the coefficients. Measure at more loads."""
 
 
 def fit_law(observations: Sequence[SteadyState]) -> Law:

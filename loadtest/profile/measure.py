@@ -62,7 +62,7 @@ class Bench(Protocol):
 
 
 class ProfileFailedError(Exception):
-    """The server did not answer well enough to be measured. The message says which load failed."""
+    """The server did not answer well enough to be measured. The message names the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The law of one slice, and the rate of one slice at the objective beside the law's word."""
+    """The law of one slice, and the rate of one slice at the objective beside the law's value."""
 
     law: Law
     ttft_floor_s: float
@@ -90,7 +90,7 @@ class Measured:
 
 
 def law_loads(lengths: RequestLengths, num_slices: int, most_users: int) -> list[ClosedLoad]:
-    """Loads that tell the coefficients apart: many sequences without prompts, prompts without many.
+    """The loads that separate the coefficients: many with short prompts, few with long ones.
 
     Users are of one slice and multiplied by the slices, which the gateway fills evenly.
     """
@@ -116,7 +116,7 @@ def measure_slice(
 
     Raises:
         ProfileFailedError: a load failed, or no rate meets the objective.
-        UnfitError: the loads do not tell the law's coefficients apart.
+        UnfitError: the loads do not separate the law's coefficients.
     """
     states = []
     floors = []
@@ -187,7 +187,7 @@ def describe_source(
 
 
 def steady_state(card: Scorecard, num_slices: int) -> SteadyState:
-    """Returns what the scorecard of a steady load says of one slice.
+    """Returns what the scorecard of a steady load shows of one slice.
 
     A step gives each running sequence one token: tokens per second times the step are those that
     run.

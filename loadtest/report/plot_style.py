@@ -59,7 +59,7 @@ _COLOURS = {
 }
 
 SERIES = ("blue", "orange", "teal", "magenta", "olive")
-# Beside its colour a line has a pattern, for whoever cannot tell the colours apart.
+# Beside its colour a line has a pattern, for readers who cannot distinguish colours.
 PATTERNS = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (2.5, 1)))
 
 
@@ -212,7 +212,7 @@ def time_axis(axes: Axes, until_s: float) -> None:
 def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """The drawing as one SVG element for a page; `name` is unique in it.
 
-    `description` is what there is to see, for whoever cannot. Call it inside `styled()`.
+    `description` is what there is to see, for readers who cannot. Call it inside `styled()`.
     """
     written = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):

@@ -54,7 +54,7 @@ def format_verdict(code: ExitCode) -> str:
 
 
 def format_objective(objective: Objective) -> tuple[str, str]:
-    """Returns its value and its limit, in the unit that its name tells."""
+    """Returns its value and its limit, in the unit of its name."""
     shown = format_number
     if "_s." in objective.metric:
         shown = format_seconds

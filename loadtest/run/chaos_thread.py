@@ -1,4 +1,4 @@
-"""Chaos in step with a run: tells the runner once a second how the run stands.
+"""Runs chaos in step with a run: reports the run's state to the runner once a second.
 
 A thread of its own, as an action takes as long as it takes.
 """
@@ -18,7 +18,7 @@ _PERIOD_S = 0.5
 class ChaosThread:
     """Runs from `start` to `stop`.
 
-    `load` and `fleet` tell how things stand; `write` takes each event.
+    `load` and `fleet` return the current state; `write` takes each event.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class Counts:
 class ClientMonitor:
     """Samples this process once a second until it is stopped.
 
-    `start_s` is the monotonic instant of the run's start, `counts` tells what was done so far,
+    `start_s` is the monotonic instant of the run's start, `counts` returns what was done so far,
     `write` takes each sample.
     """
 

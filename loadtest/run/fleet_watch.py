@@ -1,4 +1,4 @@
-"""The platform's slices while it is under load, as its `/fleet` tells them once a second.
+"""Watches the platform's slices under load, as its `/fleet` reports them once a second.
 
 Other servers have no `/fleet`; then there are no samples.
 """

@@ -142,7 +142,7 @@ def launch(
 ) -> int:
     """Runs it and writes everything; the exit code of the command.
 
-    `show` takes lines for whoever waits.
+    `show` takes lines for the user who waits.
 
     Raises:
         LoadTestError: it cannot be run as asked. Nothing was sent.
@@ -195,7 +195,7 @@ def read_api_key(name: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def default_sim_socket() -> Path:
-    """Returns where `slicewise sim up` listens if nothing else is said."""
+    """Returns where `slicewise sim up` listens by default."""
     return Path(tempfile.gettempdir()) / f"slicewise-sim-{os.getuid()}" / "control.sock"
 
 

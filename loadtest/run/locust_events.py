@@ -15,7 +15,7 @@ class FiresEvents(Protocol):
     """Fires events as Locust's `events.request` does."""
 
     def fire(self, **fields: object) -> None:
-        """Tells every listener."""
+        """Notifies every listener."""
 
 
 class FailedRequestError(Exception):
@@ -23,7 +23,7 @@ class FailedRequestError(Exception):
 
 
 def fire_request(requests: FiresEvents, record: RequestRecord, *, with_ttft: bool = False) -> None:
-    """Tells Locust of a request, timed from the instant it was due."""
+    """Reports a request to Locust, timed from the instant it was due."""
     over_s = record.ended_s if record.last_s is None else record.last_s
     error = None
     if not record.is_ok:

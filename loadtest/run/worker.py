@@ -53,7 +53,7 @@ class WorkerOptions:
 def run_worker(
     options: WorkerOptions, control: gevent.socket.socket, on_end: Callable[[RequestRecord], None]
 ) -> None:
-    """Does a worker's part of the run. `on_end` hears of each request once, when it is over.
+    """Does a worker's part of the run. `on_end` gets each request once, when it is over.
 
     `control` is a gevent socket, so that waiting for the parent lets requests go on.
 
@@ -77,7 +77,7 @@ def run_worker(
     first = from_parent(go)
     if isinstance(first, Stop):
         return
-    # What is here stays until the end: no collection need look at it again.
+    # What is here stays until the end: no collection need visit it again.
     gc.collect()
     gc.freeze()
     with RequestRecorder(worker_part(options.out_dir, options.number)) as recorder:
@@ -174,7 +174,7 @@ def _loop(
 def _run_until_stopped(
     loop: OpenLoop | ClosedLoop, read_line: Callable[[], bytes], drained_s: float
 ) -> None:
-    """Runs the loop to its drained end, or until the parent says stop or is gone."""
+    """Runs the loop to its drained end, or until the parent orders a stop or is gone."""
 
     def run() -> None:
         loop.run()
@@ -200,6 +200,6 @@ def _report_progress(
 
 
 def _report(write: Callable[[bytes], object], progress: Progress) -> None:
-    # A parent that is gone hears nothing; that it is gone ends the run elsewhere.
+    # A parent that is gone gets nothing; that it is gone ends the run elsewhere.
     with contextlib.suppress(OSError):
         write(encode_message(progress))

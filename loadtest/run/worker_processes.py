@@ -47,13 +47,13 @@ class WorkerProcesses:
         return len(self._open)
 
     def send(self, message: FromParent) -> None:
-        """Tells every worker that is still there."""
+        """Sends to every worker that is still there."""
         line = encode_message(message)
         for worker in self._open.values():
             try:
                 worker.control.sendall(line)
             except OSError:
-                continue  # it is ending; `receive` will say so
+                continue  # it is ending; `receive` will report it
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, FromWorker]]:
         """Yields workers' messages within `timeout_s`, with their numbers.
@@ -75,7 +75,7 @@ class WorkerProcesses:
                 yield worker.number, from_worker(line)
 
     def close(self) -> list[str]:
-        """Ends what is left and says of each worker that failed why, with the end of its log."""
+        """Ends what is left and reports why each failed worker failed, with the end of its log."""
         failures = []
         # Of those that hung up, an exit in order is near; the others had their time.
         for worker in self._open.values():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loadtest.scorecard.spread import rank_of
 
 NUM_DRAWS = 2000
-# Of a percentile with fewer values beyond it, a drawn run says nothing.
+# Of a percentile with fewer values beyond it, a drawn run shows nothing.
 MIN_BEYOND = 5
 # So many values are drawn at once: 32 MiB of them.
 _MAX_AT_ONCE = 4 * 2**20

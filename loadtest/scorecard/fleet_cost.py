@@ -56,7 +56,7 @@ def cost_of(
     window_s: tuple[float, float],
     output_tokens: float | None,
 ) -> Cost:
-    """The cost of `window_s`, whose whole answers had `output_tokens` (`None`: not known)."""
+    """The cost of `window_s`. Its whole answers had `output_tokens` (`None`: not known)."""
     from_s, until_s = window_s
     if not samples or until_s <= from_s:
         return Cost((), None, None, None, None, "the platform showed no fleet")

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, RootModel
 
 from loadtest.strict_yaml import read_strict_yaml
 
-# Ten times the dearest chip on any price list; above it somebody wrote cents, or a slice's price.
+# Ten times the highest chip price on any list; above it a user wrote cents, or a slice's price.
 MAX_USD_PER_CHIP_HOUR = 100.0
 
 _Price = Annotated[float, Field(ge=0, le=MAX_USD_PER_CHIP_HOUR)]

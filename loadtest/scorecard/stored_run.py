@@ -1,6 +1,6 @@
 """The records of one run by kind, and which of its requests are judged.
 
-Owns the reading of `requests.jsonl` and the window that is looked at. Measures nothing.
+Owns the reading of `requests.jsonl` and the window that is judged. Measures nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,7 +89,7 @@ def gather(records: list[Record]) -> StoredRun:
     """The records of a run, in any order after the first.
 
     Raises:
-        LoadTestError: there is not exactly one start, or it says something impossible.
+        LoadTestError: there is not exactly one start, or it is impossible.
     """
     starts = [record for record in records if isinstance(record, RunStart)]
     if len(starts) != 1:

@@ -25,7 +25,7 @@ _MAX_OPENERS_TRIED = 400
 _MIN_WORDS, _MIN_OPENERS = 16, 4
 _IDS_AT_ONCE = 512
 _WORDS_AT_ONCE = 512
-# Each pass drops what failed; a tokenizer that still disagrees looks beyond a word.
+# Each pass drops what failed; a tokenizer that still disagrees reads beyond a word.
 _MAX_PROOFS = 4
 
 # Short, frequent words: most tokenizers of text have most of them as one token.
@@ -52,7 +52,7 @@ def discover_vocabulary(tokenize: Tokenize, detokenize: Detokenize) -> Vocabular
     separator = _separator(tokenize)
     found = _single_tokens(_FREQUENT, separator, tokenize)
     if found:
-        # Ids run from 0: all up to the greatest seen exist. The words of most vocabularies are
+        # Ids run from 0: all up to the greatest found exist. The words of most vocabularies are
         # spread over all of it.
         candidates = _words_of_ids(range(max(found.values()) + 1), detokenize)
         known = found.keys()

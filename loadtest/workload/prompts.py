@@ -32,14 +32,14 @@ class Vocabulary:
 
 
 def prompt_token_ids(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> list[int]:
-    """The ids of the blocks one after another, as many as they say."""
+    """The ids of the blocks one after another, as many as they state."""
     ids = np.asarray(vocabulary.token_ids, dtype=np.int64)
     parts = [ids[_draws(block) % len(ids)] for block in blocks]
     return [token for part in parts for token in part.tolist()]
 
 
 def prompt_text(blocks: Sequence[PromptBlock], vocabulary: Vocabulary) -> str:
-    """Returns a text of as many tokens as the blocks say, equal for equal blocks.
+    """Returns a text of as many tokens as the blocks have, equal for equal blocks.
 
     Raises:
         LoadTestError: the vocabulary has no words.
@@ -91,7 +91,7 @@ class ChatFit:
         return cls(found[1])
 
     def fitted(self, blocks: Sequence[PromptBlock]) -> tuple[PromptBlock, ...]:
-        """The blocks cut at their end so that the templated prompt is as long as they say.
+        """The blocks cut at their end so that the templated prompt is as long as they state.
 
         One token stays in any case: a prompt is at least the overhead and one token long.
         """

@@ -1,4 +1,4 @@
-"""The instants of a workload's arrivals, whichever way it says them.
+"""The instants of a workload's arrivals, for every law.
 
 Owns the way from a stated law or trace to instants, and how a trace is sped up, thinned and
 repeated. Does not own the mathematics of a rate (`arrivals`, `servegen`). Reads the files that the
@@ -101,7 +101,7 @@ def replayed(
     Raises:
         LoadTestError: `rate_per_s` is above what the trace has, or there is neither rate nor length
             as all of it comes at once.
-        TraceError: the trace says no times.
+        TraceError: the trace has no times.
     """
     length_s = _length_s(trace) / law.scale
     units = [

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from loadtest.workload.traces import TraceError
 
-# How long the last window lasts, whose end no later row tells: as long as all do in the release.
+# How long the last window lasts, with no later row to end it: as long as all do in the release.
 _WINDOW_S = 600.0
 _COLUMNS = ("start_s", "rate_per_s", "cv", "law", "shape", "scale")
 _DRAWN_AT_ONCE = 1024
@@ -130,7 +130,7 @@ def _gaps(window: LawWindow, count: int, rng: np.random.Generator) -> npt.NDArra
 
 
 def _rest(window: LawWindow, rng: np.random.Generator) -> float:
-    """Returns what is left of the gap that somebody who comes by at any moment finds, in mean gaps.
+    """Returns what is left of the gap that is found at a random moment, in mean gaps.
 
     Long gaps are found more often: the gap has the law weighted with length, the moment is uniform.
     """

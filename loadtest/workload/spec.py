@@ -49,7 +49,7 @@ class Lengths(_Part):
 class SharedPrefixes(_Part):
     """Beginnings that many prompts share, such as system prompts.
 
-    Each prompt gets one of `count`, in front of what `lengths` says and in addition to it; a
+    Each prompt gets one of `count`, in front of what `lengths` gives and in addition to it; a
     session gets one with its first turn. Prefix k is chosen in proportion to k ** -`zipf` (0: all
     equally often). The length of each is drawn once.
     """
@@ -218,7 +218,7 @@ def workload_from_file(path: Path) -> WorkloadSpec:
     """The workload of a YAML or JSON file. Traces are found from the file's own folder.
 
     Raises:
-        LoadTestError: it cannot be read, or says what is not allowed; every problem is named.
+        LoadTestError: it cannot be read, or has what is not allowed; every problem is named.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

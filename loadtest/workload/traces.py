@@ -84,7 +84,7 @@ class Trace:
         """Arrivals in ascending order: f64[row].
 
         Raises:
-            TraceError: the trace says no times.
+            TraceError: the trace has no times.
         """
         found = [row.offset_s for row in self.rows if row.offset_s is not None]
         if len(found) < len(self.rows):
@@ -94,7 +94,7 @@ class Trace:
     def spread(self, rng: np.random.Generator) -> "Trace":
         """The trace with arrivals off their grid: uniform over each step, in the same order.
 
-        Played as it stands, a rounded trace would be bursts that nobody sent.
+        Played as it stands, a rounded trace would be bursts that were never sent.
         """
         if self.grid_s is None:
             return self
@@ -113,7 +113,7 @@ class Trace:
 
 
 def detect_format(path: Path) -> TraceFormat:
-    """The format of a file, told by its first line; a folder is ServeGen's.
+    """The format of a file, found by its first line; a folder is ServeGen's.
 
     Raises:
         TraceError: it cannot be read, or is in none of the formats.
@@ -310,7 +310,7 @@ class _TraceLine:
             self.refuse(key, "a time such as 2023-11-16 18:15:46.6805900")
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
-        """Raises the error that says which field of which line is wrong."""
+        """Raises the error that names which field of which line is wrong."""
         value = repr(self.fields[key])[:60] if key in self.fields else "missing"
         raise TraceError(f"{self.path}, line {self.line}: {key} is {value}; allowed: {allowed}")
 

@@ -52,7 +52,7 @@ class SpotHedge:
         self._placed = Counter(dict.fromkeys(self._zones, 0))
         self._rates: deque[tuple[float, float]] = deque()
         self._decided_at_s = -math.inf
-        # When the wish for more (or for fewer) began; `None` while there is none.
+        # When the need for more (or for fewer) began; `None` while there is none.
         self._up_since_s: float | None = None
         self._down_since_s: float | None = None
 

@@ -1,4 +1,4 @@
-"""The simulated engines and the gateway before them, as the rest of the simulator sees them.
+"""The simulated engines and the gateway before them, as the rest of the simulator uses them.
 
 Owns the kernel's arrays and the slots of its engines. Does not own when engines come and go
 (`slices`), nor what is asked of them (`arrivals`). Every call first lets happen what is due before.
@@ -153,7 +153,7 @@ class Engines:
         )
 
     def finish(self) -> Answers:
-        """Lets every request end on the engines there are now, and says how each ended."""
+        """Lets every request end on the engines there are now, and returns how each ended."""
         self.advance(float("inf"))
         state = self._state
         floor_s = np.float32(self._ttft_floor_s)

@@ -1,13 +1,13 @@
-"""The simulated slices: wishes, stock, provisioning, loading, loss, expiry, release; and the books.
+"""The simulated slices: orders, stock, provisioning, loading, loss, expiry, release; and the books.
 
 Owns what the cloud does to slices and what a replica does about it, with the states of
 `serving.domain.slice_lifecycle`. Does not own how many are wanted (a `records.Policy`), what the
 engines do (`engines`), or how much capacity there is over time (`spot_capacity`). Chance comes in
 as a generator, time as instants.
 
-A class is asked for a number of slices. Each is a life: a wish waits until the class has capacity,
-is then provisioned, probed, loaded, and ready. A life that is announced to end drains at once, and
-in the same moment its replica begins the next one (ADR 7). Whoever lowers a number ends wishes
+A class gets a target number of slices. Each is a life: an order waits until the class has
+capacity, is then provisioned, probed, loaded, and ready. A life that is announced to end drains at
+once, and in the same moment its replica begins the next one (ADR 7). A lower number ends orders
 first, then lives in the plan's order, then the youngest.
 """
 
@@ -214,13 +214,13 @@ class SliceFleet:
                 self._spend(life, end_s)
                 self._note(life, end_s, life.cause)
 
-    # Wishes
+    # Orders
 
     def _replenish(self, known: _Class, now_s: float) -> None:
-        """Begins lives until there are as many as asked for, and has capacity given to wishes."""
+        """Begins lives until there are as many as asked for, and gives capacity to orders."""
         for _ in range(known.target - len(known.active)):
             life = self._begin(known, now_s)
-            # No slice stands ready for somebody: one always has to come into being.
+            # No slice stands ready: one always has to come into being.
             self._enter(life, SliceState.PROVISIONING, now_s)
             known.orders.append(life)
         self._serve_wishes(known, now_s)
@@ -412,7 +412,7 @@ class SliceFleet:
 
 
 def _to_give_up(lives: Iterable[_Life], order: Mapping[str, int]) -> list[_Life]:
-    """Wishes without a slice first, then as the plan says, then the youngest."""
+    """Orders without a slice first, then as the plan orders, then the youngest."""
 
     def rank(life: _Life) -> tuple[bool, float, int]:
         return life.state in HELD_STATES, order.get(life.slice_id, math.inf), -life.number

@@ -152,7 +152,7 @@ class Regime:
 # skypilot-org/spot-traces @ 221da1a (AWS p3.2xlarge, 45 days from 2023-02-15, one node, asked every
 # 195 s): calm to us-west-2b, flapping to us-east-2a, dry to us-east-1a. The fit was by expectation
 # maximisation; its code is in commit a07807c. They are GPUs of 2023: shapes to test with, never a
-# forecast of TPU capacity. One node cannot say how much a drop takes: `total_drop_share` is our
+# forecast of TPU capacity. One node cannot show how much a drop takes: `total_drop_share` is our
 # assumption, mostly everything, as when a zone is out of stock.
 REGIMES: Mapping[str, Regime] = {
     "calm": Regime(
