@@ -124,7 +124,7 @@ class ModelScaler:
         observation, unknown = self._observe(serve_state)
         plan = policy.decide(observation)
         self._sink.decided(self.model, observation, plan)
-        if unknown:  # these words say more than the policy's own
+        if unknown:  # these messages are clearer than the policy's own
             plan = replace(plan, alerts=unknown)
         return replace(plan, alerts=(*plan.alerts, *alerts))
 

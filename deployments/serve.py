@@ -181,7 +181,7 @@ def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str
         auth = (application.get("args") or {}).get("auth") or {}
         text = environment.get(auth.get("keys_env") or "", "")
         if file := auth.get("keys_file"):
-            with contextlib.suppress(OSError):  # the gateway says that it is missing
+            with contextlib.suppress(OSError):  # the gateway reports that it is missing
                 text = Path(file).read_text()
         with contextlib.suppress(ValueError):  # likewise of what is no key
             if keys := read_keys(text):
@@ -270,7 +270,7 @@ class _Launch:
         return 0
 
     def _report_progress(self, waited_s: float) -> bool:
-        """Says what has changed; `True` once every engine is ready."""
+        """Prints what has changed; `True` once every engine is ready."""
         fleet = self._get("/fleet")
         if fleet is None:
             self._print_once(
@@ -368,7 +368,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _of_cluster(ray_folder: str) -> list[psutil.Process]:
-    """Processes with our environment, wherever they hang: Ray's daemons are nobody's child."""
+    """Processes with our environment, at any place: Ray's daemons have no parent."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

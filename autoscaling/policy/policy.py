@@ -139,7 +139,7 @@ class SlicewisePolicy:
         )
 
     def _leading(self, now_s: float) -> list[ClassHistory]:
-        """The classes whose lead time decides how far ahead to look: those relied on."""
+        """The classes whose lead time decides how far to plan ahead: those relied on."""
         usable = [each for each in self._classes.values() if each.terms.max_slices > 0]
         healthy = [each for each in usable if each.is_healthy(now_s)] or usable
         return sorted(healthy, key=lambda each: each.usd_per_useful_hour)[:1]

@@ -1,7 +1,7 @@
 """The cheapest portfolio of slices from several classes, some of which are lost together. Pure.
 
 Two constraints: `total` slices in all, and `floor` of them left whichever one group of revocable
-slices is lost. The second says that a group may have at most `total - floor` slices, so it can be
+slices is lost. The second means that a group may have at most `total - floor` slices, so it can be
 met with more expensive slices that are not revocable, or with more cheap ones spread over more
 groups. For a given total the cheapest portfolio takes the cheapest classes first, each up to its
 own bound and its group's; buying more than the total is tried as long as it can pay. That is exact,

@@ -81,7 +81,7 @@ class SliceDemand:
     def to_exist_within(self, most: int) -> int:
         """The same where no more than `most` may be had: nothing for a replica in part.
 
-        What is missing for one of several joined slices is not bought, for it would serve nobody.
+        What is missing for one of several joined slices is not bought, for it would serve nothing.
         Replicas that want few come before those that want many.
         """
         if self.num_to_exist <= most or not self.joined:

@@ -6,7 +6,7 @@ autoscaler: "end, if you are idle". It is refused while a placement group or an 
 host; once it is accepted, nothing is placed there any more and the Ray node ends.
 
 Owns that question, host by host. Worker 0 is asked first: a slice is held with all of its hosts, so
-whoever holds it, or is about to, keeps worker 0 busy.
+a replica that holds it, or is about to, keeps worker 0 busy.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Fence(Protocol):
     """Checks each slice that a plan drops, once, right before the slice is dropped."""
 
     async def __call__(self, each: ObservedSlice) -> str | None:
-        """Returns why the slice has to be kept; `None`: it is free, and nobody can take it now."""
+        """Returns why the slice has to be kept; `None`: it is free, and can no longer be taken."""
         ...
 
 

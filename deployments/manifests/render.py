@@ -31,7 +31,7 @@ _WIDTH = 100
 def render(values: Values, source: str) -> dict[str, str]:
     """The text of every file, by path; in the order of the paths.
 
-    `source` says in each file what it was rendered from. `kubectl apply -k` takes the folder itself
+    `source` names in each file what it comes from. `kubectl apply -k` takes the folder itself
     (a RayService), or its `kuberay/raycluster` (a RayCluster, for who runs `serve deploy`).
     """
     header = f"{MARK} from {source}. Change that and render again.\n"

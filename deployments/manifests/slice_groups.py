@@ -76,7 +76,7 @@ class SliceGroup:
 
     @property
     def grace_s(self) -> int:
-        """Returns how long Kubernetes waits between telling a pod of its end and killing it."""
+        """Returns how long Kubernetes waits from notifying a pod of its end to killing it."""
         return math.ceil(replica_end_s(self.drain_s)) + _NODE_END_S
 
 

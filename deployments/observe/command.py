@@ -130,7 +130,7 @@ def _prepare(folder: Path, config_dir: Path, key: str | None, interval_s: float 
     if key:
         key_file = folder / "api-key"
         key_file.unlink(missing_ok=True)
-        # Nobody else may read it, from the first moment on.
+        # No other user may read it, from the first moment on.
         with os.fdopen(os.open(key_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
             out.write(key)
     (folder / "targets").mkdir(exist_ok=True)

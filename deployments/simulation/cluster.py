@@ -1,8 +1,8 @@
 """Starts and ends the Ray nodes of a simulated cluster, and takes its slices away on command.
 
 Owns the processes of every node. Ray's scheduler, placement groups and node death are real; only
-the chips are not there, and every host runs on this machine. Does not own what the user says
-(`control`), nor the wish for more slices (the provisioner).
+the chips are not there, and every host runs on this machine. Does not own what the user orders
+(`control`), nor the demand for more slices (the provisioner).
 """
 
 import heapq
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _REST_GOES_AFTER_S = 3.0
 # Hosts that come while the head is away join when it is back.
 _HEAD_AWAY_RETRY_S = 1.0
-# What a command may ask for: below the least factor nothing is seen, above the greatest a process
+# What a command may ask for: below the least factor nothing shows, above the greatest a process
 # never gets to answer a heartbeat.
 _FACTORS = (1.1, 50.0)
 _LONGEST_S = 86_400.0
@@ -236,7 +236,7 @@ class SimulatedCluster:
         return created.name
 
     def preempt(self, name: str, notice_s: float, worker_id: int = 0) -> None:
-        """Tells one host that it is preempted; the slice goes when the notice is over."""
+        """Notifies one host that it is preempted; the slice goes when the notice is over."""
         with self._lock:
             each = self._slice(name)
             self._host(each, worker_id).metadata.announce_preemption()
@@ -293,7 +293,7 @@ class SimulatedCluster:
     def partition(self, name: str, for_s: float) -> None:
         """Has every process of a slice stand still, and come back with the state it had.
 
-        Seen from outside that is a network partition: connections stay open and nothing comes over
+        From outside that is a network partition: connections stay open and nothing comes over
         them. Different from a real one: the hosts do no work meanwhile (really, they would go on
         computing and notice the silence themselves), their kernels still take in connections and
         bytes, and the metadata server, which is not theirs, can be reached. A slice that Ray gave
@@ -392,7 +392,7 @@ class SimulatedCluster:
                 self._end_host(host)
                 host.metadata.close()
         finally:
-            # Only now: a slice that is cut off ends without another word.
+            # Only now: a slice that is cut off ends without another message.
             if each.throttle is not None:
                 each.throttle.stop()
         self._slices.pop(each.name, None)

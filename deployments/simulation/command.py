@@ -61,7 +61,7 @@ def up_command(
         # Ray takes it from the process that starts the nodes.
         os.environ.update(environment)
         os.environ.pop("RAY_ADDRESS")
-        # Imported once the environment is Ray's, and by nobody who does not need Ray.
+        # Imported once the environment is Ray's, and only where Ray is needed.
         from deployments.simulation.cluster import SimulatedCluster  # noqa: PLC0415
 
         num_hosts = sum(kind.count * kind.shape.num_hosts for kind in described.slices)

@@ -28,11 +28,11 @@ _TIMEOUT_S = 120.0
 
 
 class ControlError(RuntimeError):
-    """The simulated cluster is not there, or refuses the command. The message says why."""
+    """The simulated cluster is not there, or refuses the command. The message names why."""
 
 
 def default_socket() -> Path:
-    """Returns where a user's simulated cluster listens if nothing else is said."""
+    """Returns where a user's simulated cluster listens by default."""
     return Path(tempfile.gettempdir()) / f"slicewise-sim-{os.getuid()}" / "control.sock"
 
 
@@ -101,7 +101,7 @@ def call(socket: Path, command: str, **arguments: Any) -> Any:
     """Has a running simulated cluster carry out a command; what it returns.
 
     Raises:
-        ControlError: nobody listens there, or the command is refused.
+        ControlError: nothing listens there, or the command is refused.
     """
     return asyncio.run(_call(socket, command, arguments))
 

@@ -70,7 +70,7 @@ def ensure_lasting(plan: SimulationPlan, settings: Mapping[str, Any]) -> None:
 
 
 def serve_deployed(config: Path, dashboard_url: str, url: str) -> int:
-    """Deploys, says when the gateways answer at `url`, and waits for Ctrl-C; the exit code."""
+    """Deploys, prints when the gateways answer at `url`, and waits for Ctrl-C; the exit code."""
     is_over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: is_over.set())

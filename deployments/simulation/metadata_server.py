@@ -68,7 +68,7 @@ class SimulatedMetadata:
         self._address = (bound[0], bound[1])
 
     async def close(self) -> None:
-        """Ends it; whoever waits is answered. Idempotent."""
+        """Ends it; clients that wait are answered. Idempotent."""
         self._is_closing = True
         self._note_change()
         if self._runner is not None:
@@ -82,7 +82,7 @@ class SimulatedMetadata:
         return f"{self._address[0]}:{self._address[1]}"
 
     def set(self, path: str, value: str) -> None:
-        """Changes a value, such as `instance/preempted`; who waits for it is told at once."""
+        """Changes a value, such as `instance/preempted`; clients that wait for it are notified."""
         self._values[path] = value
         self._note_change()
 

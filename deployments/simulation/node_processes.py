@@ -25,7 +25,7 @@ def processes_below(roots: Iterable[int]) -> list[psutil.Process]:
                 found.append(process)
             else:
                 children[process.ppid()].append(process)
-    # It grows while it is walked, until all children have been seen.
+    # It grows while it is walked, until all children have been found.
     for process in found:
         found += children[process.pid]
     return found

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 # How long a slowed process stands still at a time. Longer than the 0.1 s that a paced engine makes
 # up for in a burst, or it would not be slowed at all; shorter than any heartbeat's patience (1 s).
 STOP_S = 0.2
-# How often new processes are looked for. To look takes some 20 ms on a machine of many processes.
+# How often new processes are searched. A search takes some 20 ms on a machine of many processes.
 _LOOK_EVERY_S = 1.0
 
 

@@ -26,7 +26,7 @@ _HEALTH_PATH = f"{_CONFIG}.httpHealthCheck.requestPath"
 _TIMEOUT = "spec.default.timeoutSec"
 _POLICIES = ("HealthCheckPolicy", "GCPBackendPolicy")
 # Of either, where it is left out. Source: rules of GKE's HealthCheckPolicy at fc40d60, read
-# 2026-11-22; so is what a check may say of its port.
+# 2026-11-22; so is what a check may set as its port.
 _DEFAULT_CHECK_S = 5
 _NAMED_PORT, _SERVING_PORT = "USE_NAMED_PORT", "USE_SERVING_PORT"
 _PORT_FIELDS = {FIXED_PORT: {"port"}, _NAMED_PORT: {"portName"}, _SERVING_PORT: set[str]()}

@@ -67,7 +67,7 @@ class Sender:
         check = self._checked(planned_request, request, exchange)
         self._write(self._record(planned_request, exchange, due_s, num_input, check))
         if exchange.error == ErrorKind.UNFINISHED:
-            # Recorded, the kill goes on: whoever sends would otherwise send the next.
+            # Recorded, the kill goes on: the sender would otherwise send the next.
             raise gevent.GreenletExit
         if exchange.error is not None:
             return None

@@ -186,7 +186,7 @@ def _empty(requests: Requests, max_num_seqs: int) -> kernel.Kernel:
     )
 
 
-# Any: arrays of several types, each as its field of `Kernel` says.
+# Any: arrays of several types, each as its field of `Kernel` states.
 def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[Any]]:
     """Returns the values of `Kernel` per slot, for `size` idle ones from `first` on."""
     slots = np.arange(first, first + size, dtype=np.int32)
