@@ -94,4 +94,7 @@ def test_importing_a_leaf_loads_no_framework(leaf: str, added: dict[str, list[st
 
 @pytest.mark.slow
 def test_framework_that_a_module_imports_would_be_found() -> None:
-    assert frameworks_added(["serving.errors", "jax"]) == {"serving.errors": [], "jax": ["jax"]}
+    assert frameworks_added(["serving.domain.errors", "jax"]) == {
+        "serving.domain.errors": [],
+        "jax": ["jax"],
+    }

@@ -26,7 +26,7 @@ from deployments.serve import child_environment, free_ports
 from deployments.simulation.control import call
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 270.0
 STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.1
 _LOG_TAIL_LINES = 60
