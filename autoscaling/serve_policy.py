@@ -54,7 +54,7 @@ class SlicePolicy:
         self._scalers = tuple(ModelScaler(each, self._writer) for each in read.models)
 
     def __call__(self, contexts: _Contexts) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
-        """Targets by deployment; a deployment without one keeps what it has."""
+        """Returns targets by deployment; a deployment without one keeps what it has."""
         now_s = time.time()
         ids = {each.name: each for each in contexts}
         # The wall clock may have been set back.

@@ -368,7 +368,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _of_cluster(ray_folder: str) -> list[psutil.Process]:
-    """Processes with our environment, at any place: Ray's daemons have no parent."""
+    """Returns the processes with our environment, at any place: Ray's daemons have no parent."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

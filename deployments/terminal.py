@@ -1,4 +1,4 @@
-"""Tables for people, as plain lines: one line a row, however narrow the terminal is.
+"""Prints tables for people as plain lines: one line a row, however narrow the terminal is.
 
 Does not own what is in them.
 """

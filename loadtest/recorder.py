@@ -102,7 +102,7 @@ def _bounds(out_dir: Path) -> tuple[RunStart, RunEnd | None]:
 
 
 def _timed_lines(part: Path) -> Iterator[tuple[float, bytes]]:
-    """Lines as they stand with their instants: a request's is its end, when it was written."""
+    """Yields lines with their instants: a request's is its end, when it was written."""
     with part.open("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):

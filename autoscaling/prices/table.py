@@ -34,7 +34,7 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_doc
 
 
 class PriceList(BaseModel):
-    """Prices of one market from one source. `unverified`: nobody has read them on a price list."""
+    """The prices of one market from one source. `unverified`: not yet checked on a price list."""
 
     model_config = _STRICT
 

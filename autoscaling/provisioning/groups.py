@@ -12,7 +12,7 @@ from autoscaling.provisioning.demand import SliceKind
 
 
 class PodPhase(StrEnum):
-    """Kubernetes' own phases of a pod."""
+    """The phases of a pod, as Kubernetes names them."""
 
     PENDING = "Pending"  # no node for it yet, or its image is being fetched
     RUNNING = "Running"

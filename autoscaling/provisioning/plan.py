@@ -227,7 +227,7 @@ def _plan_group(
 def _condemned(
     demand: SliceDemand, group: WorkerGroup, surplus: int, state: PlannerState
 ) -> frozenset[str]:
-    """Names of slices whose replacement has been asked for: whoever bears one may go at once.
+    """Returns the names of slices with an ordered replacement: they may go at once.
 
     That holds for what KubeRay puts in the place of such a slice too, until somebody takes it or
     there is nothing too many.

@@ -182,7 +182,7 @@ def _read_group(
 
 
 def _read_slices(pods: Iterable[Json]) -> tuple[ObservedSlice, ...]:
-    """Pods gathered into slices, ordered by name, each with its hosts in order."""
+    """Gathers pods into slices, ordered by name, each with its hosts in order."""
     replicas: dict[str, list[Json]] = {}
     for pod in pods:
         name = pod["metadata"]["name"]

@@ -19,7 +19,7 @@ class StaticProvisioner:
         self._groups = tuple(_group(kind, slices[kind]) for kind in sorted(slices))
 
     async def observe(self) -> ClusterObservation:
-        """Always the same."""
+        """Returns the same groups every time."""
         return ClusterObservation(self._groups)
 
     async def apply(self, plan: ProvisioningPlan) -> None:

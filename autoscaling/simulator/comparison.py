@@ -1,4 +1,4 @@
-"""Policies side by side over the seeds of a scenario: each run, its figures, their spread.
+"""Compares policies over the seeds of a scenario: each run, its figures, their spread.
 
 Owns the playing of every policy in every run and the statistics over seeds. Does not own how it is
 shown (`command`, `report`).

@@ -244,7 +244,7 @@ def _initial(problem: OracleProblem, terms: ComputeClass) -> int:
 
 
 def _coverage(num_classes: int, num_intervals: int) -> csr_matrix:
-    """Rows k: ready of every class, and what is short."""
+    """Builds the rows k: ready of every class, and what is short."""
     block, k = num_classes * num_intervals, np.arange(num_intervals)
     columns = [c * num_intervals + k for c in range(num_classes)] + [2 * block + k]
     rows = np.tile(k, num_classes + 1)
@@ -254,7 +254,7 @@ def _coverage(num_classes: int, num_intervals: int) -> csr_matrix:
 
 
 def _starts(num_classes: int, num_intervals: int) -> csr_matrix:
-    """Rows (c, k): ready - ready before - started."""
+    """Builds the rows (c, k): ready - ready before - started."""
     block = num_classes * num_intervals
     row = np.arange(block)
     has_before = row % num_intervals > 0
@@ -266,7 +266,7 @@ def _starts(num_classes: int, num_intervals: int) -> csr_matrix:
 
 
 def _holding(problem: OracleProblem, *, is_relaxed: bool) -> csr_matrix:
-    """Rows (c, k): ready, and what is loading in k to be ready later."""
+    """Builds the rows (c, k): ready, and what is loading in k to be ready later."""
     num_classes, num_intervals = len(problem.terms), len(problem.demand)
     block, k = num_classes * num_intervals, np.arange(num_intervals)
     rows, columns = [np.arange(block)], [np.arange(block)]

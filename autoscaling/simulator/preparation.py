@@ -49,7 +49,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """Files that take a scenario's generators' place; spot files go to spot classes in order."""
+    """The files that replace a scenario's generators; spot files go to spot classes in order."""
 
     trace: Path | None = None
     spot: tuple[Path, ...] = ()

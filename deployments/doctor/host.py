@@ -79,7 +79,7 @@ class Metadata:
 def check_metadata(
     found: Metadata | Unknown, environment: Mapping[str, str], chips: tuple[HostChip, ...]
 ) -> Iterator[Finding]:
-    """Announcements of a host's end come from there, and the machine type."""
+    """Checks the metadata server: it announces a host's end, and has the machine type."""
     what = "metadata server"
     if isinstance(found, Unknown):
         if not chips:

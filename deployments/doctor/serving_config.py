@@ -61,7 +61,7 @@ def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
 
 
 def check_gateway(url: str, fleet: ReportedFleet | Unknown) -> Finding:
-    """Does it answer, and has it engines?"""
+    """Checks that it answers, and that it has engines."""
     what = f"gateway {url}"
     if isinstance(fleet, Unknown):
         return error(what, fleet.reason, "the answer of /fleet", "`serve status`, then Serve's log")

@@ -36,7 +36,7 @@ class RowKey(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """Sums of a row. `cost_usd` is `None` without a price, `tokens` where no tenant is reported."""
+    """The sums of a row. `cost_usd` is `None` without a price, `tokens` without a tenant."""
 
     chip_seconds: float
     cost_usd: float | None = None

@@ -1,1 +1,1 @@
-"""Kubernetes manifests from one values file. Needs no cluster."""
+"""Renders Kubernetes manifests from one values file. Needs no cluster."""

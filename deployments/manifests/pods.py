@@ -1,4 +1,4 @@
-"""Pods of a Ray cluster: head, gateways, hosts of slices. Pure.
+"""Renders the pods of a Ray cluster: head, gateways, hosts of slices. Pure.
 
 No pod runs as root, and none has a secret in it: Secrets are referred to by name.
 """

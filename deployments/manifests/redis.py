@@ -1,4 +1,4 @@
-"""Redis for the state of Ray's head, for who has none: one pod, its disk, who may reach it. Pure.
+"""Renders a Redis for the state of Ray's head: one pod, its disk, its network policy. Pure.
 
 One pod and no replicas: Ray wants a single shard, and asks it again for as long as it is away. What
 it holds is on a disk that outlives the pod. Memorystore outlives a zone as well: give its address

@@ -205,7 +205,7 @@ def _class_problems(values: Values) -> Iterator[Problem]:
 
 
 def _node_label_problems(values: Values) -> Iterator[Problem]:
-    """Labels of a compute class that would reach the pods of its hosts and be wrong there."""
+    """Yields labels of a compute class that would be wrong on the pods of its hosts."""
     for at, declared in enumerate(values.app.compute_classes):
         for name, value in declared.node_labels.items():
             complaint = why_not_in_group(name)

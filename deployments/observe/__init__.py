@@ -1,1 +1,1 @@
-"""Prometheus on the machine that serves: `slicewise observe`."""
+"""Runs Prometheus on the machine that serves: `slicewise observe`."""

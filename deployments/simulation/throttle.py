@@ -1,4 +1,4 @@
-"""Processes that stand still, for a share of the time or all of it.
+"""Stops processes for a share of the time or all of it.
 
 Owns the stopping and continuing of processes, and that none is left stopped. Does not own which
 processes these are: it asks again and again, so that new ones are found too.

@@ -1,4 +1,4 @@
-"""Manifests as they lie in a folder: objects with the file they are from, and ways into them.
+"""Reads the manifests of a folder: objects with the file they are from, and ways into them.
 
 Reading a path in an object never fails: what is missing, or of another kind, is empty. That it
 should be there is for schemas and checks to decide.
@@ -148,7 +148,7 @@ def named(entries: Iterable[Any], name: str) -> Json:
 
 
 def texts(found: Sequence[object]) -> str:
-    """Values one after the other, for a message."""
+    """Joins values one after the other, for a message."""
     return ", ".join(str(value) for value in found) or "nothing"
 
 

@@ -122,7 +122,7 @@ def _parse_shape(spec: Json) -> tuple[str, str, int]:
 
 
 def generations_by_accelerator() -> dict[str, str]:
-    """Generations by GKE's name for them."""
+    """Returns generations by GKE's name for them."""
     return {shapes(generation)[0].gke_accelerator: str(generation) for generation in Generation}
 
 
@@ -208,7 +208,7 @@ def _count_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _label_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Labels that are missing, or differ from the node selector."""
+    """Yields labels that are missing, or differ from the node selector."""
     if group.shape is not None:
         expected = {
             POD_TYPE_LABEL: group.shape.ray_pod_type,
@@ -231,7 +231,7 @@ def _label_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _toleration_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Taints that its nodes have, and those that would cost it its class."""
+    """Checks tolerations: the taints of its nodes, and those that would cost it its class."""
     tolerations = [entry for entry in sequence(group.pod, "tolerations") if isinstance(entry, dict)]
     field = "template.spec.tolerations"
     # Of every TPU node; of nodes of a class.

@@ -1,4 +1,4 @@
-"""Labels of Ray pods: KubeRay's and the TPU webhook's are left to them. Pure.
+"""Checks labels of Ray pods: KubeRay's and the TPU webhook's are left to them. Pure.
 
 Without its own labels on them, the webhook does not see pods, and none gets TPU_NAME or
 TPU_WORKER_ID; without a host index on single hosts, it gives names of living slices again.

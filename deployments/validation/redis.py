@@ -1,4 +1,4 @@
-"""Redis, where Ray's head keeps its state: is it there, does it last, who may reach it? Pure."""
+"""Checks the Redis of Ray's head: that it exists and lasts, and who may reach it. Pure."""
 
 from collections.abc import Iterator
 

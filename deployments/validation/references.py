@@ -1,4 +1,4 @@
-"""Names that one object gives of another: selectors with pods, accounts, classes, quota. Pure."""
+"""Checks the names that objects give of each other: pods, accounts, classes, quota. Pure."""
 
 from collections.abc import Iterator
 

@@ -24,7 +24,7 @@ class SchemaFileError(ValueError):
 
 
 class Schemas:
-    """Schemas by apiVersion and kind."""
+    """The schemas by apiVersion and kind."""
 
     def __init__(self, definitions: Iterable[Json]) -> None:
         self._schemas: dict[tuple[str, str], tuple[Json, Any]] = {}
@@ -95,7 +95,7 @@ def _key(manifest: KubernetesManifest) -> tuple[str, str]:
 
 
 def strict_schema(schema: Json) -> Json:
-    """Kubernetes' structural schema as JSON schema that knows no other fields."""
+    """Returns Kubernetes' structural schema as JSON schema that knows no other fields."""
     strict = {key: value for key, value in schema.items() if key not in ("format", "nullable")}
     if strict.pop("x-kubernetes-int-or-string", False):
         strict.pop("anyOf", None)

@@ -1,4 +1,4 @@
-"""Manifests against the Serve configuration that they carry: will replicas get slices, and time?
+"""Checks manifests against the Serve configuration in them: slices and time for replicas. Pure.
 
 Asks the product's own functions: the labels that the hosts of a group get go through the very
 survey by which a replica chooses a slice. Pure.

@@ -1,4 +1,4 @@
-"""Chaos in step with a run: what is due is done, once, and written down.
+"""Runs chaos in step with a run: what is due is done, once, and written down.
 
 Owns which events are behind. Does not own the clock, nor how the load and the slices are known: its
 caller passes, once a second or so.

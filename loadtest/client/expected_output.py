@@ -79,7 +79,7 @@ class _RecordedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedAnswers:
-    """Answers of an undisturbed greedy pass, by model and prompt.
+    """The answers of an undisturbed greedy pass, by model and prompt.
 
     The first answer to a prompt stands; a shorter request is answered by its beginning.
     """
@@ -88,7 +88,7 @@ class RecordedAnswers:
         self._answers: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
-        """Prompts with a known answer."""
+        """Returns the number of prompts with a known answer."""
         return len(self._answers)
 
     def record(

@@ -31,7 +31,7 @@ def choose_models(url: str, api_key: str | None, requested: Sequence[str]) -> tu
 
 
 def _cards(url: str, api_key: str | None) -> dict[str, object]:
-    """Names, with the parent of each."""
+    """Returns names, with the parent of each."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(url.rstrip("/") + "/v1/models", headers=headers)
     try:

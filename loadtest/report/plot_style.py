@@ -237,7 +237,7 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 class _MinuteLocator(MaxNLocator):
-    """Ticks at round minutes of an axis in seconds."""
+    """Places ticks at round minutes of an axis in seconds."""
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:  # type: ignore[override]
         minutes = super().tick_values(vmin / MINUTE_S, vmax / MINUTE_S)

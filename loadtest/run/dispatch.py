@@ -101,7 +101,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Users with one request at a time each, who take the next session when through with one.
+    """Runs users with one request at a time each, who take session after session.
 
     A request is due its think time after the one before it was over, and is not sent if that is at
     `end_s` or later. Users begin at `begins_s`, one each.

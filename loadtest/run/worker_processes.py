@@ -43,7 +43,7 @@ class WorkerProcesses:
 
     @property
     def num_open(self) -> int:
-        """Workers that have not hung up."""
+        """The number of workers with an open connection."""
         return len(self._open)
 
     def send(self, message: FromParent) -> None:

@@ -57,7 +57,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """Answers that were compared with the known ones; the tokens are `None` when none was."""
+    """The answers that were compared with the known ones; the tokens are `None` when none was."""
 
     checked: int
     lost_tokens: int | None
@@ -80,7 +80,7 @@ class Group:
 def count_requests(
     judged: Sequence[RequestRecord], num_missing: int, num_warmup: int
 ) -> RequestCounts:
-    """Outcomes of the judged requests and of those that left no record."""
+    """Counts outcomes of the judged requests and of those that left no record."""
     errors = Counter(request.error for request in judged if request.error is not None)
     if num_missing:
         errors[MISSING] = num_missing

@@ -1,4 +1,4 @@
-"""Values in words, the same in the table, the page and every sentence. `None` is a dash. Pure."""
+"""Formats values, the same in the table, the page and every sentence. `None` is a dash. Pure."""
 
 import math
 

@@ -60,7 +60,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Rates over the steady window; `None` where not measured.
+    """The rates over the steady window; `None` where not measured.
 
     `asked_requests_per_s` is the schedule's, `None` for a closed loop; `achieved_requests_per_s`
     what was sent in time.

@@ -15,7 +15,7 @@ _Price = Annotated[float, Field(ge=0, le=MAX_USD_PER_CHIP_HOUR)]
 
 
 class ChipPriceFile(RootModel[dict[str, _Price]]):
-    """Prices by name of the compute class, as the platform's `/fleet` names it."""
+    """The prices by name of the compute class, as the platform's `/fleet` names it."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 

@@ -107,7 +107,7 @@ class ReplayArrivals(_Part):
 
 
 class ServegenArrivals(_Part):
-    """Arrivals under the laws of ServeGen's clients, a folder or one file.
+    """The law of ServeGen's clients, from a folder or one file.
 
     `start_s` is where in their days the run begins. Every client's rate is multiplied by `scale`,
     or by what brings their sum to `rate_per_s` on average over the run; bursts stay as they are.
@@ -127,7 +127,7 @@ class ServegenArrivals(_Part):
 
 
 class ClosedArrivals(_Part):
-    """Users who each ask, wait for the answer, think and ask again: no arrival rate."""
+    """The law of users who ask, wait for the answer, think and ask again: no arrival rate."""
 
     law: Literal["closed"] = "closed"
     num_users: Count

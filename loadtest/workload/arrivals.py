@@ -62,7 +62,7 @@ def steps(points: Sequence[tuple[float, float]], duration_s: float) -> tuple[Rat
 
 
 def instants(pieces: Sequence[RatePiece], cv: float, rng: np.random.Generator) -> Instants:
-    """Arrivals in ascending order, in seconds: f64[arrival].
+    """Returns arrivals in ascending order, in seconds: f64[arrival].
 
     `cv` is the coefficient of variation of the gaps at a steady rate: 0 evenly, 1 Poisson, above 1
     in bursts.
@@ -94,7 +94,7 @@ def instants(pieces: Sequence[RatePiece], cv: float, rng: np.random.Generator) -
 
 
 def _unit_points(total: float, cv: float, rng: np.random.Generator) -> Instants:
-    """Points of a renewal process of rate 1 in [0, total).
+    """Draws points of a renewal process of rate 1 in [0, total).
 
     It is stationary: as many are expected in any stretch, the first one included, however bursty.
     """

@@ -32,7 +32,7 @@ def seed_of(seed: int, purpose: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Weighted(Generic[T]):
-    """Values, each chosen in proportion to its weight."""
+    """The values, each chosen in proportion to its weight."""
 
     values: tuple[T, ...]
     summed: tuple[float, ...]

@@ -42,7 +42,7 @@ would year you your b c d e f g h j k l m n o p r u v w x y
 
 
 def discover_vocabulary(tokenize: Tokenize, detokenize: Detokenize) -> Vocabulary:
-    """Words that stay one token each in any order, as far as the tokenizer shows them.
+    """Returns words that stay one token each in any order, as far as the tokenizer shows them.
 
     `tokenize` adds no special tokens. `token_ids` are the words' ids after a space.
 
@@ -117,7 +117,7 @@ def _between(words: Sequence[str], separator: _Separator, tokenize: Tokenize) ->
 
 
 def _words_of_ids(ids: Sequence[int], detokenize: Detokenize) -> list[str]:
-    """Words that the ids' texts have in them, each once; spread over the ids where there are many.
+    """Returns words in the ids' texts, each once; spread over the ids where there are many.
 
     They are guesses, as neighbours run together.
     """

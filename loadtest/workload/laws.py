@@ -1,4 +1,4 @@
-"""Laws of counts and of waits, as a workload file states them, and draws from them.
+"""Defines laws of counts and of waits, as a workload file states them, and draws from them.
 
 Pure: the generator comes in. A draw takes one number from it.
 """
@@ -21,7 +21,7 @@ _Z99 = _NORMAL.inv_cdf(0.99)
 
 
 class FixedCount(BaseModel):
-    """Always the same."""
+    """The constant count."""
 
     model_config = STRICT
 
@@ -91,7 +91,7 @@ CountLaw = Annotated[FixedCount | UniformCount | LognormalCount, Field(discrimin
 
 
 class FixedWait(BaseModel):
-    """Always the same."""
+    """The constant wait."""
 
     model_config = STRICT
 
@@ -112,7 +112,7 @@ class ExponentialWait(BaseModel):
     mean_s: Seconds
 
     def draw(self, rng: random.Random) -> float:
-        """Seconds."""
+        """Draws seconds."""
         return -self.mean_s * math.log(1 - rng.random())
 
 
@@ -132,7 +132,7 @@ class LognormalWait(BaseModel):
         return self
 
     def draw(self, rng: random.Random) -> float:
-        """Seconds."""
+        """Draws seconds."""
         sigma = math.log(self.p99_s / self.p50_s) / _Z99
         return self.p50_s * math.exp(sigma * _NORMAL.inv_cdf(max(rng.random(), 1e-300)))
 

@@ -1,4 +1,4 @@
-"""Prompts of exact lengths from blocks: as token ids, or as a text of as many tokens.
+"""Makes prompts of exact lengths from blocks: as token ids, or as a text of as many tokens.
 
 Owns the tokens of a block, which follow from its content id alone (by SHAKE, never `hash`),
 and what a chat template adds. Does not own how a vocabulary is found (`discovery`). Pure.

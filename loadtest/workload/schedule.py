@@ -49,7 +49,7 @@ class Replayed:
 
 
 def rate_instants(law: RateLaw, duration_s: float, rng: np.random.Generator) -> Instants:
-    """Arrivals under a stated rate, in ascending order, in seconds.
+    """Returns arrivals under a stated rate, in ascending order, in seconds.
 
     Raises:
         LoadTestError: more than a process can plan.
@@ -74,7 +74,7 @@ def rate_instants(law: RateLaw, duration_s: float, rng: np.random.Generator) -> 
 def servegen_instants(
     law: ServegenArrivals, duration_s: float, rng: np.random.Generator
 ) -> Instants:
-    """Arrivals of all clients of ServeGen's together, in ascending order, in seconds.
+    """Returns arrivals of all clients of ServeGen's together, in ascending order, in seconds.
 
     Raises:
         LoadTestError: all clients are idle throughout, or more than a process can plan.

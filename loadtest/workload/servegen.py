@@ -93,7 +93,7 @@ def mean_rate_per_s(clients: tuple[ClientLaw, ...], start_s: float, duration_s: 
 def client_instants(
     windows: tuple[LawWindow, ...], factor: float, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Arrivals of one client at `factor` times its rate, in ascending order, in seconds.
+    """Returns arrivals of one client at `factor` times its rate, in ascending order, in seconds.
 
     The rate is scaled and not the requests thinned: thinning would wash the burstiness out. Time
     runs as fast as the rate: a gap is drawn with mean 1 by the law of the window that it begins in,
@@ -123,7 +123,7 @@ def client_instants(
 
 
 def _gaps(window: LawWindow, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Gaps of mean 1."""
+    """Draws gaps of mean 1."""
     if window.law is GapLaw.GAMMA:
         return rng.gamma(window.shape, 1 / window.shape, count)
     return rng.weibull(window.shape, count) / math.gamma(1 + 1 / window.shape)

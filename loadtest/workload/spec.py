@@ -47,7 +47,7 @@ class Lengths(_Part):
 
 
 class SharedPrefixes(_Part):
-    """Beginnings that many prompts share, such as system prompts.
+    """The prefixes that many prompts share, such as system prompts.
 
     Each prompt gets one of `count`, in front of what `lengths` gives and in addition to it; a
     session gets one with its first turn. Prefix k is chosen in proportion to k ** -`zipf` (0: all
@@ -60,7 +60,7 @@ class SharedPrefixes(_Part):
 
 
 class Sessions(_Part):
-    """Conversations in place of single requests; what arrives is their first turn.
+    """The conversations in place of single requests; what arrives is their first turn.
 
     `lengths.input` is what each turn adds to the conversation. `think_time_s` passes between an
     answer and the next turn.

@@ -69,7 +69,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Rows in the order of their arrival; `path` is for messages.
+    """The rows in the order of their arrival; `path` is for messages.
 
     `grid_s` is the step that arrivals were rounded down to, `None` if they were not.
     """
@@ -81,7 +81,7 @@ class Trace:
 
     @property
     def offsets_s(self) -> npt.NDArray[np.float64]:
-        """Arrivals in ascending order: f64[row].
+        """The arrivals in ascending order: f64[row].
 
         Raises:
             TraceError: the trace has no times.
@@ -211,7 +211,7 @@ def _grid_s(instants_ms: list[float]) -> float | None:
 
 
 def _jsonl_rows(path: Path) -> list[TraceRow]:
-    """Lines with `prompt`, `messages` or `input_tokens`; keys that we do not know are not read."""
+    """Reads lines with `prompt`, `messages` or `input_tokens`; ignores unknown keys."""
     rows = []
     for number, line in _lines(path):
         source = _TraceLine(path, number, _json_object(path, number, line))
@@ -261,7 +261,7 @@ def _text(source: "_TraceLine") -> str | None:
 
 
 def _from_zero(path: Path, rows: list[TraceRow]) -> tuple[TraceRow, ...]:
-    """Rows by time, counted from the first; in the order of the file where there are no times."""
+    """Returns rows by time, counted from the first; in file order where there are no times."""
     times = [row.offset_s for row in rows if row.offset_s is not None]
     if not times:
         return tuple(rows)

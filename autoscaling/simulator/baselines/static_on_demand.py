@@ -16,7 +16,7 @@ from serving.domain.compute_class import ComputeClass
 
 
 class StaticOnDemand:
-    """Always the same plan."""
+    """Returns the same plan every time."""
 
     name = "static-on-demand"
 

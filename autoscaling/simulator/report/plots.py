@@ -141,7 +141,7 @@ def _goodput(shown: PolicyResult) -> str:
 
 
 def _policies(comparison: PolicyComparison) -> str:
-    """Bars: the cost over the oracle's floor, and the share that missed an objective."""
+    """Draws bars: the cost over the oracle's floor, and the share that missed an objective."""
     figure = new_figure(0.9 + 0.32 * len(comparison.policies))
     left, right = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=0.15, wspace=0.08)
@@ -184,7 +184,7 @@ def _hours(axes: Axes, end_s: float) -> None:
 def _thinned(
     at_s: npt.NDArray[np.float64], values: npt.ArrayLike, most: int = _MOST_POINTS
 ) -> tuple[_F64, _F64]:
-    """Means over equal stretches, at most `most` of them; instants are the stretches' firsts."""
+    """Returns means over equal stretches, at most `most`; instants are the stretches' firsts."""
     series = np.asarray(values, np.float64)
     width = -(-len(series) // most)
     whole = len(series) // width * width

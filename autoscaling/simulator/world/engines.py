@@ -38,7 +38,7 @@ class GatewayLimits:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTraffic:
-    """Counts since the start, and what is under way, at `at_s`.
+    """The counts since the start, and what is under way, at `at_s`.
 
     `oldest_wait_s` is of the requests that wait at the gateway, 0 without one.
     """
@@ -122,7 +122,7 @@ class Engines:
 
     @property
     def num_routable(self) -> int:
-        """Engines that take requests."""
+        """The number of engines that take requests."""
         return int(self._state.counts[kernel.ROUTABLE])
 
     @property

@@ -375,7 +375,7 @@ class SliceFleet:
         heapq.heappush(self._events, (at_s, self._num_events, act))
 
     def _later(self, life: _Life, at_s: float, act: Callable[[float], None]) -> None:
-        """Unless the life takes another course before."""
+        """Schedules it, unless the life takes another course before."""
         epoch = life.epoch
 
         def act_if_still_due(now_s: float) -> None:
@@ -412,7 +412,7 @@ class SliceFleet:
 
 
 def _to_give_up(lives: Iterable[_Life], order: Mapping[str, int]) -> list[_Life]:
-    """Orders without a slice first, then as the plan orders, then the youngest."""
+    """Returns orders without a slice first, then as the plan orders, then the youngest."""
 
     def rank(life: _Life) -> tuple[bool, float, int]:
         return life.state in HELD_STATES, order.get(life.slice_id, math.inf), -life.number

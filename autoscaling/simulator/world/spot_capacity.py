@@ -47,7 +47,7 @@ class CapacitySeries:
 
     @classmethod
     def constant(cls, slices: int) -> "CapacitySeries":
-        """Always the same."""
+        """Returns a series of one constant count."""
         return cls((0.0,), (slices,))
 
     @classmethod
