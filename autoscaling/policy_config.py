@@ -85,6 +85,8 @@ class RulesConfig(_Section):
     """Share of past forecasts that were no higher than what is planned for."""
     drain_delay_s: _NotNegative = _rule("drain_delay_s")
     """A slice goes after it was more than enough for so long."""
+    shortage_ratio: _NotNegative = _rule("shortage_ratio")
+    """What not to miss a slice for an hour is worth, in hourly prices of the dearest class."""
     max_load_age_s: _Positive = _rule("max_load_age_s")
     """An older load is no load: the last plan stands."""
     backoff_s: _NotNegative = _rule("backoff_s")
@@ -273,6 +275,7 @@ def _built_in_terms(name: str) -> dict[str, Any]:
         return {}
     market = MARKETS[Market(name)]
     return {
+        "market": Market(name),
         "is_prepaid": market.is_prepaid,
         "is_revocable": market.is_revocable,
         "max_run_s": market.max_run_s,

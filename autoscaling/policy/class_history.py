@@ -124,7 +124,7 @@ class ClassHistory:
         ends_per_hour = self.losses_per_hour
         if self.terms.max_run_s is not None:
             ends_per_hour += 3600 / self.terms.max_run_s
-        return self.terms.usd_per_slice_hour * (1 + ends_per_hour * self.load_s / 3600)
+        return self.terms.price * (1 + ends_per_hour * self.load_s / 3600)
 
     def is_healthy(self, now_s: float) -> bool:
         """Returns whether an order from this class counts as on its way."""

@@ -51,7 +51,7 @@ class SlicewisePolicy:
         self._profile = profile
         self._rules = rules
         self._classes = {each.name: ClassHistory(each, rules) for each in terms}
-        most_expensive = max(each.usd_per_slice_hour for each in terms)
+        most_expensive = max(each.price for each in terms)
         self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
         self._known_mixes: dict[object, Portfolio] = {}
         self._forecaster = Forecaster()

@@ -151,11 +151,7 @@ class _Solution:
 
 def _prepaid_usd(problem: OracleProblem) -> float:
     hours = len(problem.demand) * problem.interval_s / _SECONDS_PER_HOUR
-    return sum(
-        each.max_slices * each.usd_per_slice_hour * hours
-        for each in problem.terms
-        if each.is_prepaid
-    )
+    return sum(each.max_slices * each.price * hours for each in problem.terms if each.is_prepaid)
 
 
 def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> _Solution:
@@ -205,12 +201,12 @@ def _costs(problem: OracleProblem) -> NDArray[np.float64]:
     num_intervals, hours = len(problem.demand), problem.interval_s / _SECONDS_PER_HOUR
     held, started = [], []
     for terms in problem.terms:
-        usd = 0.0 if terms.is_prepaid else terms.usd_per_slice_hour
+        usd = 0.0 if terms.is_prepaid else terms.price
         # Who is sent away after max_run_s loads again: so much more of each hour is paid for.
         again = 1 + terms.load_s / terms.max_run_s if terms.max_run_s else 1.0
         held.append(np.full(num_intervals, usd * hours * again))
         started.append(np.full(num_intervals, usd * terms.load_s / _SECONDS_PER_HOUR))
-    most_expensive = max(each.usd_per_slice_hour for each in problem.terms) or 1.0
+    most_expensive = max(each.price for each in problem.terms) or 1.0
     short = np.full(num_intervals, _SHORTAGE_FACTOR * most_expensive * hours)
     return np.concatenate([*held, *started, short])
 

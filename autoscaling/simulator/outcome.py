@@ -193,7 +193,7 @@ class TimelineRecorder:
         for name, terms in self._terms.items():
             of_class = sum((c for key, c in held.items() if key[0] == name), nobody)
             paid = np.full_like(nobody, terms.max_slices) if terms.is_prepaid else of_class
-            usd_per_hour += paid * terms.usd_per_slice_hour
+            usd_per_hour += paid * terms.price
         return FleetTimeline(
             at_s=np.array([each.at_s for each in self._traffic]),
             requests_per_s=np.array(self._rates_per_s),
@@ -291,7 +291,7 @@ def _cost(
     for terms in (each.terms for each in classes):
         held_s = sum(seconds.get((terms.name, state), 0.0) for state in HELD_STATES)
         paid_s = terms.max_slices * end_s if terms.is_prepaid else held_s
-        by_class[terms.name] = paid_s / 3600 * terms.usd_per_slice_hour
+        by_class[terms.name] = paid_s / 3600 * terms.price
         if terms.is_prepaid:
             committed_usd += by_class[terms.name]
     return SimulatedCost(sum(by_class.values()), committed_usd, by_class)

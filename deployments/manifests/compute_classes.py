@@ -72,7 +72,7 @@ def node_pool_names(group: SliceGroup) -> list[str]:
     """The pools of a group where you make them: a slice of several hosts is one whole pool."""
     if group.shape.num_hosts == 1:
         return [group.name]
-    return [f"{group.name}-{number}" for number in range(group.max_slices)]
+    return [f"{group.name}-{number}" for number in range(group.terms.max_slices)]
 
 
 def spot_critical_s(drain_s: float) -> int:
@@ -101,14 +101,16 @@ def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
     """Orders groups by price where prices are configured; else in the usual order of prices."""
 
     def place(group: SliceGroup) -> tuple[bool, float, int, str]:
-        price = group.usd_per_chip_hour
+        price = group.terms.usd_per_slice_hour
         is_paid_for = group.market == Market.RESERVED
         order = _LADDER.index(group.market)
         return not is_paid_for, float(order) if price is None else price, order, group.name
 
     known = list(groups)
     if any(
-        member.usd_per_chip_hour is None for member in known if member.market != Market.RESERVED
+        member.terms.usd_per_slice_hour is None
+        for member in known
+        if member.market != Market.RESERVED
     ):
         known.sort(key=lambda group: (_LADDER.index(group.market), group.name))
     else:
@@ -155,7 +157,7 @@ def _market_rule(group: SliceGroup) -> Json:
             "shutdownGracePeriodCriticalPodsSeconds": spot_critical_s(group.drain_s),
         }
         return where | {"spot": True, "nodeSystemConfig": {"kubeletConfig": kubelet}}
-    longest_s = int(group.max_run_s or MAX_FLEX_START_RUN_S)
+    longest_s = int(group.terms.max_run_s or MAX_FLEX_START_RUN_S)
     flex: Json = {"enabled": True}
     if longest_s > _RECYCLE_LEAD_S:
         flex["nodeRecycling"] = {"leadTimeSeconds": _RECYCLE_LEAD_S}

@@ -57,7 +57,7 @@ def workload_policies_script(groups: Sequence[SliceGroup]) -> str:
 def _command(pool: str, group: SliceGroup, *, has_claims: bool) -> str:
     shape = group.shape
     labels = [f"{GKE_COMPUTE_CLASS}={group.name}", *([_NETWORK_DRIVER_LABEL] * has_claims)]
-    most = shape.num_hosts if shape.num_hosts > 1 else group.max_slices
+    most = shape.num_hosts if shape.num_hosts > 1 else group.terms.max_slices
     options = [
         f"--machine-type={shape.gke_machine_type}",
         f"--node-locations={','.join(group.zones)}",
@@ -91,7 +91,7 @@ def _market_options(group: SliceGroup) -> list[str]:
         case Market.SPOT:
             return ["--spot"]
         case Market.FLEX_START:
-            longest_s = int(group.max_run_s or MAX_FLEX_START_RUN_S)
+            longest_s = int(group.terms.max_run_s or MAX_FLEX_START_RUN_S)
             return ["--flex-start", f"--max-run-duration={longest_s}s"]
         case Market.ON_DEMAND:
             return []

@@ -98,7 +98,7 @@ def priority_classes(cluster: ClusterConfig) -> list[Json]:
 def resource_quota(values: Values, groups: Sequence[SliceGroup]) -> Json:
     """Allows the chips of all groups, and of a second cluster where an upgrade makes one."""
     cluster = values.cluster
-    chips = sum(group.max_slices * group.shape.num_chips for group in groups)
+    chips = sum(group.terms.max_slices * group.shape.num_chips for group in groups)
     match cluster.upgrade.kind:
         case UpgradeKind.IN_PLACE:
             percent = 100

@@ -154,7 +154,7 @@ def host_template(values: Values, group: SliceGroup) -> Json:
         ],
     }
     template = _template(cluster, Component.ENGINE, spec)
-    template["metadata"]["labels"][COMPUTE_CLASS_LABEL] = group.compute_class
+    template["metadata"]["labels"][COMPUTE_CLASS_LABEL] = group.terms.name
     if shape.num_hosts == 1:
         template["metadata"]["labels"][HOST_INDEX_LABEL] = "0"
     if cluster.bucket is not None:

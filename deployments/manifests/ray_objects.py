@@ -126,20 +126,23 @@ def _slice_group(values: Values, group: SliceGroup) -> Json:
         # Half-idle slices would be taken apart host by host.
         "idleTimeoutSeconds": NEVER_IDLE_S,
         "labels": group.labels,
-        "maxReplicas": group.max_slices,
-        "minReplicas": group.min_slices,
+        "maxReplicas": group.terms.max_slices,
+        "minReplicas": group.terms.min_slices,
         "numOfHosts": group.shape.num_hosts,
         "priority": _PRIORITY[group.market],
         "rayStartParams": {},
         # From here on the slice provisioner sets it.
-        "replicas": group.min_slices,
+        "replicas": group.terms.min_slices,
         "template": host_template(values, group),
     }
 
 
 def _autoscaler(groups: Sequence[SliceGroup]) -> Json:
     patience_s = max(
-        (_LONGEST_PATIENCE_S if group.patience_s is None else group.patience_s for group in groups),
+        (
+            _LONGEST_PATIENCE_S if group.terms.patience_s is None else group.terms.patience_s
+            for group in groups
+        ),
         default=_LONGEST_PATIENCE_S,
     )
     return {

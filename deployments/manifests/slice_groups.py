@@ -12,7 +12,7 @@ from deployments.manifests.cluster_config import ClusterConfig, GkeClassConfig
 from serving.config.application import AppConfig, DeploymentConfig
 from serving.config.slice_settings import drain_s, node_labels, replica_end_s
 from serving.config.slices import MARKET_LABEL
-from serving.domain.compute_class import Market
+from serving.domain.compute_class import ComputeClass, Market
 from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,
@@ -34,22 +34,18 @@ _ROOM_FOR_REPLACEMENTS = 2
 class SliceGroup:
     """The slices of one compute class, one shape and one set of zones.
 
-    `wanted_slices` is how many replicas may need at most. `drain_s` is how long before its end
-    a slice is left, `patience_s` how long a replica waits for one; `None`: for ever.
+    `terms` are those of the compute class, with the bounds and the price of this shape's slices.
+    `wanted_slices` is how many replicas may need at most. `drain_s` is how long before its end a
+    slice is left.
     """
 
-    compute_class: str
+    terms: ComputeClass
     market: Market
     shape: SliceShape
     zones: tuple[str, ...]
     is_zonal: bool
-    min_slices: int
-    max_slices: int
     wanted_slices: int
     drain_s: float
-    patience_s: float | None
-    max_run_s: float | None
-    usd_per_chip_hour: float | None
     reservation: str | None
     reservation_project: str | None
     node_labels: Mapping[str, str] = field(hash=False)
@@ -58,14 +54,14 @@ class SliceGroup:
     def name(self) -> str:
         """The name of worker group and ComputeClass, and the beginning of its slices' names."""
         zone = f"-{self.zones[0]}" if self.is_zonal else ""
-        return f"{shape_name(self.shape)}-{self.compute_class}{zone}"
+        return f"{shape_name(self.shape)}-{self.terms.name}{zone}"
 
     @property
     def labels(self) -> dict[str, str]:
         """The labels of its hosts in Ray, beside those that only the host itself can know."""
         zone = {ZONE_LABEL: self.zones[0]} if len(self.zones) == 1 else {}
         return {
-            COMPUTE_CLASS_LABEL: self.compute_class,
+            COMPUTE_CLASS_LABEL: self.terms.name,
             MARKET_LABEL: self.market.value,
             POD_TYPE_LABEL: self.shape.ray_pod_type,
             TOPOLOGY_LABEL: self.shape.topology,
@@ -113,20 +109,17 @@ def _group(
         for deployment in deployments
         if deployment.slice is not None
     )
-    most = _ROOM_FOR_REPLACEMENTS * wanted if entry.max_slices is None else entry.max_slices
+    most = entry.max_slices
+    if most is None:
+        most = max(_ROOM_FOR_REPLACEMENTS * wanted, entry.min_slices, 1)
     return SliceGroup(
-        compute_class=first.compute_class,
+        terms=compute_class.terms(first.slice.shape.num_chips, entry.min_slices, most),
         market=compute_class.market,
         shape=first.slice.shape,
         zones=_zones(cluster, entry, first.slice.zone),
         is_zonal=first.slice.zone is not None,
-        min_slices=entry.min_slices,
-        max_slices=max(most, entry.min_slices, 1) if entry.max_slices is None else most,
         wanted_slices=wanted,
         drain_s=drain_s(compute_class),
-        patience_s=compute_class.patience_s,
-        max_run_s=compute_class.max_run_duration_s,
-        usd_per_chip_hour=compute_class.usd_per_chip_hour,
         reservation=entry.reservation,
         reservation_project=entry.reservation_project,
         node_labels=node_labels(app, first),

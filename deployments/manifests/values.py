@@ -63,6 +63,8 @@ def parse_values(raw: object, vllm_args: VllmArgs | None) -> Values:
         except ValidationError as error:
             schema = ClusterConfig.model_json_schema()
             problems += [_in_cluster(problem) for problem in problems_of(error, schema)]
+        else:
+            problems += _bound_problems(cluster)
     serve = copy.deepcopy({key: value for key, value in raw.items() if key != CLUSTER})
     report = check_serve_config(serve, vllm_args)
     problems += report.problems
@@ -84,6 +86,17 @@ def parse_values(raw: object, vllm_args: VllmArgs | None) -> Values:
 def _in_cluster(problem: Problem) -> Problem:
     path = CLUSTER if problem.path == "args" else f"{CLUSTER}.{problem.path}"
     return Problem(path, problem.complaint, problem.allowed, problem.value)
+
+
+def _bound_problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    for at, entry in enumerate(cluster.classes):
+        if entry.max_slices is not None and entry.min_slices > entry.max_slices:
+            yield Problem(
+                f"cluster.classes[{at}].min_slices",
+                "more than max_slices",
+                f"allowed: 0 to {entry.max_slices}",
+                f"{entry.min_slices}",
+            )
 
 
 def _broken_rules(values: Values) -> Iterator[Problem]:
@@ -192,14 +205,6 @@ def _class_problems(values: Values) -> Iterator[Problem]:
         if name not in used:
             complaint = "no deployment uses this class"
             yield Problem(path, complaint, name_hint(str(name), used), shown("name", name))
-    for at, entry in enumerate(values.cluster.classes):
-        if entry.max_slices is not None and entry.min_slices > entry.max_slices:
-            yield Problem(
-                f"cluster.classes[{at}].min_slices",
-                "more than max_slices",
-                f"allowed: 0 to {entry.max_slices}",
-                f"{entry.min_slices}",
-            )
     for name in sorted(used):
         yield from _market_problems(values, name)
 

@@ -10,7 +10,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.domain.compute_class import DAY_S, MARKETS, MAX_FLEX_START_RUN_S, Market
+from serving.domain.compute_class import (
+    DAY_S,
+    MARKETS,
+    MAX_FLEX_START_RUN_S,
+    ComputeClass,
+    Market,
+)
 from serving.domain.topology import Generation, SliceShape, slice_shape
 
 # The label by which Ray's nodes report their market. Source: Ray 2.60 `_raylet`, read 2026-11-21.
@@ -121,6 +127,23 @@ class ComputeClassConfig(_Section):
     """How long a slice is kept at most: by default 604800 for flex-start, no end for others."""
     usd_per_chip_hour: Annotated[float | None, Field(ge=0, le=1000)] = None
     """Price of a chip for an hour, in USD; unpriced, when left out."""
+
+    def terms(self, num_chips: int, min_slices: int, max_slices: int) -> ComputeClass:
+        """Returns the terms of the class for slices of so many chips, and so many of them."""
+        market = MARKETS[self.market]
+        price = self.usd_per_chip_hour
+        return ComputeClass(
+            self.name,
+            None if price is None else price * num_chips,
+            is_prepaid=market.is_prepaid,
+            is_revocable=market.is_revocable,
+            min_slices=min_slices,
+            max_slices=max_slices,
+            patience_s=self.patience_s,
+            max_run_s=self.max_run_duration_s,
+            market=self.market,
+            drain_notice_s=self.drain_notice_s,
+        )
 
     @model_validator(mode="before")
     @classmethod

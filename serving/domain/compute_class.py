@@ -1,8 +1,8 @@
 """The compute classes: how their slices are bought, what they cost, how they come and go. Pure.
 
-Owns what follows from the market of a class. `serve_config.yaml`, the policy's settings, values
-files and scenarios each have keys of their own for a class; the effect of a market on them stands
-here.
+Owns what follows from the market of a class, and the one record of its terms. `serve_config.yaml`,
+the policy's settings, values files and scenarios each have keys of their own for a class; each of
+them is read into that record.
 """
 
 from collections.abc import Mapping
@@ -56,19 +56,21 @@ MARKETS: Mapping[Market, MarketTerms] = MappingProxyType(
 class ComputeClass:
     """The terms of one compute class for one model's slice shape.
 
-    `usd_per_slice_hour` is the cost of a slice while it is held. `is_prepaid`: capacity that is
-    paid for whether used or not, up to `max_slices`. `is_revocable`: may be taken away at any time,
-    and all of it at once. `correlation_group` names what is lost together (e.g. a zone); revocable
-    classes of different groups are not lost together. `max_slices` is quota; `min_slices` are kept
-    at any load. `provisioning_s` is the usual time until a slice comes, until experience corrects
-    it; `load_s` is the time until an engine is ready after that. `losses_per_hour` is the usual
-    rate at which a slice is taken away, until experience corrects it. `patience_s` is the longest
-    time of an order before other classes are asked (`None`: as long as experience finds usual).
-    `max_run_s` is the longest time that a slice is kept (`None`: no end).
+    `usd_per_slice_hour` is the cost of a slice while it is held (`None`: not known, and nothing
+    plans with it). `market` is where it is bought (`None`: in a way of its own). `is_prepaid`:
+    capacity that is paid for whether used or not, up to `max_slices`. `is_revocable`: may be taken
+    away at any time, and all of it at once. `correlation_group` names what is lost together (e.g. a
+    zone); revocable classes of different groups are not lost together. `max_slices` is quota;
+    `min_slices` are kept at any load. `provisioning_s` is the usual time until a slice comes, until
+    experience corrects it; `load_s` is the time until an engine is ready after that.
+    `losses_per_hour` is the usual rate at which a slice is taken away, until experience corrects
+    it. `patience_s` is the longest time of an order before other classes are asked (`None`: as long
+    as experience finds usual). `max_run_s` is the longest time that a slice is kept (`None`: no
+    end), `drain_notice_s` the time before its end at which it is told (`None`: not said).
     """
 
     name: str
-    usd_per_slice_hour: float
+    usd_per_slice_hour: float | None
     is_prepaid: bool = False
     is_revocable: bool = False
     correlation_group: str = ""
@@ -79,8 +81,21 @@ class ComputeClass:
     losses_per_hour: float = 0.0
     patience_s: float | None = None
     max_run_s: float | None = None
+    market: Market | None = None
+    drain_notice_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_slices <= self.max_slices:
             msg = f"{self.name}: min_slices={self.min_slices} must lie in 0..{self.max_slices}"
             raise ValueError(msg)
+
+    @property
+    def price(self) -> float:
+        """The cost of a slice in USD per hour.
+
+        Raises:
+            ValueError: it is not known. Whoever plans reads classes with a price only.
+        """
+        if self.usd_per_slice_hour is None:
+            raise ValueError(f"{self.name}: usd_per_slice_hour is not known")
+        return self.usd_per_slice_hour

@@ -10,7 +10,7 @@ from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
 from autoscaling.prices.table import PricedMarket, price_table
 from serving.domain.capacity import CapacityProfile, write_profile
-from serving.domain.compute_class import ComputeClass
+from serving.domain.compute_class import ComputeClass, Market
 
 ROOT = Path(__file__).parents[2]
 PROFILE: dict[str, Any] = {
@@ -64,7 +64,14 @@ def test_what_is_given_is_taken() -> None:
     assert (found.models[0].rules.idle_s, found.models[0].rules.max_slices) == (5.0, 7)
     assert found.decision_log == ROOT / "logs" / "d.jsonl"
     given = {"usd_per_slice_hour": 1.0, "patience_s": 9.0, "load_s": 2.0, "is_revocable": False}
-    assert terms("spot", given) == ComputeClass("spot", 1.0, patience_s=9.0, load_s=2.0)
+    expected = ComputeClass("spot", 1.0, patience_s=9.0, load_s=2.0, market=Market.SPOT)
+    assert terms("spot", given) == expected
+
+
+def test_how_much_a_missing_slice_weighs_can_be_said() -> None:
+    assert settings(rules={"shortage_ratio": 2.5}).models[0].rules.shortage_ratio == 2.5
+    with pytest.raises(PolicyConfigError, match="shortage_ratio is -1"):
+        settings(rules={"shortage_ratio": -1.0})
 
 
 def test_built_in_classes_know_their_market() -> None:

@@ -37,7 +37,7 @@ class SingleClassLayout:
         if not lasting:
             names = ", ".join(each.name for each in terms)
             raise ValueError(f"classes are {names}; one must be neither revocable nor limited")
-        on_demand = min(lasting, key=lambda each: each.usd_per_slice_hour)
+        on_demand = min(lasting, key=lambda each: each.price)
         prepaid = tuple(each for each in terms if each.is_prepaid)
         used = {on_demand.name, *(each.name for each in prepaid)}
         return cls(prepaid, on_demand, tuple(e.name for e in terms if e.name not in used))

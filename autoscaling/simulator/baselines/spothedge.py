@@ -128,7 +128,7 @@ class SpotHedge:
                 return
             best = min(
                 free,
-                key=lambda name: (self._placed[name], self._zones[name].usd_per_slice_hour, name),
+                key=lambda name: (self._placed[name], self._zones[name].price, name),
             )
             self._placed[best] += 1
 

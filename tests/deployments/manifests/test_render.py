@@ -112,7 +112,7 @@ def test_more_slices_than_replicas_so_that_a_draining_one_is_replaced() -> None:
     raw = raw_values(SPOT)
     raw["applications"][0]["args"]["models"][0]["deployments"][0]["replicas"] = 3
     (group,) = groups_of(raw)
-    assert (group.wanted_slices, group.max_slices) == (3, 6)
+    assert (group.wanted_slices, group.terms.max_slices) == (3, 6)
 
 
 def test_joined_slices_are_counted_for_each_replica() -> None:
@@ -122,7 +122,7 @@ def test_joined_slices_are_counted_for_each_replica() -> None:
     (alone,) = groups_of(raw)
     deployment["slice"] |= {"num_slices": 2, "zone": "us-east5-b"}
     (joined,) = groups_of(raw)
-    assert (joined.wanted_slices, joined.max_slices) == (2 * alone.wanted_slices, 2 * 4)
+    assert (joined.wanted_slices, joined.terms.max_slices) == (2 * alone.wanted_slices, 2 * 4)
 
 
 def test_models_share_the_slices_of_one_kind() -> None:
