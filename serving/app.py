@@ -46,7 +46,7 @@ _REPORT_INTERVAL_S = 2.0
 _REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
 # How often Serve checks whether a replica that is to end still has requests. Its default of 2 s
 # would be added to the replacement of each slice.
-_IDLE_LOOK_S = 0.1
+_IDLE_CHECK_INTERVAL_S = 0.1
 # No bound: the frontend has held token ids against the vocabulary of the model that it plays.
 _PACED_VOCAB_SIZE = 2**31
 
@@ -100,7 +100,7 @@ def build(args: dict[str, Any]) -> Application:
         # An update starts the new gateways before it ends the old ones: somebody always answers.
         max_surge_percent=100,
         graceful_shutdown_timeout_s=config.rollout.gateway_drain_s,
-        graceful_shutdown_wait_loop_s=_IDLE_LOOK_S,
+        graceful_shutdown_wait_loop_s=_IDLE_CHECK_INTERVAL_S,
     )
     return pin_version(gateway, _gateway_part(config)).bind(config, directory, dashboard, *engines)
 
@@ -139,8 +139,10 @@ _NOT_OF_THE_ENGINE = ("described", "stay_s")
 
 def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:
     """Returns the settings whose change replaces an engine."""
-    told = {name: value for name, value in asdict(spec).items() if name not in _NOT_OF_THE_ENGINE}
-    return _plain({"spec": told, "link": config.link.model_dump()})
+    settings = {
+        name: value for name, value in asdict(spec).items() if name not in _NOT_OF_THE_ENGINE
+    }
+    return _plain({"spec": settings, "link": config.link.model_dump()})
 
 
 def _gateway_part(config: AppConfig) -> dict[str, Any]:
@@ -149,13 +151,13 @@ def _gateway_part(config: AppConfig) -> dict[str, Any]:
     A running gateway receives the models.
     """
     of_others = {"replicas", "tpu_exporter_port"}
-    told = config.model_dump(exclude={"models": True, "rollout": True, "gateway": of_others})
-    return _plain(told | {"is_autoscaled": config.is_autoscaled})
+    settings = config.model_dump(exclude={"models": True, "rollout": True, "gateway": of_others})
+    return _plain(settings | {"is_autoscaled": config.is_autoscaled})
 
 
-def _plain(told: dict[str, Any]) -> dict[str, Any]:
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the value as JSON has it, with everything else as text."""
-    plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
 
 
@@ -220,7 +222,7 @@ def _engine(
         **_engine_replicas(deployment),
         ray_actor_options=_actor_options(config, _CONTROL_CPUS),
         health_check_period_s=config.health.check_period_s,
-        graceful_shutdown_wait_loop_s=_IDLE_LOOK_S,
+        graceful_shutdown_wait_loop_s=_IDLE_CHECK_INTERVAL_S,
         graceful_shutdown_timeout_s=config.rollout.drain_s
         + replica_end_s(spec.slice.drain_notice_s if spec.slice is not None else 0.0),
     )

@@ -29,14 +29,14 @@ class _PinnedConfig(DeploymentConfig):
         super().__setattr__(name, value)
 
 
-def pin_version(deployment: serve.Deployment, told: object) -> serve.Deployment:
-    """Returns the deployment with a version of its own: a digest of `told`, a value of JSON.
+def pin_version(deployment: serve.Deployment, settings: object) -> serve.Deployment:
+    """Returns the deployment with a version of its own: a digest of `settings`, a value of JSON.
 
-    Its replicas are replaced when `told` changes. They are also replaced when the application's
+    Its replicas are replaced when `settings` changes. They are also replaced when the application's
     runtime environment changes, because their code comes from there.
     """
     runtime_env = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
-    version = digest_of([told, dict(runtime_env)])
+    version = digest_of([settings, dict(runtime_env)])
     ours = deployment._deployment_config
     fields = {name: getattr(ours, name) for name in DeploymentConfig.model_fields}
     pinned = _PinnedConfig.model_construct(**fields)

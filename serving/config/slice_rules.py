@@ -56,7 +56,7 @@ def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
     """
     if model.get("engine") != "vllm-tpu":
         return
-    told: set[Problem] = set()
+    found: set[Problem] = set()
     for number, deployment in mappings_in(model.get("deployments")):
         if deployment.get("slice") is None:
             at = f"{path}.deployments[{number}].slice"
@@ -74,8 +74,8 @@ def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
             num_slices=_integer(mapping_in(deployment, "slice"), "num_slices") or 1,
         )
         for problem in argument_problems(path, requirements):
-            if problem not in told:
-                told.add(problem)
+            if problem not in found:
+                found.add(problem)
                 yield problem
 
 

@@ -59,7 +59,7 @@ def model_version(
 
     `adapters` are names and paths. Their order does not matter, nor does that of other arguments.
     """
-    told = {
+    identity = {
         "source": source,
         "engine": engine,
         "engine_args": {name: engine_args[name] for name in engine_args.keys() - LIMIT_ARGS},
@@ -67,11 +67,11 @@ def model_version(
         "adapters": sorted(adapters),
         "label": label,
     }
-    digest = digest_of(told)
+    digest = digest_of(identity)
     return digest if label is None else f"{label}-{digest}"
 
 
-def digest_of(told: object) -> str:
+def digest_of(value: object) -> str:
     """Returns twelve hexadecimal digits for a JSON value, equal for equal values.
 
     The order of keys does not matter.
@@ -79,5 +79,5 @@ def digest_of(told: object) -> str:
     Raises:
         TypeError: it holds something that JSON has no form for.
     """
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_NUM_HEX]

@@ -146,8 +146,8 @@ class Directory:
 
     def set_models(self, models: Iterable[Mapping[str, JsonValue]]) -> None:
         """Takes in the models of the configuration."""
-        if (told := tuple(models)) != self._models:
-            self._models = told
+        if (new := tuple(models)) != self._models:
+            self._models = new
             self._note_change()
 
     def renew(self, record: SliceRecord, now_s: float) -> None:

@@ -18,7 +18,7 @@ from serving.domain.errors import UnauthorizedError
 logger = logging.getLogger(__name__)
 
 # How long a changed file goes unnoticed. A kubelet takes about a minute to change a mounted Secret.
-LOOK_S = 5.0
+CHECK_INTERVAL_S = 5.0
 
 
 def _digest(key: str) -> bytes:
@@ -64,7 +64,7 @@ class ApiKeys:
 
 
 class KeysOfFile(ApiKeys):
-    """The keys in a file as it stands, checked again every `LOOK_S` while requests arrive.
+    """The keys in a file as it stands, checked every `CHECK_INTERVAL_S` while requests arrive.
 
     A changed file that holds no usable keys changes nothing, and is logged once. A typing mistake
     does not decide who may ask, and an empty file lets nobody in.
@@ -82,18 +82,18 @@ class KeysOfFile(ApiKeys):
         super().__init__(())
         self._path, self._parse, self._now_s = path, parse, now_s
         self._stamp = _stamp(path)
-        self._looked_at_s = now_s()
+        self._checked_at_s = now_s()
         self._digests = parse(path.read_text())._digests
 
     def check(self, presented: str | None) -> str | None:
         """Checks a key as `ApiKeys.check` does, by the file as it is now."""
         now_s = self._now_s()
-        if now_s - self._looked_at_s >= LOOK_S:
-            self._looked_at_s = now_s
-            self._look()
+        if now_s - self._checked_at_s >= CHECK_INTERVAL_S:
+            self._checked_at_s = now_s
+            self._reread()
         return super().check(presented)
 
-    def _look(self) -> None:
+    def _reread(self) -> None:
         try:
             stamp = _stamp(self._path)
             if stamp == self._stamp:

@@ -7,7 +7,7 @@ import pytest
 
 from serving.config.api_keys import read_keys
 from serving.domain.errors import UnauthorizedError
-from serving.gateway.auth import LOOK_S, ApiKeys, KeysOfFile, presented_key
+from serving.gateway.auth import CHECK_INTERVAL_S, ApiKeys, KeysOfFile, presented_key
 
 
 @pytest.mark.parametrize("key", ["old-key", "new-key"])
@@ -89,11 +89,11 @@ def test_changed_file_rotates_keys_without_a_restart(tmp_path: Path) -> None:
     assert keys.check("old-key") == "team"
 
     path.write_text("team old-key\nteam new-key\n")
-    clock.now_s += LOOK_S
+    clock.now_s += CHECK_INTERVAL_S
     assert (keys.check("old-key"), keys.check("new-key")) == ("team", "team")
 
     path.write_text("team new-key\n")
-    clock.now_s += LOOK_S
+    clock.now_s += CHECK_INTERVAL_S
     assert keys.check("new-key") == "team"
     with pytest.raises(UnauthorizedError):
         keys.check("old-key")
@@ -109,7 +109,7 @@ def test_mounted_secret_that_moves_its_link_is_noticed(tmp_path: Path) -> None:
     keys = of_file(tmp_path / "data" / "keys", clock)
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(tmp_path / "data")
-    clock.now_s += LOOK_S
+    clock.now_s += CHECK_INTERVAL_S
     keys.check("key-two")
 
 
@@ -124,7 +124,7 @@ def test_file_without_usable_keys_leaves_those_there_were(
         path.unlink()
     else:
         path.write_text(text)
-    clock.now_s += LOOK_S
+    clock.now_s += CHECK_INTERVAL_S
     keys.check("very-secret")
     with pytest.raises(UnauthorizedError):
         keys.check(None)
