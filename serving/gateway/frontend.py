@@ -10,8 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp
 from vllm.config import VllmConfig
@@ -31,24 +30,18 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-from serving.domain.errors import RequestError, error_body, error_headers
+from serving.domain.errors import RequestError
 from serving.gateway.engine_client import FleetEngineClient
 
 
 class FleetRequestError(GracefulHTTPError):
-    """Carries a `RequestError` as vLLM's handlers answer it, before a stream or inside one."""
+    """Carries a `RequestError` through vLLM.
+
+    Its handlers word it inside a stream; before one, the edge answers with the error itself.
+    """
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message, HTTPStatus(error.status))
-        self.error = error
-
-
-async def _answer_fleet_error(request: Request, raised: Exception) -> JSONResponse:
-    """Returns the whole error with code and retry headers, which vLLM's handler does not know."""
-    assert isinstance(raised, FleetRequestError)
-    error = raised.error
-    body = error_body(error, request.url.path)
-    return JSONResponse(body, status_code=error.status, headers=error_headers(error))
 
 
 class FleetLLM(AsyncLLM):
@@ -165,7 +158,6 @@ async def build_frontend(
     _load_parser_plugins(args.tool_parser_plugin, config)
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]
-    app.add_exception_handler(FleetRequestError, _answer_fleet_error)
     await init_app_state(llm, app.state, args, tasks)
     return app
 

@@ -298,6 +298,7 @@ class _Exchange:
         self._status: int | None = None
         # How it ended: the last of the answer was handed over, or the client left, or we failed.
         self._is_whole = self._has_left = self._has_failed = False
+        self._is_replaced = False
         taken = _taken_request_id(scope)
         request_id = taken or uuid.uuid4().hex
         # Serve gives every request an id and puts it on the response itself; only an id that we had
@@ -328,9 +329,7 @@ class _Exchange:
             if self._status is not None:
                 raise
             self.context.refused(error)
-            body = error_body(error, self.path)
-            response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
-            await self.respond(response)
+            await self._respond_error(error)
         except Exception:
             self._has_failed = True
             raise
@@ -365,6 +364,14 @@ class _Exchange:
             return message
 
         await app(scope, receive, self._send_with_headers)
+        if self._is_replaced and self.context.failure is not None:
+            error, self.context.failure = self.context.failure, None
+            await self._respond_error(error)
+
+    async def _respond_error(self, error: RequestError) -> None:
+        body = error_body(error, self.path)
+        response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
+        await self.respond(response)
 
     async def read_body(self, max_bytes: int) -> bytes:
         """Returns the whole body; a larger one is refused before it is held."""
@@ -385,6 +392,11 @@ class _Exchange:
                 return b"".join(chunks)
 
     async def _send_with_headers(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            # vLLM words our errors in its way, without their codes and without when to come back.
+            self._is_replaced = message["status"] >= 400 and self.context.failure is not None
+        if self._is_replaced:
+            return
         if message["type"] == "http.response.start":
             self._status = message["status"]
             headers = [*message.get("headers", []), *self._own_headers]

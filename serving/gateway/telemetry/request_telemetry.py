@@ -46,8 +46,8 @@ class RequestContext:
     `trace` is `None` if it is not sampled. `wall_offset_s` makes its times wall-clock times.
     `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when the
     engine's output came that is being timed to the client; `None` while none is timed. `numbers`
-    are those of the class that last took one of its sequences, `None` before. `tenant` is its key's
-    name.
+    are those of the class that last took one of its sequences, `None` before. `failure` is the
+    error that one of its sequences ended with, until it is answered. `tenant` is its key's name.
     """
 
     received_at_s: float
@@ -59,6 +59,7 @@ class RequestContext:
     waited_s: float = 0.0
     output_at_s: float | None = None
     numbers: ClassMetrics | None = None
+    failure: RequestError | None = None
     trace: RequestTrace | None = None
     wall_offset_s: float = 0.0
 
@@ -335,6 +336,7 @@ class RequestTelemetry:
     def failed(self, error: RequestError, num_losses: int) -> None:
         """Notes that it has ended with an error that its client reads."""
         code = error.code or "malformed"
+        self.context.failure = error
         self._count_end(code)
         if self.trace is not None:
             self.trace.failed(code, self.num_tokens)
