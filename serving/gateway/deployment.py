@@ -32,7 +32,6 @@ from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.auth import ApiKeys, KeysOfFile
-from serving.gateway.dispatcher import EngineConnection
 from serving.gateway.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
@@ -50,6 +49,7 @@ from serving.gateway.reports.fleet_view import (
     describe_plans,
 )
 from serving.gateway.reports.gateway_sample import ledger_entries, take_sample
+from serving.gateway.requests import EngineConnection
 from serving.gateway.served_model import ServedModel
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -27,12 +26,11 @@ from serving.domain.errors import (
 from serving.domain.limits import migrate_by_s
 from serving.domain.load_report import LoadSample
 from serving.gateway.admission import AdmissionQueue, FleetLimits
-from serving.gateway.requests import InFlightRequest, count_loss
+from serving.gateway.requests import EngineConnection, EngineLink, InFlightRequest, count_loss
 from serving.gateway.routing import EngineView, choose_engine, to_migrate
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
-from serving.link.client import LinkStats
 from serving.link.errors import FrameError, LinkClosedError
-from serving.link.messages import EngineLoad, Finish, Step, TokenOutput, TokenRequest
+from serving.link.messages import Finish, Step, TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -40,39 +38,6 @@ _OUTCOMES = {int(finish): finish.name.lower() for finish in Finish}
 
 # One step's outputs under the ids of their requests, each with what follows the request.
 Outputs = Sequence[tuple[RequestTelemetry, TokenOutput]]
-
-
-class EngineLink(Protocol):
-    """The interface of a connection to an engine host."""
-
-    @property
-    def has_reported_end(self) -> bool:
-        """True if the host has reported that its engine is gone.
-
-        A host that is taken away reports nothing.
-        """
-        ...
-
-    @property
-    def stats(self) -> LinkStats:
-        """The traffic of the link, and the host's last report of its engine."""
-        ...
-
-    def deliver_to(self, on_step: Callable[[Step], None]) -> None:
-        """Sets the receiver of the engine's steps."""
-        ...
-
-    def submit(self, request: TokenRequest) -> None:
-        """Sends one request; raises `LinkClosedError` or, when it is too large, `FrameError`."""
-        ...
-
-    def abort(self, request_ids: list[str]) -> None:
-        """Frees these requests; a no-op when the link is closed."""
-        ...
-
-    async def call(self, method: str, args: bytes, timeout_s: float) -> bytes:
-        """Runs a rare engine operation."""
-        ...
 
 
 class OutputSink(Protocol):
@@ -85,45 +50,6 @@ class OutputSink(Protocol):
     def fail(self, request_id: str, error: RequestError) -> None:
         """Takes the failure of a request, which is forgotten here."""
         ...
-
-
-@dataclass(slots=True)
-class EngineConnection:
-    """The record of one connected engine and the requests on it, by wire id."""
-
-    engine_id: str
-    compute_class: str
-    link: EngineLink
-    requests: dict[str, InFlightRequest] = field(default_factory=dict)
-    num_dispatched: int = 0
-    is_draining: bool = False
-    # When the last request has to have left a draining engine; `None` while that is not known.
-    migrate_by_s: float | None = None
-    last_move: asyncio.TimerHandle | None = None
-    load: EngineLoad | None = None
-    slice_name: str | None = None  # `None` where the engine owns none
-
-    @property
-    def trace_attributes(self) -> dict[str, str]:
-        """The attributes that a span on the engine gets."""
-        attributes = {
-            "slicewise.engine_id": self.engine_id,
-            "slicewise.compute_class": self.compute_class,
-        }
-        if self.slice_name is not None:
-            attributes["slicewise.slice"] = self.slice_name
-        return attributes
-
-    def view(self, now_s: float) -> EngineView:
-        """Returns the facts that routing may use. `now_s` is the event loop's time."""
-        return EngineView(
-            engine_id=self.engine_id,
-            num_in_flight=len(self.requests),
-            num_dispatched=self.num_dispatched,
-            is_draining=self.is_draining,
-            is_leaving=self.migrate_by_s is not None and now_s >= self.migrate_by_s,
-            has_isolated=any(request.is_isolated for request in self.requests.values()),
-        )
 
 
 class Dispatcher:
@@ -398,7 +324,7 @@ class Dispatcher:
 
     def _dispatch(self, request: InFlightRequest) -> None:
         loop_s = asyncio.get_running_loop().time()
-        views = (connection.view(loop_s) for connection in self._connections.values())
+        views = (_view(connection, loop_s) for connection in self._connections.values())
         route = choose_engine(views, needs_isolation=request.needs_isolation)
         if route.engine_id is None:
             request.telemetry.queued(route.reason)
@@ -509,6 +435,18 @@ class Dispatcher:
         self._requests.pop(request.request_id, None)
         request.telemetry.failed(error, request.num_losses)
         self._sink.fail(request.request_id, error)
+
+
+def _view(connection: EngineConnection, now_s: float) -> EngineView:
+    """Returns the facts that routing may use. `now_s` is the event loop's time."""
+    return EngineView(
+        engine_id=connection.engine_id,
+        num_in_flight=len(connection.requests),
+        num_dispatched=connection.num_dispatched,
+        is_draining=connection.is_draining,
+        is_leaving=connection.migrate_by_s is not None and now_s >= connection.migrate_by_s,
+        has_isolated=any(request.is_isolated for request in connection.requests.values()),
+    )
 
 
 class _NoSink:

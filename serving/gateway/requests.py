@@ -1,13 +1,17 @@
-"""Records requests in flight: their engines, their tokens, and suspicions of killing engines.
+"""The rows of the dispatcher's tables: requests in flight, and engines with their requests.
 
-Pure records and decisions: no clock, no I/O, no vLLM. `dispatcher` owns the table and acts.
+Pure records, and the decision who is suspected of killing an engine: no clock, no I/O, no vLLM.
+`dispatcher` owns the tables and acts.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
-from serving.link.messages import TokenRequest
+from serving.link.client import LinkStats
+from serving.link.messages import EngineLoad, Step, TokenRequest
 
 # A request that produced this many tokens on an engine is not what killed it: whatever is poisonous
 # in a request (its prompt, a grammar, a parameter) acts at its prefill or in its first steps.
@@ -101,3 +105,64 @@ def count_loss(lost: Iterable[InFlightRequest], *, is_reported: bool) -> None:
             if request.num_silent_losses % SILENT_LOSSES:
                 continue
         request.num_losses += 1
+
+
+class EngineLink(Protocol):
+    """The interface of a connection to an engine host."""
+
+    @property
+    def has_reported_end(self) -> bool:
+        """True if the host has reported that its engine is gone.
+
+        A host that is taken away reports nothing.
+        """
+        ...
+
+    @property
+    def stats(self) -> LinkStats:
+        """The traffic of the link, and the host's last report of its engine."""
+        ...
+
+    def deliver_to(self, on_step: Callable[[Step], None]) -> None:
+        """Sets the receiver of the engine's steps."""
+        ...
+
+    def submit(self, request: TokenRequest) -> None:
+        """Sends one request; raises `LinkClosedError` or, when it is too large, `FrameError`."""
+        ...
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Frees these requests; a no-op when the link is closed."""
+        ...
+
+    async def call(self, method: str, args: bytes, timeout_s: float) -> bytes:
+        """Runs a rare engine operation."""
+        ...
+
+
+@dataclass(slots=True)
+class EngineConnection:
+    """The record of one connected engine and the requests on it, by wire id."""
+
+    engine_id: str
+    compute_class: str
+    link: EngineLink
+    requests: dict[str, InFlightRequest] = field(default_factory=dict)
+    num_dispatched: int = 0
+    is_draining: bool = False
+    # When the last request has to have left a draining engine; `None` while that is not known.
+    migrate_by_s: float | None = None
+    last_move: asyncio.TimerHandle | None = None
+    load: EngineLoad | None = None
+    slice_name: str | None = None  # `None` where the engine owns none
+
+    @property
+    def trace_attributes(self) -> dict[str, str]:
+        """The attributes that a span on the engine gets."""
+        attributes = {
+            "slicewise.engine_id": self.engine_id,
+            "slicewise.compute_class": self.compute_class,
+        }
+        if self.slice_name is not None:
+            attributes["slicewise.slice"] = self.slice_name
+        return attributes

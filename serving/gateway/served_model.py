@@ -22,8 +22,9 @@ from starlette.types import ASGIApp
 from serving.config.application import GatewayConfig, ModelConfig
 from serving.domain.load_report import LoadSample
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState, RequestTarget
-from serving.gateway.dispatcher import Dispatcher, EngineConnection, load_of
+from serving.gateway.dispatcher import Dispatcher, load_of
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.requests import EngineConnection
 from serving.gateway.routing import CanaryView, VersionView, choose_version
 from serving.gateway.telemetry.request_metrics import RequestMetrics
 

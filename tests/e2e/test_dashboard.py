@@ -10,20 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from .application import Role, RunningApplication, application_args, paced_model
+from .application import Role, RunningApplication
 from .streams import Answer, Request, stream_all
 
-ARGS = application_args(
-    paced_model(1, {"ttft_ms": 10, "tpot_ms": 10}), gateway={"replicas": 2, "num_cpus": 0.01}
-)
 NUM_TOKENS = 600
 DEADLINE_S = 90.0
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.timeout(420),
-    pytest.mark.parametrize("paced_application", [ARGS], indirect=True),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 STREAMS = [
     Request(
@@ -35,7 +28,8 @@ STREAMS = [
 
 
 def get(application: RunningApplication, path: str, accept: str = "*/*") -> httpx.Response:
-    return httpx.get(f"{application.base_url}{path}", headers={"accept": accept}, timeout=10)
+    headers = {"accept": accept, "authorization": f"Bearer {application.api_key}"}
+    return httpx.get(f"{application.base_url}{path}", headers=headers, timeout=10)
 
 
 def wait_history(
@@ -58,10 +52,12 @@ def has_tokens(history: dict[str, Any]) -> bool:
 
 
 def test_dashboard_shows_both_gateways_and_its_end_harms_no_request(
-    paced_application: RunningApplication,
+    operated_application: RunningApplication,
 ) -> None:
-    application = paced_application
-    undisturbed = asyncio.run(stream_all(application.base_url, STREAMS))
+    application = operated_application
+    undisturbed = asyncio.run(
+        stream_all(application.base_url, STREAMS, api_key=application.api_key)
+    )
     history = wait_history(
         application, lambda shown: len(shown["gateways"]) == 2 and has_tokens(shown)
     )
@@ -80,7 +76,9 @@ def test_dashboard_shows_both_gateways_and_its_end_harms_no_request(
             if len(started) == len(STREAMS):
                 all_started.set()
 
-        streaming = asyncio.create_task(stream_all(application.base_url, STREAMS, on_chunk))
+        streaming = asyncio.create_task(
+            stream_all(application.base_url, STREAMS, on_chunk, application.api_key)
+        )
         async with asyncio.timeout(60):
             await all_started.wait()
             # One that is killed may have a successor before the page is given up: an idle machine
