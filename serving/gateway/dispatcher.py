@@ -93,11 +93,6 @@ class Dispatcher:
         """The number of requests that wait for an engine."""
         return sum(1 for request in self._waiting if self._is_waiting(request))
 
-    @property
-    def load(self) -> LoadSample:
-        """The load of the last half minute."""
-        return load_of([self], self.queue, time.monotonic())
-
     def first_waiting_since_s(self, otherwise_s: float) -> float:
         """Returns since when the first request that waits for an engine has waited (monotonic)."""
         waiting = (request for request in self._waiting if self._is_waiting(request))

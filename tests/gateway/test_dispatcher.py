@@ -1,6 +1,7 @@
 """The dispatcher over scripted engines: dispatch, resume, abort, deadlines, blame, load."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from serving.domain.errors import (
     PoisonRequestError,
     RequestError,
 )
+from serving.domain.load_report import LoadSample
 from serving.gateway.admission import FleetLimits
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatcher import Dispatcher, load_of
 from serving.gateway.requests import PROVING_TOKENS
 from serving.link.messages import EngineLoad, Finish, Step, TokenOutput
 from tests.engine.simulated_time import run_simulated
@@ -45,6 +47,10 @@ class Fleet:
     @property
     def tokens(self) -> dict[str, list[int]]:
         return self.sink.tokens
+
+    @property
+    def load(self) -> LoadSample:
+        return load_of([self.dispatcher], self.dispatcher.queue, time.monotonic())
 
     @property
     def num_resumes(self) -> int:
@@ -603,15 +609,15 @@ async def test_end_of_a_drained_engine_counts_against_no_request() -> None:
 async def test_load_counts_what_waits_and_what_is_on_engines() -> None:
     fleet = Fleet()
     fleet.add("a", "b")
-    waiting = fleet.dispatcher.load
+    waiting = fleet.load
     assert (waiting.num_waiting, waiting.num_in_flight) == (2, 0)
     assert waiting.oldest_wait_s >= 0.0
     assert waiting.output_tokens_mean is None
     link = ScriptedLink(fleet.dispatcher)
-    running = fleet.dispatcher.load
+    running = fleet.load
     assert (running.num_waiting, running.oldest_wait_s, running.num_in_flight) == (0, 0.0, 2)
     link.step(5)
-    done = fleet.dispatcher.load
+    done = fleet.load
     assert (done.num_waiting, done.num_in_flight) == (0, 0)
     assert (done.input_tokens_mean, done.output_tokens_mean) == (1.0, 5.0)
     assert done.requests_per_s == waiting.requests_per_s == pytest.approx(2 / 5)
@@ -621,12 +627,12 @@ async def test_request_in_the_queue_is_load_once_before_and_after_it_goes_in() -
     fleet = Fleet()
     queued = asyncio.create_task(fleet.engine_comes(DEADLINE_S))
     await asyncio.sleep(0)
-    before = fleet.dispatcher.load
+    before = fleet.load
     assert (before.num_waiting, before.num_in_flight) == (1, 0)
     ScriptedLink(fleet.dispatcher)
     assert await queued
     fleet.add("r")
-    after = fleet.dispatcher.load
+    after = fleet.load
     assert (after.num_waiting, after.num_in_flight) == (0, 1)
     assert after.requests_per_s == before.requests_per_s == pytest.approx(1 / 5)
 
@@ -634,8 +640,8 @@ async def test_request_in_the_queue_is_load_once_before_and_after_it_goes_in() -
 async def test_request_that_is_rejected_is_load() -> None:
     fleet = Fleet()
     fleet.dispatcher.queue.reject()
-    assert fleet.dispatcher.load.requests_per_s == pytest.approx(1 / 5)
-    assert fleet.dispatcher.load.num_waiting == 0
+    assert fleet.load.requests_per_s == pytest.approx(1 / 5)
+    assert fleet.load.num_waiting == 0
 
 
 async def test_aborted_request_has_cost_what_it_emitted() -> None:
@@ -644,7 +650,7 @@ async def test_aborted_request_has_cost_what_it_emitted() -> None:
     fleet.add("r", max_tokens=9)
     link.step(3)
     fleet.dispatcher.abort(["r"])
-    assert fleet.dispatcher.load.output_tokens_mean == 3.0
+    assert fleet.load.output_tokens_mean == 3.0
 
 
 async def test_refused_client_learns_when_the_next_engine_comes() -> None:
