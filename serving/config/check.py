@@ -151,31 +151,31 @@ def summary_lines(report: CheckReport) -> Iterator[str]:
             for deployment in model.deployments:
                 wanted = ""
                 if deployment.slice is not None:
-                    wanted = f", each on {_slice_words(deployment.slice)}"
+                    wanted = f", each on {_slice_text(deployment.slice)}"
                 yield (
                     f"  deployment   {model.deployment_name(deployment)} "
-                    f"({_replicas_words(deployment)}{wanted})"
+                    f"({_replicas_text(deployment)}{wanted})"
                 )
         yield f"  gateway      replicas: {config.gateway.replicas}"
         chips = f"{config.num_chips} chips" if config.num_chips else "no chips"
         yield f"  asked of Ray {config.num_cpus:g} CPUs, {chips}"
-        yield f"  API keys     {_keys_words(config, report.http_host)}"
+        yield f"  API keys     {_keys_text(config, report.http_host)}"
 
 
-def _slice_words(wanted: SliceConfig) -> str:
+def _slice_text(wanted: SliceConfig) -> str:
     shape = wanted.shape
     hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
     kind = f"{shape.generation} {shape.topology} of {hosts}"
     return f"a slice {kind}" if wanted.num_slices == 1 else f"{wanted.num_slices} slices {kind}"
 
 
-def _replicas_words(deployment: DeploymentConfig) -> str:
+def _replicas_text(deployment: DeploymentConfig) -> str:
     if not deployment.is_autoscaled:
         return f"replicas: {deployment.replicas}"
     return f"replicas: {deployment.min_replicas} to {deployment.max_replicas}"
 
 
-def _keys_words(config: AppConfig, http_host: str) -> str:
+def _keys_text(config: AppConfig, http_host: str) -> str:
     if config.auth.keys_file is not None:
         return f"on, from the file {config.auth.keys_file}"
     if config.auth.keys_env is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.config.application import AppConfig
 from serving.config.rules import CLOSED_ARGS
-from serving.config.schema import Schema, limit_words, resolve, type_words
+from serving.config.schema import Schema, limit_text, resolve, type_text
 
 START = "<!-- config-reference:start -->"
 END = "<!-- config-reference:end -->"
@@ -120,7 +120,7 @@ def _row(name: str, field: Schema, is_required: bool, root: Schema) -> str:  # n
         section, is_list = _section_below(field, root)
         is_nested = section is not None and not is_list and field.get("default") is not None
         default = "its own" if is_nested else f"`{json.dumps(field['default'])}`"
-    cells = [f"`{name}`", type_words(field, root), default, limit_words(field, root)]
+    cells = [f"`{name}`", type_text(field, root), default, limit_text(field, root)]
     return "| " + " | ".join(map(_cell, [*cells, field["description"]])) + " |"
 
 

@@ -43,27 +43,27 @@ def resolve(node: Schema, root: Schema) -> Schema:
     return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
 
 
-def type_words(node: Schema, root: Schema) -> str:
+def type_text(node: Schema, root: Schema) -> str:
     """Describes the type of a field: "an integer", "a list of strings", "a string or null"."""
     node = resolve(node, root)
     if "anyOf" in node:
-        return " or ".join(type_words(option, root) for option in node["anyOf"])
+        return " or ".join(type_text(option, root) for option in node["anyOf"])
     if "enum" in node:
         return "one of " + ", ".join(str(value) for value in node["enum"])
     words = _TYPE_WORDS.get(str(node.get("type")), "any JSON value")
     if node.get("type") == "array":
-        item = type_words(node["items"], root)
+        item = type_text(node["items"], root)
         words += f" of {re.sub(r'^an? ', '', item)}s"
     return words
 
 
-def limit_words(node: Schema, root: Schema) -> str:
+def limit_text(node: Schema, root: Schema) -> str:
     """Describes the bound on a field's value, "" when its type is enough."""
     node = resolve(node, root)
     if "allowed" in node:
         return str(node["allowed"])
     if "anyOf" in node:
-        return ", ".join(filter(None, (limit_words(option, root) for option in node["anyOf"])))
+        return ", ".join(filter(None, (limit_text(option, root) for option in node["anyOf"])))
     if node.get("type") == "array" and "minItems" in node:
         return f"at least {node['minItems']}"
     low, above = node.get("minimum"), node.get("exclusiveMinimum")
@@ -80,9 +80,9 @@ def limit_words(node: Schema, root: Schema) -> str:
     return ", ".join(bounds)
 
 
-def allowed_words(node: Schema, root: Schema) -> str:
+def allowed_text(node: Schema, root: Schema) -> str:
     """Describes type and bound together."""
-    return ", ".join(filter(None, (type_words(node, root), limit_words(node, root))))
+    return ", ".join(filter(None, (type_text(node, root), limit_text(node, root))))
 
 
 def path_text(parts: Iterable[str | int]) -> str:
@@ -131,7 +131,7 @@ def _problem(kind: str, location: tuple[str | int, ...], value: object, root: Sc
         return Problem(path, "not allowed", "allowed: a JSON value", shown("", value))
     if kind == "invalid_key" or location[-1:] == ("[key]",):
         location = location[:-1] if location[-1:] == ("[key]",) else location
-        limit = limit_words(_node_at(location[:-1], root), root) or "a string"
+        limit = limit_text(_node_at(location[:-1], root), root) or "a string"
         return Problem(path_text(location), "not allowed as a name", f"allowed: {limit}")
     path = path_text(location)
     name = str(location[-1]) if location else ""
@@ -139,7 +139,7 @@ def _problem(kind: str, location: tuple[str | int, ...], value: object, root: Sc
         options = _options(_node_at(location[:-1], root), root)
         fields = [field for option in options for field in option.get("properties", {})]
         return Problem(path, "unknown key", name_hint(name, fields), shown(name, value))
-    words = allowed_words(_node_at(location, root), root)
+    words = allowed_text(_node_at(location, root), root)
     if kind == "missing":
         return Problem(path, "missing", f"required: {words}")
     return Problem(path, "not allowed", f"allowed: {words}", shown(name, value))
