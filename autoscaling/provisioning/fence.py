@@ -10,7 +10,7 @@ a replica that holds it, or is about to, keeps worker 0 busy.
 """
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
@@ -23,14 +23,6 @@ _WORKER_ID_LABEL = "ray.io/tpu-worker-id"
 _IDLE_TERMINATION = DrainNodeReason.Value("DRAIN_NODE_REASON_IDLE_TERMINATION")
 
 
-class Fence(Protocol):
-    """Checks each slice that a plan drops, once, right before the slice is dropped."""
-
-    async def __call__(self, each: ObservedSlice) -> str | None:
-        """Returns why the slice has to be kept; `None`: it is free, and can no longer be taken."""
-        ...
-
-
 class RayFence:
     """The fence of a Ray cluster. A slice without Ray nodes (still to come) needs none."""
 
@@ -38,7 +30,7 @@ class RayFence:
         self._gcs = GcsClient(address=gcs_address)
 
     async def __call__(self, each: ObservedSlice) -> str | None:
-        """Closes the slice; see `Fence`. Takes tens of milliseconds and cannot be cancelled."""
+        """Closes the slice; see `AskFence`. Takes tens of milliseconds and cannot be cancelled."""
         return await asyncio.shield(asyncio.to_thread(self._close, each))
 
     def _close(self, each: ObservedSlice) -> str | None:

@@ -147,7 +147,9 @@ def plan_slices(
         by_kind.setdefault(group.kind, []).append(group)
     changes: list[Change] = []
     refusals: list[Refusal] = []
-    memories: list[_GroupState] = []
+    unwanted_since_s: dict[str, float] = {}
+    condemned: dict[str, frozenset[str]] = {}
+    changed_at_s: dict[str, float] = {}
     for kind in sorted(by_kind.keys() | demands.keys()):
         demand = demands.get(kind, SliceDemand(kind))
         match by_kind.get(kind, []):
@@ -155,7 +157,9 @@ def plan_slices(
                 done = _plan_group(demand, group, rules, now_s, state)
                 changes += done.changes
                 refusals += done.refusals
-                memories.append(done.state)
+                unwanted_since_s |= done.state.unwanted_since_s
+                condemned |= done.state.condemned
+                changed_at_s |= done.state.changed_at_s
             case []:
                 if demand.num_to_exist:
                     refusals.append(Refusal(str(kind), "no worker group makes slices of this kind"))
@@ -164,22 +168,8 @@ def plan_slices(
                 reason = f"several worker groups make slices of this kind ({names}): none is used"
                 refusals.append(Refusal(str(kind), reason))
     changes.sort(key=lambda change: change.replicas <= change.group.replicas)
-    return ProvisioningPlan(tuple(changes), tuple(refusals), _merged(memories))
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupState:
-    group: str
-    unwanted_since_s: Mapping[str, float]
-    condemned: frozenset[str]
-    changed_at_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupPlan:
-    changes: tuple[Change, ...]
-    refusals: tuple[Refusal, ...]
-    state: _GroupState
+    known = PlannerState(unwanted_since_s, condemned, changed_at_s)
+    return ProvisioningPlan(tuple(changes), tuple(refusals), known)
 
 
 def _plan_group(
@@ -188,7 +178,7 @@ def _plan_group(
     rules: ProvisioningRules,
     now_s: float,
     state: PlannerState,
-) -> _GroupPlan:
+) -> ProvisioningPlan:
     # Where a count was lowered without a name, more slices exist than are asked for.
     base = max(group.asked_for, len(group.lasting))
     wanted = demand.to_exist_within(group.max_replicas)
@@ -220,8 +210,12 @@ def _plan_group(
         else:
             changes = ()
             refusals.append(Refusal(group.name, hindrance))
-    known = _GroupState(group.name, since_s, condemned, changed_at_s)
-    return _GroupPlan(changes, tuple(refusals), known)
+    known = PlannerState(
+        since_s,
+        {group.name: condemned} if condemned else {},
+        {} if changed_at_s is None else {group.name: changed_at_s},
+    )
+    return ProvisioningPlan(changes, tuple(refusals), known)
 
 
 def _condemned(
@@ -336,12 +330,3 @@ def _change_reason(demand: SliceDemand, group: WorkerGroup, surplus: int) -> str
     exist = f"{len(group.lasting)} exist, {group.asked_for} asked for"
     bounds = f"bounds {group.min_replicas} to {group.max_replicas}"
     return f"{demand.arithmetic}; {exist}, {bounds}, {surplus} too many"
-
-
-def _merged(memories: Iterable[_GroupState]) -> PlannerState:
-    each = list(memories)
-    return PlannerState(
-        {key: since_s for known in each for key, since_s in known.unwanted_since_s.items()},
-        {known.group: known.condemned for known in each if known.condemned},
-        {known.group: known.changed_at_s for known in each if known.changed_at_s is not None},
-    )

@@ -29,14 +29,10 @@ logger = logging.getLogger(__name__)
 MAX_BACKOFF_S = 60.0
 
 ReadRecords = Callable[[], Awaitable[Iterable[SliceRecord]]]
-# See `fence.Fence`.
+# Asked once for each slice that a plan drops, right before that: why the slice has to be kept;
+# `None`: it is free, and can no longer be taken.
 AskFence = Callable[[ObservedSlice], Awaitable[str | None]]
 _T = TypeVar("_T")
-
-
-async def no_fence(_: ObservedSlice) -> str | None:
-    """Lets every slice go, for clusters whose slices only we hand out: the plan is enough."""
-    return None
 
 
 class Reconciler:

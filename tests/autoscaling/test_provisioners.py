@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kuberay.by_hand import ClusterByHand
 from kuberay.objects import RAYCLUSTER, raycluster, worker_group
-from provisioning_builders import RESERVED, SPOT, holding, leaving, waiting
+from provisioning_builders import RESERVED, SPOT, holding, leaving, no_fence, waiting
 
 from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import OutdatedError
@@ -19,7 +19,7 @@ from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan, ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
-from autoscaling.provisioning.reconcile import Reconciler, no_fence
+from autoscaling.provisioning.reconcile import Reconciler
 from autoscaling.provisioning.static import StaticProvisioner
 from serving.domain.slice_records import SliceRecord
 from serving.domain.topology import slice_shape

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from provisioning_builders import carried_out, group, holding, waiting
+from provisioning_builders import carried_out, group, holding, no_fence, waiting
 
 from autoscaling.provisioning.errors import (
     ProvisioningError,
@@ -16,7 +16,7 @@ from autoscaling.provisioning.errors import (
 from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
 from autoscaling.provisioning.plan import ProvisioningPlan, ProvisioningRules
 from autoscaling.provisioning.protocol import ClusterObservation
-from autoscaling.provisioning.reconcile import MAX_BACKOFF_S, Reconciler, no_fence
+from autoscaling.provisioning.reconcile import MAX_BACKOFF_S, Reconciler
 from serving.domain.slice_records import SliceRecord
 
 RULES = ProvisioningRules(idle_s=60.0, min_change_interval_s=0.0)
