@@ -4,7 +4,7 @@ Owns the two plays of our policy that answer it, one as the scenario has it and 
 class out of stock, and the arithmetic to a month and to a million tokens. Does not own the showing.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,7 @@ class ClassHours:
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The result of one simulated run.
-
-    Dollars are per million tokens, in and out, that were served for.
-    """
+    """The result of one simulated run. Its tokens are those in and out that were served."""
 
     name: str
     uses: tuple[ClassHours, ...]
@@ -99,10 +96,9 @@ def make_plan(run_setup: PreparedRun) -> CapacityPlan:
                 "without any spot", without_spot, simulate_policy(without_spot, SLICEWISE)
             )
         )
-    objectives = run_setup.rules.objectives
     return CapacityPlan(
         profile=run_setup.scenario.profile,
-        objectives=Objectives(objectives.ttft_s, objectives.tpot_s),
+        objectives=run_setup.rules.objectives,
         mean_requests_per_s=len(run_setup.requests) / run_setup.scenario.duration_s,
         peak_demand_slices=run_setup.offered.peak_slices,
         operating_points=tuple(operating_points),
@@ -115,7 +111,7 @@ def plan_json(plan: CapacityPlan) -> dict[str, Any]:
     return {
         "model": plan.profile.model,
         "profile_source": plan.profile.source,
-        "objectives": {"ttft_s": plan.objectives.ttft_s, "tpot_s": plan.objectives.tpot_s},
+        "objectives": asdict(plan.objectives),
         "mean_requests_per_s": plan.mean_requests_per_s,
         "peak_demand_slices": plan.peak_demand_slices,
         "situations": [

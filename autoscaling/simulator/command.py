@@ -47,14 +47,13 @@ def simulate_command(
 ) -> None:
     """Compare autoscaling policies in a simulated day: cost, service, and the oracle's floor."""
     # NumPy, SciPy, Numba and matplotlib take seconds to import.
-    from autoscaling.simulator.session import SimulateOptions, run_simulate  # noqa: PLC0415
+    from autoscaling.simulator.preparation import Replacements  # noqa: PLC0415
+    from autoscaling.simulator.session import run_simulate  # noqa: PLC0415
 
+    files = Replacements(trace, tuple(spot or ()))
     run_simulate(
-        SimulateOptions(
-            scenario, trace, tuple(spot or ()), tuple(seed or ()), tuple(policy or ()),
-            as_json, out, prices,
-        )
-    )  # fmt: skip
+        scenario, files, seed or (), policy or (), is_json=as_json, out=out, prices_file=prices
+    )
 
 
 def plan_command(
@@ -81,6 +80,8 @@ def plan_command(
     prices: _Prices = None,
 ) -> None:
     """Say which classes and how many slices a load takes, what it costs, and what without spot."""
-    from autoscaling.simulator.session import PlanOptions, run_plan  # noqa: PLC0415 - as above
+    from autoscaling.simulator.preparation import Replacements  # noqa: PLC0415 - as above
+    from autoscaling.simulator.session import run_plan  # noqa: PLC0415
 
-    run_plan(PlanOptions(scenario, model, profile, slo, trace, rate, seed, as_json, prices))
+    files = Replacements(trace)
+    run_plan(scenario, model, profile, slo, rate, files, seed, is_json=as_json, prices_file=prices)

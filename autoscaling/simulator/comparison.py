@@ -7,7 +7,7 @@ shown (`command`, `report`).
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,8 +58,7 @@ class Figures:
 class SeedSpread:
     """The spread of a figure over the seeds.
 
-    `margin` is half of the mean's 95 % confidence interval. `margin` is `None` with one seed, which
-    gives no spread.
+    `margin` is half of the mean's 95 % confidence interval, `None` with one seed.
     """
 
     mean: float
@@ -146,23 +145,18 @@ class PolicyComparison:
         return next(each for each in self.policies if each.name == name)
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The sources of requests and of spot capacity, in words."""
-
-    trace: str
-    capacity: str
-
-
 def compare(
     runs: Sequence[PreparedRun],
     names: Sequence[str],
-    provenance: Provenance,
     on_progress: Callable[[str, int, float], None],
+    *,
+    trace: str,
+    capacity: str,
 ) -> PolicyComparison:
     """Simulates every policy of `names` in every run.
 
-    `on_progress` gets policy, seed and the share done.
+    `on_progress` gets policy, seed and the share done. `trace` and `capacity` are the sources of
+    requests and of spot capacity, in words.
 
     Raises:
         OracleError: the oracle's solver gave up.
@@ -192,8 +186,8 @@ def compare(
         policies=tuple(PolicyResult(name, tuple(figures[name]), courses[name]) for name in names),
         oracles=oracles,
         prices=first.prices,
-        trace=provenance.trace,
-        capacity=provenance.capacity,
+        trace=trace,
+        capacity=capacity,
     )
 
 
@@ -235,10 +229,7 @@ def as_json(comparison: PolicyComparison) -> dict[str, Any]:
         "scenario": comparison.scenario,
         "seeds": list(comparison.seeds),
         "duration_s": comparison.duration_s,
-        "objectives": {
-            "ttft_s": comparison.objectives.ttft_s,
-            "tpot_s": comparison.objectives.tpot_s,
-        },
+        "objectives": asdict(comparison.objectives),
         "num_requests": list(comparison.num_requests),
         "mean_demand_slices": comparison.mean_demand_slices,
         "trace": comparison.trace,
@@ -276,11 +267,7 @@ def _policy_json(result: PolicyResult) -> dict[str, Any]:
     figures: dict[str, Any] = {name: spread.mean for name, spread in spreads.items()}
     figures |= {name: result.multiple(name) for name in ("vs_oracle", "vs_on_demand")}
     figures["spread"] = {
-        name: {
-            "margin_95": spread.margin,
-            "lowest": spread.lowest,
-            "highest": spread.highest,
-        }
+        name: {"margin_95": spread.margin, "lowest": spread.lowest, "highest": spread.highest}
         for name, spread in spreads.items()
     }
     figures["by_seed"] = [
@@ -296,16 +283,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _price_json(used: UsedPrice) -> dict[str, Any]:
-    price = used.price
-    listed = {
-        "usd_per_chip_hour": price.usd_per_chip_hour,
-        "market": price.market,
-        "generation": price.generation,
-        "region": price.region,
-        "source": price.source,
-        "read": price.read,
-        "is_verified": price.is_verified,
-    } if price is not None else {"source": "the scenario"}  # fmt: skip
+    listed = {"source": "the scenario"} if used.price is None else asdict(used.price)
     return {
         "compute_class": used.compute_class,
         "usd_per_slice_hour": used.usd_per_slice_hour,

@@ -17,7 +17,7 @@ from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Answers, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceRun
-from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
 _PERCENTILES = (50, 95, 99)
 
@@ -104,8 +104,7 @@ class ServiceTimeline:
 class SimulationOutcome:
     """The outcome of one day under one policy. `seconds` are by compute class and slice state.
 
-    `mean_slices` and `peak_slices` count slices that are held, `mean_ready` and `peak_ready` those
-    that serve; the peaks are those observed at ticks.
+    `mean_slices` and `peak_slices` count slices that are held; the peak is that observed at ticks.
     """
 
     policy: str
@@ -114,18 +113,11 @@ class SimulationOutcome:
     cost: SimulatedCost
     mean_slices: float
     peak_slices: int
-    mean_ready: float
-    peak_ready: int
     seconds: Mapping[tuple[str, SliceState], float]
     lives: tuple[SliceRun, ...]
     timeline: FleetTimeline
     requests: Requests = field(repr=False)
     answers: Answers = field(repr=False)
-
-    def losses_by_class(self) -> Counter[str]:
-        """Counts the slices that were taken away or expired."""
-        causes = {EndCause.PREEMPTED, EndCause.EXPIRED}
-        return Counter(life.compute_class for life in self.lives if life.cause in causes)
 
     def service_timeline(self, interval_s: float) -> ServiceTimeline:
         """Returns the service of requests by when they arrived."""
@@ -222,7 +214,6 @@ def sum_up(
 ) -> SimulationOutcome:
     """The day in figures."""
     held_s = sum(spent_s for (_, state), spent_s in seconds.items() if state in HELD_STATES)
-    ready_s = sum(spent_s for (_, state), spent_s in seconds.items() if state == SliceState.READY)
     return SimulationOutcome(
         policy=policy,
         objectives=objectives,
@@ -230,8 +221,6 @@ def sum_up(
         cost=_cost(seconds, classes, timeline.end_s),
         mean_slices=held_s / timeline.end_s,
         peak_slices=int(timeline.num_held.max()),
-        mean_ready=ready_s / timeline.end_s,
-        peak_ready=int(timeline.num_ready.max()),
         seconds=dict(seconds),
         lives=tuple(lives),
         timeline=timeline,

@@ -17,14 +17,10 @@ HEADROOM = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The planned load of one slice: requests per second, and requests on it at that rate.
-
-    `limit_requests_per_s` is what it carries without any reserve.
-    """
+    """The planned load of one slice: requests per second, and requests on it at that rate."""
 
     requests_per_s: float
     in_flight: float
-    limit_requests_per_s: float
 
 
 def size(
@@ -44,4 +40,4 @@ def size(
     step_s = profile.step_s(rate, input_tokens, output_tokens)
     stay_s = profile.ttft_floor_s + input_tokens * profile.per_prompt_token_s
     stay_s += output_tokens * step_s
-    return Sizing(rate, max(1.0, rate * stay_s), limit)
+    return Sizing(rate, max(1.0, rate * stay_s))

@@ -51,7 +51,6 @@ class SimulatedTraffic:
     num_waiting: int
     oldest_wait_s: float
     num_in_flight: int
-    num_routable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,6 @@ class Engines:
             num_waiting=int(counts[kernel.PARKED]),
             oldest_wait_s=oldest_wait_s,
             num_in_flight=int(counts[kernel.ON_ENGINES]),
-            num_routable=int(counts[kernel.ROUTABLE]),
         )
 
     def finish(self) -> Answers:

@@ -133,19 +133,11 @@ class RunLengths:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """The regime by which capacity comes and goes.
-
-    `total_drop_share` of the drops leave nothing.
-    """
+    """The rise and fall of capacity. `total_drop_share` of the drops leave nothing."""
 
     plenty: RunLengths
     scarcity: RunLengths
     total_drop_share: float
-
-    @property
-    def plenty_share(self) -> float:
-        """The share of time with full capacity, in the long run."""
-        return self.plenty.mean_s / (self.plenty.mean_s + self.scarcity.mean_s)
 
 
 # Fitted on 2026-11-21 to the complete runs of three of the availability traces of

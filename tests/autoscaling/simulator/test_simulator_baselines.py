@@ -30,7 +30,7 @@ PROFILE = CapacityProfile(
     source="made up",
 )
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.1)
-TEN_EACH = Sizing(requests_per_s=1.0, in_flight=10.0, limit_requests_per_s=1.25)
+TEN_EACH = Sizing(requests_per_s=1.0, in_flight=10.0)
 ON_DEMAND = ComputeClass("od", 10.0, max_slices=50)
 ZONES = tuple(
     ComputeClass(f"spot-{zone}", 3.0, is_revocable=True, correlation_group=zone, max_slices=10)
@@ -87,8 +87,7 @@ class Desk:
 def test_sizing_aims_below_the_limit_and_counts_who_is_there_by_littles_law() -> None:
     sizing = size(PROFILE, OBJECTIVES, 1000, 100)
 
-    assert sizing.limit_requests_per_s == pytest.approx((1 - 0.02 / 0.1) / 0.11)
-    assert sizing.requests_per_s == pytest.approx(0.8 * sizing.limit_requests_per_s)
+    assert sizing.requests_per_s == pytest.approx(0.8 * (1 - 0.02 / 0.1) / 0.11)
     step_s = 0.02 / (1 - sizing.requests_per_s * 0.11)
     assert sizing.in_flight == pytest.approx(sizing.requests_per_s * (0.1 + 100 * step_s))
 

@@ -236,7 +236,7 @@ def test_every_request_ends_once_while_engines_come_and_go() -> None:
             engines.leave(slots[0], now_s, now_s + 1.0)
             engines.close(slots.pop(0), now_s)
         seen = engines.traffic(now_s)
-        assert seen.num_routable == len(slots)
+        assert engines.num_routable == len(slots)
         assert sum(engines.in_flight[slot] for slot in slots) == seen.num_in_flight
     answers = engines.finish()
     assert not np.any(answers.status == kernel.PENDING)

@@ -62,9 +62,9 @@ def test_timeline_has_every_slice_of_every_tick() -> None:
     held = sum(counts for (_, state), counts in timeline.slices.items() if state in HELD_STATES)
     np.testing.assert_array_equal(held, timeline.num_held)
     assert timeline.slices["spot", SliceState.PROVISIONING][3] == 3
-    assert (outcome.peak_slices, outcome.peak_ready) == (3, 3)
+    assert outcome.peak_slices == 3
     assert outcome.mean_slices == pytest.approx(3 * 0.94)
-    assert outcome.mean_ready == pytest.approx(3 * 0.895)
+    assert outcome.seconds["spot", SliceState.READY] == pytest.approx(1000 * 3 * 0.895)
 
 
 def test_service_timeline_adds_up_to_the_day() -> None:
