@@ -8,7 +8,6 @@ if the run was cut off.
 import heapq
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from loadtest.errors import LoadTestError
@@ -43,12 +42,7 @@ class RequestRecorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def write(self, record: Record) -> None:

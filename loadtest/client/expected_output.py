@@ -6,10 +6,9 @@ Owns what the right answer to a request is. Does not own how two answers are com
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -31,17 +30,8 @@ class AnswerCheck:
 RIGHT = AnswerCheck(0, 0, 0)
 
 
-class AnswerChecker(Protocol):
-    """Knows right answers."""
-
-    def check(
-        self,
-        prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
-        planned_request: PlannedRequest,
-    ) -> AnswerCheck | None:
-        """The whole answer against the known one; `None` if that is not known."""
-        ...
+# Takes the tokens of a prompt and of its whole answer; `None` if the right one is not known.
+CheckAnswer = Callable[[Sequence[int], Sequence[int], PlannedRequest], AnswerCheck | None]
 
 
 def compare(expected: Sequence[int], received: Sequence[int]) -> AnswerCheck:
@@ -56,21 +46,14 @@ def compare(expected: Sequence[int], received: Sequence[int]) -> AnswerCheck:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PacedAnswers:
-    """The answers of paced engines, whatever their pace. `token_range` is without its end."""
-
-    token_range: tuple[int, int] = LETTERS
-
-    def check(
-        self,
-        prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
-        planned_request: PlannedRequest,
-    ) -> AnswerCheck | None:
-        """Compares with the formula, which knows every answer."""
-        expected = paced_tokens(prompt_token_ids, planned_request.output_tokens, self.token_range)
-        return compare(expected, output_token_ids)
+def check_paced(
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+    planned_request: PlannedRequest,
+) -> AnswerCheck:
+    """Compares with the formula of paced engines, which knows every answer at any pace."""
+    expected = paced_tokens(prompt_token_ids, planned_request.output_tokens, LETTERS)
+    return compare(expected, output_token_ids)
 
 
 class _RecordedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,4 @@
-"""Sends one planned request, checks its answer and leaves its record.
-
-The joint of a worker: body, client, check and recorder meet here.
-"""
+"""Sends one planned request, checks its answer and leaves its record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 import gevent
 
 from loadtest.client.body import BodyMaker, Conversation
-from loadtest.client.expected_output import AnswerCheck, AnswerChecker
+from loadtest.client.expected_output import AnswerCheck, CheckAnswer
 from loadtest.client.http_client import Client, Exchange, OutgoingRequest
 from loadtest.errors import ErrorKind
 from loadtest.planned_request import PlannedRequest
@@ -24,29 +21,22 @@ class RunClock:
     start_s: float
 
 
+@dataclass(slots=True)
 class Sender:
     """Sends for one worker. `write` takes each record as it is made."""
 
-    def __init__(
-        self,
-        client: Client,
-        bodies: BodyMaker,
-        checker: AnswerChecker | None,
-        clock: RunClock,
-        write: Callable[[RequestRecord], None],
-    ) -> None:
-        self._client = client
-        self._bodies = bodies
-        self._checker = checker
-        self._clock = clock
-        self._write = write
-        self.num_sent = 0
+    client: Client
+    bodies: BodyMaker
+    checker: CheckAnswer | None
+    clock: RunClock
+    write: Callable[[RequestRecord], None]
+    num_sent: int = 0
 
     def prepare(
         self, planned_request: PlannedRequest, so_far: Conversation | None
     ) -> OutgoingRequest:
         """Makes it ready, ahead of its instant."""
-        return self._bodies.make(planned_request, so_far)
+        return self.bodies.make(planned_request, so_far)
 
     def send(
         self,
@@ -63,29 +53,29 @@ class Sender:
         self.num_sent += 1
         # Answers are added to the conversation below, so this is the length of this prompt.
         num_input = planned_request.input_tokens if so_far is None else so_far.num_tokens
-        exchange = self._client.send(request)
+        exchange = self.client.send(request)
         check = self._checked(planned_request, request, exchange)
-        self._write(self._record(planned_request, exchange, due_s, num_input, check))
+        self.write(self._record(planned_request, exchange, due_s, num_input, check))
         if exchange.error == ErrorKind.UNFINISHED:
             # Recorded, the kill goes on: the sender would otherwise send the next.
             raise gevent.GreenletExit
         if exchange.error is not None:
             return None
         if so_far is not None:
-            self._bodies.add_answer(planned_request, so_far, exchange)
+            self.bodies.add_answer(planned_request, so_far, exchange)
         return exchange.ended_s
 
     def _checked(
         self, planned_request: PlannedRequest, request: OutgoingRequest, exchange: Exchange
     ) -> AnswerCheck | None:
         """Checks a whole answer against the known one; a failed one is counted as that already."""
-        if self._checker is None or exchange.error is not None:
+        if self.checker is None or exchange.error is not None:
             return None
         # Our own tokens where we know them: a server that mixed prompts up would report others.
         prompt = request.prompt_token_ids or exchange.answer.prompt_token_ids
         if prompt is None or not exchange.answer.token_ids:
             return None
-        return self._checker.check(prompt, exchange.answer.token_ids, planned_request)
+        return self.checker(prompt, exchange.answer.token_ids, planned_request)
 
     def _record(
         self,
@@ -95,10 +85,10 @@ class Sender:
         num_input: int,
         check: AnswerCheck | None,
     ) -> RequestRecord:
-        answer, usage, start_s = exchange.answer, exchange.answer.usage, self._clock.start_s
+        answer, usage, start_s = exchange.answer, exchange.answer.usage, self.clock.start_s
         return RequestRecord(
             request_id=planned_request.request_id,
-            worker=self._clock.worker,
+            worker=self.clock.worker,
             model=planned_request.model,
             api=planned_request.api,
             scheduled_s=due_s - start_s,

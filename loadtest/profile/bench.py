@@ -1,7 +1,7 @@
 """Runs the loads of a profile as load tests of their own, each in a folder below the profile's."""
 
-import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.planned_request import Api
@@ -15,41 +15,26 @@ from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
 _WARMUP_RATIO = 0.25
 
 
+@dataclass(slots=True, kw_only=True)
 class LoadTestBench:
-    """Implements `Bench` with `slicewise loadtest`'s own machinery."""
+    """Implements `Bench` with `slicewise loadtest`'s machinery; loads are judged for `seconds`."""
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        objective: ProfileObjective,
-        seconds: float,
-        out_dir: Path,
-        num_workers: int,
-        api_key_env: str | None,
-        environ: Mapping[str, str],
-        show: Callable[[str], None],
-    ) -> None:
-        """Keeps the settings. `seconds` is how long each load is judged."""
-        self._url = url
-        self._model = model
-        self._level = ServiceLevel(
-            goodput=GoodputLimits(ttft_s=objective.ttft_s, tpot_s=objective.tpot_s)
-        )
-        self._seconds = seconds
-        self._out_dir = out_dir
-        self._num_workers = num_workers
-        self._api_key_env = api_key_env
-        self._environ = environ
-        self._show = show
-        self._numbers = itertools.count(1)
+    url: str
+    model: str
+    objective: ProfileObjective
+    seconds: float
+    out_dir: Path
+    num_workers: int
+    api_key_env: str | None
+    environ: Mapping[str, str]
+    show: Callable[[str], None]
+    num_loads: int = 0
 
     def run(self, load: ClosedLoad | OpenLoad) -> Scorecard:
         """Runs one load and measures it; see `Bench`."""
-        number = next(self._numbers)
-        out_dir = self._out_dir / f"load-{number:02d}"
-        warmup_s = self._seconds * _WARMUP_RATIO
+        self.num_loads += 1
+        out_dir = self.out_dir / f"load-{self.num_loads:02d}"
+        warmup_s = self.seconds * _WARMUP_RATIO
         source = LoadSource(
             num_users=load.num_users if isinstance(load, ClosedLoad) else None,
             rate_per_s=load.requests_per_s if isinstance(load, OpenLoad) else None,
@@ -59,18 +44,19 @@ class LoadTestBench:
         )
         run_options(
             LoadTestOptions(
-                url=self._url,
+                url=self.url,
                 source=source,
-                duration_s=self._seconds + warmup_s,
+                duration_s=self.seconds + warmup_s,
                 warmup_s=warmup_s,
                 out_dir=out_dir,
-                models=(self._model,),
-                num_workers=self._num_workers,
+                models=(self.model,),
+                num_workers=self.num_workers,
                 # Prompts that another load has left in a prefix cache would cost nothing.
-                seed=number,
-                api_key_env=self._api_key_env,
+                seed=self.num_loads,
+                api_key_env=self.api_key_env,
             ),
-            self._environ,
-            self._show,
+            self.environ,
+            self.show,
         )
-        return make_scorecard(out_dir, self._level)
+        limits = GoodputLimits(ttft_s=self.objective.ttft_s, tpot_s=self.objective.tpot_s)
+        return make_scorecard(out_dir, ServiceLevel(goodput=limits))

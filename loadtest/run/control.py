@@ -35,18 +35,10 @@ FromParent = Go | Stop
 _ENCODER = msgspec.json.Encoder()
 _FROM_WORKER: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker, strict=False)
 _FROM_PARENT: msgspec.json.Decoder[FromParent] = msgspec.json.Decoder(FromParent)
+# Both take one line.
+from_worker, from_parent = _FROM_WORKER.decode, _FROM_PARENT.decode
 
 
 def encode_message(message: FromWorker | FromParent) -> bytes:
     """Encodes one line, its end included."""
     return _ENCODER.encode(message) + b"\n"
-
-
-def from_worker(line: bytes) -> FromWorker:
-    """Decodes a line of a worker."""
-    return _FROM_WORKER.decode(line)
-
-
-def from_parent(line: bytes) -> FromParent:
-    """Decodes a line of the parent."""
-    return _FROM_PARENT.decode(line)

@@ -29,20 +29,17 @@ def fire_request(requests: FiresEvents, record: RequestRecord, *, with_ttft: boo
     if not record.is_ok:
         # Locust counts failures by their text, so what differs from one to the next stays out.
         error = FailedRequestError(record.error)
-    requests.fire(
-        request_type=record.api.upper(),
-        name=record.model,
-        response_time=(over_s - record.scheduled_s) * _MS_PER_S,
-        response_length=record.output_tokens or record.num_chunks,
-        exception=error,
-        context={},
-    )
-    if with_ttft and record.first_s is not None:
+
+    def fire(name: str, at_s: float, length: int, exception: Exception | None) -> None:
         requests.fire(
             request_type=record.api.upper(),
-            name="ttft",
-            response_time=(record.first_s - record.scheduled_s) * _MS_PER_S,
-            response_length=0,
-            exception=None,
+            name=name,
+            response_time=(at_s - record.scheduled_s) * _MS_PER_S,
+            response_length=length,
+            exception=exception,
             context={},
         )
+
+    fire(record.model, over_s, record.output_tokens or record.num_chunks, error)
+    if with_ttft and record.first_s is not None:
+        fire("ttft", record.first_s, 0, None)

@@ -9,8 +9,7 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import gevent
@@ -18,17 +17,11 @@ import gevent.socket
 
 from loadtest.client.body import BodyMaker
 from loadtest.client.check_kind import CheckKind
-from loadtest.client.expected_output import (
-    AnswerCheck,
-    AnswerChecker,
-    PacedAnswers,
-    RecordedAnswers,
-)
+from loadtest.client.expected_output import CheckAnswer, RecordedAnswers, check_paced
 from loadtest.client.http_client import Client
 from loadtest.client.prompt_source import PromptFile, ServerPrompts
 from loadtest.client.sender import RunClock, Sender
 from loadtest.histogram import bucket_of
-from loadtest.planned_request import PlannedRequest
 from loadtest.recorder import RequestRecorder, answers_part, worker_part
 from loadtest.records import RequestRecord
 from loadtest.run.client_monitor import ClientMonitor, Counts
@@ -40,33 +33,27 @@ from loadtest.workload.build import Workload, build_workload
 _PROGRESS_PERIOD_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """The options of one worker of a run. `api_key` is `None` for a server that needs none."""
-
-    plan: RunPlan
-    out_dir: Path
-    number: int
-    api_key: str | None
-
-
 def run_worker(
-    options: WorkerOptions, control: gevent.socket.socket, on_end: Callable[[RequestRecord], None]
+    plan: RunPlan,
+    out_dir: Path,
+    number: int,
+    api_key: str | None,
+    control: gevent.socket.socket,
+    on_end: Callable[[RequestRecord], None],
 ) -> None:
-    """Does a worker's part of the run. `on_end` gets each request once, when it is over.
+    """Does the part of worker `number`. `on_end` gets each request once, when it is over.
 
     `control` is a gevent socket, so that waiting for the parent lets requests go on.
 
     Raises:
         LoadTestError: the plan cannot be carried out.
     """
-    plan = options.plan
     workload = build_workload(
         plan.workload, models=plan.models, duration_s=plan.duration_s, seed=plan.seed
     )
-    prompts = ServerPrompts.of(PromptFile.read(options.out_dir / PROMPTS_FILE))
-    chance = random.Random(f"{plan.seed}/{options.number}")
-    client = Client(plan.url, plan.limits, chance, options.api_key)
+    prompts = ServerPrompts.of(PromptFile.read(out_dir / PROMPTS_FILE))
+    chance = random.Random(f"{plan.seed}/{number}")
+    client = Client(plan.url, plan.limits, chance, api_key)
     checker, recording = _checker(plan)
     bodies = BodyMaker(prompts, wants_token_ids=checker is not None)
     lines = control.makefile("rwb", buffering=0)
@@ -80,7 +67,7 @@ def run_worker(
     # What is here stays until the end: no collection need visit it again.
     gc.collect()
     gc.freeze()
-    with RequestRecorder(worker_part(options.out_dir, options.number)) as recorder:
+    with RequestRecorder(worker_part(out_dir, number)) as recorder:
         tally = _Tally()
 
         def take(record: RequestRecord) -> None:
@@ -88,14 +75,14 @@ def run_worker(
             tally.take(record)
             on_end(record)
 
-        clock = RunClock(options.number, first.start_s)
+        clock = RunClock(number, first.start_s)
         sender = Sender(client, bodies, checker, clock, take)
 
         def counts() -> Counts:
             return Counts(client.num_in_flight, sender.num_sent, client.num_token_events)
 
-        monitor = ClientMonitor(options.number, first.start_s, counts, recorder.write)
-        loop = _loop(plan, workload, sender, options.number, first)
+        monitor = ClientMonitor(number, first.start_s, counts, recorder.write)
+        loop = _loop(plan, workload, sender, number, first)
         reporting = gevent.spawn(_report_progress, lines.write, tally, counts)
         try:
             _run_until_stopped(loop, lines.readline, first.start_s + plan.duration_s + plan.drain_s)
@@ -104,40 +91,21 @@ def run_worker(
             monitor.stop()
             client.close()
     if recording is not None:
-        recording.save(answers_part(options.out_dir, options.number))
+        recording.save(answers_part(out_dir, number))
     _report(lines.write, tally.progress(counts()))
 
 
-class _Recording:
-    """Takes every answer as the known one, for a later run to compare with."""
-
-    def __init__(self) -> None:
-        self._answers = RecordedAnswers()
-
-    def check(
-        self,
-        prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
-        planned_request: PlannedRequest,
-    ) -> AnswerCheck | None:
-        self._answers.record(prompt_token_ids, output_token_ids, planned_request)
-        return None
-
-    def save(self, path: Path) -> None:
-        self._answers.save(path)
-
-
-def _checker(plan: RunPlan) -> tuple[AnswerChecker | None, _Recording | None]:
-    """Returns the checker of answers, and again as the recording if they are recorded instead."""
+def _checker(plan: RunPlan) -> tuple[CheckAnswer | None, RecordedAnswers | None]:
+    """Returns the check of answers; if that is to record them, also where they are recorded."""
     if plan.check == CheckKind.NONE:
         return None, None
     if plan.check == CheckKind.PACED:
-        return PacedAnswers(), None
+        return check_paced, None
     assert plan.answers_file is not None, "the plan was checked"
     if plan.answers_file.exists():
-        return RecordedAnswers.load(plan.answers_file), None
-    recording = _Recording()
-    return recording, recording
+        return RecordedAnswers.load(plan.answers_file).check, None
+    recording = RecordedAnswers()
+    return recording.record, recording
 
 
 class _Tally:

@@ -15,7 +15,7 @@ from locust.exception import StopUser
 from loadtest.records import RequestRecord
 from loadtest.run.locust_events import fire_request
 from loadtest.run.plan import PLAN_FILE, RunPlan
-from loadtest.run.worker import WorkerOptions, run_worker
+from loadtest.run.worker import run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ class PlannedLoad(User):
         def on_end(record: RequestRecord) -> None:
             fire_request(self.environment.events.request, record)
 
-        worker = WorkerOptions(plan, options.run_dir, options.run_worker, api_key)
+        out_dir, number = options.run_dir, options.run_worker
         try:
             with gevent.socket.socket(fileno=options.control_fd) as control:
-                run_worker(worker, control, on_end)
+                run_worker(plan, out_dir, number, api_key, control, on_end)
         except Exception:
-            logger.exception("worker_failed number=%s", options.run_worker)
+            logger.exception("worker_failed number=%s", number)
             self.environment.process_exit_code = 1
         else:
             # Locust's own verdict is that any failed request is an error of the process.

@@ -10,8 +10,8 @@ from loadtest.client.answer_diff import ANCHOR, TokenDifference, diff_answers
 from loadtest.client.expected_output import (
     RIGHT,
     AnswerCheck,
-    PacedAnswers,
     RecordedAnswers,
+    check_paced,
     compare,
 )
 from loadtest.errors import LoadTestError
@@ -131,12 +131,10 @@ def test_counts_of_any_two_answers_add_up(expected: list[int], received: list[in
 
 
 def test_paced_answers_know_every_answer_by_its_prompt() -> None:
-    answers = PacedAnswers()
-    assert answers.check([1, 2], answer([1, 2]), planned()) == AnswerCheck(0, 0, 0)
-    of_another = answers.check([1, 2], answer([2, 1]), planned())
-    assert of_another is not None
+    assert check_paced([1, 2], answer([1, 2]), planned()) == AnswerCheck(0, 0, 0)
+    of_another = check_paced([1, 2], answer([2, 1]), planned())
     assert of_another.lost == of_another.foreign > LENGTH // 2
-    assert answers.check([1, 2], answer([1, 2], 7), planned(10)) == AnswerCheck(3, 0, 0)
+    assert check_paced([1, 2], answer([1, 2], 7), planned(10)) == AnswerCheck(3, 0, 0)
 
 
 def test_recorded_answers_survive_a_file_and_the_first_one_stands(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from loadtest.recorder import worker_part
 from loadtest.records import RequestRecord, read_records
 from loadtest.run.control import Go, encode_message
 from loadtest.run.plan import PROMPTS_FILE, RunPlan
-from loadtest.run.worker import WorkerOptions, run_worker
+from loadtest.run.worker import run_worker
 from loadtest.workload.build import build_workload
 from loadtest.workload.spec import WorkloadSpec, workload_from_file
 
@@ -49,7 +49,7 @@ def work(
         ours.sendall(encode_message(Go(time.monotonic() + 0.05)))
         if is_abandoned:
             ours.shutdown(socket.SHUT_WR)
-        run_worker(WorkerOptions(run_plan, out_dir, 0, None), control, heard.append)
+        run_worker(run_plan, out_dir, 0, None, control, heard.append)
     records = read_records(worker_part(out_dir, 0))
     written = [record for record in records if isinstance(record, RequestRecord)]
     assert written == heard
