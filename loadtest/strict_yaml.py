@@ -1,5 +1,6 @@
 """Reads a YAML file into a strict model, or refuses it with field, value and what is allowed."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -30,6 +31,23 @@ def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
     except ValidationError as error:
         problems = [f"{path}: {_format_problem(problem, model)}" for problem in error.errors()]
         raise LoadTestError("\n".join(problems)) from error
+
+
+def place_in_file(location: Sequence[int | str], content: object, tag: str) -> str:
+    """Returns a path such as `events[0].for_s`; "" for the whole file.
+
+    Pydantic also puts the kind of a section into its path, which a reader would not. It is left out
+    by walking the `content` of the file along, of which sections have their kind under `tag`.
+    """
+    path, within = "", content
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+            within = within[part] if isinstance(within, Sequence) and part < len(within) else None
+        elif isinstance(within, Mapping) and (part in within or part != within.get(tag)):
+            path += f".{part}"
+            within = within.get(part)
+    return path.removeprefix(".")
 
 
 def _format_problem(problem: ErrorDetails, model: type[BaseModel]) -> str:

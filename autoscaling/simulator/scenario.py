@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from autoscaling.prices.table import PricedMarket
 from serving.domain.capacity import CapacityProfile
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -26,27 +25,27 @@ class ScenarioError(ValueError):
     """Reports an unusable scenario; the message names each field, its value and what is allowed."""
 
 
-class ObjectiveConfig(BaseModel):
-    """The objectives of a request, in seconds."""
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
-    model_config = _STRICT
+
+class ObjectiveConfig(_Part):
+    """The objectives of a request, in seconds."""
 
     ttft_s: _Positive
     tpot_s: _Positive
 
 
-class AlwaysCapacity(BaseModel):
+class AlwaysCapacity(_Part):
     """The capacity of `max_slices` slices, at any time."""
-
-    model_config = _STRICT
 
     kind: Literal["always"] = "always"
 
 
-class RegimeCapacity(BaseModel):
+class RegimeCapacity(_Part):
     """The capacity that comes and goes as a regime of `spot_capacity` draws it."""
-
-    model_config = _STRICT
 
     kind: Literal["regime"]
     regime: str
@@ -54,19 +53,15 @@ class RegimeCapacity(BaseModel):
     """Added to the run's seed; classes with the same regime and offset come and go together."""
 
 
-class CapacityStep(BaseModel):
+class CapacityStep(_Part):
     """The number of slices that may exist from an instant on, in seconds."""
-
-    model_config = _STRICT
 
     from_s: _NotNegative
     slices: Annotated[int, Field(ge=0)]
 
 
-class StepsCapacity(BaseModel):
+class StepsCapacity(_Part):
     """The capacity set by hand; the first step is from 0."""
-
-    model_config = _STRICT
 
     kind: Literal["steps"]
     steps: Annotated[list[CapacityStep], Field(min_length=1)]
@@ -79,10 +74,8 @@ class StepsCapacity(BaseModel):
         return self
 
 
-class ScenarioClass(BaseModel):
+class ScenarioClass(_Part):
     """The compute class: where its slices come from and on which terms. Times in seconds."""
-
-    model_config = _STRICT
 
     name: _Name
     market: Annotated[PricedMarket, Field(strict=False)]
@@ -114,10 +107,8 @@ class LengthSource(StrEnum):
     AZURE_CODE = "azure-code"
 
 
-class DayLoad(BaseModel):
+class DayLoad(_Part):
     """The load of a weekday built from a trace's hour; exactly one of the two means is given."""
-
-    model_config = _STRICT
 
     kind: Literal["day"]
     trace: Annotated[LengthSource, Field(strict=False)]
@@ -132,19 +123,15 @@ class DayLoad(BaseModel):
         return self
 
 
-class LoadStep(BaseModel):
+class LoadStep(_Part):
     """The constant rate for a while."""
-
-    model_config = _STRICT
 
     seconds: _Positive
     requests_per_s: _NotNegative
 
 
-class StagesLoad(BaseModel):
+class StagesLoad(_Part):
     """The load of constant rates in a row, Poisson arrivals, every request of one length."""
-
-    model_config = _STRICT
 
     kind: Literal["stages"]
     stages: Annotated[list[LoadStep], Field(min_length=1)]
@@ -152,20 +139,16 @@ class StagesLoad(BaseModel):
     output_tokens: Annotated[int, Field(ge=1)]
 
 
-class RuleConfig(BaseModel):
+class RuleConfig(_Part):
     """The requirements on our policy beyond the objectives."""
-
-    model_config = _STRICT
 
     min_slices: Annotated[int, Field(ge=0)] = 0
     max_slices: Annotated[int, Field(ge=1)] = 10_000
     floor_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
-class Scenario(BaseModel):
+class Scenario(_Part):
     """The situation to compare policies in."""
-
-    model_config = _STRICT
 
     name: _Name
     description: Annotated[str, Field(min_length=1)]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from loadtest.errors import LoadTestError
+from loadtest.strict_yaml import place_in_file
 
 _DAY_S = 86_400.0
 # What stands in a command for what its target turns out to be.
@@ -210,7 +211,7 @@ def parse_schedule(raw: object) -> ChaosSchedule:
 
 
 def _format_problem(raw: object, problem: ErrorDetails) -> str:
-    path = _path(raw, problem["loc"])
+    path = place_in_file(problem["loc"], raw, "action") or "the file"
     if problem["type"] == "extra_forbidden":
         return f"{path}: no such field; allowed: {', '.join(_fields_at(problem['loc'][:-1]))}"
     value = problem["input"]
@@ -235,20 +236,3 @@ def _fields_at(location: Sequence[str | int]) -> list[str]:
 
 def _is_section(kind: object) -> TypeGuard[type[_Section]]:
     return isinstance(kind, type) and issubclass(kind, _Section)
-
-
-def _path(raw: object, location: Sequence[str | int]) -> str:
-    """Returns a path such as `events[0].for_s`.
-
-    Pydantic also puts the action of an event into its path, which a reader would not. It is left
-    out by walking the raw file along.
-    """
-    text, node = "", raw
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-            node = node[part] if isinstance(node, Sequence) and part < len(node) else None
-        elif not (isinstance(node, dict) and part not in node and part == node.get("action")):
-            text += f".{part}"
-            node = node.get(part) if isinstance(node, dict) else None
-    return text.removeprefix(".") or "the file"

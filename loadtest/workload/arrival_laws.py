@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from loadtest.workload.laws import STRICT, Count, FixedWait, Seconds, WaitLaw
+from loadtest.workload.laws import Count, FixedWait, Part, Seconds, WaitLaw
 
 Rate = Annotated[float, Field(gt=0)]
 # Beyond this gamma gaps are more often 0 than not; Azure's code trace has 13.
@@ -18,25 +18,21 @@ _MAX_CV = 30.0
 Cv = Annotated[float, Field(ge=0, le=_MAX_CV)]
 
 
-class _Part(BaseModel):
-    model_config = STRICT
-
-
-class ConstantArrivals(_Part):
+class ConstantArrivals(Part):
     """The law of even arrivals, the first at once."""
 
     law: Literal["constant"] = "constant"
     rate_per_s: Rate
 
 
-class PoissonArrivals(_Part):
+class PoissonArrivals(Part):
     """The law of arrivals independent of each other."""
 
     law: Literal["poisson"] = "poisson"
     rate_per_s: Rate
 
 
-class GammaArrivals(_Part):
+class GammaArrivals(Part):
     """The law of gamma gaps.
 
     `cv` is their coefficient of variation: below 1 smoother than Poisson, above 1 in bursts.
@@ -47,7 +43,7 @@ class GammaArrivals(_Part):
     cv: Annotated[float, Field(gt=0, le=_MAX_CV)]
 
 
-class RatePoint(_Part):
+class RatePoint(Part):
     """The rate at an instant of the run."""
 
     at_s: Seconds
@@ -62,7 +58,7 @@ def _ascending(points: tuple[RatePoint, ...]) -> None:
         raise ValueError("every rate_per_s is 0; allowed: at least one above it")
 
 
-class RampArrivals(_Part):
+class RampArrivals(Part):
     """The law of a rate straight from point to point; the end values hold beyond the points."""
 
     law: Literal["ramp"] = "ramp"
@@ -75,7 +71,7 @@ class RampArrivals(_Part):
         return self
 
 
-class StepArrivals(_Part):
+class StepArrivals(Part):
     """The law of a rate that jumps at each point and holds; the first point is at 0."""
 
     law: Literal["steps"] = "steps"
@@ -90,7 +86,7 @@ class StepArrivals(_Part):
         return self
 
 
-class ReplayArrivals(_Part):
+class ReplayArrivals(Part):
     """The arrivals of a trace, with its lengths and sharing.
 
     `scale` is how much faster its time runs (2: twice the rate, half the time). `rate_per_s` then
@@ -106,7 +102,7 @@ class ReplayArrivals(_Part):
     repeat: bool = False
 
 
-class ServegenArrivals(_Part):
+class ServegenArrivals(Part):
     """The law of ServeGen's clients, from a folder or one file.
 
     `start_s` is where in their days the run begins. Every client's rate is multiplied by `scale`,
@@ -126,7 +122,7 @@ class ServegenArrivals(_Part):
         return self
 
 
-class ClosedArrivals(_Part):
+class ClosedArrivals(Part):
     """The law of users who ask, wait for the answer, think and ask again: no arrival rate."""
 
     law: Literal["closed"] = "closed"

@@ -10,9 +10,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-# What every part of a file is.
-STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -20,10 +17,14 @@ _NORMAL = NormalDist()
 _Z99 = _NORMAL.inv_cdf(0.99)
 
 
-class FixedCount(BaseModel):
-    """The constant count."""
+class Part(BaseModel):
+    """The base of every part of a workload file: strict, with finite numbers."""
 
-    model_config = STRICT
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class FixedCount(Part):
+    """The constant count."""
 
     law: Literal["fixed"] = "fixed"
     value: Count
@@ -33,10 +34,8 @@ class FixedCount(BaseModel):
         return self.value
 
 
-class UniformCount(BaseModel):
+class UniformCount(Part):
     """The law of counts from `min` to `max`, both included, equally often."""
-
-    model_config = STRICT
 
     law: Literal["uniform"] = "uniform"
     min: Count
@@ -53,13 +52,11 @@ class UniformCount(BaseModel):
         return self.min + int(rng.random() * (self.max - self.min + 1))
 
 
-class LognormalCount(BaseModel):
+class LognormalCount(Part):
     """The lognormal law by its median and its 99th percentile, before it is cut off above `max`.
 
     What lies beyond 1 to `max` is not drawn, rather than moved to the ends.
     """
-
-    model_config = STRICT
 
     law: Literal["lognormal"] = "lognormal"
     p50: Annotated[float, Field(ge=1)]
@@ -90,10 +87,8 @@ class LognormalCount(BaseModel):
 CountLaw = Annotated[FixedCount | UniformCount | LognormalCount, Field(discriminator="law")]
 
 
-class FixedWait(BaseModel):
+class FixedWait(Part):
     """The constant wait."""
-
-    model_config = STRICT
 
     law: Literal["fixed"] = "fixed"
     value_s: Seconds
@@ -103,10 +98,8 @@ class FixedWait(BaseModel):
         return self.value_s
 
 
-class ExponentialWait(BaseModel):
+class ExponentialWait(Part):
     """The exponential law of waits, by its mean."""
-
-    model_config = STRICT
 
     law: Literal["exponential"] = "exponential"
     mean_s: Seconds
@@ -116,10 +109,8 @@ class ExponentialWait(BaseModel):
         return -self.mean_s * math.log(1 - rng.random())
 
 
-class LognormalWait(BaseModel):
+class LognormalWait(Part):
     """The lognormal law of waits, by its median and its 99th percentile."""
-
-    model_config = STRICT
 
     law: Literal["lognormal"] = "lognormal"
     p50_s: Annotated[float, Field(gt=0)]

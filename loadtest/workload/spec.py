@@ -6,28 +6,25 @@ Owns the fields, their bounds and the rules between them. Does not own what is m
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import Api
+from loadtest.strict_yaml import place_in_file
 from loadtest.workload.arrival_laws import Arrivals, ReplayArrivals
-from loadtest.workload.laws import STRICT, Count, CountLaw, WaitLaw
+from loadtest.workload.laws import Count, CountLaw, Part, WaitLaw
 from loadtest.workload.traces import TraceError, TraceFormat, detect_format
 
 Weight = Annotated[float, Field(gt=0)]
 
 
-class _Part(BaseModel):
-    model_config = STRICT
-
-
-class Lengths(_Part):
+class Lengths(Part):
     """The tokens of prompts and of answers.
 
     `trace` takes the requests of a file in a random order, all once before any comes again, each
@@ -46,7 +43,7 @@ class Lengths(_Part):
         return self
 
 
-class SharedPrefixes(_Part):
+class SharedPrefixes(Part):
     """The prefixes that many prompts share, such as system prompts.
 
     Each prompt gets one of `count`, in front of what `lengths` gives and in addition to it; a
@@ -59,7 +56,7 @@ class SharedPrefixes(_Part):
     zipf: Annotated[float, Field(ge=0, le=10)] = 1.0
 
 
-class Sessions(_Part):
+class Sessions(Part):
     """The conversations in place of single requests; what arrives is their first turn.
 
     `lengths.input` is what each turn adds to the conversation. `think_time_s` passes between an
@@ -70,7 +67,7 @@ class Sessions(_Part):
     think_time_s: WaitLaw
 
 
-class MixEntry(_Part):
+class MixEntry(Part):
     """The share of a model in the requests. `api` is the workload's where it is `None`."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -78,7 +75,7 @@ class MixEntry(_Part):
     api: Api | None = None
 
 
-class WorkloadSpec(_Part):
+class WorkloadSpec(Part):
     """The specification of a workload. The seed of the run decides everything left to chance.
 
     `lengths` may be left out where arrivals are a replay, which has its own. An empty `mix` is all
@@ -145,13 +142,9 @@ class WorkloadSpec(_Part):
             arrivals = {"law": "constant"}
         else:
             arrivals = {"law": "gamma", "cv": burstiness**-0.5}
-        return cls._of(
-            {
-                "arrivals": arrivals | {"rate_per_s": rate_per_s},
-                "lengths": _fixed(input_tokens, output_tokens),
-                "api": api,
-            }
-        )
+        arrivals["rate_per_s"] = rate_per_s
+        lengths = _fixed(input_tokens, output_tokens)
+        return _parsed(cls, {"arrivals": arrivals, "lengths": lengths, "api": api}, "workload")
 
     @classmethod
     def from_users(
@@ -169,13 +162,9 @@ class WorkloadSpec(_Part):
             LoadTestError: a value out of its range.
         """
         think_time = {"law": "fixed", "value_s": think_time_s}
-        return cls._of(
-            {
-                "arrivals": {"law": "closed", "num_users": num_users, "think_time_s": think_time},
-                "lengths": _fixed(input_tokens, output_tokens),
-                "api": api,
-            }
-        )
+        arrivals = {"law": "closed", "num_users": num_users, "think_time_s": think_time}
+        lengths = _fixed(input_tokens, output_tokens)
+        return _parsed(cls, {"arrivals": arrivals, "lengths": lengths, "api": api}, "workload")
 
     @classmethod
     def from_trace(
@@ -207,11 +196,7 @@ class WorkloadSpec(_Part):
             "rate_per_s": rate_per_s,
         }
         lengths = _fixed(input_tokens, output_tokens)
-        return cls._of({"arrivals": arrivals, "lengths": lengths, "api": api})
-
-    @classmethod
-    def _of(cls, fields: Mapping[str, object]) -> Self:
-        return _parsed(cls, fields, "workload")
+        return _parsed(cls, {"arrivals": arrivals, "lengths": lengths, "api": api}, "workload")
 
 
 def workload_from_file(path: Path) -> WorkloadSpec:
@@ -256,7 +241,7 @@ def _innermost(error: ValidationError) -> list[ErrorDetails]:
 
 
 def _problem(problem: ErrorDetails, fields: Mapping[str, object]) -> str:
-    path = _path(problem["loc"], fields)
+    path = place_in_file(problem["loc"], fields, "law") or "workload"
     shown = "" if isinstance(problem["input"], Mapping) else f" is {problem['input']!r}"
     match problem["type"]:
         case "missing":
@@ -273,23 +258,9 @@ def _problem(problem: ErrorDetails, fields: Mapping[str, object]) -> str:
     return f"{path}{shown}; allowed: {problem['msg'].removeprefix('Input should be ')}"
 
 
-def _path(location: Sequence[int | str], fields: Mapping[str, object]) -> str:
-    """The field's path in the file, without the names of laws that pydantic puts in."""
-    path = ""
-    within: object = fields
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-            within = within[part] if isinstance(within, list) and part < len(within) else None
-        elif isinstance(within, Mapping) and part != within.get("law"):
-            path += f".{part}" if path else part
-            within = within.get(part)
-    return path or "workload"
-
-
 def _fixed(input_tokens: int | None, output_tokens: int | None) -> dict[str, object] | None:
     given = {"input": input_tokens, "output": output_tokens}
-    laws = {
+    laws: dict[str, object] = {
         key: {"law": "fixed", "value": value} for key, value in given.items() if value is not None
     }
-    return dict(laws) or None
+    return laws or None
