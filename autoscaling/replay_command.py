@@ -50,17 +50,13 @@ def _print(replay: Replay) -> None:
     table = Table("AT (UTC)", "MODEL", "LOGGED", "TODAY", "TODAY'S ARITHMETIC")
     for each in replay.differences:
         table.add_row(
-            _at_words(each.at_s),
+            f"{datetime.fromtimestamp(each.at_s, UTC):%Y-%m-%d %H:%M:%S}",
             each.model,
             _targets_words(each.logged),
             _targets_words(each.today),
             each.arithmetic,
         )
     Console().print(table)
-
-
-def _at_words(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _targets_words(targets: Mapping[str, int]) -> str:

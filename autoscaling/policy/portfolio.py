@@ -58,32 +58,25 @@ def safest_worth_buying(
     `demand` the rest then falls short. Cost and expected shortage are convex, so slices are added,
     given up and moved between classes, from the cheapest portfolio on, until none of that pays.
     """
+
+    def rank(portfolio: Portfolio) -> tuple[int, int, float, int]:
+        """At equal cost, the one that keeps more slices wins."""
+        shortage = _expected_shortage(portfolio, demand, options)
+        usd = portfolio.usd_per_hour + shortage * shortage_usd_per_hour
+        return portfolio.missing, portfolio.unsafe, round(usd, 6), _most_lost(portfolio, options)
+
     best = cheapest_portfolio(total, floor, options)
-    requirement = _Requirement(total, min(floor, total), demand, shortage_usd_per_hour)
-    best_rank = _rank_all_told(best, requirement, options)
     step = max(1, total // 12)
     while True:
-        portfolios = (
-            _portfolio_of(slices, requirement, options) for slices in _changed(best, options, step)
-        )
-        ranked = [
-            (_rank_all_told(portfolio, requirement, options), portfolio) for portfolio in portfolios
-        ]
-        rank, portfolio = min(ranked, key=lambda each: each[0], default=(best_rank, best))
-        if rank < best_rank:
-            best_rank, best = rank, portfolio
+        changed = _changed(best, options, step)
+        portfolios = (_portfolio_of(slices, total, floor, options) for slices in changed)
+        better = min(portfolios, key=rank, default=best)
+        if rank(better) < rank(best):
+            best = better
         elif step > 1:
             step //= 2
         else:
             return best
-
-
-@dataclass(frozen=True, slots=True)
-class _Requirement:
-    total: int
-    floor: int
-    demand: float
-    shortage_usd_per_hour: float
 
 
 def _changed(
@@ -107,20 +100,13 @@ def _changed(
 
 
 def _portfolio_of(
-    slices: Mapping[str, int], requirement: _Requirement, options: Sequence[ClassOption]
+    slices: Mapping[str, int], total: int, floor: int, options: Sequence[ClassOption]
 ) -> Portfolio:
     cost = sum(option.usd_per_hour * slices[option.name] for option in options)
-    portfolio = Portfolio(slices, cost, missing=max(0, requirement.total - sum(slices.values())))
-    return _with_unsafe(portfolio, requirement.floor, options)
-
-
-def _rank_all_told(
-    portfolio: Portfolio, requirement: _Requirement, options: Sequence[ClassOption]
-) -> tuple[int, int, float, int]:
-    """Ranks a portfolio; lower is better. At equal cost, the one that keeps more slices wins."""
-    shortage = _expected_shortage(portfolio, requirement.demand, options)
-    usd = portfolio.usd_per_hour + shortage * requirement.shortage_usd_per_hour
-    return (portfolio.missing, portfolio.unsafe, round(usd, 6), _most_lost(portfolio, options))
+    bought = sum(slices.values())
+    portfolio = Portfolio(slices, cost, missing=max(0, total - bought))
+    left = bought - _most_lost(portfolio, options)
+    return replace(portfolio, unsafe=max(0, min(floor, total) - left))
 
 
 def _expected_shortage(
@@ -150,14 +136,14 @@ def cheapest_portfolio(total: int, floor: int, options: Sequence[ClassOption]) -
     step = max(1, (most - total) // 32)
     best: Portfolio | None = None
     for bought in range(total, most + 1, step):
-        portfolio = _filled(total, bought, bought - floor, ranked)
-        portfolio = _with_unsafe(portfolio, floor, ranked)
+        slices = _filled(bought, bought - floor, ranked)
+        portfolio = _portfolio_of(slices, total, floor, ranked)
         if best is None or _rank(portfolio) < _rank(best):
             best = portfolio
     assert best is not None  # the range holds `total`
     if best.missing:
         # Better unsafe than too few.
-        whole = _with_unsafe(_filled(total, total, None, ranked), floor, ranked)
+        whole = _portfolio_of(_filled(total, None, ranked), total, floor, ranked)
         best = whole if whole.missing < best.missing else best
     return best
 
@@ -184,8 +170,8 @@ def _rank(portfolio: Portfolio) -> tuple[int, int, float, int]:
 
 
 def _filled(
-    total: int, bought: int, most_of_group: int | None, ranked: Sequence[ClassOption]
-) -> Portfolio:
+    bought: int, most_of_group: int | None, ranked: Sequence[ClassOption]
+) -> dict[str, int]:
     """Buys `bought` slices, the cheapest first; no group gets more than `most_of_group`."""
     slices = {option.name: option.at_least for option in ranked}
     of_group: dict[str, int] = {}
@@ -203,14 +189,7 @@ def _filled(
         left -= more
         if option.group is not None:
             of_group[option.group] += more
-    price = {option.name: option.usd_per_hour for option in ranked}
-    cost = sum(price[name] * count for name, count in slices.items())
-    return Portfolio(slices, cost, missing=max(0, total - sum(slices.values())))
-
-
-def _with_unsafe(portfolio: Portfolio, floor: int, options: Sequence[ClassOption]) -> Portfolio:
-    left = sum(portfolio.slices.values()) - _most_lost(portfolio, options)
-    return replace(portfolio, unsafe=max(0, floor - left))
+    return slices
 
 
 def _most_lost(portfolio: Portfolio, options: Sequence[ClassOption]) -> int:

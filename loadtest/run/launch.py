@@ -28,7 +28,7 @@ from loadtest.run.supervisor import (
     run_load,
 )
 from loadtest.scorecard.prices import read_prices
-from loadtest.scorecard.slo import ServiceLevel, read_slo
+from loadtest.scorecard.slo import read_slo
 from loadtest.workload.build import Workload, build_workload
 from loadtest.workload.spec import WorkloadSpec, workload_from_file
 
@@ -154,7 +154,10 @@ def launch(
     except RunFailedError as error:
         show(str(error))
         return ExitCode.FAILED
-    return _judge(options.out_dir, level, prices, reason, show)
+    if reason is not None:
+        show(f"the run was cut short: {reason}")
+    code = write_outputs(options.out_dir, level, prices)
+    return INTERRUPTED_CODE if reason == INTERRUPTED else code
 
 
 def run_options(
@@ -166,9 +169,10 @@ def run_options(
         LoadTestError: it cannot be run as asked. Nothing was sent.
         RunFailedError: its workers did not come up. Nothing was sent.
     """
-    chaos = (
-        None if options.chaos is None else _chaos(options.chaos, options.sim_socket, options.seed)
-    )
+    chaos = None
+    if options.chaos is not None:
+        actor = HookActor(SimulationActor(options.sim_socket or default_sim_socket()))
+        chaos = ChaosRunner(load_schedule(options.chaos), actor, options.seed)
     api_key = read_api_key(options.api_key_env, environ)
     plan = _plan(options, api_key)
     # Built here as well as in each worker: a fault in it is reported before anything starts.
@@ -219,11 +223,6 @@ def _plan(options: LoadTestOptions, api_key: str | None) -> RunPlan:
     )
 
 
-def _chaos(path: Path, sim_socket: Path | None, seed: int) -> ChaosRunner:
-    actor = HookActor(SimulationActor(sim_socket or default_sim_socket()))
-    return ChaosRunner(load_schedule(path), actor, seed)
-
-
 def _offsets_s(built: Workload) -> list[float] | None:
     if built.num_users is not None:
         return None
@@ -240,16 +239,3 @@ def _write_files(
         show(f"prompt lengths of {names} are estimates: the server's tokenizer did not answer")
     plan.write(out_dir / PLAN_FILE)
     (out_dir / PROMPTS_FILE).write_text(prompts.model_dump_json() + "\n", encoding="utf-8")
-
-
-def _judge(
-    out_dir: Path,
-    level: ServiceLevel | None,
-    prices: Mapping[str, float] | None,
-    reason: str | None,
-    show: Callable[[str], None],
-) -> int:
-    if reason is not None:
-        show(f"the run was cut short: {reason}")
-    code = write_outputs(out_dir, level, prices)
-    return INTERRUPTED_CODE if reason == INTERRUPTED else code

@@ -138,26 +138,28 @@ def judge(level: ServiceLevel, evidence: Evidence) -> tuple[Objective, ...]:
         *_latency("ttft_s", "ttft_scheduled_s", level.ttft_s, evidence.ttft_scheduled_s),
         *_latency("tpot_s", "tpot_s", level.tpot_s, evidence.tpot_s),
         *_latency("e2e_s", "e2e_scheduled_s", level.e2e_s, evidence.e2e_scheduled_s),
-        *_at_most("error_ratio", "requests.error_ratio", level.error_ratio, evidence.error_ratio),
-        *_at_least(
+        *_judged("error_ratio", "requests.error_ratio", level.error_ratio, evidence.error_ratio),
+        *_judged(
             "goodput.at_least",
             "goodput.ratio",
             level.goodput.at_least if level.goodput is not None else None,
             evidence.goodput_ratio,
+            is_floor=True,
         ),
-        *_at_least(
+        *_judged(
             "min_throughput_tokens_per_s",
             "throughput.output_tokens_per_s",
             level.min_throughput_tokens_per_s,
             evidence.output_tokens_per_s,
+            is_floor=True,
         ),
-        *_at_most(
+        *_judged(
             "max_lost_tokens",
             "correctness.lost_tokens",
             level.max_lost_tokens,
             evidence.lost_tokens,
         ),
-        *_at_most(
+        *_judged(
             "max_cost_usd_per_million_tokens",
             "cost.usd_per_million_output_tokens",
             level.max_cost_usd_per_million_tokens,
@@ -174,20 +176,12 @@ def _latency(
     for point in LatencyLimits.model_fields:
         limit: float | None = getattr(limits, point)
         value: float | None = getattr(spread, point)
-        yield from _at_most(f"{name}.{point}", f"{metric}.{point}", limit, value)
+        yield from _judged(f"{name}.{point}", f"{metric}.{point}", limit, value)
 
 
-def _at_most(
-    name: str, metric: str, limit: float | None, value: float | None
+def _judged(
+    name: str, metric: str, limit: float | None, value: float | None, *, is_floor: bool = False
 ) -> Iterator[Objective]:
     if limit is not None:
-        is_met = value is not None and value <= limit
-        yield Objective(name, metric, value, limit, is_floor=False, ok=is_met)
-
-
-def _at_least(
-    name: str, metric: str, limit: float | None, value: float | None
-) -> Iterator[Objective]:
-    if limit is not None:
-        is_met = value is not None and value >= limit
-        yield Objective(name, metric, value, limit, is_floor=True, ok=is_met)
+        is_met = value is not None and (value >= limit if is_floor else value <= limit)
+        yield Objective(name, metric, value, limit, is_floor, is_met)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from autoscaling.simulator.comparison import PolicyComparison, PolicyResult
@@ -44,8 +45,7 @@ def _load(shown: PolicyResult) -> str:
     at_s, rate = _thinned(timeline.at_s, timeline.requests_per_s)
     axes.plot(at_s, rate, color=colour("blue"), label="requests/s", linewidth=1.0)
     axes.set_ylabel("requests/s")
-    _hours(axes, timeline.end_s)
-    add_legend(figure, axes)
+    _over_hours(figure, axes, timeline.end_s)
     return to_svg(figure, "load", "Load", "Requests per second over the run")
 
 
@@ -67,8 +67,7 @@ def _slices(shown: PolicyResult) -> str:
     if not np.isnan(demand).all():
         axes.plot(at_s, demand, color=colour("ink"), linewidth=1.0, label="demand")
     axes.set_ylabel("slices held")
-    _hours(axes, timeline.end_s)
-    add_legend(figure, axes)
+    _over_hours(figure, axes, timeline.end_s)
     return to_svg(figure, "slices", "Slices by compute class", "Slices held of each class, stacked")
 
 
@@ -89,8 +88,7 @@ def _states(shown: PolicyResult) -> str:
     names = [str(each) for each in present]
     axes.stackplot(at_s, *stacks, labels=names, colors=shades, linewidth=0, step="post")
     axes.set_ylabel("slices")
-    _hours(axes, timeline.end_s)
-    add_legend(figure, axes)
+    _over_hours(figure, axes, timeline.end_s)
     return to_svg(figure, "states", "Slices by state", "Wished and held slices by state, stacked")
 
 
@@ -104,8 +102,7 @@ def _cost(comparison: PolicyComparison) -> str:
         axes.plot(at_s, usd, label=result.name, linewidth=1.2, color=_shade(number), linestyle=line)
     axes.set_ylabel("USD per hour")
     axes.set_ylim(bottom=0)
-    _hours(axes, comparison.duration_s)
-    add_legend(figure, axes)
+    _over_hours(figure, axes, comparison.duration_s)
     return to_svg(figure, "cost", "Cost per hour", "Dollars per hour of every policy over the run")
 
 
@@ -121,8 +118,7 @@ def _ttft(comparison: PolicyComparison, shown: PolicyResult) -> str:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylabel("TTFT, s")
-    _hours(axes, comparison.duration_s)
-    add_legend(figure, axes)
+    _over_hours(figure, axes, comparison.duration_s)
     return to_svg(figure, "ttft", "Time to first token", "TTFT p50 and p99, and the objective")
 
 
@@ -135,8 +131,7 @@ def _goodput(shown: PolicyResult) -> str:
               label="goodput/s (TTFT and TPOT both met)")  # fmt: skip
     axes.set_ylabel("requests/s")
     axes.set_ylim(bottom=0)
-    _hours(axes, shown.course.timeline.end_s)
-    add_legend(figure, axes)
+    _over_hours(figure, axes, shown.course.timeline.end_s)
     return to_svg(figure, "goodput", "Goodput", "Arrivals per second and those that met both")
 
 
@@ -172,8 +167,9 @@ def _shade(number: int) -> str:
     return colour(palette[number % len(palette)])
 
 
-def _hours(axes: Axes, end_s: float) -> None:
-    """Labels the time in hours; in tenths where the run is short."""
+def _over_hours(figure: Figure, axes: Axes, end_s: float) -> None:
+    """Labels the time in hours (in tenths where the run is short) and the series."""
+    add_legend(figure, axes)
     axes.set_xlim(0, end_s)
     axes.set_xlabel("hours after the start")
     step_h = next(each for each in (0.1, 0.25, 1.0, 2.0, 6.0, 24.0) if end_s / _HOUR_S / each <= 14)
