@@ -53,19 +53,21 @@ def place_in_file(location: Sequence[int | str], content: object, tag: str) -> s
 def _format_problem(problem: ErrorDetails, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "the file"
     if problem["type"] == "extra_forbidden":
-        allowed = ", ".join(_fields_at(problem["loc"][:-1], model))
-        return f"{where}: no such field; allowed: {allowed}"
+        allowed = fields_at(problem["loc"][:-1], model, {})
+        return f"{where}: no such field; allowed: {', '.join(allowed)}"
     reason = problem["msg"].removeprefix("Value error, ")
     return f"{where}: {problem['input']!r}: {reason[0].lower()}{reason[1:]}"
 
 
-def _fields_at(path: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """The fields of the model that lies at `path` inside `model`."""
-    for part in path:
-        field = model.model_fields.get(str(part))
-        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not inner:
-            return []
-        model = inner[0]
+def fields_at(
+    location: Sequence[int | str], model: type[BaseModel], kinds: Mapping[str, type[BaseModel]]
+) -> list[str]:
+    """The fields of the section of `model` at pydantic's `location`, which also names `kinds`."""
+    for part in location:
+        if part in kinds:
+            model = kinds[str(part)]
+        elif (field := model.model_fields.get(str(part))) is not None:
+            types = (field.annotation, *get_args(field.annotation))
+            sections = (kind for kind in types if isinstance(kind, type))
+            model = next((kind for kind in sections if issubclass(kind, BaseModel)), model)
     return list(model.model_fields)

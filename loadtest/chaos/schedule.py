@@ -4,16 +4,15 @@ Owns the fields of that file, and its reading. Does not own when an event is due
 (`resolution`), nor the doing (`actors`).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeGuard, get_args
+from typing import Annotated, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from loadtest.errors import LoadTestError
-from loadtest.strict_yaml import place_in_file
+from loadtest.strict_yaml import fields_at, place_in_file
 
 _DAY_S = 86_400.0
 # What stands in a command for what its target turns out to be.
@@ -213,26 +212,11 @@ def parse_schedule(raw: object) -> ChaosSchedule:
 def _format_problem(raw: object, problem: ErrorDetails) -> str:
     path = place_in_file(problem["loc"], raw, "action") or "the file"
     if problem["type"] == "extra_forbidden":
-        return f"{path}: no such field; allowed: {', '.join(_fields_at(problem['loc'][:-1]))}"
+        allowed = fields_at(problem["loc"][:-1], ChaosSchedule, _EVENTS)
+        return f"{path}: no such field; allowed: {', '.join(allowed)}"
     value = problem["input"]
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
         return f"{path}.action: {value.get('action')!r}; allowed: {', '.join(_EVENTS)}"
     # A whole section is not printed again.
     given = "" if isinstance(value, dict | list | BaseModel) else f" (value {value!r})"
     return f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}"
-
-
-def _fields_at(location: Sequence[str | int]) -> list[str]:
-    """The fields of the section at this place of pydantic's path."""
-    section: type[BaseModel] = ChaosSchedule
-    for part in location:
-        if part in _EVENTS:
-            section = _EVENTS[str(part)]
-        elif (field := section.model_fields.get(str(part))) is not None:
-            kinds = (field.annotation, *get_args(field.annotation))
-            section = next((kind for kind in kinds if _is_section(kind)), section)
-    return list(section.model_fields)
-
-
-def _is_section(kind: object) -> TypeGuard[type[_Section]]:
-    return isinstance(kind, type) and issubclass(kind, _Section)

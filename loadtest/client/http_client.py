@@ -115,7 +115,10 @@ class Client:
         except RequestFailedError as failure:
             exchange.error, exchange.detail = failure.kind, failure.detail
         except (OSError, HTTPParseError) as error:
-            exchange.error, exchange.detail = _kind_of(error, exchange), _described(error)
+            exchange.error, exchange.detail = (
+                _kind_of(error, exchange),
+                f"{type(error).__name__}: {error}",
+            )
         except gevent.Timeout as caught:
             if caught is not deadline:
                 raise
@@ -219,7 +222,3 @@ def _kind_of(error: OSError | HTTPParseError, exchange: Exchange) -> ErrorKind:
     if isinstance(error, TimeoutError):
         return ErrorKind.TIMEOUT
     return ErrorKind.CONNECT if exchange.http_status is None else ErrorKind.TRUNCATED
-
-
-def _described(error: OSError | HTTPParseError) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import PromptBlock
 from loadtest.workload.discovery import discover_vocabulary
-from loadtest.workload.prompts import ChatFit, Vocabulary, prompt_text, prompt_token_ids
+from loadtest.workload.prompts import (
+    Vocabulary,
+    prompt_text,
+    prompt_token_ids,
+    template_overhead,
+    within_template,
+)
 
 _TIMEOUT_S = 10.0
 # Without /tokenize: words that nearly every tokenizer has as one token, and ids that every
@@ -63,7 +69,7 @@ class ServerPrompts:
     """Makes the prompts of a run's models."""
 
     vocabularies: dict[str, Vocabulary]
-    fits: dict[str, ChatFit]
+    template_tokens: dict[str, int]
 
     @classmethod
     def of(cls, file: PromptFile) -> "ServerPrompts":
@@ -73,7 +79,7 @@ class ServerPrompts:
                 name: Vocabulary(model.token_ids, model.words, model.openers)
                 for name, model in file.models.items()
             },
-            {name: ChatFit(model.template_tokens) for name, model in file.models.items()},
+            {name: model.template_tokens for name, model in file.models.items()},
         )
 
     def token_ids(self, model: str, blocks: Sequence[PromptBlock]) -> list[int]:
@@ -82,7 +88,8 @@ class ServerPrompts:
 
     def chat_text(self, model: str, blocks: Sequence[PromptBlock]) -> str:
         """Returns a user's message of the blocks' tokens, including what the chat template adds."""
-        return prompt_text(self.fits[model].fitted(blocks), self.vocabularies[model])
+        fitted = within_template(blocks, self.template_tokens[model])
+        return prompt_text(fitted, self.vocabularies[model])
 
 
 def find_prompts(url: str, models: Iterable[str], api_key: str | None) -> PromptFile:
@@ -94,10 +101,7 @@ def find_prompts(url: str, models: Iterable[str], api_key: str | None) -> Prompt
 
 @dataclass(frozen=True, slots=True)
 class _Tokenizer:
-    """The server's tokenizer of one model.
-
-    Its methods raise LoadTestError where the server has none.
-    """
+    """The server's tokenizer of one model; its methods raise LoadTestError if it has none."""
 
     url: str
     model: str
@@ -158,6 +162,6 @@ def _model_prompts(tokenizer: _Tokenizer) -> ModelPrompts:
 def _template_tokens(tokenizer: _Tokenizer, vocabulary: Vocabulary) -> int:
     """Returns the tokens that a chat template adds; 0 for a model without one."""
     try:
-        return ChatFit.measure(tokenizer.tokenize_messages, vocabulary).overhead_tokens
+        return template_overhead(tokenizer.tokenize_messages, vocabulary)
     except LoadTestError:
         return 0

@@ -4,11 +4,14 @@ Owns what counts as a token event and as a whole answer. Does not own the socket
 arguments, monotonic seconds of one clock.
 """
 
+from dataclasses import dataclass, field
+
 from loadtest.client.sse import DONE, EventDecoder, Usage, parse_event
 from loadtest.errors import ErrorKind, RequestFailedError
 from loadtest.histogram import bucket_of
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """Collects one response as it comes in. Instants are `None` before the first token event.
 
@@ -16,27 +19,20 @@ class Answer:
     answer, for a conversation that goes on or a check.
     """
 
-    __slots__ = (
-        "_decoder", "_keeps_content", "_texts", "finish_reason", "first_s",
-        "gap_counts", "is_done", "last_s", "longest_gap_at_s", "longest_gap_s", "num_chunks",
-        "prompt_token_ids", "token_ids", "usage",
-    )  # fmt: skip
-
-    def __init__(self, *, keeps_content: bool) -> None:
-        self._decoder = EventDecoder()
-        self.is_done = False
-        self._keeps_content = keeps_content
-        self._texts: list[str] = []
-        self.finish_reason: str | None = None
-        self.first_s: float | None = None
-        self.last_s: float | None = None
-        self.gap_counts: dict[int, int] = {}
-        self.longest_gap_s: float | None = None
-        self.longest_gap_at_s: float | None = None
-        self.num_chunks = 0
-        self.usage: Usage | None = None
-        self.token_ids: list[int] = []
-        self.prompt_token_ids: list[int] | None = None
+    keeps_content: bool = field(kw_only=True)
+    is_done: bool = False
+    finish_reason: str | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    gap_counts: dict[int, int] = field(default_factory=dict)
+    longest_gap_s: float | None = None
+    longest_gap_at_s: float | None = None
+    num_chunks: int = 0
+    usage: Usage | None = None
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    _texts: list[str] = field(default_factory=list, init=False)
+    _decoder: EventDecoder = field(default_factory=EventDecoder, init=False)
 
     @property
     def text(self) -> str:
@@ -96,7 +92,7 @@ class Answer:
         if not choice.has_tokens:
             return
         self._count(now_s)
-        if self._keeps_content:
+        if self.keeps_content:
             self._texts.append(choice.content)
             self.token_ids.extend(choice.token_ids or ())
 

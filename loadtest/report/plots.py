@@ -111,9 +111,7 @@ def _rates(card: Scorecard) -> Plot:
     figure, axes = _over_time(card)
     timeline = card.timeline
     series = {"asked": timeline.asked_per_s, "achieved": timeline.achieved_per_s}
-    _steps(axes, timeline.edges_s, series)
-    axes.set_ylabel("requests/s")
-    axes.set_ylim(bottom=0)
+    _steps(axes, timeline.edges_s, series, "requests/s")
     add_legend(figure, axes)
     rates = card.throughput
     asked, achieved = rates.asked_requests_per_s, rates.achieved_requests_per_s
@@ -125,9 +123,8 @@ def _rates(card: Scorecard) -> Plot:
 
 def _throughput(card: Scorecard) -> Plot:
     figure, axes = _over_time(card, has_legend=False)
-    _steps(axes, card.timeline.edges_s, {"output tokens/s": card.timeline.output_tokens_per_s})
-    axes.set_ylabel("tokens/s")
-    axes.set_ylim(bottom=0)
+    series = {"output tokens/s": card.timeline.output_tokens_per_s}
+    _steps(axes, card.timeline.edges_s, series, "tokens/s")
     mean = format_number(card.throughput.output_tokens_per_s)
     seen = f"On average {mean} output tokens/s in the steady window."
     note = "Of whole answers, spread evenly between their first and last token."
@@ -136,10 +133,8 @@ def _throughput(card: Scorecard) -> Plot:
 
 def _in_flight(card: Scorecard) -> Plot:
     figure, axes = _over_time(card, has_legend=False)
-    _steps(axes, card.timeline.edges_s, {"in flight": card.timeline.in_flight})
-    axes.set_ylabel("requests")
+    _steps(axes, card.timeline.edges_s, {"in flight": card.timeline.in_flight}, "requests")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
     seen = f"At most {max(card.timeline.in_flight):,} at the end of an interval."
     return _plot(figure, "in-flight", "Requests in flight", "Sent and not ended.", seen)
 
@@ -211,9 +206,7 @@ def _cost(card: Scorecard) -> Plot:
     for name in _classes(card):
         price = prices.get(name) if is_priced else 1.0
         series[name] = [paid_chips(sample, name) * (price or 0.0) for sample in card.fleet]
-    _steps(axes, _fleet_edges_s(card), series)
-    axes.set_ylabel("USD per hour" if is_priced else "chips")
-    axes.set_ylim(bottom=0)
+    _steps(axes, _fleet_edges_s(card), series, "USD per hour" if is_priced else "chips")
     add_legend(figure, axes)
     hours = f"{format_number(card.cost.chip_hours)} chip-hours in the steady window"
     seen = f"{hours}, {format_usd(card.cost.usd)}." if card.cost.usd is not None else f"{hours}."
@@ -290,12 +283,16 @@ def _fleet_edges_s(card: Scorecard) -> list[float]:
     return [*(sample.at_s for sample in card.fleet), max(card.run.ended_s, card.fleet[-1].at_s)]
 
 
-def _steps(axes: Axes, edges_s: Sequence[float], series: Mapping[str, Sequence[float]]) -> None:
+def _steps(
+    axes: Axes, edges_s: Sequence[float], series: Mapping[str, Sequence[float]], unit: str
+) -> None:
     for (name, values), tint, pattern in zip(series.items(), SERIES, PATTERNS, strict=False):
         axes.stairs(
             values, edges_s, baseline=None, label=name,
             color=colour(tint), linestyle=pattern, linewidth=1.6,
         )  # fmt: skip
+    axes.set_ylabel(unit)
+    axes.set_ylim(bottom=0)
 
 
 def _seconds_axis(axes: Axes, which: str) -> None:

@@ -32,7 +32,8 @@ def scorecard_table(card: Scorecard) -> RenderableType:
     code = ExitCode(card.verdict.exit_code)
     headline = Text(f"{format_verdict(code)}: ", style=_STYLES.get(code, "bold red"))
     headline.append(card.verdict.sentence, style="default not bold")
-    parts: list[RenderableType] = [headline, *_notes(card), _latencies(card)]
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in card.warnings]
+    parts: list[RenderableType] = [headline, *warnings, _latencies(card)]
     if card.slo.objectives:
         parts.append(_objectives(card.slo.objectives))
     if card.events:
@@ -79,11 +80,6 @@ def latency_rows(card: Scorecard) -> tuple[tuple[str, Spread], ...]:
         ("longest gap", card.longest_gap_s),
         ("schedule lag", card.schedule_lag_s),
     )
-
-
-def _notes(card: Scorecard) -> Iterator[Text]:
-    for warning in card.warnings:
-        yield Text(f"warning: {warning}", style="yellow")
 
 
 def _table(*columns: str) -> Table:

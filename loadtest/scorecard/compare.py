@@ -86,10 +86,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code: `CLIENT_INVALID` when a run is, otherwise `OK`.
-
-        A difference is no failure.
-        """
+        """The exit code: `CLIENT_INVALID` when a run is, else `OK`: a difference is no failure."""
         return ExitCode.CLIENT_INVALID if self.invalid else ExitCode.OK
 
     def to_json(self) -> bytes:
@@ -115,8 +112,8 @@ def compare(a: NamedRun, b: NamedRun, level: ServiceLevel, seed: int) -> Compari
     metrics_a, metrics_b = (_metrics(named.run, card, level) for named, card in measured)
     chance = np.random.default_rng(seed)
     differences = tuple(
-        _difference(metric, metrics_b[name].figure, chance, is_judged=not invalid)
-        for name, metric in metrics_a.items()
+        _difference(name, unit, figure_a, metrics_b[name][1], chance, is_judged=not invalid)
+        for name, (unit, figure_a) in metrics_a.items()
     )
     cautions = [f"{named.name}: {warning}" for named, card in measured for warning in card.warnings]
     if plan_differences:
@@ -155,17 +152,12 @@ def format_interval(found: Difference) -> str:
     return f"{format_signed(found.low, found.unit)} to {format_signed(found.high, found.unit)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    name: str
-    unit: DifferenceUnit
-    figure: Figure
-
-
-def _metrics(run: StoredRun, card: Scorecard, level: ServiceLevel) -> dict[str, _Metric]:
+def _metrics(
+    run: StoredRun, card: Scorecard, level: ServiceLevel
+) -> dict[str, tuple[DifferenceUnit, Figure]]:
     """Returns everything that is compared, by name; the same names for every run."""
     judged = run.judged
-    metrics: list[_Metric] = []
+    metrics: dict[str, tuple[DifferenceUnit, Figure]] = {}
     laws: dict[str, latency.Latency] = {
         "TTFT": latency.ttft_scheduled_s,
         "TPOT": latency.tpot_s,
@@ -175,17 +167,15 @@ def _metrics(run: StoredRun, card: Scorecard, level: ServiceLevel) -> dict[str, 
         values = [law(request) for request in judged]
         for point in _POINTS:
             figure = percentile_figure(values, SHARES[point])
-            metrics.append(_Metric(f"{name} {point}", DifferenceUnit.SECONDS, figure))
-        metrics.append(_Metric(f"{name} mean", DifferenceUnit.SECONDS, mean_figure(values)))
-    throughput = mean_figure(_stretches(run))
-    metrics.append(_Metric("throughput", DifferenceUnit.TOKENS_PER_S, throughput))
+            metrics[f"{name} {point}"] = DifferenceUnit.SECONDS, figure
+        metrics[f"{name} mean"] = DifferenceUnit.SECONDS, mean_figure(values)
+    metrics["throughput"] = DifferenceUnit.TOKENS_PER_S, mean_figure(_stretches(run))
     if level.goodput is not None:
         good = sum(is_good(request, level.goodput) for request in judged)
-        figure = share_figure(good, card.requests.total)
-        metrics.append(_Metric("goodput", DifferenceUnit.RATIO, figure))
+        metrics["goodput"] = DifferenceUnit.RATIO, share_figure(good, card.requests.total)
     errors = share_figure(card.requests.failed, card.requests.total)
-    metrics.append(_Metric("error ratio", DifferenceUnit.RATIO, errors))
-    return {metric.name: metric for metric in metrics}
+    metrics["error ratio"] = DifferenceUnit.RATIO, errors
+    return metrics
 
 
 def _stretches(run: StoredRun) -> list[float]:
@@ -200,9 +190,14 @@ def _stretches(run: StoredRun) -> list[float]:
 
 
 def _difference(
-    metric: _Metric, figure_b: Figure, chance: np.random.Generator, *, is_judged: bool
+    name: str,
+    unit: DifferenceUnit,
+    figure_a: Figure,
+    figure_b: Figure,
+    chance: np.random.Generator,
+    *,
+    is_judged: bool,
 ) -> Difference:
-    figure_a = metric.figure
     difference = low = high = None
     if figure_a.value is not None and figure_b.value is not None:
         difference = figure_b.value - figure_a.value
@@ -211,9 +206,9 @@ def _difference(
         low, high = (float(bound) for bound in np.percentile(drawn, _INTERVAL))
     outcome = ComparisonOutcome.NOT_JUDGED
     if is_judged and low is not None and high is not None:
-        outcome = _outcome(low, high, is_more_better=metric.name in _MORE_IS_BETTER)
+        outcome = _outcome(low, high, is_more_better=name in _MORE_IS_BETTER)
     return Difference(
-        metric.name, metric.unit, figure_a.value, figure_b.value, figure_a.n, figure_b.n,
+        name, unit, figure_a.value, figure_b.value, figure_a.n, figure_b.n,
         difference, low, high, outcome,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ begin with those of a shorter one.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,7 @@ def steady(rate_per_s: float, duration_s: float) -> tuple[RatePiece, ...]:
 
 
 def ramp(points: Sequence[tuple[float, float]], duration_s: float) -> tuple[RatePiece, ...]:
-    """Returns straight pieces from point to point (second, rate), with points in rising order.
-
-    The end values hold beyond the points.
-    """
+    """Returns straight pieces between rising points (second, rate); beyond them the ends hold."""
     times_s = [0.0, *(at_s for at_s, _ in points if 0 < at_s < duration_s), duration_s]
     rates = np.interp(times_s, [at_s for at_s, _ in points], [rate for _, rate in points])
     return tuple(
@@ -73,17 +70,8 @@ def instants(pieces: Sequence[RatePiece], cv: float, rng: np.random.Generator) -
     index = np.searchsorted(ends, points, side="right")
     # A point may lie on the very end by rounding.
     index = np.minimum(index, len(pieces) - 1)
-    start_s, end_s, start_per_s, end_per_s = np.array(
-        [
-            (
-                linear_piece.start_s,
-                linear_piece.end_s,
-                linear_piece.start_per_s,
-                linear_piece.end_per_s,
-            )
-            for linear_piece in pieces
-        ]
-    ).T[:, index]
+    columns = np.array([astuple(piece) for piece in pieces]).T
+    start_s, end_s, start_per_s, end_per_s = columns[:, index]
     slope = (end_per_s - start_per_s) / (end_s - start_s)
     area = points - begins[index]
     # The time t at which start * t + slope * t^2 / 2 is the area, in the form that loses no digits.

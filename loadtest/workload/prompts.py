@@ -4,7 +4,7 @@ Owns the tokens of a block, which follow from its content id alone (by SHAKE, ne
 and what a chat template adds. Does not own how a vocabulary is found (`discovery`). Pure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
 
@@ -60,50 +60,40 @@ def first_tokens(blocks: Sequence[PromptBlock], num_tokens: int) -> tuple[Prompt
     return tuple(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatFit:
-    """The tokens that a model's chat template adds to a conversation of one user message."""
+def template_overhead(
+    tokenize_messages: Callable[[list[dict[str, str]]], list[int]], vocabulary: Vocabulary
+) -> int:
+    """The tokens that a chat template adds to one user message, from prompts of several lengths.
 
-    overhead_tokens: int
+    `tokenize_messages` is the server's: with the template and the prompt of the answer, as a chat
+    request is.
 
-    @classmethod
-    def measure(
-        cls, tokenize_messages: Callable[[list[dict[str, str]]], list[int]], vocabulary: Vocabulary
-    ) -> "ChatFit":
-        """The template's overhead, from prompts of several lengths.
+    Raises:
+        LoadTestError: the overhead is not the same for all, so no length can be promised.
+    """
+    found: dict[int, int] = {}
+    for count in (1, 2, 17, 64):
+        text = prompt_text([PromptBlock(f"probe {count}", count)], vocabulary)
+        found[count] = len(tokenize_messages([{"role": "user", "content": text}])) - count
+    if len(set(found.values())) > 1 or min(found.values()) < 0:
+        seen = ", ".join(f"{extra} for {count}" for count, extra in found.items())
+        raise LoadTestError(
+            f"the chat template adds {seen} tokens; allowed: the same for every length"
+        )
+    return found[1]
 
-        `tokenize_messages` is the server's: with the template and the prompt of the answer, as a
-        chat request is.
 
-        Raises:
-            LoadTestError: the overhead is not the same for all, so no length can be promised.
-        """
-        found: Mapping[int, int] = {
-            count: len(tokenize_messages([{"role": "user", "content": text}])) - count
-            for count in (1, 2, 17, 64)
-            for text in [prompt_text([PromptBlock(f"probe {count}", count)], vocabulary)]
-        }
-        if len(set(found.values())) > 1 or min(found.values()) < 0:
-            seen = ", ".join(f"{extra} for {count}" for count, extra in found.items())
-            raise LoadTestError(
-                f"the chat template adds {seen} tokens; allowed: the same for every length"
-            )
-        return cls(found[1])
+def within_template(blocks: Sequence[PromptBlock], overhead_tokens: int) -> tuple[PromptBlock, ...]:
+    """The blocks cut at their end so that the templated prompt is as long as they state.
 
-    def fitted(self, blocks: Sequence[PromptBlock]) -> tuple[PromptBlock, ...]:
-        """The blocks cut at their end so that the templated prompt is as long as they state.
-
-        One token stays in any case: a prompt is at least the overhead and one token long.
-        """
-        wanted = sum(block.num_tokens for block in blocks)
-        return first_tokens(blocks, max(wanted - self.overhead_tokens, 1))
+    One token stays in any case: a prompt is at least the overhead and one token long.
+    """
+    wanted = sum(block.num_tokens for block in blocks)
+    return first_tokens(blocks, max(wanted - overhead_tokens, 1))
 
 
 def _draws(block: PromptBlock) -> npt.NDArray[np.int64]:
-    """Returns uniform numbers below 2 ** 32.
-
-    A longer block of the same content begins with the same numbers.
-    """
+    """Returns uniform numbers below 2 ** 32; a longer block of the content begins with them."""
     stream = shake_128(block.content_id.encode()).digest(_BYTES_PER_DRAW * block.num_tokens)
     return np.frombuffer(stream, dtype="<u4").astype(np.int64)
 

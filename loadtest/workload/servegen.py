@@ -6,7 +6,7 @@ Source of the format: alibaba/ServeGen `f891d118`, arXiv 2505.09999.
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -63,9 +63,7 @@ class ClientLaw:
                 begin_s = max(turn_s + window.start_s - start_s, 0.0)
                 end_s = min(turn_s + window.end_s - start_s, duration_s)
                 if begin_s < end_s:
-                    found.append(
-                        LawWindow(begin_s, end_s, window.rate_per_s, window.law, window.shape)
-                    )
+                    found.append(replace(window, start_s=begin_s, end_s=end_s))
             turn_s += self.length_s
         return tuple(found)
 
@@ -158,7 +156,7 @@ def _read_client(path: Path) -> ClientLaw:
         end_s = start_s + _WINDOW_S if following is None else following.start_s - first_s
         if end_s <= start_s:
             raise TraceError(f"{path}, line {number}: start_s does not ascend after it")
-        windows.append(LawWindow(start_s, end_s, row.rate_per_s, row.law, row.shape))
+        windows.append(replace(row, start_s=start_s, end_s=end_s))
     return ClientLaw(path.stem, tuple(windows))
 
 

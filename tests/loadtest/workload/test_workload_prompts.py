@@ -13,11 +13,12 @@ from loadtest.errors import LoadTestError
 from loadtest.planned_request import PromptBlock
 from loadtest.workload.discovery import discover_vocabulary
 from loadtest.workload.prompts import (
-    ChatFit,
     Vocabulary,
     first_tokens,
     prompt_text,
     prompt_token_ids,
+    template_overhead,
+    within_template,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -167,13 +168,13 @@ def test_the_chat_template_is_fitted_into_the_length() -> None:
         return served.tokenize(template.render(messages=messages, add_generation_prompt=True))
 
     vocabulary = discover_vocabulary(served.tokenize, served.detokenize)
-    fit = ChatFit.measure(tokenize_messages, vocabulary)
+    overhead_tokens = template_overhead(tokenize_messages, vocabulary)
 
     def templated(blocks: tuple[PromptBlock, ...]) -> int:
-        text = prompt_text(fit.fitted(blocks), vocabulary)
+        text = prompt_text(within_template(blocks, overhead_tokens), vocabulary)
         return len(tokenize_messages([{"role": "user", "content": text}]))
 
-    assert fit.overhead_tokens == 12
+    assert overhead_tokens == 12
     assert templated(BLOCKS) == 1512
     # The last blocks are shorter than what the template adds.
     assert templated((PromptBlock("a", 40), PromptBlock("b", 3), PromptBlock("c", 2))) == 45
@@ -190,7 +191,7 @@ def test_a_template_that_adds_now_more_now_less_is_refused() -> None:
         return served.tokenize(messages[0]["content"] * 2)
 
     with pytest.raises(LoadTestError, match=r"adds .* tokens; allowed: the same for every length"):
-        ChatFit.measure(tokenize_messages, vocabulary)
+        template_overhead(tokenize_messages, vocabulary)
 
 
 @given(block_lists)
