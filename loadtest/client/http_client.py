@@ -115,10 +115,8 @@ class Client:
         except RequestFailedError as failure:
             exchange.error, exchange.detail = failure.kind, failure.detail
         except (OSError, HTTPParseError) as error:
-            exchange.error, exchange.detail = (
-                _kind_of(error, exchange),
-                f"{type(error).__name__}: {error}",
-            )
+            exchange.error = _kind_of(error, exchange)
+            exchange.detail = f"{type(error).__name__}: {error}"
         except gevent.Timeout as caught:
             if caught is not deadline:
                 raise

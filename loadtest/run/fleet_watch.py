@@ -5,15 +5,14 @@ Other servers have no `/fleet`; then there are no samples.
 
 import http.client
 import json
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.records import FleetSample
 
-_PERIOD_S = 1.0
 _TIMEOUT_S = 5.0
 
 # Any: JSON of another program, of which only what is needed is read.
@@ -47,42 +46,22 @@ def read_fleet(url: str, api_key: str | None) -> Fleet | None:
     return fleet
 
 
+@dataclass(slots=True)
 class FleetWatch:
-    """Samples in a thread of its own from `start` to `stop`.
+    """Samples the fleet. `latest` is the last answer, empty before there is one.
 
     `start_s` is the monotonic instant of the run's start; `write` takes each sample.
     """
 
-    def __init__(
-        self, url: str, api_key: str | None, start_s: float, write: Callable[[FleetSample], None]
-    ) -> None:
-        self._url = url
-        self._api_key = api_key
-        self._start_s = start_s
-        self._write = write
-        self._latest: Fleet = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
+    url: str
+    api_key: str | None
+    start_s: float
+    write: Callable[[FleetSample], None]
+    latest: Fleet = field(default_factory=dict)
 
-    @property
-    def latest(self) -> Fleet:
-        """The last answer, empty before there is one."""
-        return self._latest
-
-    def start(self) -> None:
-        """The first sample is taken at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Returns when the last sample is written."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            fleet = read_fleet(self._url, self._api_key)
-            if fleet is not None:
-                self._latest = fleet
-                self._write(fleet_sample(fleet, time.monotonic() - self._start_s))
-            if self._is_over.wait(_PERIOD_S):
-                return
+    def sample(self) -> None:
+        """Asks once; no answer is no sample."""
+        fleet = read_fleet(self.url, self.api_key)
+        if fleet is not None:
+            self.latest = fleet
+            self.write(fleet_sample(fleet, time.monotonic() - self.start_s))

@@ -7,21 +7,22 @@ is made of the records (`scorecard`).
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from loadtest.chaos.resolution import RunLoad
-from loadtest.chaos.runner import ChaosRunner
+from loadtest.chaos.runner import ChaosRunner, slices_in_fleet
 from loadtest.client.check_kind import CheckKind
 from loadtest.errors import LoadTestError
 from loadtest.histogram import added, quantile
 from loadtest.recorder import RECORDS_FILE, RequestRecorder, answers_part, merge_parts, run_part
 from loadtest.records import RunEnd, RunStart
-from loadtest.run.chaos_thread import ChaosThread
 from loadtest.run.control import Go, Progress, Ready, Stop
 from loadtest.run.fleet_watch import FleetWatch
+from loadtest.run.periodic import repeated
 from loadtest.run.plan import RunPlan
 from loadtest.run.worker_processes import WorkerProcesses
 
@@ -31,6 +32,8 @@ _READY_S = 300.0
 _HEAD_START_S = 0.5
 _RECEIVE_S = 0.25
 _STATUS_PERIOD_S = 2.0
+_FLEET_PERIOD_S = 1.0
+_CHAOS_PERIOD_S = 0.5
 # After the drain's bound workers end by themselves, within their last write.
 _GRACE_S = 30.0
 INTERRUPTED = "interrupted"
@@ -126,114 +129,104 @@ def _await_ready(workers: WorkerProcesses, num_workers: int, interrupts: _Interr
             raise RunFailedError(f"{num_ready} of {num_workers} workers ready in {_READY_S:g} s")
 
 
+@dataclass(slots=True)
 class _Run:
     """The time between the start and the end."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        parts: RunParts,
-        workers: WorkerProcesses,
-        recorder: RequestRecorder,
-        interrupts: _Interrupts,
-    ) -> None:
-        self._plan = plan
-        self._parts = parts
-        self._workers = workers
-        self._recorder = recorder
-        self._interrupts = interrupts
-        self._start_s = time.monotonic() + _HEAD_START_S
-        self._progress: dict[int, Progress] = {}
-        self._rate_per_s = 0.0
+    plan: RunPlan
+    parts: RunParts
+    workers: WorkerProcesses
+    recorder: RequestRecorder
+    interrupts: _Interrupts
+    start_s: float = field(default_factory=lambda: time.monotonic() + _HEAD_START_S)
+    progress: dict[int, Progress] = field(default_factory=dict)
+    rate_per_s: float = 0.0
 
     def supervise(self) -> str | None:
         """Runs until no worker is left; returns why the run was cut short, or `None`."""
-        self._write_start(until_s=self._plan.duration_s)
-        self._workers.send(Go(self._start_s))
-        fleet = FleetWatch(self._plan.url, self._parts.api_key, self._start_s, self._recorder.write)
-        fleet.start()
-        chaos = None
-        if self._parts.chaos is not None:
-            chaos = ChaosThread(
-                self._parts.chaos,
-                self._start_s,
-                self._load,
-                lambda: fleet.latest,
-                self._recorder.write,
-            )
-            chaos.start()
-        reason = self._listen()
-        failures = self._workers.close()
-        ended_s = time.monotonic() - self._start_s
-        if chaos is not None:
-            chaos.stop()
-        fleet.stop()
+        self._write_start(until_s=self.plan.duration_s)
+        self.workers.send(Go(self.start_s))
+        fleet = FleetWatch(self.plan.url, self.parts.api_key, self.start_s, self.recorder.write)
+        with ExitStack() as beside:
+            beside.enter_context(repeated(fleet.sample, _FLEET_PERIOD_S, "fleet-watch"))
+            if self.parts.chaos is not None:
+                disturb = partial(self._disturb, self.parts.chaos, fleet)
+                beside.enter_context(repeated(disturb, _CHAOS_PERIOD_S, "chaos"))
+            reason = self._listen()
+            failures = self.workers.close()
+            ended_s = time.monotonic() - self.start_s
         reason = "; ".join(([reason] if reason else []) + failures) or None
-        self._recorder.write(RunEnd(ended_s, reason))
+        self.recorder.write(RunEnd(ended_s, reason))
         return reason
 
+    def _disturb(self, chaos: ChaosRunner, fleet: FleetWatch) -> None:
+        now_s = time.monotonic() - self.start_s
+        if now_s >= 0:
+            for event in chaos.tick(now_s, self._load(), slices_in_fleet(fleet.latest)):
+                self.recorder.write(event)
+
     def _listen(self) -> str | None:
-        plan = self._plan
-        given_up_s = self._start_s + plan.duration_s + plan.drain_s + _GRACE_S
-        shown_s, sent_before = self._start_s, 0
+        plan = self.plan
+        given_up_s = self.start_s + plan.duration_s + plan.drain_s + _GRACE_S
+        shown_s, sent_before = self.start_s, 0
         stopped_s: float | None = None
-        while self._workers.num_open:
-            for number, message in self._workers.receive(_RECEIVE_S):
+        while self.workers.num_open:
+            for number, message in self.workers.receive(_RECEIVE_S):
                 if isinstance(message, Progress):
-                    self._progress[number] = message
+                    self.progress[number] = message
             now_s = time.monotonic()
             if now_s - shown_s >= _STATUS_PERIOD_S:
-                self._rate_per_s = (self._num_sent - sent_before) / (now_s - shown_s)
+                self.rate_per_s = (self._num_sent - sent_before) / (now_s - shown_s)
                 sent_before = self._num_sent
                 self._show(now_s)
                 shown_s = now_s
-            if self._interrupts.count and stopped_s is None:
-                stopped_s = now_s - self._start_s
-                self._workers.send(Stop())
+            if self.interrupts.count and stopped_s is None:
+                stopped_s = now_s - self.start_s
+                self.workers.send(Stop())
                 # What was scheduled for later is not missing.
                 self._write_start(until_s=min(stopped_s, plan.duration_s))
-            if self._interrupts.count > 1:
+            if self.interrupts.count > 1:
                 break
             if now_s > given_up_s:
-                return f"{self._workers.num_open} workers did not end in time and were killed"
+                return f"{self.workers.num_open} workers did not end in time and were killed"
         return None if stopped_s is None else INTERRUPTED
 
     def _write_start(self, until_s: float) -> None:
-        offsets_s = self._parts.offsets_s
-        self._recorder.write(
+        offsets_s = self.parts.offsets_s
+        self.recorder.write(
             RunStart(
-                at_unix_s=time.time() + self._start_s - time.monotonic(),
-                url=self._plan.url,
-                duration_s=self._plan.duration_s,
-                warmup_s=self._plan.warmup_s,
-                num_workers=self._plan.num_workers,
-                seed=self._plan.seed,
+                at_unix_s=time.time() + self.start_s - time.monotonic(),
+                url=self.plan.url,
+                duration_s=self.plan.duration_s,
+                warmup_s=self.plan.warmup_s,
+                num_workers=self.plan.num_workers,
+                seed=self.plan.seed,
                 num_scheduled=None
                 if offsets_s is None
                 else sum(offset_s < until_s for offset_s in offsets_s),
-                plan=self._plan.model_dump(mode="json"),
+                plan=self.plan.model_dump(mode="json"),
             )
         )
 
     @property
     def _num_sent(self) -> int:
-        return sum(report.num_sent for report in self._progress.values())
+        return sum(report.num_sent for report in self.progress.values())
 
     def _load(self) -> RunLoad:
-        progress = list(self._progress.values())
-        return RunLoad(sum(report.num_in_flight for report in progress), self._rate_per_s)
+        progress = list(self.progress.values())
+        return RunLoad(sum(report.num_in_flight for report in progress), self.rate_per_s)
 
     def _show(self, now_s: float) -> None:
-        progress = list(self._progress.values())
+        progress = list(self.progress.values())
         ttft_s = quantile(added(report.ttft_counts for report in progress), 0.5)
         parts = [
-            f"{now_s - self._start_s:6.0f} s",
+            f"{now_s - self.start_s:6.0f} s",
             f"sent {self._num_sent}",
             f"in flight {sum(report.num_in_flight for report in progress)}",
             f"failed {sum(report.num_failed for report in progress)}",
             "TTFT p50 " + ("-" if ttft_s is None else f"{ttft_s:.3f} s"),
         ]
-        self._parts.show("  ".join(parts))
+        self.parts.show("  ".join(parts))
 
 
 def _collect_answers(plan: RunPlan, out_dir: Path) -> None:

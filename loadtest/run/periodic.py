@@ -1,0 +1,27 @@
+"""Does something again and again beside a run, in a thread of its own."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def repeated(act: Callable[[], None], period_s: float, name: str) -> Iterator[None]:
+    """Calls `act` at once and then every `period_s`, until the block is over.
+
+    Waits for the call that is under way then, as an action takes as long as it takes.
+    """
+    is_over = threading.Event()
+
+    def run() -> None:
+        act()
+        while not is_over.wait(period_s):
+            act()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
