@@ -1,7 +1,4 @@
-"""Defines `slicewise replay LOG`: it checks whether today's policy would plan as the log did.
-
-Owns the report. The replay itself is `autoscaling.replay`.
-"""
+"""Defines `slicewise replay LOG`: it reports whether today's policy would plan as the log did."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Defines `slicewise loadtest`, the command line of one load test.
-
-Owns the options and the environment. What is done with them is `launch`.
-"""
+"""Defines `slicewise loadtest`, the command line of one load test; `launch` carries it out."""
 
 import os
 from pathlib import Path

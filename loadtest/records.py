@@ -114,10 +114,7 @@ class FleetSample(msgspec.Struct, frozen=True, tag="fleet", tag_field="kind"):
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", tag_field="kind"):
-    """The record of a disturbance of the platform on purpose.
-
-    `until_s` is `None` for an instant.
-    """
+    """The record of a disturbance made on purpose. `until_s` is `None` for an instant."""
 
     at_s: float
     action: str

@@ -56,10 +56,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class SeedSpread:
-    """The spread of a figure over the seeds.
-
-    `margin` is half of the mean's 95 % confidence interval, `None` with one seed.
-    """
+    """The spread over seeds; `margin` is half the mean's 95 % interval, `None` with one seed."""
 
     mean: float
     margin: float | None

@@ -45,10 +45,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCost:
-    """The cost of the slices.
-
-    `committed_usd`, a part of `total_usd`, was due whether used or not.
-    """
+    """The cost of the slices; `committed_usd`, a part of `total_usd`, was due used or not."""
 
     total_usd: float
     committed_usd: float
@@ -161,10 +158,7 @@ class TimelineRecorder:
         views: Sequence[SliceView],
         plan: Plan,
     ) -> None:
-        """Records one tick: the state before the plan, and the plan.
-
-        Repeated refusals count once.
-        """
+        """Records the state before the plan, and the plan; a repeated refusal counts once."""
         self._traffic.append(traffic)
         self._rates_per_s.append(np.nan if load is None else load.requests_per_s)
         self._demands.append(np.nan if plan.demand_slices is None else plan.demand_slices)
@@ -230,10 +224,7 @@ def sum_up(
 
 
 def tpot_s(requests: Requests, answers: Answers) -> kernel.F32:
-    """Returns the mean time per token after the first, per request.
-
-    It is NaN for one token or without an end.
-    """
+    """Returns each request's mean time per later token; NaN for one token or without an end."""
     gaps = np.where(requests.output_tokens > 1, requests.output_tokens - 1, np.nan)
     return np.asarray((answers.last_s - answers.first_s) / gaps, np.float32)
 

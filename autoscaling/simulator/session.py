@@ -85,10 +85,7 @@ def run_plan(
     is_json: bool,
     prices_file: Path | None,
 ) -> None:
-    """Plays our policy on the load, with spot and without, and shows what it takes.
-
-    What is `None` is the scenario's.
-    """
+    """Plays our policy, with spot and without, and shows the result; `None` is the scenario's."""
     with _one_line_errors():
         scenario = planned_scenario(read_scenario(scenario_name), profile, slo, rate)
         planned = scenario.profile.model

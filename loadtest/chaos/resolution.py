@@ -1,7 +1,4 @@
-"""Resolves which events of a schedule are due, and which slice each hits.
-
-Pure: time, load, slices and chance are arguments.
-"""
+"""Resolves which events of a schedule are due, and which slice each hits. Pure."""
 
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,10 +32,7 @@ class SeenHost:
 
 @dataclass(frozen=True, slots=True)
 class SeenSlice:
-    """The slice as the platform shows it; `None` and no hosts where that is not known.
-
-    `hosts` are in order of worker id.
-    """
+    """The slice as the platform shows it; `None` is not known. `hosts` are by worker id."""
 
     name: str
     compute_class: str | None

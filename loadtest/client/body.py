@@ -47,10 +47,7 @@ class BodyMaker:
     wants_token_ids: bool
 
     def make(self, planned_request: PlannedRequest, so_far: Conversation | None) -> OutgoingRequest:
-        """The request made ready. `so_far` is the session's, `None` without one.
-
-        The turn's own prompt is added to the conversation.
-        """
+        """The request made ready; its prompt is added to `so_far`, the session's (`None`: none)."""
         keeps_content = self.wants_token_ids or so_far is not None
         body: dict[str, object] = {
             "model": planned_request.model,
@@ -87,10 +84,7 @@ class BodyMaker:
     def add_answer(
         self, planned_request: PlannedRequest, so_far: Conversation, exchange: Exchange
     ) -> None:
-        """Adds what was answered to the conversation.
-
-        Where a server does not report its tokens, as many others stand for them.
-        """
+        """Adds the answer to the conversation; as many others stand for tokens not reported."""
         so_far.num_tokens += planned_request.output_tokens
         if planned_request.api == Api.CHAT:
             so_far.messages.append({"role": "assistant", "content": exchange.answer.text})

@@ -1,7 +1,4 @@
-"""Defines `slicewise scorecard` and `slicewise compare`: finished runs, judged or compared.
-
-Owns the command lines. What is measured is `measure`'s and `compare`'s.
-"""
+"""Defines `slicewise scorecard` and `slicewise compare`: finished runs, judged or compared."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

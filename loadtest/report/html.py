@@ -1,7 +1,4 @@
-"""The report of a run and of a comparison as pages that need nothing but themselves.
-
-Owns the making of the page. Its words and order are the templates' in `page/`.
-"""
+"""Makes the pages of a run and of a comparison from the templates in `page/`."""
 
 from datetime import UTC, datetime
 from pathlib import Path

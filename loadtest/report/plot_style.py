@@ -88,10 +88,7 @@ _LEGEND_IN = 0.25
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Applies our style to what is drawn inside.
-
-    Settings are the process's: one thread at a time.
-    """
+    """Applies our style inside. Settings are the process's: one thread at a time."""
     with matplotlib.rc_context(
         {
             "axes.axisbelow": True,

@@ -1,7 +1,4 @@
-"""Watches the platform's slices under load, as its `/fleet` reports them once a second.
-
-Other servers have no `/fleet`; then there are no samples.
-"""
+"""Watches the platform's slices under load, by its `/fleet`, which other servers do not have."""
 
 import http.client
 import json

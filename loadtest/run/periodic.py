@@ -7,10 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeated(act: Callable[[], None], period_s: float, name: str) -> Iterator[None]:
-    """Calls `act` at once and then every `period_s`, until the block is over.
-
-    Waits for the call that is under way then, as an action takes as long as it takes.
-    """
+    """Calls `act` at once and then every `period_s`; after the block it waits for the last call."""
     is_over = threading.Event()
 
     def run() -> None:

@@ -56,10 +56,7 @@ class WorkerProcesses:
                 continue  # it is ending; `receive` will report it
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, FromWorker]]:
-        """Yields workers' messages within `timeout_s`, with their numbers.
-
-        Workers that close their connection are gone.
-        """
+        """Yields messages within `timeout_s` with workers' numbers. One that hangs up is gone."""
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker = key.data
             try:

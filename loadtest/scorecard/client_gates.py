@@ -17,10 +17,7 @@ from loadtest.scorecard.stored_run import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The result of one condition on the client. `value` is `None` when it was not measured.
-
-    `words` describe the result.
-    """
+    """The result of one condition on the client; `value` is `None` when it was not measured."""
 
     name: str
     value: float | None

@@ -16,10 +16,7 @@ def ttft_s(request: RequestRecord) -> float | None:
 
 
 def ttft_scheduled_s(request: RequestRecord) -> float | None:
-    """Returns the time from scheduled instant to first token.
-
-    It is the wait of a user who knows nothing of the client.
-    """
+    """Returns the time from scheduled instant to first token: the wait of a user."""
     return _until(request.first_s, request.scheduled_s, request)
 
 
@@ -51,10 +48,7 @@ def ntpot_s(request: RequestRecord) -> float | None:
 
 
 def schedule_lag_s(request: RequestRecord) -> float:
-    """Returns the time from scheduled instant to send: the client's own queue.
-
-    Every request that was sent has one.
-    """
+    """Returns the time from scheduled instant to send: the client's own queue."""
     return request.sent_s - request.scheduled_s
 
 

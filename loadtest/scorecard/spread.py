@@ -36,10 +36,7 @@ def spread_of(values: Iterable[float | None]) -> Spread:
 
 
 def spread_of_histogram(counts: Mapping[int, int], longest_s: float | None) -> Spread:
-    """Returns the spread of durations in buckets of `loadtest.histogram`, to 0.5 %.
-
-    `longest_s` is exact.
-    """
+    """Returns the spread of durations in buckets, to 0.5 %; `longest_s` is exact."""
     n = sum(counts.values())
     if not n:
         return Spread()

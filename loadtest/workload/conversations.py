@@ -260,10 +260,7 @@ def _file_name(value: object) -> str:
 
 
 def _think_time_s(before: TraceRow, row: TraceRow) -> float:
-    """Returns the trace's think time, or the time between the rows if it has none.
-
-    The end of the answer is unknown then.
-    """
+    """Returns the trace's think time, else the time between the rows: ends are not known."""
     if row.think_time_s is not None:
         return row.think_time_s
     if row.offset_s is None or before.offset_s is None:

@@ -38,10 +38,7 @@ Unit = tuple[TraceRow, ...]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The conversation of a trace that arrives at `offset_s`.
-
-    `playing` counts the times the trace was played before.
-    """
+    """The conversation that comes at `offset_s`, after the trace was played `playing` times."""
 
     offset_s: float
     unit: Unit

@@ -122,10 +122,7 @@ _WEEKDAY = (
 
 
 def weekday(mean_rate: float, days: int = 1) -> RateProfile:
-    """Returns a weekday's rates per second from midnight: two humps and a trough.
-
-    `mean_rate` is their mean.
-    """
+    """Returns rates per second over a weekday from midnight, with `mean_rate` as their mean."""
     shape = np.array(_WEEKDAY * days + _WEEKDAY[:1])
     area = (shape[1:] + shape[:-1]).mean() / 2
     hours = np.arange(len(shape)) * 3600.0

@@ -149,10 +149,7 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
 
 @_compiled
 def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
-    """Opens an empty engine.
-
-    It takes requests from now on, first those that wait at the gateway.
-    """
+    """Opens an empty engine. It takes requests from now on, at first those that wait."""
     k.step[slot] = 0
     k.running[slot] = 0
     k.head[slot] = NOBODY
