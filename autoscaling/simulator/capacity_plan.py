@@ -114,25 +114,15 @@ def plan_json(plan: CapacityPlan) -> dict[str, Any]:
         "objectives": asdict(plan.objectives),
         "mean_requests_per_s": plan.mean_requests_per_s,
         "peak_demand_slices": plan.peak_demand_slices,
-        "situations": [
-            {
-                "name": each.name,
-                "usd_per_month": each.usd_per_month,
-                "usd_per_million_tokens": each.usd_per_million_tokens,
-                "served_ratio": each.served_ratio,
-                "slo_ratio": each.slo_ratio,
-                "classes": {
-                    use.compute_class: {
-                        "mean_slices": use.mean_slices,
-                        "peak_slices": use.peak_slices,
-                        "usd_per_month": use.usd_per_month,
-                    }
-                    for use in each.uses
-                },
-            }
-            for each in plan.operating_points
-        ],
+        "situations": [_situation_json(each) for each in plan.operating_points],
     }
+
+
+def _situation_json(point: OperatingPoint) -> dict[str, Any]:
+    fields = asdict(point)
+    uses = fields.pop("uses")
+    fields["classes"] = {use.pop("compute_class"): use for use in uses}
+    return fields
 
 
 def _objectives(slo: str) -> dict[str, float]:

@@ -8,7 +8,6 @@ import json
 import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -57,11 +56,6 @@ class PromptFile(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     models: dict[str, ModelPrompts]
-
-    @classmethod
-    def read(cls, path: Path) -> "PromptFile":
-        """Returns what the parent of the run wrote."""
-        return cls.model_validate_json(path.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,28 +21,20 @@ _FOLDER = Path(__file__).parent / "page"
 
 def report_page(card: Scorecard, run: StoredRun) -> str:
     """The report of one run as HTML."""
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(
-            card=card,
-            code=ExitCode(card.verdict.exit_code),
-            started_at=datetime.fromtimestamp(card.run.at_unix_s, UTC).strftime(
-                "%Y-%m-%d %H:%M:%S UTC"
-            ),
-            latencies=latency_rows(card),
-            plan=list(plan_lines(card.run.plan)),
-            plots=draw_plots(card, run),
-            groups=[
-                (title, groups)
-                for title, groups in (
-                    ("Models", card.by_model),
-                    ("Tenants", card.by_tenant),
-                    ("Priorities", card.by_priority),
-                )
-                if len(groups) > 1
-            ],
-        )
+    page = _environment().get_template("report.html")
+    groups = {
+        "Models": card.by_model,
+        "Tenants": card.by_tenant,
+        "Priorities": card.by_priority,
+    }
+    return page.render(
+        card=card,
+        code=ExitCode(card.verdict.exit_code),
+        started_at=f"{datetime.fromtimestamp(card.run.at_unix_s, UTC):%Y-%m-%d %H:%M:%S UTC}",
+        latencies=latency_rows(card),
+        plan=list(plan_lines(card.run.plan)),
+        plots=draw_plots(card, run),
+        groups=[(title, group) for title, group in groups.items() if len(group) > 1],
     )
 
 

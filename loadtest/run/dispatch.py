@@ -37,10 +37,7 @@ class Sends(Protocol):
         due_s: float,
         so_far: Conversation | None,
     ) -> float | None:
-        """Sends it, records it and adds its answer to the conversation.
-
-        Returns when its answer was over, `None` if there was no whole one.
-        """
+        """Sends it; returns when its answer was over, `None` if there was no whole one."""
 
 
 def conversations(requests: Sequence[PlannedRequest]) -> list[Turns]:

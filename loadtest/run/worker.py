@@ -51,7 +51,8 @@ def run_worker(
     workload = build_workload(
         plan.workload, models=plan.models, duration_s=plan.duration_s, seed=plan.seed
     )
-    prompts = ServerPrompts.of(PromptFile.read(out_dir / PROMPTS_FILE))
+    found = PromptFile.model_validate_json((out_dir / PROMPTS_FILE).read_bytes())
+    prompts = ServerPrompts.of(found)
     chance = random.Random(f"{plan.seed}/{number}")
     client = Client(plan.url, plan.limits, chance, api_key)
     checker, recording = _checker(plan)

@@ -13,7 +13,6 @@ from autoscaling.simulator.comparison import (
     PolicyResult,
     SeedSpread,
 )
-from autoscaling.simulator.outcome import TimedDecision
 from autoscaling.simulator.policies import SLICEWISE
 from autoscaling.simulator.report.plots import draw_plots
 from autoscaling.simulator.tables import price_lines
@@ -66,19 +65,13 @@ def _kept(comparison: PolicyComparison) -> SeedSpread | None:
 
 def _rows(result: PolicyResult) -> Iterator[_DecisionRow]:
     timeline = result.course.timeline
-    for noted in timeline.decisions:
-        yield _row(noted, is_refusal=False)
-    for noted in timeline.refusals[:_MOST_REFUSALS]:
-        yield _row(noted, is_refusal=True)
-
-
-def _row(noted: TimedDecision, *, is_refusal: bool) -> _DecisionRow:
-    minutes, seconds = divmod(round(noted.at_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    decision = noted.decision
-    return _DecisionRow(
-        f"{hours:02d}:{minutes:02d}:{seconds:02d}",
-        f"{decision.compute_class} {decision.delta:+d}",
-        decision.reason,
-        is_refusal,
-    )
+    refusals = timeline.refusals[:_MOST_REFUSALS]
+    for place, noted in enumerate((*timeline.decisions, *refusals)):
+        minutes, seconds = divmod(round(noted.at_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        yield _DecisionRow(
+            f"{hours:02d}:{minutes:02d}:{seconds:02d}",
+            f"{noted.decision.compute_class} {noted.decision.delta:+d}",
+            noted.decision.reason,
+            is_refusal=place >= len(timeline.decisions),
+        )
