@@ -1,7 +1,7 @@
 """Reads scenarios: YAML files with model, objectives, compute classes, load and time.
 
-Owns the file's form and its reading. Does not own what becomes of it (`staging`). A scenario runs
-with nothing but what ships: traces and spot capacity from files replace its own on request.
+Owns the file's form and its reading. Does not own what becomes of it (`preparation`). A scenario
+runs with nothing but what ships: traces and spot capacity from files replace its own on request.
 """
 
 from enum import StrEnum

@@ -66,7 +66,6 @@ def compare_command(
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Yields what a load test refuses ends the command with the reason."""
     try:
         yield
     except LoadTestError as error:

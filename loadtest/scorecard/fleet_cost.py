@@ -88,7 +88,7 @@ def num_slices(sample: FleetSample, compute_class: str, state: str) -> int:
 def _spans(
     samples: Sequence[FleetSample], from_s: float, until_s: float
 ) -> list[tuple[FleetSample, float]]:
-    """Yields samples with how long each holds inside the window."""
+    """Returns samples with how long each holds inside the window."""
     nexts = [*(sample.at_s for sample in samples[1:]), until_s]
     spans: list[tuple[FleetSample, float]] = []
     for sample, next_s in zip(samples, nexts, strict=True):
