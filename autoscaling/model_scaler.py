@@ -74,13 +74,13 @@ class ModelScaler:
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
         # Losses reported before, and `None` before the first list: those were before our time.
-        self._told_losses: frozenset[SliceLoss] | None = None
+        self._known_losses: frozenset[SliceLoss] | None = None
         self._targets: dict[str, int] = {}
         self._changes: tuple[PlanChange, ...] = ()
         self._changed_at_s: float | None = None
         self._num_failures = 0
-        self._failures_told: set[str] = set()
-        self._alerts_told: tuple[str, ...] = ()
+        self._reported_failures: set[str] = set()
+        self._reported_alerts: tuple[str, ...] = ()
 
     @property
     def model(self) -> str:
@@ -103,7 +103,7 @@ class ModelScaler:
             plan = self._decide(serve_state)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not scale down
             plan = self._failed(serve_state, error)
-        self._tell_alerts(plan.alerts)
+        self._log_alerts(plan.alerts)
         self._apply(plan, serve_state)
         return ModelPlan(
             model=self.model,
@@ -173,10 +173,10 @@ class ModelScaler:
             load = None  # without the slices no plan could be made from it
         else:
             self._slices = slices_of(self.model, report, self._terms)
-            told = losses_of(self.model, report)
-            if self._told_losses is not None:
-                losses = tuple(each for each in told if each not in self._told_losses)
-            self._told_losses = frozenset(told)
+            all_losses = losses_of(self.model, report)
+            if self._known_losses is not None:
+                losses = tuple(each for each in all_losses if each not in self._known_losses)
+            self._known_losses = frozenset(all_losses)
         targets = {name: serve_state.deployments[name].target for name in self._terms}
         fleet = Fleet(self._slices, targets, losses)
         return Observation(serve_state.now_s, load, fleet), tuple(unknown)
@@ -185,8 +185,8 @@ class ModelScaler:
         """The targets of before, after a failure; each kind is reported whole once."""
         self._num_failures += 1
         kind = f"{type(error).__name__}: {error}"
-        if type(error).__name__ not in self._failures_told:
-            self._failures_told.add(type(error).__name__)
+        if type(error).__name__ not in self._reported_failures:
+            self._reported_failures.add(type(error).__name__)
             logger.error("policy_failed model=%s", self.model, exc_info=error)
         return Plan(
             at_s=serve_state.now_s,
@@ -211,16 +211,16 @@ class ModelScaler:
             "plan_changed model=%s targets=%s changes=%r refused=%r because=%r",
             self.model,
             ",".join(f"{name}:{count}" for name, count in sorted(plan.targets.items())),
-            "; ".join(_words(each) for each in plan.decisions),
-            "; ".join(_words(each) for each in plan.refusals),
+            "; ".join(_describe(each) for each in plan.decisions),
+            "; ".join(_describe(each) for each in plan.refusals),
             plan.arithmetic,
         )
 
-    def _tell_alerts(self, alerts: tuple[str, ...]) -> None:
+    def _log_alerts(self, alerts: tuple[str, ...]) -> None:
         # Ages change from one alert to the next; their number and kind do not.
         kinds = tuple(alert.split(" is ")[0] for alert in alerts)
-        if kinds != self._alerts_told:
-            self._alerts_told = kinds
+        if kinds != self._reported_alerts:
+            self._reported_alerts = kinds
             if alerts:
                 logger.warning("plan_alert model=%s alerts=%r", self.model, "; ".join(alerts))
 
@@ -232,5 +232,5 @@ def _shown(decisions: tuple[Decision, ...]) -> tuple[PlanChange, ...]:
     )
 
 
-def _words(each: Decision) -> str:
+def _describe(each: Decision) -> str:
     return f"{each.compute_class or 'all'} {each.delta:+d}: {each.reason}"

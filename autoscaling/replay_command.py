@@ -49,12 +49,12 @@ def _print(replay: Replay) -> None:
         table.add_row(
             f"{datetime.fromtimestamp(each.at_s, UTC):%Y-%m-%d %H:%M:%S}",
             each.model,
-            _targets_words(each.logged),
-            _targets_words(each.today),
+            _format_targets(each.logged),
+            _format_targets(each.today),
             each.arithmetic,
         )
     Console().print(table)
 
 
-def _targets_words(targets: Mapping[str, int]) -> str:
+def _format_targets(targets: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(targets.items())) or "none"

@@ -153,9 +153,9 @@ class KubernetesApi:
 def _error_of(verb: str, path: str, response: httpx.Response) -> ProvisioningError:
     """The one translation of what the API server answers when it does not do what it was asked."""
     status = response.status_code
-    told = (_json_object(response) or {}).get("message") or response.reason_phrase
+    message = (_json_object(response) or {}).get("message") or response.reason_phrase
     kind = _ERROR_BY_STATUS.get(status, UnreachableError if status >= 500 else UnusableError)
-    return kind(f"{verb} {path}: {status}: {told}", _retry_after_s(response))
+    return kind(f"{verb} {path}: {status}: {message}", _retry_after_s(response))
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any] | None:

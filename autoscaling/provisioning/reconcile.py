@@ -58,7 +58,7 @@ class Reconciler:
         self._interval_s = interval_s
         self._clock = clock
         self._memory = PlannerState()
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._num_failures = 0
 
     async def run(self) -> None:
@@ -133,11 +133,11 @@ class Reconciler:
                 change.reason,
             )
         refused = {f"{refusal.about}: {refusal.reason}" for refusal in plan.refusals}
-        told = frozenset(refused | set(notes))
+        reported = frozenset(refused | set(notes))
         # What stays refused is reported once, not every round.
-        for text in sorted(told - self._told):
+        for text in sorted(reported - self._reported):
             logger.warning("slices_refused reason=%r", text)
-        self._told = told
+        self._reported = reported
 
 
 async def _to_its_end(work: Coroutine[Any, Any, _T]) -> _T:

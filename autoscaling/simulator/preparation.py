@@ -1,7 +1,8 @@
 """Prepares a run from a scenario and a seed: requests, compute classes, prices, demand.
 
 Owns where each of them comes from: the scenario's own generators, or files that replace them. Does
-not own the playing (`run`) or the players (`roster`). Reads trace files; chance comes in as a seed.
+not own the playing (`run`) or the players (`policies`). Reads trace files. Chance comes in as a
+seed.
 """
 
 import math

@@ -71,14 +71,14 @@ def plan_tables(plan: CapacityPlan) -> Iterator[Table]:
 def price_lines(prices: Sequence[UsedPrice]) -> Iterator[str]:
     """Yields one line per price, so that a reader knows where the dollars come from."""
     for used in prices:
-        slice_words = f"{used.compute_class}: {used.usd_per_slice_hour:.3f} USD per slice-hour"
+        price_text = f"{used.compute_class}: {used.usd_per_slice_hour:.3f} USD per slice-hour"
         price = used.price
         if price is None:
-            yield f"{slice_words} (the scenario's own figure)"
+            yield f"{price_text} (the scenario's own figure)"
             continue
         doubt = "" if price.is_verified else " - UNVERIFIED, override it"
         yield (
-            f"{slice_words} ({price.usd_per_chip_hour:g} per chip-hour, {price.generation} "
+            f"{price_text} ({price.usd_per_chip_hour:g} per chip-hour, {price.generation} "
             f"{price.market} in {price.region}, read {price.read}{doubt})"
         )
 

@@ -41,7 +41,7 @@ def profile_command(
     # Every `slicewise` command loads this module; these take a second.
     from loadtest.profile import measure  # noqa: PLC0415
     from loadtest.profile.bench import LoadTestBench  # noqa: PLC0415
-    from loadtest.profile.law_fit import UnfitError  # noqa: PLC0415
+    from loadtest.profile.step_time_fit import UnfitError  # noqa: PLC0415
     from loadtest.run.fleet_watch import read_fleet  # noqa: PLC0415
     from loadtest.run.launch import read_api_key  # noqa: PLC0415
     from serving.domain.capacity import write_profile  # noqa: PLC0415

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from loadtest.profile.law_fit import Law, SteadyState, fit_law
 from loadtest.profile.search import Search, Trial, highest_passed, next_rate
+from loadtest.profile.step_time_fit import SteadyState, StepTimeModel, fit_step_time
 from loadtest.scorecard.measure import Scorecard
 from serving.domain.capacity import CapacityProfile
 
@@ -82,7 +82,7 @@ class Subject:
 class Measured:
     """The law of one slice, and the rate of one slice at the objective beside the law's value."""
 
-    law: Law
+    step_time: StepTimeModel
     ttft_floor_s: float
     trials: tuple[Trial, ...]
     sustained_per_s: float | None
@@ -131,15 +131,15 @@ def measure_slice(
             f"{load.lengths.output_tokens} out: step {state.step_s * 1000:.2f} ms at "
             f"{state.running:.1f} running, {state.prompt_tokens_per_s:.0f} prompt tokens/s"
         )
-    law = fit_law(states)
+    step_time = fit_step_time(states)
     profile = CapacityProfile(
         model=subject.model,
         engine=subject.engine,
         generation=subject.generation,
         topology=subject.topology,
-        base_s=law.base_s,
-        per_sequence_s=law.per_sequence_s,
-        per_prompt_token_s=law.per_prompt_token_s,
+        base_s=step_time.base_s,
+        per_sequence_s=step_time.per_sequence_s,
+        per_prompt_token_s=step_time.per_prompt_token_s,
         max_num_seqs=subject.max_num_seqs,
         ttft_floor_s=max(0.0, min(floors, default=0.0)),
         load_s=subject.load_s,
@@ -153,7 +153,7 @@ def measure_slice(
     if predicted <= 0:
         raise ProfileFailedError(
             f"tpot_s={objective.tpot_s:g} is out of reach: an idle slice's step takes "
-            f"{law.base_s:g} s"
+            f"{step_time.base_s:g} s"
         )
     show(f"the law predicts {predicted:.2f} requests/s of a slice; looking for the real rate")
     search = Search(0.7 * predicted * subject.num_slices, objective.share, tolerance)
@@ -166,7 +166,7 @@ def measure_slice(
         )
     best = highest_passed(search, trials)
     sustained = None if best is None else best.requests_per_s / subject.num_slices
-    return profile, Measured(law, profile.ttft_floor_s, tuple(trials), sustained, predicted)
+    return profile, Measured(step_time, profile.ttft_floor_s, tuple(trials), sustained, predicted)
 
 
 def describe_source(
@@ -178,7 +178,7 @@ def describe_source(
         f"TPOT {objective.tpot_s:g} s for {objective.share:.0%}"
     )
     law = (
-        f"law fitted within {measured.law.worst_error:.1%}, predicts "
+        f"law fitted within {measured.step_time.worst_error:.1%}, predicts "
         f"{measured.predicted_per_s:.2f} requests/s of a slice"
     )
     if measured.sustained_per_s is None:

@@ -100,7 +100,7 @@ def count_requests(
 def count_tokens(judged: Iterable[RequestRecord]) -> TokenCounts:
     """Counts the tokens of the whole answers among `judged`, cross-checked."""
     whole = [request for request in judged if request.is_ok]
-    told = [request for request in whole if request.output_tokens is not None]
+    with_usage = [request for request in whole if request.output_tokens is not None]
     return TokenCounts(
         input=_sum(request.input_tokens for request in whole),
         output=_sum(request.output_tokens for request in whole),
@@ -112,10 +112,12 @@ def count_tokens(judged: Iterable[RequestRecord]) -> TokenCounts:
             request.input_tokens not in (None, request.planned_input_tokens) for request in whole
         ),
         output_unlike_planned=sum(
-            request.output_tokens != request.planned_output_tokens for request in told
+            request.output_tokens != request.planned_output_tokens for request in with_usage
         ),
-        output_unlike_chunks=sum(request.output_tokens != request.num_chunks for request in told),
-        without_usage=len(whole) - len(told),
+        output_unlike_chunks=sum(
+            request.output_tokens != request.num_chunks for request in with_usage
+        ),
+        without_usage=len(whole) - len(with_usage),
     )
 
 

@@ -50,7 +50,7 @@ class _Weighted(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The turn before it belongs to a conversation.
+    """A turn, before it belongs to a conversation.
 
     `text` stands instead of the blocks, which then give its length where that is known.
     """

@@ -89,7 +89,7 @@ def _states(shown: PolicyResult) -> str:
     axes.stackplot(at_s, *stacks, labels=names, colors=shades, linewidth=0, step="post")
     axes.set_ylabel("slices")
     _over_hours(figure, axes, timeline.end_s)
-    return to_svg(figure, "states", "Slices by state", "Wished and held slices by state, stacked")
+    return to_svg(figure, "states", "Slices by state", "Wanted and held slices by state, stacked")
 
 
 def _cost(comparison: PolicyComparison) -> str:
