@@ -13,6 +13,7 @@ from deployments.manifests.names import (
     Component,
     component_labels,
     instance_labels,
+    namespaced_object,
     priority_class,
     serve_service,
     service_account,
@@ -44,7 +45,7 @@ def gateway(cluster: ClusterConfig) -> Json:
         "protocol": "HTTP",
     }
     spec = {"gatewayClassName": cluster.gateway_class, "listeners": [listener]}
-    return _object(cluster, _GATEWAY_API, "Gateway", cluster.name) | {"spec": spec}
+    return namespaced_object(cluster, _GATEWAY_API, "Gateway", cluster.name) | {"spec": spec}
 
 
 def http_route(cluster: ClusterConfig, service: str) -> Json:
@@ -57,7 +58,7 @@ def http_route(cluster: ClusterConfig, service: str) -> Json:
     spec: Json = {"parentRefs": [{"name": cluster.name}], "rules": [rule]}
     if cluster.hostname is not None:
         spec["hostnames"] = [cluster.hostname]
-    return _object(cluster, _GATEWAY_API, "HTTPRoute", cluster.name) | {"spec": spec}
+    return namespaced_object(cluster, _GATEWAY_API, "HTTPRoute", cluster.name) | {"spec": spec}
 
 
 def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
@@ -90,7 +91,7 @@ def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
         "timeoutSec": _ROUTE_TIMEOUT_S,
     }
     return [
-        _object(cluster, _GKE_API, kind, cluster.name)
+        namespaced_object(cluster, _GKE_API, kind, cluster.name)
         | {"spec": {"default": settings, "targetRef": target}}
         for kind, settings in (("HealthCheckPolicy", health), ("GCPBackendPolicy", backend))
     ]
@@ -111,7 +112,7 @@ def gateway_service(cluster: ClusterConfig) -> Json:
         "ports": [{"name": "serve", "port": SERVE_PORT, "targetPort": SERVE_PORT}],
         "selector": component_labels(cluster, Component.GATEWAY),
     }
-    return _object(cluster, "v1", "Service", serve_service(cluster)) | {"spec": spec}
+    return namespaced_object(cluster, "v1", "Service", serve_service(cluster)) | {"spec": spec}
 
 
 def exporter(cluster: ClusterConfig) -> Json:
@@ -163,7 +164,7 @@ def exporter(cluster: ClusterConfig) -> Json:
         ],
         "volumes": [{"name": "pod-resources", "hostPath": {"path": _POD_RESOURCES}}],
     }
-    return _object(cluster, "apps/v1", "DaemonSet", f"{cluster.name}-tpu-exporter") | {
+    return namespaced_object(cluster, "apps/v1", "DaemonSet", f"{cluster.name}-tpu-exporter") | {
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": spec},
@@ -200,17 +201,8 @@ def pod_monitors(values: Values) -> list[Json]:
 
 
 def _pod_monitor(cluster: ClusterConfig, name: str, selector: Json, endpoint: Json) -> Json:
-    monitor = _object(cluster, "monitoring.coreos.com/v1", "PodMonitor", f"{cluster.name}-{name}")
+    api, full_name = "monitoring.coreos.com/v1", f"{cluster.name}-{name}"
     # As in deployments/prometheus: alerts and dashboards go by it.
     job = [{"targetLabel": "job", "replacement": name}]
     spec = {"podMetricsEndpoints": [endpoint | {"relabelings": job}], "selector": selector}
-    return monitor | {"spec": spec}
-
-
-def _object(cluster: ClusterConfig, api_version: str, kind: str, name: str) -> Json:
-    metadata = {
-        "labels": instance_labels(cluster),
-        "name": name,
-        "namespace": cluster.namespace,
-    }
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+    return namespaced_object(cluster, api, "PodMonitor", full_name) | {"spec": spec}

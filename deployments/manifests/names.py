@@ -1,6 +1,7 @@
 """Names our objects, and the labels by which they find each other. Pure."""
 
 from enum import StrEnum
+from typing import Any
 
 from deployments.manifests.cluster_config import ClusterConfig
 
@@ -23,6 +24,8 @@ EXPORTER_PORT = 9450
 REDIS_PORT = 6379
 NETWORK_CLAIMS = "all-netdev"
 
+Json = dict[str, Any]
+
 
 class Component(StrEnum):
     """The role of a pod."""
@@ -42,6 +45,12 @@ def component_labels(cluster: ClusterConfig, component: Component) -> dict[str, 
 def instance_labels(cluster: ClusterConfig) -> dict[str, str]:
     """The labels of all pods of one installation."""
     return {PART_OF_LABEL: "slicewise", INSTANCE_LABEL: cluster.name}
+
+
+def namespaced_object(cluster: ClusterConfig, api_version: str, kind: str, name: str) -> Json:
+    """An object in the namespace of the installation, with its labels and without a spec."""
+    metadata = {"labels": instance_labels(cluster), "name": name, "namespace": cluster.namespace}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
 
 
 def service_account(cluster: ClusterConfig, component: Component) -> str:

@@ -13,6 +13,7 @@ from deployments.manifests.names import (
     Component,
     component_labels,
     instance_labels,
+    namespaced_object,
     priority_class,
     service_account,
 )
@@ -38,7 +39,8 @@ def namespace(cluster: ClusterConfig) -> Json:
     """The namespace; pods in it that are not ours may do as little as ours."""
     # The exporter reads its host's devices, which the stricter levels refuse.
     labels = {"pod-security.kubernetes.io/warn": "baseline"}
-    return _object("v1", "Namespace", cluster.namespace, {"labels": labels})
+    metadata = {"name": cluster.namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
 def service_accounts(cluster: ClusterConfig) -> list[Json]:
@@ -47,11 +49,11 @@ def service_accounts(cluster: ClusterConfig) -> list[Json]:
     for component in Component:
         if component == Component.REDIS and cluster.redis.own is None:
             continue
-        metadata: Json = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
+        name = service_account(cluster, component)
+        account = namespaced_object(cluster, "v1", "ServiceAccount", name)
         if cluster.google_service_account is not None:
-            name = "iam.gke.io/gcp-service-account"
-            metadata["annotations"] = {name: cluster.google_service_account}
-        account = _object("v1", "ServiceAccount", service_account(cluster, component), metadata)
+            annotation = "iam.gke.io/gcp-service-account"
+            account["metadata"]["annotations"] = {annotation: cluster.google_service_account}
         made.append(account | {"automountServiceAccountToken": False})
     return made
 
@@ -59,12 +61,11 @@ def service_accounts(cluster: ClusterConfig) -> list[Json]:
 def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
     """The slice provisioner's Role, bound to the head's service account."""
     name = f"{cluster.name}-slice-provisioner"
-    where: Json = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
     rules = [dict(rule) for rule in PROVISIONER_RULES]
     # The RayService's name is known; those of its clusters are made up.
     rules[-1]["resourceNames"] = [cluster.name]
-    role = _object(f"{_RBAC}/v1", "Role", name, where) | {"rules": rules}
-    binding = _object(f"{_RBAC}/v1", "RoleBinding", name, where) | {
+    role = namespaced_object(cluster, f"{_RBAC}/v1", "Role", name) | {"rules": rules}
+    binding = namespaced_object(cluster, f"{_RBAC}/v1", "RoleBinding", name) | {
         "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
         "subjects": [
             {
@@ -83,8 +84,10 @@ def priority_classes(cluster: ClusterConfig) -> list[Json]:
     The loss of a gateway costs requests, the loss of an engine only a pause.
     """
     return [
-        _object("scheduling.k8s.io/v1", "PriorityClass", priority_class(cluster, component), {})
-        | {
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": priority_class(cluster, component)},
             "description": f"{cluster.name}: {component.value}s",
             "globalDefault": False,
             # Nobody else's pods are thrown out for ours.
@@ -106,33 +109,24 @@ def resource_quota(values: Values, groups: Sequence[SliceGroup]) -> Json:
             percent = 200
         case UpgradeKind.INCREMENTAL:
             percent = 100 + cluster.upgrade.max_surge_percent
-    where = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
     hard = {f"requests.{GKE_CHIPS}": str(-(-chips * percent // 100))}
-    quota = _object("v1", "ResourceQuota", f"{cluster.name}-chips", where)
+    quota = namespaced_object(cluster, "v1", "ResourceQuota", f"{cluster.name}-chips")
     return quota | {"spec": {"hard": hard}}
 
 
 def network_policies(cluster: ClusterConfig) -> list[Json]:
     """Lets our pods, the operator and Prometheus reach our pods, and clients the gateways."""
     every = instance_labels(cluster)
+    head = component_labels(cluster, Component.HEAD)
+    gateway = component_labels(cluster, Component.GATEWAY)
     among = {"from": [{"podSelector": {"matchLabels": every}}]}
     operator = _from_namespace(cluster.operator_namespace, DASHBOARD_PORT, SERVE_PORT)
     metrics = _from_namespace(cluster.monitoring_namespace, METRICS_PORT, EXPORTER_PORT, SERVE_PORT)
     clients = {"ports": [{"port": SERVE_PORT, "protocol": "TCP"}]}
     return [
         _network_policy(cluster, f"{cluster.name}-pods", every, [among, metrics]),
-        _network_policy(
-            cluster,
-            f"{cluster.name}-head",
-            component_labels(cluster, Component.HEAD),
-            [operator],
-        ),
-        _network_policy(
-            cluster,
-            f"{cluster.name}-gateways",
-            component_labels(cluster, Component.GATEWAY),
-            [clients],
-        ),
+        _network_policy(cluster, f"{cluster.name}-head", head, [operator]),
+        _network_policy(cluster, f"{cluster.name}-gateways", gateway, [clients]),
     ]
 
 
@@ -143,9 +137,9 @@ def disruption_budgets(values: Values) -> list[Json]:
     """
     cluster, count = values.cluster, values.app.gateway.replicas
     least = {Component.HEAD: 1, Component.GATEWAY: max(1, count - 1)}
-    where = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
+    kind = "PodDisruptionBudget"
     return [
-        _object("policy/v1", "PodDisruptionBudget", f"{cluster.name}-{component.value}", where)
+        namespaced_object(cluster, "policy/v1", kind, f"{cluster.name}-{component.value}")
         | {
             "spec": {
                 "minAvailable": number,
@@ -162,20 +156,19 @@ def network_claims(cluster: ClusterConfig) -> Json:
 
     Source: GKE's page on managed DRANET.
     """
-    where = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
     request = {
         "name": "netdev",
         "exactly": {"deviceClassName": "netdev.google.com", "allocationMode": "All"},
     }
-    claims = _object("resource.k8s.io/v1", "ResourceClaimTemplate", NETWORK_CLAIMS, where)
+    kind = "ResourceClaimTemplate"
+    claims = namespaced_object(cluster, "resource.k8s.io/v1", kind, NETWORK_CLAIMS)
     return claims | {"spec": {"spec": {"devices": {"requests": [request]}}}}
 
 
 def _network_policy(
     cluster: ClusterConfig, name: str, labels: dict[str, str], ingress: list[Json]
 ) -> Json:
-    where = {"namespace": cluster.namespace, "labels": instance_labels(cluster)}
-    return _object("networking.k8s.io/v1", "NetworkPolicy", name, where) | {
+    return namespaced_object(cluster, "networking.k8s.io/v1", "NetworkPolicy", name) | {
         "spec": {
             "ingress": ingress,
             "podSelector": {"matchLabels": labels},
@@ -189,7 +182,3 @@ def _from_namespace(name: str, *ports: int) -> Json:
         "from": [{"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: name}}}],
         "ports": [{"port": port, "protocol": "TCP"} for port in ports],
     }
-
-
-def _object(api_version: str, kind: str, name: str, metadata: Json) -> Json:
-    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **metadata}}

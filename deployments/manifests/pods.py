@@ -133,7 +133,7 @@ def host_template(values: Values, group: SliceGroup) -> Json:
             GKE_TOPOLOGY: shape.topology,
         },
         "priorityClassName": priority_class(cluster, Component.ENGINE),
-        "securityContext": _pod_security(),
+        "securityContext": pod_security(),
         "serviceAccountName": service_account(cluster, Component.ENGINE),
         "terminationGracePeriodSeconds": group.grace_s,
         # None for spot or flex-start: nodes of a class have no such taint, and with flex-start's
@@ -180,10 +180,6 @@ def _leave_command(group: SliceGroup) -> list[str]:
 
 
 def _provisioner(values: Values) -> Json:
-    """Returns a sidecar.
-
-    Kubernetes restarts it by itself; it restarts no container of a Ray pod.
-    """
     cluster = values.cluster
     provision = (
         f"slicewise provision --namespace={cluster.namespace} "
@@ -197,6 +193,7 @@ def _provisioner(values: Values) -> Json:
     return {
         "name": "slice-provisioner",
         "image": cluster.images.cpu,
+        # A sidecar, which Kubernetes restarts by itself; it restarts no container of a Ray pod.
         "restartPolicy": "Always",
         "command": ["/bin/sh", "-c", f"{wait}; exec {provision}"],
         "env": [
@@ -205,7 +202,7 @@ def _provisioner(values: Values) -> Json:
             from_secret("RAY_AUTH_TOKEN", cluster.secrets.ray_token, TOKEN_KEY),
         ],
         "resources": {"requests": dict(size), "limits": dict(size)},
-        "securityContext": _container_security(),
+        "securityContext": container_security(),
         "volumeMounts": [{"name": "ray", "mountPath": _RAY_FOLDER}],
     }
 
@@ -221,7 +218,7 @@ def _container(
         "env": environment(values, is_gateway=is_gateway),
         "ports": [{"containerPort": number, "name": port} for port, number in ports.items()],
         "resources": {"requests": dict(size), "limits": dict(size)},
-        "securityContext": _container_security(),
+        "securityContext": container_security(),
         "volumeMounts": [
             {"name": "dshm", "mountPath": "/dev/shm"},  # the pod's own
             *secret_mounts(values, is_gateway=is_gateway),
@@ -254,7 +251,7 @@ def _control_spec(cluster: ClusterConfig, component: Component) -> Json:
     spec: Json = {
         "automountServiceAccountToken": False,
         "priorityClassName": priority_class(cluster, component),
-        "securityContext": _pod_security(),
+        "securityContext": pod_security(),
         "serviceAccountName": service_account(cluster, component),
         "terminationGracePeriodSeconds": _CONTROL_GRACE_S,
     }
@@ -274,10 +271,7 @@ def _template(cluster: ClusterConfig, component: Component, spec: Json) -> Json:
 
 
 def _ready(path: str, port: int) -> Json:
-    """Returns our own probe.
-
-    KubeRay's for workers of a RayService runs wget, which no image has.
-    """
+    # KubeRay's own for workers of a RayService runs wget, which no image has.
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": 5,
@@ -294,7 +288,8 @@ def _memory(name: str, gib: int) -> Json:
     return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{gib}Gi"}}
 
 
-def _pod_security() -> Json:
+def pod_security() -> Json:
+    """No pod of an installation runs as root."""
     return {
         "fsGroup": _USER,
         "runAsNonRoot": True,
@@ -303,5 +298,6 @@ def _pod_security() -> Json:
     }
 
 
-def _container_security() -> Json:
+def container_security() -> Json:
+    """No container gets more rights than it begins with."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from deployments.manifests.cluster_config import UpgradeKind
-from deployments.manifests.names import GATEWAY_GROUP, instance_labels
+from deployments.manifests.names import GATEWAY_GROUP, namespaced_object
 from deployments.manifests.pods import gateway_template, head_template, host_template
 from deployments.manifests.redis import PASSWORD_KEY, redis_address
 from deployments.manifests.slice_groups import SliceGroup
@@ -39,43 +39,28 @@ _DELETION_DELAY_S = 600
 
 def ray_service(values: Values, groups: Sequence[SliceGroup]) -> Json:
     """The RayService with everything in it."""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": _metadata(values),
+    cluster = values.cluster
+    return namespaced_object(cluster, "ray.io/v1", "RayService", cluster.name) | {
         "spec": {
             "excludeHeadPodFromServeSvc": True,
             "rayClusterConfig": _cluster_spec(values, groups),
             "rayClusterDeletionDelaySeconds": _DELETION_DELAY_S,
             "serveConfigV2": serve_config(values),
             "upgradeStrategy": _upgrade(values),
-        },
+        }
     }
 
 
 def ray_cluster(values: Values, groups: Sequence[SliceGroup]) -> Json:
     """The same cluster alone, for those who run `serve deploy` themselves."""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": _metadata(values),
-        "spec": _cluster_spec(values, groups),
-    }
+    made = namespaced_object(values.cluster, "ray.io/v1", "RayCluster", values.cluster.name)
+    return made | {"spec": _cluster_spec(values, groups)}
 
 
 def serve_config(values: Values) -> str:
     """Returns what Ray Serve is told, as YAML."""
     text: str = yaml.safe_dump(dict(values.serve), sort_keys=False, allow_unicode=True, width=100)
     return text
-
-
-def _metadata(values: Values) -> Json:
-    cluster = values.cluster
-    return {
-        "name": cluster.name,
-        "namespace": cluster.namespace,
-        "labels": instance_labels(cluster),
-    }
 
 
 def _cluster_spec(values: Values, groups: Sequence[SliceGroup]) -> Json:

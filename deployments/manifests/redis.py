@@ -14,16 +14,17 @@ from deployments.manifests.names import (
     REDIS_PORT,
     Component,
     component_labels,
+    namespaced_object,
     priority_class,
     redis_name,
     service_account,
 )
 from deployments.manifests.pod_environment import from_secret
+from deployments.manifests.pods import container_security, pod_security
 
 Json = dict[str, Any]
 
 PASSWORD_KEY = "password"  # the name of a key in the Secret
-_USER = 1000
 _DATA_FOLDER, _CONFIG_FOLDER = "/data", "/etc/redis"
 # The password goes by a file, because a command line is read by everybody on the host. Every write
 # is on the disk before it is answered: Ray's head writes little, and counts on all of it.
@@ -46,7 +47,7 @@ def redis_address(cluster: ClusterConfig) -> str:
 
 def redis_objects(cluster: ClusterConfig, own: OwnRedisConfig) -> list[Json]:
     """Renders the Service, the pod with its disk, its protection, and its network policy."""
-    labels = redis_labels(cluster)
+    labels, head = redis_labels(cluster), component_labels(cluster, Component.HEAD)
     return [
         _object(cluster, "v1", "Service")
         | {
@@ -63,13 +64,7 @@ def redis_objects(cluster: ClusterConfig, own: OwnRedisConfig) -> list[Json]:
             "spec": {
                 "ingress": [
                     {
-                        "from": [
-                            {
-                                "podSelector": {
-                                    "matchLabels": component_labels(cluster, Component.HEAD)
-                                }
-                            }
-                        ],
+                        "from": [{"podSelector": {"matchLabels": head}}],
                         "ports": [{"port": REDIS_PORT, "protocol": "TCP"}],
                     }
                 ],
@@ -116,11 +111,7 @@ def _pod(cluster: ClusterConfig, own: OwnRedisConfig) -> Json:
         "ports": [{"containerPort": REDIS_PORT, "name": "redis"}],
         "readinessProbe": ping | {"periodSeconds": 5},
         "resources": {"requests": dict(size), "limits": dict(size)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": container_security() | {"readOnlyRootFilesystem": True},
         "volumeMounts": [
             {"name": "data", "mountPath": _DATA_FOLDER},
             {"name": "config", "mountPath": _CONFIG_FOLDER},
@@ -130,12 +121,7 @@ def _pod(cluster: ClusterConfig, own: OwnRedisConfig) -> Json:
         "automountServiceAccountToken": False,
         "containers": [container],
         "priorityClassName": priority_class(cluster, Component.HEAD),
-        "securityContext": {
-            "fsGroup": _USER,
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "serviceAccountName": service_account(cluster, Component.REDIS),
         "terminationGracePeriodSeconds": 30,
         "volumes": [{"name": "config", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
@@ -143,9 +129,6 @@ def _pod(cluster: ClusterConfig, own: OwnRedisConfig) -> Json:
 
 
 def _object(cluster: ClusterConfig, api_version: str, kind: str) -> Json:
-    metadata = {
-        "labels": redis_labels(cluster),
-        "name": redis_name(cluster),
-        "namespace": cluster.namespace,
-    }
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+    made = namespaced_object(cluster, api_version, kind, redis_name(cluster))
+    made["metadata"]["labels"] = redis_labels(cluster)
+    return made
