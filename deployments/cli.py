@@ -8,6 +8,7 @@ point's name is the command's; it is a function, or a `typer.Typer` with command
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import typer
 
@@ -24,21 +25,24 @@ from deployments.validation.command import validate_command
 from serving.config.check import check_command
 
 COMMAND_GROUP = "slicewise.commands"
-_OWN_COMMANDS = frozenset(
-    {
-        "config",
-        "doctor",
-        "engine-plan",
-        "ledger",
-        "observe",
-        "programs",
-        "render",
-        "serve",
-        "status",
-        "sim",
-        "validate",
-    }
-)
+_config = typer.Typer(help="Work on a serve_config.yaml.", no_args_is_help=True)
+# Without a callback typer would drop the name of an only command.
+_config.callback()(lambda: None)
+_config.command("check")(check_command)
+# In the order in which the help has them.
+_OWN_COMMANDS: dict[str, Any] = {
+    "config": _config,
+    "serve": serve_command,
+    "status": status_command,
+    "doctor": doctor_command,
+    "engine-plan": engine_plan_command,
+    "ledger": ledger_command,
+    "observe": observe_command,
+    "render": render_command,
+    "validate": validate_command,
+    "programs": programs,
+    "sim": sim,
+}
 
 
 def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
@@ -50,27 +54,12 @@ def build_cli(commands: Iterable[EntryPoint]) -> typer.Typer:
         # A rich traceback prints local variables, and with them API keys.
         pretty_exceptions_enable=False,
     )
-    config = typer.Typer(help="Work on a serve_config.yaml.", no_args_is_help=True)
-    # Without a callback typer would drop the name of an only command.
-    config.callback()(_config_group)
-    config.command("check")(check_command)
-    cli.add_typer(config, name="config")
-    cli.command("serve")(serve_command)
-    cli.command("status")(status_command)
-    cli.command("doctor")(doctor_command)
-    cli.command("engine-plan")(engine_plan_command)
-    cli.command("ledger")(ledger_command)
-    cli.command("observe")(observe_command)
-    cli.command("render")(render_command)
-    cli.command("validate")(validate_command)
-    cli.add_typer(programs, name="programs")
-    cli.add_typer(sim, name="sim")
-    for entry_point in commands:
-        command = entry_point.load()
+    others = {entry_point.name: entry_point.load() for entry_point in commands}
+    for name, command in (_OWN_COMMANDS | others).items():
         if isinstance(command, typer.Typer):
-            cli.add_typer(command, name=entry_point.name)
+            cli.add_typer(command, name=name)
         else:
-            cli.command(entry_point.name)(command)
+            cli.command(name)(command)
     return cli
 
 
@@ -90,10 +79,6 @@ def needed(arguments: Sequence[str], commands: Iterable[EntryPoint]) -> list[Ent
 def main() -> None:
     """Runs the command line of this process."""
     build_cli(needed(sys.argv[1:], entry_points(group=COMMAND_GROUP)))()
-
-
-def _config_group() -> None:
-    """Work on a serve_config.yaml."""
 
 
 if __name__ == "__main__":
