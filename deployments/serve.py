@@ -14,8 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ import typer
 import yaml
 
 from deployments.start_failure import start_failure
+from deployments.status import FleetUnavailableError, fetch_fleet
 from serving.config.api_keys import read_keys
 from serving.config.check import check_serve_config, load_yaml
 from serving.config.ray_settings import RAY_SETTINGS
@@ -97,7 +96,7 @@ def free_ports(count: int) -> range:
     random.SystemRandom().shuffle(firsts)
     for first in firsts:
         ports = range(first, first + count)
-        if all(_is_free("", port) for port in ports):
+        if all(is_free("", port) for port in ports):
             return ports
     raise OSError(f"no {count} free ports between {_FIRST_PORT} and {_LAST_PORT}")
 
@@ -114,14 +113,11 @@ def serve_command(
 
 
 def site_of(config: Path) -> "Site":
-    """Returns where the application of this file will answer.
-
-    Ends the command, with every problem, when the file cannot be served or its port is taken.
-    """
+    """Returns where this file's application will answer; ends the command if it cannot serve."""
     settings = _checked_settings(config, os.environ)
     options = settings.get("http_options") or {}
     host, port = options.get("host", "127.0.0.1"), int(options.get("port", _SERVE_PORT))
-    if not _is_free(host, port):
+    if not is_free(host, port):
         _refuse(
             f"port {port} of {host} is in use by another program; "
             f"http_options.port in {config} chooses another one"
@@ -162,7 +158,8 @@ def _refuse(reason: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Returns whether nothing listens on a port of an address of this machine."""
     with socket.socket() as probe:
         # As HAProxy does: what only lingers of an ended server is not in the way.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,11 +195,7 @@ class Site:
 
 
 class _Launch:
-    """Runs `serve run` from start to end. `log` is `None` when its output goes to the terminal.
-
-    With a `ray_address` it runs on that cluster, which must have been started below `folder` with
-    `child_environment`; with `None` it starts its own.
-    """
+    """Does what `run_serve` says. `log` is `None` when the output goes to the terminal."""
 
     def __init__(
         self,
@@ -210,7 +203,7 @@ class _Launch:
         folder: Path,
         log: Path | None,
         site: Site,
-        ray_address: str | None = None,
+        ray_address: str | None,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -222,10 +215,9 @@ class _Launch:
 
     def run(self) -> int:
         """The exit code: 0 after Ctrl-C, 1 when the application failed."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
-        # A closed terminal ends the command like Ctrl-C does.
-        signal.signal(signal.SIGHUP, self._on_signal)
+        # A closed terminal (SIGHUP) ends the command like Ctrl-C does.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
         with self._child() as child:
             try:
                 return self._watch(child)
@@ -271,8 +263,9 @@ class _Launch:
 
     def _report_progress(self, waited_s: float) -> bool:
         """Prints what has changed; `True` once every engine is ready."""
-        fleet = self._get("/fleet")
-        if fleet is None:
+        try:
+            fleet = json.loads(fetch_fleet(self._site.url, self._site.api_key, timeout_s=2))
+        except (FleetUnavailableError, ValueError):
             self._print_once(
                 "Ray, the gateway and the engines are starting (about a minute)", waited_s
             )
@@ -314,19 +307,7 @@ class _Launch:
         typer.echo(f"slicewise: {reason}", err=True)
         return True
 
-    def _get(self, path: str) -> dict[str, Any] | None:
-        request = urllib.request.Request(self._site.url + path)
-        if self._site.api_key is not None:
-            request.add_header("Authorization", f"Bearer {self._site.api_key}")
-        try:
-            with urllib.request.urlopen(request, timeout=2) as response:
-                answer: dict[str, Any] = json.load(response)
-                return answer
-        except (urllib.error.URLError, OSError, ValueError):
-            return None
-
     def _stop(self, child: subprocess.Popen[bytes]) -> None:
-        """Ends `serve run` in order, then whatever it left."""
         below = _descendants(child.pid)
         if child.poll() is None:
             self._print("stopping")

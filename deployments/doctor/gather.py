@@ -22,6 +22,7 @@ from deployments.doctor.cluster import RayAnswer, Reach, Token
 from deployments.doctor.findings import Unknown
 from deployments.doctor.host import Chips, Holder, Metadata
 from deployments.doctor.versions import Packages, lock_name, parse_lock
+from deployments.serve import is_free
 from deployments.status import FleetUnavailableError, ReportedFleet, fetch_fleet, parse_fleet
 from serving.config.check import CheckReport, check_serve_config, load_yaml
 from serving.config.vllm_args import installed_vllm_args
@@ -146,7 +147,7 @@ def ask_metadata() -> Metadata | Unknown:
 
 def holder(port: int, path: str, word: str) -> Holder:
     """Returns who has a port of this machine; it is ours if `path` answers with `word` in it."""
-    if _is_free(port):
+    if is_free("127.0.0.1", port):
         return Holder.NOBODY
 
     def ask() -> Holder:
@@ -170,7 +171,7 @@ def holder(port: int, path: str, word: str) -> Holder:
 
 def plain_holder(port: int) -> Holder:
     """Returns who has a port that does not speak HTTP."""
-    return Holder.NOBODY if _is_free(port) else Holder.OTHER
+    return Holder.NOBODY if is_free("127.0.0.1", port) else Holder.OTHER
 
 
 def within(limit_s: float, function: Callable[[], _Value]) -> _Value | Unknown:
@@ -213,14 +214,3 @@ def _connect(host: str, port: int) -> str | None:
     except OSError as error:
         return f"{error}"
     return None
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # What only lingers of an ended server is not in the way.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

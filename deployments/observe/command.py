@@ -30,6 +30,7 @@ from deployments.observe.prometheus import (
     plain_targets,
     target_file,
 )
+from deployments.serve import free_ports, is_free
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8000"
 DEFAULT_EXPORTER = "127.0.0.1:9450"
@@ -186,8 +187,6 @@ class _Sources:
 
 
 class _Observer:
-    """Runs one Prometheus from start to end."""
-
     def __init__(self, program: str, folder: Path, sources: _Sources, port: int) -> None:
         self._program = program
         self._folder = folder
@@ -289,12 +288,12 @@ def _answers(address: str) -> bool:
 
 def _free_port() -> int:
     """The usual port of Prometheus, or another one when that is taken."""
-    for wanted in (_DEFAULT_PORT, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", wanted))
-            return int(probe.getsockname()[1])
-    _refuse("there is no free port on 127.0.0.1")
+    if is_free("127.0.0.1", _DEFAULT_PORT):
+        return _DEFAULT_PORT
+    try:
+        return free_ports(1)[0]
+    except OSError as error:
+        _refuse(str(error))
 
 
 def _refuse(reason: str) -> NoReturn:
