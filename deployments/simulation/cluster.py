@@ -325,7 +325,6 @@ class SimulatedCluster:
     # -- inside --
 
     def _run(self) -> None:
-        """Does what is due, in the order it is due."""
         while True:
             with self._changed:
                 while not self._stopping and (not self._due or self._due[0][0] > time.monotonic()):
@@ -471,6 +470,5 @@ def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
 
 
 def _run_dir(slice_name: str, worker_id: int) -> Path:
-    """Returns the folder where a simulated host's processes write what they serve; one per host."""
     below = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(below) / "slicewise-run" / f"{slice_name}-{worker_id}"

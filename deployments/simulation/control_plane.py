@@ -167,10 +167,7 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def _redis_named(redis: RedisServer | None) -> Iterator[None]:
-    """Sets the Redis address in the environment of this process, the only place where Ray reads it.
-
-    The process that starts the head has to have it.
-    """
+    # Ray reads it in the environment of the process that starts the head, and nowhere else.
     if redis is None:
         yield
         return

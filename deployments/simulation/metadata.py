@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from deployments.simulation.metadata_server import SimulatedMetadata
@@ -25,8 +25,8 @@ class MetadataServers:
     def start(self) -> "HostMetadata":
         """Returns a server for one more host."""
         server = SimulatedMetadata()
-        self._wait(server.start())
-        return HostMetadata(server, self._wait, self._soon)
+        _wait(server.start(), self._loop)
+        return HostMetadata(server, self._loop)
 
     def close(self) -> None:
         """Ends the thread; the servers have been closed by their owners."""
@@ -34,25 +34,13 @@ class MetadataServers:
         self._thread.join(_TIMEOUT_S)
         self._loop.close()
 
-    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
-
-    def _soon(self, action: Callable[..., None], *args: Any) -> None:
-        self._loop.call_soon_threadsafe(action, *args)
-
 
 class HostMetadata:
     """The metadata server of one simulated host, from other threads."""
 
-    def __init__(
-        self,
-        server: SimulatedMetadata,
-        wait: Callable[[Coroutine[Any, Any, None]], None],
-        soon: Callable[..., None],
-    ) -> None:
+    def __init__(self, server: SimulatedMetadata, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
-        self._wait = wait
-        self._soon = soon
+        self._loop = loop
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,12 +49,16 @@ class HostMetadata:
 
     def announce_preemption(self) -> None:
         """The host is being taken back."""
-        self._soon(self._server.announce_preemption)
+        self._loop.call_soon_threadsafe(self._server.announce_preemption)
 
     def announce_maintenance(self, at_s: float) -> None:
         """Announces that maintenance ends the host at this wall-clock time."""
-        self._soon(self._server.announce_maintenance, at_s)
+        self._loop.call_soon_threadsafe(self._server.announce_maintenance, at_s)
 
     def close(self) -> None:
         """Ends the server."""
-        self._wait(self._server.close())
+        _wait(self._server.close(), self._loop)
+
+
+def _wait(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.run_coroutine_threadsafe(work, loop).result(_TIMEOUT_S)

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -44,12 +43,7 @@ class Throttle:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -91,10 +85,7 @@ class Throttle:
             self._is_over.set()
 
     def _turn(self, processes: Iterable[psutil.Process], for_s: float) -> bool:
-        """Runs one stretch between two checks, all processes stopped first.
-
-        Returns whether to end.
-        """
+        """Runs one stretch between two checks, all processes stopped first; whether to end."""
         if self.factor is None:
             return self._is_over.wait(for_s)
         until_s = time.monotonic() + for_s
