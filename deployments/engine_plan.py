@@ -184,7 +184,9 @@ def _memory_lines(plan: EnginePlan) -> Iterator[str]:
     yield "  memory of the fullest device: expected, not measured"
     yield from _budget_lines(budget)
     if budget.fits:
-        yield f"  fits: {budget.cache_tokens} tokens in the cache, {_format_requests(budget)}"
+        longest = budget.cache_tokens // budget.max_model_len
+        requests = f"{longest} requests of the longest kind ({budget.max_model_len} tokens)"
+        yield f"  fits: {budget.cache_tokens} tokens in the cache, {requests}"
         return
     yield "  DOES NOT FIT"
     yield from (f"    {complaint}" for complaint in budget.complaints)
@@ -203,8 +205,3 @@ def _budget_lines(budget: HbmBudget) -> Iterator[str]:
     for words, num_bytes in rows.items():
         yield f"    {gib(num_bytes):>12}  {words}"
     yield f"    {budget.kv_bytes_per_token / 1024:>8.1f} KiB  cache of one token"
-
-
-def _format_requests(budget: HbmBudget) -> str:
-    longest = budget.cache_tokens // budget.max_model_len
-    return f"{longest} requests of the longest kind ({budget.max_model_len} tokens)"

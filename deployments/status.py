@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from deployments.terminal import build_table, plain_lines, printable
@@ -66,10 +65,7 @@ class ReportedHost(_Reported):
 
 
 class ReportedSlice(_Reported):
-    """The report of one slice, or of a replica that waits for one.
-
-    `None` means that there is none or none known.
-    """
+    """The report of one slice, or of a replica that waits for one; `None`: none, or unknown."""
 
     name: str | None = None
     replica_id: str | None = None
@@ -248,14 +244,15 @@ def fleet_report(fleet: ReportedFleet) -> Group:
     for model in fleet.models:
         parts += [Text(), _line(f"{model.name}: {model.waiting} requests wait for an engine")]
         if model.engines:
-            parts.append(_indented(build_table(_HEADER, map(_cells, model.engines), 8)))
+            table = build_table(_HEADER, map(_cells, model.engines), 8)
+            parts.append(Padding.indent(table, 2))
         else:
             parts.append(_line("  no engines"))
     if fleet.slices is not None:
         parts += [Text(), _line(f"slices: {_counts(fleet.slices)}")]
         if fleet.slices:
             rows = map(_slice_cells, sorted(fleet.slices, key=_slice_order))
-            parts.append(_indented(build_table(_SLICE_HEADER, rows, 9)))
+            parts.append(Padding.indent(build_table(_SLICE_HEADER, rows, 9), 2))
     if fleet.autoscaling is not None:
         parts += [Text(), *map(_line, _plan_lines(fleet.autoscaling))]
     return Group(*parts)
@@ -263,10 +260,6 @@ def fleet_report(fleet: ReportedFleet) -> Group:
 
 def _line(text: str) -> Text:
     return Text(printable(text))
-
-
-def _indented(table: Table) -> Padding:
-    return Padding.indent(table, 2)
 
 
 def _plan_lines(autoscaling: ReportedAutoscaling) -> Iterator[str]:

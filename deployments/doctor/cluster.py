@@ -69,11 +69,8 @@ def check_ray(answer: RayAnswer, token: Token) -> Iterator[Finding]:
     what = f"Ray at {answer.address}" if answer.address else "Ray"
     match answer.reach:
         case Reach.NO_ADDRESS:
-            yield note(
-                what,
-                "no address, no cluster asked",
-                "set RAY_ADDRESS or --ray-address to look at one",
-            )
+            fix = "set RAY_ADDRESS or --ray-address to look at one"
+            yield note(what, "no address, no cluster asked", fix)
         case Reach.UNREACHABLE:
             yield error(
                 what,
@@ -202,7 +199,7 @@ def _slice_finding(name: str, members: list[Mapping[str, Any]]) -> Finding:
         return error(
             what,
             f"{kind}: {len(members)} of {shape.num_hosts} hosts; missing: {_format_ids(missing)}",
-            f"worker ids {_format_ids(list(range(shape.num_hosts)))}",
+            f"worker ids {_format_ids(range(shape.num_hosts))}",
             "wait if it is starting; else see `kubectl get pods`: KubeRay replaces it as a whole",
         )
     if len(members) > shape.num_hosts:
@@ -221,7 +218,7 @@ def _worker_id(label: str | None) -> int:
     return int(label) if label.isdecimal() else -1
 
 
-def _format_ids(ids: list[int]) -> str:
+def _format_ids(ids: Iterable[int]) -> str:
     return ", ".join(map(str, ids))
 
 

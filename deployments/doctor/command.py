@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -153,7 +154,5 @@ def _print(findings: list[Finding]) -> None:
                 found.append(f"\n{word}: ", style="bold").append(printable(text))
         table.add_row(level, Text(printable(one_finding.what)), found)
     Console(highlight=False).print(table)
-    counts = {
-        level: sum(one_finding.level == level for one_finding in findings) for level in _ORDER
-    }
+    counts = Counter(finding.level for finding in findings)
     typer.echo(f"\n{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings")

@@ -16,10 +16,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    `allowed` and `fix` are empty where there is nothing to do.
-    """
+    """The result of one check; `allowed` and `fix` are empty where there is nothing to do."""
 
     level: Level
     what: str

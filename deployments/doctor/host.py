@@ -12,21 +12,15 @@ from serving.exporters.chips import HostChip
 
 @dataclass(frozen=True, slots=True)
 class Chips:
-    """The chips on the PCI bus, and the device nodes that this process may not open.
-
-    `has_bus` is `False` on a machine without PCI.
-    """
+    """The chips on the PCI bus, and the device nodes that this process may not open."""
 
     chips: tuple[HostChip, ...] = ()
     closed: tuple[str, ...] = ()
-    has_bus: bool = True
+    has_bus: bool = True  # not on a machine without PCI
 
 
 def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Checks that there are the chips that the slice requires, and that we may use them.
-
-    Their number and their generation have to agree.
-    """
+    """Checks that there are the chips that the slice requires, and that we may use them."""
     if isinstance(found, Unknown):
         yield warning("chips", found.reason, "readable sysfs", "mount /sys into the container")
         return
@@ -37,6 +31,7 @@ def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Itera
     generations = sorted({chip.generation for chip in found.chips})
     words = f"{len(found.chips)} chips of {', '.join(generations)}"
     sizes = sorted({other.chips_per_host for other in shapes(generations[0])})
+    allowed = sizes if shape is None else [shape.chips_per_host]
     if len(generations) > 1:
         yield error(
             "chips", words, "one generation", "replace the host: no machine type is like that"
@@ -48,8 +43,7 @@ def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Itera
             f"{shape.generation}, as TPU_ACCELERATOR_TYPE says",
             "correct the variable",
         )
-    elif len(found.chips) not in (sizes if shape is None else [shape.chips_per_host]):
-        allowed = sizes if shape is None else [shape.chips_per_host]
+    elif len(found.chips) not in allowed:
         yield error(
             "chips",
             words,
@@ -120,16 +114,13 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The state of a port of this machine: its purpose, its holder, and the setting that moves it.
-
-    `is_needed` if we cannot do without it here.
-    """
+    """The state of a port of this machine: its purpose, holder, and the setting that moves it."""
 
     what: str
     number: int
     holder: Holder
     setting: str
-    is_needed: bool = True
+    is_needed: bool = True  # here nothing works without it
 
 
 def check_port(port: Port) -> Finding:

@@ -136,10 +136,7 @@ def _read(url: str, api_key: str | None, timeout_s: float) -> str:
 
 
 def _door(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """Returns a connection, not opened yet, and the path of its metrics page.
-
-    Not `urllib`, which follows redirects and would carry the API key along.
-    """
+    # Not `urllib`, which follows redirects and would carry the API key along.
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     try:
         address = urlsplit(url)

@@ -123,7 +123,6 @@ def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
 
 
 def _rule(group: SliceGroup) -> Json:
-    """Returns how GKE makes hosts of this group."""
     shape = group.shape
     rule: Json = {
         "machineType": shape.gke_machine_type,

@@ -25,10 +25,7 @@ _NETWORK_DRIVER_LABEL = "cloud.google.com/gke-networking-dra-driver=true"
 
 
 def node_pools_script(groups: Sequence[SliceGroup], *, has_claims: bool) -> str:
-    """Writes one command for each pool.
-
-    `has_claims`: pods claim their host's network interfaces.
-    """
+    """Writes one command for each pool; `has_claims`: pods claim their host's interfaces."""
     commands = [
         _command(pool, group, has_claims=has_claims)
         for group in groups

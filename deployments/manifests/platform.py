@@ -79,10 +79,7 @@ def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
 
 
 def priority_classes(cluster: ClusterConfig) -> list[Json]:
-    """Ranks head and gateways before engines.
-
-    The loss of a gateway costs requests, the loss of an engine only a pause.
-    """
+    """Ranks head and gateways before engines, whose loss costs requests no more than a pause."""
     return [
         {
             "apiVersion": "scheduling.k8s.io/v1",
@@ -152,10 +149,7 @@ def disruption_budgets(values: Values) -> list[Json]:
 
 
 def network_claims(cluster: ClusterConfig) -> Json:
-    """Claims all network interfaces of a host for its one pod.
-
-    Source: GKE's page on managed DRANET.
-    """
+    """Claims all interfaces of a host for its one pod. Source: GKE's page on managed DRANET."""
     request = {
         "name": "netdev",
         "exactly": {"deviceClassName": "netdev.google.com", "allocationMode": "All"},

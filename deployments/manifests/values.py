@@ -210,7 +210,6 @@ def _class_problems(values: Values) -> Iterator[Problem]:
 
 
 def _node_label_problems(values: Values) -> Iterator[Problem]:
-    """Yields labels of a compute class that would be wrong on the pods of its hosts."""
     for at, declared in enumerate(values.app.compute_classes):
         for name, value in declared.node_labels.items():
             complaint = why_not_in_group(name)
@@ -247,7 +246,6 @@ def _redis_problems(redis: RedisConfig) -> Iterator[Problem]:
 
 
 def _bucket_problems(values: Values) -> Iterator[Problem]:
-    """Yields what is to be read from the mounted bucket, where none is."""
     if values.cluster.bucket is not None:
         return
     for at, model in enumerate(values.app.models):
@@ -262,7 +260,6 @@ def _bucket_problems(values: Values) -> Iterator[Problem]:
 
 
 def _secret_problems(values: Values) -> Iterator[Problem]:
-    """Yields a secret that is read has a Secret, and a Secret a reader."""
     auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
     has_link = link.secret_env is not None or link.secret_file is not None
     pairs = [
