@@ -14,6 +14,7 @@ from deployments.validation.documents import (
     texts,
     value_at,
 )
+from deployments.validation.found_pods import FoundPod, ray_pods
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.domain.errors import Problem
 from serving.domain.gke_names import NEVER_IDLE_S
@@ -24,9 +25,12 @@ _ZERO = "0"
 
 def cluster_problems(folder: Folder) -> Iterator[Problem]:
     """Yields every Ray cluster and RayService, and the rights of the provisioner in it."""
+    pods = list(ray_pods(folder))
     for manifest, path, cluster in ray_clusters(folder):
         yield from _setting_problems(manifest, path, cluster)
-        yield from _pod_problems(manifest, path, cluster)
+        for pod in pods:
+            if pod.manifest is manifest:
+                yield from _pod_problems(pod)
         yield from _provisioner_problems(manifest, path, cluster, folder)
         if manifest.kind == "RayService":
             yield from _service_problems(manifest, cluster)
@@ -59,31 +63,20 @@ def _setting_problems(manifest: KubernetesManifest, path: str, cluster: Json) ->
         yield problem("headGroupSpec.rayStartParams.num-cpus", complaint, 'allowed: "0"')
 
 
-def _pod_problems(manifest: KubernetesManifest, path: str, cluster: Json) -> Iterator[Problem]:
-    for where, template in pod_templates(cluster):
-        container = mapping(template, "spec", "containers", 0)
-        first = f"{path}.{where}.template.spec.containers[0]"
-        for name, wanted in RAY_SETTINGS.items():
-            value = named(sequence(container, "env"), name).get("value")
-            if value != wanted:
-                complaint = "not what Ray is started with everywhere else"
-                allowed = f'allowed: "{wanted}"'
-                yield manifest.problem(f"{first}.env[{name}]", complaint, allowed, value)
-        if where != "headGroupSpec" and not value_at(
-            container, "readinessProbe", "httpGet", "path"
-        ):
-            complaint = "without one KubeRay's asks with wget, which no image has: never ready"
-            allowed = "required: httpGet"
-            value = value_at(container, "readinessProbe", "exec", "command", 0)
-            yield manifest.problem(f"{first}.readinessProbe", complaint, allowed, value)
-
-
-def pod_templates(cluster: Json) -> Iterator[tuple[str, Json]]:
-    """The pods of a Ray cluster, with the path of each."""
-    yield "headGroupSpec", mapping(cluster, "headGroupSpec", "template")
-    for group in sequence(cluster, "workerGroupSpecs"):
-        name = mapping(group).get("groupName")
-        yield f"workerGroupSpecs[{name}]", mapping(group, "template")
+def _pod_problems(pod: FoundPod) -> Iterator[Problem]:
+    container = mapping(pod.spec, "containers", 0)
+    first = f"{pod.path}.spec.containers[0]"
+    for name, wanted in RAY_SETTINGS.items():
+        value = named(sequence(container, "env"), name).get("value")
+        if value != wanted:
+            complaint = "not what Ray is started with everywhere else"
+            allowed = f'allowed: "{wanted}"'
+            yield pod.manifest.problem(f"{first}.env[{name}]", complaint, allowed, value)
+    is_head = pod.group is None
+    if not is_head and not value_at(container, "readinessProbe", "httpGet", "path"):
+        complaint = "without one KubeRay's asks with wget, which no image has: never ready"
+        value = value_at(container, "readinessProbe", "exec", "command", 0)
+        yield pod.manifest.problem(f"{first}.readinessProbe", complaint, "required: httpGet", value)
 
 
 def _service_problems(manifest: KubernetesManifest, cluster: Json) -> Iterator[Problem]:
@@ -106,7 +99,6 @@ def _service_problems(manifest: KubernetesManifest, cluster: Json) -> Iterator[P
 def _provisioner_problems(
     manifest: KubernetesManifest, path: str, cluster: Json, folder: Folder
 ) -> Iterator[Problem]:
-    """Checks that there is a provisioner, and that it has its rights."""
     spec = mapping(cluster, "headGroupSpec", "template", "spec")
     beside = [*sequence(spec, "initContainers"), *sequence(spec, "containers")]
     field = f"{path}.headGroupSpec.template.spec"

@@ -26,6 +26,7 @@ from serving.domain.topology import Generation, TopologyError, slice_shape
 
 def class_problems(folder: Folder) -> Iterator[Problem]:
     """Yields every class that makes slices, alone and with the groups that wait for it."""
+    classes = {manifest.name: manifest for manifest in folder.of_kind("ComputeClass")}
     for compute_class in folder.of_kind("ComputeClass"):
         rules = [
             rule
@@ -37,9 +38,6 @@ def class_problems(folder: Folder) -> Iterator[Problem]:
         for at, rule in enumerate(rules):
             if "tpu" in rule:
                 yield from _rule_problems(compute_class, f"spec.priorities[{at}]", rule)
-    classes = {
-        compute_class.name: compute_class for compute_class in folder.of_kind("ComputeClass")
-    }
     for manifest, path, cluster in ray_clusters(folder):
         for group in slice_groups_in(manifest, path, cluster):
             used = classes.get(str(group.selector.get(GKE_COMPUTE_CLASS)))

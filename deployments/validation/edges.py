@@ -67,10 +67,7 @@ def _services(route: KubernetesManifest) -> list[str]:
 def _service_problems(
     folder: Folder, pods: list[FoundPod], source: KubernetesManifest, field: str, service: str
 ) -> Iterator[Problem]:
-    """Yields whether `source` points at a Service that leads to gateways, from the first moment.
-
-    A foreign route, by another name than the cluster's, may lead to what is not Ray's.
-    """
+    # A foreign route, by another name than the cluster's, may lead to what is not Ray's.
     clusters = folder.names("RayService") | folder.names("RayCluster")
     leads = {manifest.name: _leads_to(manifest, pods) for manifest in folder.of_kind("Service")}
     ours = sorted(name for name, groups in leads.items() if groups and all(groups.values()))

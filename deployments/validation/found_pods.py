@@ -20,10 +20,7 @@ from serving.domain.gke_names import GKE_CHIPS
 
 @dataclass(frozen=True, slots=True)
 class FoundPod:
-    """The pods of one template.
-
-    `path` is the template's; `group` the worker group's spec, `None` for all other pods.
-    """
+    """The pods of one template at `path`; `group`: the worker group's spec, `None` without one."""
 
     manifest: KubernetesManifest
     path: str
@@ -79,10 +76,7 @@ def all_pods(folder: Folder) -> list[FoundPod]:
 
 
 def selects(selector: Json, labels: Json) -> bool:
-    """Returns whether a label selector takes pods with these labels.
-
-    The only expression it knows is `Exists`.
-    """
+    """Returns whether a selector takes pods with these labels; of expressions it knows `Exists`."""
     wanted = mapping(selector, "matchLabels")
     keys = [
         mapping(entry).get("key")

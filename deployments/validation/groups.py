@@ -104,21 +104,13 @@ def _is_of_slices(spec: Json) -> bool:
 
 
 def _shape_of(spec: Json) -> SliceShape | None:
-    try:
-        return slice_shape(*_parse_shape(spec))
-    except (TopologyError, ValueError):
-        return None
-
-
-def _parse_shape(spec: Json) -> tuple[str, str, int]:
-    """Returns generation, topology and chips per host as the pods request them.
-
-    They may form no slice at all.
-    """
     selector = mapping(spec, "template", "spec", "nodeSelector")
     generation = generations_by_accelerator().get(str(selector.get(GKE_ACCELERATOR)), "")
     chips = value_at(spec, "template", "spec", "containers", 0, "resources", "limits", GKE_CHIPS)
-    return generation, str(selector.get(GKE_TOPOLOGY, "")), int(str(chips))
+    try:
+        return slice_shape(generation, str(selector.get(GKE_TOPOLOGY, "")), int(str(chips)))
+    except (TopologyError, ValueError):
+        return None
 
 
 def generations_by_accelerator() -> dict[str, str]:
@@ -127,7 +119,6 @@ def generations_by_accelerator() -> dict[str, str]:
 
 
 def _shape_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Yields a slice that does not exist, or not with these hosts."""
     selector = "template.spec.nodeSelector"
     known = generations_by_accelerator()
     accelerator, topology = group.selector.get(GKE_ACCELERATOR), group.selector.get(GKE_TOPOLOGY)
@@ -166,7 +157,6 @@ def _shape_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _name_problems(group: FoundGroup, folder: Folder) -> Iterator[Problem]:
-    """Yields its class is its own: there is one, and it has the group's name."""
     field = f"template.spec.nodeSelector[{GKE_COMPUTE_CLASS}]"
     wanted = group.selector.get(GKE_COMPUTE_CLASS)
     if wanted != group.name:
@@ -183,7 +173,6 @@ def _name_problems(group: FoundGroup, folder: Folder) -> Iterator[Problem]:
 
 
 def _count_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Yields counts that others than the slice provisioner would change."""
     spec = group.spec
     idle_s = spec.get("idleTimeoutSeconds")
     if not isinstance(idle_s, int) or idle_s < NEVER_IDLE_S:
@@ -208,7 +197,6 @@ def _count_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _label_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Yields labels that are missing, or differ from the node selector."""
     if group.shape is not None:
         expected = {
             POD_TYPE_LABEL: group.shape.ray_pod_type,
@@ -231,7 +219,6 @@ def _label_problems(group: FoundGroup) -> Iterator[Problem]:
 
 
 def _toleration_problems(group: FoundGroup) -> Iterator[Problem]:
-    """Checks tolerations: the taints of its nodes, and those that would cost it its class."""
     tolerations = [entry for entry in sequence(group.pod, "tolerations") if isinstance(entry, dict)]
     field = "template.spec.tolerations"
     # Of every TPU node; of nodes of a class.
@@ -239,7 +226,8 @@ def _toleration_problems(group: FoundGroup) -> Iterator[Problem]:
         if not any(_tolerates(toleration, key, value) for toleration in tolerations):
             complaint = f"does not tolerate the taint {key}={value}:NoSchedule of its nodes"
             required = f"required: a toleration of {key}"
-            yield group.problem(field, complaint, required, _keys(tolerations))
+            found = texts([toleration.get("key") for toleration in tolerations])
+            yield group.problem(field, complaint, required, found)
     for toleration in tolerations:
         if toleration.get("key") in _NO_TOLERATIONS:
             complaint = "nodes of a class have no such taint, and GKE may refuse the class for it"
@@ -253,10 +241,6 @@ def _tolerates(toleration: Json, key: str, value: str) -> bool:
         return False
     exists = toleration.get("operator", "Equal") == "Exists"
     return exists or toleration.get("value") == value
-
-
-def _keys(tolerations: list[Json]) -> str:
-    return texts([toleration.get("key") for toleration in tolerations])
 
 
 def _whole(value: Any) -> int | None:

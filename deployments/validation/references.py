@@ -1,5 +1,6 @@
 """Checks the names that objects give of each other: pods, accounts, classes, quota. Pure."""
 
+import posixpath
 from collections.abc import Iterator
 
 from deployments.validation.documents import (
@@ -96,7 +97,6 @@ def _budget_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _quota_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields a quota that stops a group short of its maximum."""
     for manifest, path, cluster in ray_clusters(folder):
         chips = 0
         for group in slice_groups_in(manifest, path, cluster):
@@ -124,13 +124,12 @@ def _route_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _kustomization_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields a resource that is not there, or a file that no kustomization takes along."""
     kustomizations = folder.of_kind("Kustomization")
     listed = set()
     for kustomization in kustomizations:
         base = kustomization.file.rpartition("/")[0]
         for resource in sequence(kustomization.body, "resources"):
-            path = _joined(base, str(resource))
+            path = posixpath.normpath(posixpath.join(base, str(resource)))
             listed.add(path)
             if path not in folder.files and f"{path}/kustomization.yaml" not in folder.files:
                 complaint = "there is no such file or folder"
@@ -143,16 +142,6 @@ def _kustomization_problems(folder: Folder) -> Iterator[Problem]:
         if manifest.kind != "Kustomization" and manifest.file not in listed:
             complaint = "no kustomization has it, so nobody applies it"
             yield Problem(manifest.file, complaint, "required: in the resources of its folder")
-
-
-def _joined(base: str, resource: str) -> str:
-    parts = [part for part in base.split("/") if part]
-    for part in resource.split("/"):
-        if part == "..":
-            parts = parts[:-1]
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/".join(parts)
 
 
 def _repeated(folder: Folder) -> Iterator[Problem]:

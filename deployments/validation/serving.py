@@ -34,7 +34,6 @@ from serving.domain.inventory import (
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
     ObservedHost,
-    SliceRequest,
     match_slices,
 )
 
@@ -106,7 +105,6 @@ def _application(text: str) -> AppConfig | None:
 def _deployment_problems(
     app: AppConfig, offers: Sequence[_Offer], manifest: KubernetesManifest, path: str
 ) -> Iterator[Problem]:
-    """Yields each deployment has slices, enough of them, and time at their end."""
     wanted: dict[str, int] = {}
     groups = [group for group, _ in offers]
     by_name = {group.name: group for group in groups}
@@ -116,7 +114,8 @@ def _deployment_problems(
             spec = slice_spec(app, model, deployment)
             if spec is None:
                 continue
-            takes = _groups_for(slice_request(spec), offers)
+            want = slice_request(spec)
+            takes = [group for group, hosts in offers if match_slices(hosts, want).free]
             if not takes:
                 yield _no_slices(manifest, path, model.deployment_name(deployment), spec, groups)
             for group in takes:
@@ -126,32 +125,20 @@ def _deployment_problems(
                     told.add((group.name, spec.compute_class))
                     yield from _grace_problems(group, spec)
     for name, count in wanted.items():
-        most = by_name[name].spec.get("maxReplicas")
-        if isinstance(most, int) and most < count and not _has_others(name, groups):
+        group = by_name[name]
+        most = group.spec.get("maxReplicas")
+        # Slices of the same labels may come from another group as well.
+        has_others = any(other.name != name and other.labels == group.labels for other in groups)
+        if isinstance(most, int) and most < count and not has_others:
             complaint = "fewer slices than replicas may want"
-            yield by_name[name].problem("maxReplicas", complaint, f"allowed: {count} or more", most)
-
-
-def _has_others(name: str, groups: list[FoundGroup]) -> bool:
-    """Returns whether slices of the same labels come from another group as well."""
-    this = next(group for group in groups if group.name == name)
-    return any(group.name != name and group.labels == this.labels for group in groups)
-
-
-def _groups_for(want: SliceRequest, offers: Sequence[_Offer]) -> list[FoundGroup]:
-    return [group for group, hosts in offers if match_slices(hosts, want).free]
+            yield group.problem("maxReplicas", complaint, f"allowed: {count} or more", most)
 
 
 def _no_slices(
     manifest: KubernetesManifest, path: str, name: str, spec: SliceSpec, groups: list[FoundGroup]
 ) -> Problem:
-    """Returns why no group's slices would be taken: what the nearest one lacks."""
     want = slice_request(spec)
-    labels = {
-        **want.labels,
-        POD_TYPE_LABEL: want.pod_type,
-        TOPOLOGY_LABEL: want.topology,
-    }
+    labels = {**want.labels, POD_TYPE_LABEL: want.pod_type, TOPOLOGY_LABEL: want.topology}
     complaint = f"no worker group has slices that deployment {name} would take"
     allowed = "required: a group with " + ", ".join(f"{k}={v}" for k, v in sorted(labels.items()))
 
@@ -172,7 +159,6 @@ def _no_slices(
 
 
 def _differences(labels: Mapping[str, str], group: FoundGroup) -> dict[str, object]:
-    """The labels of a group that are not as wanted, with what they are."""
     return {
         name: group.labels.get(name)
         for name, value in labels.items()
@@ -193,7 +179,6 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
 
 
 def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> Iterator[Problem]:
-    """Yields a spot node's shutdown is as long as the drain that the configuration counts on."""
     classes = {manifest.name: manifest for manifest in folder.of_kind("ComputeClass")}
     for group, hosts in offers:
         used = classes.get(group.name)

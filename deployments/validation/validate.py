@@ -27,8 +27,6 @@ def folder_problems(folder: Folder) -> list[Problem]:
     """Returns what every check reports, each problem once."""
     found = [problem for check in _CHECKS for problem in check(folder)]
     if not folder.of_kind("RayService", "RayCluster"):
-        missing = Problem(
-            "(folder)", "no Ray cluster in it", "required: a RayService or RayCluster"
-        )
-        found.append(missing)
+        needed = "required: a RayService or RayCluster"
+        found.append(Problem("(folder)", "no Ray cluster in it", needed))
     return list(dict.fromkeys(found))
