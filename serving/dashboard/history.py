@@ -63,8 +63,6 @@ class Wanted:
 
 
 class _Gateway:
-    """The samples of one gateway: the last one, and the increase in the last ten seconds."""
-
     def __init__(self) -> None:
         self.last: GatewaySample | None = None
         self.received_at_s = 0.0
@@ -80,7 +78,6 @@ class _Gateway:
         self.last, self.received_at_s = sample, now_s
 
     def roll(self) -> None:
-        """Forgets the samples before the window."""
         while sum(span.duration_s for span in self._recent) > WINDOW_S + _HALF_STEP_S:
             if len(self._recent) == 1:
                 break
@@ -91,7 +88,6 @@ class _Gateway:
 
     @property
     def slot(self) -> int:
-        """The second of the last sample."""
         return _slot_of(self.received_at_s)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from serving.dashboard.history import History
 from serving.dashboard.history_page import history_answer
-from serving.dashboard.page import FleetPage
+from serving.dashboard.page import page_answers
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import MalformedRequestError, RequestError, openai_error_body
 
@@ -18,14 +18,14 @@ class DashboardPages:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._page = FleetPage()
+        self._answers = page_answers()
 
     def answer(self, request: PageRequest) -> PageAnswer:
         """Returns the answer to a request, which may be an error."""
         try:
             if request.path == "/fleet/history":
                 return history_answer(self._history, request.query, request.if_none_match)
-            page = self._page.answer(request.path)
+            page = self._answers.get(request.path)
             if page is None:
                 message = f"There is no route {request.path}."
                 error = MalformedRequestError(message, code="not_found")

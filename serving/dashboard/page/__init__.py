@@ -54,25 +54,21 @@ _PLOTTING_PARTS = {
 }
 
 
-class FleetPage:
-    """The page's files, read once."""
+def page_answers() -> dict[str, PageAnswer]:
+    """Returns the page and its parts by path, read from their files."""
+    folder = files(__name__)
+    page = folder.joinpath("index.html").read_bytes()
+    headers = {**_PAGE_HEADERS, "content-type": "text/html; charset=utf-8"}
+    answers = {"/fleet": PageAnswer(HTTPStatus.OK, page, headers)}
+    for name, media_type in _PARTS.items():
+        answers[f"/fleet/{name}"] = _part(media_type, folder.joinpath(name).read_bytes())
+    library = distribution(_PLOTTING)
+    for name, media_type in _PLOTTING_PARTS.items():
+        path = Path(str(library.locate_file(f"uplot/static/{name}")))
+        answers[f"/fleet/{name}"] = _part(media_type, path.read_bytes())
+    return answers
 
-    def __init__(self) -> None:
-        folder = files(__name__)
-        page = folder.joinpath("index.html").read_bytes()
-        headers = {**_PAGE_HEADERS, "content-type": "text/html; charset=utf-8"}
-        self._answers = {"/fleet": PageAnswer(HTTPStatus.OK, page, headers)}
-        for name, media_type in _PARTS.items():
-            self._add(name, media_type, folder.joinpath(name).read_bytes())
-        library = distribution(_PLOTTING)
-        for name, media_type in _PLOTTING_PARTS.items():
-            path = Path(str(library.locate_file(f"uplot/static/{name}")))
-            self._add(name, media_type, path.read_bytes())
 
-    def _add(self, name: str, media_type: str, body: bytes) -> None:
-        headers = {**_HEADERS, "content-type": f"{media_type}; charset=utf-8"}
-        self._answers[f"/fleet/{name}"] = PageAnswer(HTTPStatus.OK, body, headers)
-
-    def answer(self, path: str) -> PageAnswer | None:
-        """Returns the page or a part of it; `None` for every other path."""
-        return self._answers.get(path)
+def _part(media_type: str, body: bytes) -> PageAnswer:
+    headers = {**_HEADERS, "content-type": f"{media_type}; charset=utf-8"}
+    return PageAnswer(HTTPStatus.OK, body, headers)
