@@ -9,7 +9,7 @@ Values that the configuration sets by hand are kept, with "set by hand" as their
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from serving.artifacts.weights.sources import load_plan
+from serving.artifacts.weights.sources import STREAMER, is_streamed
 from serving.domain.errors import ConfigError
 from serving.domain.topology import SliceShape, parallelism_choices
 from serving.tpu.hbm import MemoryRequirements, Sharding
@@ -186,9 +186,9 @@ def _args(
         _DEFAULT_UTILIZATION,
         "the cache takes this share less the weights, unmeasured; the rest is for activations",
     )
-    loaded = load_plan(requirements.model, requirements.args)
-    for name, value in loaded.engine_args.items():
-        yield Setting(name, value, loaded.reason)
+    if is_streamed(requirements.model):
+        reason = "streamed from the bucket into memory, past the disk"
+        yield Setting("load_format", STREAMER, reason)
     if facts is not None and facts.is_multimodal:
         reason = "tpu-inference cannot split a multimodal input over steps"
         yield Setting("disable_chunked_mm_input", True, reason)  # noqa: FBT003 - a value

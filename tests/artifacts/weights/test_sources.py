@@ -4,22 +4,28 @@ from typing import Any
 
 import pytest
 
-from serving.artifacts.weights.sources import SourceKind, load_plan, source_problems
+from serving.artifacts.weights.sources import source_problems
+from serving.domain.topology import slice_shape
+from serving.tpu.requirements import EngineRequirements
+from serving.tpu.settings import engine_settings
+
+
+def settings(source: str, args: dict[str, Any]) -> dict[str, object]:
+    shape = slice_shape("v6e", "2x4", 8)
+    return engine_settings(EngineRequirements(source, shape, args), None).engine_args
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "args"),
+    ("source", "load_format"),
     [
-        ("/mnt/models/llama", SourceKind.FOLDER, {}),
-        ("gs://bucket/llama", SourceKind.BUCKET, {"load_format": "runai_streamer"}),
-        ("s3://bucket/llama", SourceKind.BUCKET, {"load_format": "runai_streamer"}),
-        ("meta-llama/Llama-3.1-8B", SourceKind.HUGGING_FACE, {}),
+        ("/mnt/models/llama", None),
+        ("gs://bucket/llama", "runai_streamer"),
+        ("s3://bucket/llama", "runai_streamer"),
+        ("meta-llama/Llama-3.1-8B", None),
     ],
 )
-def test_source_is_loaded_by_its_kind(source: str, kind: SourceKind, args: dict[str, Any]) -> None:
-    plan = load_plan(source, {})
-    assert (plan.kind, plan.engine_args) == (kind, args)
-    assert plan.needs
+def test_source_is_loaded_by_its_kind(source: str, load_format: str | None) -> None:
+    assert settings(source, {}).get("load_format") == load_format
     assert list(source_problems("models[0]", source, {})) == []
 
 
@@ -49,4 +55,4 @@ def test_streamer_that_is_set_by_hand_stays() -> None:
         "model_loader_extra_config": {"concurrency": 16},
     }
     assert list(source_problems("m", "gs://b/m", args)) == []
-    assert load_plan("gs://b/m", args).engine_args == {"load_format": "runai_streamer_sharded"}
+    assert settings("gs://b/m", args)["load_format"] == "runai_streamer_sharded"
