@@ -13,10 +13,7 @@ from serving.artifacts.model_source import resolve_source
 
 
 class ModelConfigUnreadableError(ValueError):
-    """Reports a file that should hold a model's configuration and does not.
-
-    Correct or remove it.
-    """
+    """Reports a file that does not hold the model's configuration. Correct or remove it."""
 
 
 def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[str, Any] | None:
@@ -30,7 +27,7 @@ def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[s
     own = Path(resolve_source(source)) / "config.json"
     if own.is_file():
         return _mapping(own, _read(own))
-    cached = _in_huggingface_cache(source)
+    cached = cached_model_config(source)
     if cached is not None:
         return _mapping(cached, _read(cached))
     for folder in facts_folders:
@@ -41,8 +38,11 @@ def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[s
     return None
 
 
-def _in_huggingface_cache(source: str) -> Path | None:
-    """Returns the file in the local cache; an address such as `gs://` is in none."""
+def cached_model_config(source: str, revision: str | None = None) -> Path | None:
+    """Returns the file of an id in the local cache, at `revision` or at the newest one there.
+
+    An address such as `gs://` is in none.
+    """
     # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
@@ -50,7 +50,7 @@ def _in_huggingface_cache(source: str) -> Path | None:
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(source, "config.json")
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from serving.artifacts.model_config_file import cached_model_config
 from serving.artifacts.model_source import resolve_source
 from serving.artifacts.object_store.address import is_bucket, open_store
 from serving.artifacts.object_store.store import StoreError
@@ -69,20 +70,9 @@ def _of_bucket(source: str) -> str:
 
 
 def _of_huggingface_id(source: str, revision: JsonValue) -> str | None:
-    """Returns the local cache's commit of `revision`, or of the newest one there."""
-    # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
-    try:
-        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
-        from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
-    except ImportError:
-        return None
-    wanted = revision if isinstance(revision, str) else None
-    try:
-        found = try_to_load_from_cache(source, "config.json", revision=wanted)
-    except HFValidationError:
-        return None
+    found = cached_model_config(source, revision if isinstance(revision, str) else None)
     # .../models--org--name/snapshots/COMMIT/config.json
-    return f"commit:{Path(found).parent.name}" if isinstance(found, str) else None
+    return None if found is None else f"commit:{found.parent.name}"
 
 
 def _digest(facts: Iterable[str]) -> str:
