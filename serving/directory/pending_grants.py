@@ -18,10 +18,7 @@ GRANT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The slices that a replica may reserve now, all of them, and the reason.
-
-    No slice means that it has to wait.
-    """
+    """The slices that a replica may reserve now, with the reason; without any it has to wait."""
 
     slices: tuple[Slice, ...]
     reason: str
@@ -49,7 +46,7 @@ class PendingGrants:
         `excluded` are the slices that the replica could not reserve a moment ago: they come last.
         Several slices are of one zone, because they work as one.
         """
-        self.withdraw(replica_id)
+        self._out.pop(replica_id, None)
         self._out = {who: grant for who, grant in self._out.items() if grant[1] > now_s}
         promised = frozenset[str]().union(*(node_ids for node_ids, _ in self._out.values()))
         refused = dict(match_slices.refused)
@@ -70,10 +67,6 @@ class PendingGrants:
         names = " and ".join(each.name for each in chosen)
         return Grant(chosen, f"{names} {'is' if len(chosen) == 1 else 'are'} free")
 
-    def withdraw(self, replica_id: str) -> None:
-        """Withdraws a grant: the replica has its slices, or requests none any more."""
-        self._out.pop(replica_id, None)
-
 
 def _choose(
     candidates: Iterable[Slice], num_slices: int, excluded: frozenset[frozenset[str]]
@@ -92,7 +85,6 @@ def _choose(
 
 
 def _no_grant_reason(refused: dict[str, str], free: list[Slice], num_slices: int) -> str:
-    """Returns the reason why nothing is granted."""
     if not refused and not free:
         return "there is no such slice"
     head = "no slice is free"

@@ -54,7 +54,7 @@ class Quarantine:
         `suspects` are the node ids of the hosts that a probe named. A slice that still has one of
         them stays in quarantine even when its other hosts were replaced.
         """
-        self._forget(now_s)
+        self._failures = [old for old in self._failures if now_s - old.failed_at_s < FORGET_S]
         before = [failure for failure in self._failures if failure.concerns(node_ids)]
         count = 1 + max((failure.count for failure in before), default=0)
         failure = _Failure(name, node_ids, suspects & node_ids, count, now_s)
@@ -76,8 +76,3 @@ class Quarantine:
             ),
             default=None,
         )
-
-    def _forget(self, now_s: float) -> None:
-        self._failures = [
-            failure for failure in self._failures if now_s - failure.failed_at_s < FORGET_S
-        ]

@@ -140,10 +140,7 @@ class CacheKey:
 
 
 def cache_key(facts: ProgramFacts) -> CacheKey:
-    """Returns an engine's key.
-
-    The order of arguments and values no program uses do not change it.
-    """
+    """Returns an engine's key; neither order nor values that no program uses change it."""
     return CacheKey(
         {
             "format": KEY_FORMAT,

@@ -9,17 +9,14 @@ import contextlib
 import uuid
 import zlib
 from pathlib import Path
-from types import ModuleType
 
 from serving.artifacts.compile_cache.layout import ENTRY_SUFFIX
 
 try:
     # JAX compresses with it where it is installed, and with zlib where not.
-    import zstandard as _zstandard
+    import zstandard
 except ImportError:
-    _zstandard_module: ModuleType | None = None
-else:
-    _zstandard_module = _zstandard
+    zstandard = None
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CHUNK_BYTES = 1024 * 1024
@@ -70,7 +67,7 @@ def is_whole(data: bytes) -> bool:
     A stream of a kind that this host cannot read is not: JAX here could not read it either.
     """
     if data.startswith(_ZSTD_MAGIC):
-        return _zstandard_module is not None and _is_whole_zstd(data, _zstandard_module)
+        return zstandard is not None and _is_whole_zstd(data)
     stream = zlib.decompressobj()
     try:
         for start in range(0, len(data), _CHUNK_BYTES):
@@ -80,7 +77,7 @@ def is_whole(data: bytes) -> bool:
     return stream.eof and not stream.unused_data
 
 
-def _is_whole_zstd(data: bytes, zstandard: ModuleType) -> bool:
+def _is_whole_zstd(data: bytes) -> bool:
     stream = zstandard.ZstdDecompressor().decompressobj()
     try:
         for start in range(0, len(data), _CHUNK_BYTES):

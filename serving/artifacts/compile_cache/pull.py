@@ -39,8 +39,6 @@ Known = Mapping[str, tuple[ProgramEntry, ...]]
 
 @dataclass(slots=True)
 class _Fetched:
-    """The result of fetching one program."""
-
     num_bytes: int = 0
     has_come: bool = False
     is_late: bool = False

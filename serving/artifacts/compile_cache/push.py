@@ -84,8 +84,6 @@ def push(
 
 
 class _Push:
-    """Runs one push."""
-
     def __init__(self, store: ObjectStore, folder: LocalFolder, damaged: set[str]) -> None:
         self.damaged = damaged
         self.entries: list[ProgramEntry] = []

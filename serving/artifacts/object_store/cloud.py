@@ -32,10 +32,7 @@ _RETRY: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30
 
 
 class CloudStore:
-    """Stores objects in a bucket; see `ObjectStore`.
-
-    Nothing goes over the network before a call.
-    """
+    """Stores objects in a bucket; see `ObjectStore`. It asks for nothing before a call."""
 
     def __init__(self, address: str) -> None:
         """Makes the client; `address` is `gs://` or `s3://`, a bucket, and folders in it if wanted.
@@ -51,11 +48,6 @@ class CloudStore:
             )
         except BaseError as error:
             raise ValueError(f"{address}: {_words(error)}") from error
-
-    @property
-    def address(self) -> str:
-        """The address as given, without a slash at its end."""
-        return self._address
 
     def get(self, name: str) -> bytes:
         """Returns an object's bytes; see `ObjectStore.get`."""

@@ -20,11 +20,6 @@ class DirectoryStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    @property
-    def address(self) -> str:
-        """The folder."""
-        return str(self._folder)
-
     def get(self, name: str) -> bytes:
         """Returns an object's bytes; see `ObjectStore.get`."""
         path = self._path(name)

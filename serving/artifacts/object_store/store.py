@@ -32,11 +32,6 @@ class StoredObject:
 class ObjectStore(Protocol):
     """The interface of a store: blocking calls, safe from several threads and several machines."""
 
-    @property
-    def address(self) -> str:
-        """The address as `open_store` was given it."""
-        ...
-
     def get(self, name: str) -> bytes:
         """Returns the whole object.
 

@@ -96,7 +96,6 @@ class FailingStore:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.fails: set[str] = set()
-        self.address = store.address
 
     def _call(self, name: str) -> None:
         if name in self.fails:
