@@ -17,7 +17,6 @@ from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import ProgramsMoved
 from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
 from serving.telemetry.open_tracer import open_tracer
 
@@ -27,11 +26,7 @@ logger = logging.getLogger(__name__)
 _TRACES_S = 0.5
 
 
-def _unheard(_stage: LoadStage) -> None:
-    """Ignores a stage, because nobody asks for it."""
-
-
-async def start_engine(spec: EngineSpec, on_stage: OnStage = _unheard) -> Engine:
+async def start_engine(spec: EngineSpec, on_stage: OnStage = lambda _: None) -> Engine:
     """Starts the engine that `spec` describes, and returns it ready; `on_stage` gets its stages.
 
     Raises:
@@ -65,7 +60,7 @@ class EngineHost:
         self.engine = engine
         self._spec = spec
         self._tracer = open_tracer(spec.tracing, "slicewise-engine", self.engine_id)
-        self._server = LinkServer(
+        self.server = LinkServer(
             engine,
             engine_id=self.engine_id,
             secret=secret,
@@ -80,19 +75,9 @@ class EngineHost:
 
     async def listen(self, host: str) -> tuple[str, int]:
         """Serves the engine on a free port of `host`; returns the address to connect to."""
-        await self._server.listen(host)
+        await self.server.listen(host)
         self._watch = asyncio.create_task(self._watch_engine(), name="watch-engine")
-        return self._server.address
-
-    @property
-    def num_requests(self) -> int:
-        """The number of requests on the engine."""
-        return self._server.num_requests
-
-    @property
-    def gateway_ids(self) -> frozenset[str]:
-        """The gateways connected."""
-        return self._server.gateway_ids
+        return self.server.address
 
     async def wait_died(self) -> str:
         """Waits for the engine's end, and returns the reason."""
@@ -108,14 +93,6 @@ class EngineHost:
         if not self._told_to_end.done():
             self._told_to_end.set_result(reason)
 
-    def drain(self, reason: str, grace_s: float) -> None:
-        """Notifies every gateway to take its requests elsewhere."""
-        self._server.drain(reason, grace_s)
-
-    def note_programs(self, moved: ProgramsMoved) -> None:
-        """Notes the programs moved for this engine so far; gateways show them beside its counts."""
-        self._server.programs_moved = moved
-
     async def close(self) -> None:
         """Ends links, then engine. Idempotent."""
         if self._watch is not None:
@@ -123,7 +100,7 @@ class EngineHost:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
-        await self._server.close()
+        await self.server.close()
         await self.engine.close()
         await asyncio.to_thread(self._tracer.close, _TRACES_S)
         if not self._death.done():
@@ -131,7 +108,7 @@ class EngineHost:
 
     async def _watch_engine(self) -> None:
         """Ends everything with the engine: when it dies, no longer turns, or is asked to end."""
-        died = asyncio.create_task(self._server.wait_died())
+        died = asyncio.create_task(self.server.wait_died())
         turning = asyncio.create_task(self._check_turning())
         ends = {died, turning, self._told_to_end}
         try:
@@ -143,7 +120,7 @@ class EngineHost:
         logger.error("engine_ended engine_id=%s reason=%r", self.engine_id, reason)
         # First the links: what is in flight resumes elsewhere while a hung engine is still being
         # ended.
-        await self._server.close(reason)
+        await self.server.close(reason)
         self._death.set_result(reason)
         await self.engine.close()
 

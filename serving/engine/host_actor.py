@@ -61,7 +61,6 @@ class EngineHostActor:
         return HostReport(self._host.engine_id, address, dict(engine.info))
 
     def _on_end_signal(self, number: signal.Signals) -> None:
-        """Gives up the engine; its replica is notified, and ends this process."""
         reason = f"engine host got {number.name}"
         logger.warning("engine_host_told_to_end signal=%s", number.name)
         if self._host is None:
@@ -81,16 +80,13 @@ class EngineHostActor:
         return await self._host.wait_died()
 
     async def status(self) -> dict[str, Any]:
-        """Returns the present requests and gateways.
-
-        Raises `EngineDiedError` if the engine is gone.
-        """
+        """Returns the present requests and gateways; raises `EngineDiedError` without an engine."""
         if self._host is None:
             raise EngineDiedError("not started")
         self._host.ensure_alive()
         return {
-            "num_requests": self._host.num_requests,
-            "gateway_ids": sorted(self._host.gateway_ids),
+            "num_requests": self._host.server.num_requests,
+            "gateway_ids": sorted(self._host.server.gateway_ids),
             "process_ids": list(getattr(self._host.engine, "process_ids", [])),
         }
 
@@ -103,19 +99,20 @@ class EngineHostActor:
         """
         if self._host is None:
             return
-        self._host.drain(reason, grace_s)
+        server = self._host.server
+        server.drain(reason, grace_s)
         clock = asyncio.get_running_loop().time
         settled_s, deadline_s = clock() + min(_SETTLE_S, stay_s), clock() + max(grace_s, stay_s)
         # A drain is rare and the link server's table has no event to wait for.
         while clock() < deadline_s and (  # noqa: ASYNC110
-            self._host.num_requests or (self._host.gateway_ids and clock() < settled_s)
+            server.num_requests or (server.gateway_ids and clock() < settled_s)
         ):
             await asyncio.sleep(0.02)
 
     async def note_programs(self, moved: ProgramsMoved) -> None:
         """Notes the moves of the engine's programs so far, to be reported with its vitals."""
         if self._host is not None:
-            self._host.note_programs(moved)
+            self._host.server.programs_moved = moved
 
     async def close(self) -> None:
         """Ends link and engine."""

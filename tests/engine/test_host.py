@@ -86,12 +86,12 @@ async def test_engine_is_served_under_the_hosts_engine_id() -> None:
     async with hosted(engine) as (host, peer):
         assert peer.client is not None
         assert peer.client.engine_id == host.engine_id
-        assert host.gateway_ids == {"gw"}
+        assert host.server.gateway_ids == {"gw"}
         peer.client.submit(TokenRequest("r", [1], max_tokens=3))
         while len(peer.tokens) < 3:
             await peer.changed.wait()
             peer.changed.clear()
-        assert host.num_requests == 0
+        assert host.server.num_requests == 0
         host.ensure_alive()
 
 
@@ -143,7 +143,7 @@ async def test_pause_shorter_than_the_hang_timeout_is_forgiven() -> None:
 
 async def test_drain_is_told_to_every_gateway() -> None:
     async with hosted(PacedEngine(PacedConfig())) as (host, peer):
-        host.drain("scaling down", 3.0)
+        host.server.drain("scaling down", 3.0)
         while not peer.drained:
             await peer.changed.wait()
             peer.changed.clear()
