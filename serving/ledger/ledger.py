@@ -187,7 +187,6 @@ class Ledger:
         return account
 
     def _take_use(self, account: _Account, use: EngineUse) -> None:
-        """Counts an engine's new tokens, and updates the shares of its time."""
         record = account.record
         given: dict[str, int] = {}
         if use.tokens is not None:

@@ -112,7 +112,7 @@ class LinkClient(LinkConnection):
         self._load: EngineLoad | None = None
         self._vitals: EngineVitals | None = None
         self._round_trip_s: float | None = None
-        self._on_step: Callable[[Step], None] = _drop_step
+        self._on_step: Callable[[Step], None] = lambda _: None
         self._stamp_due_at_s = 0.0
         self._handshake = handshake
         self._callbacks = callbacks
@@ -152,8 +152,7 @@ class LinkClient(LinkConnection):
                 await client._welcomed
         except OSError as error:  # TimeoutError is one
             reason = str(error) or f"no answer within {limits.handshake_timeout_s} s"
-            msg = f"no link to {address[0]}:{address[1]}: {reason}"
-            raise LinkClosedError(msg) from error
+            raise LinkClosedError(f"no link to {address[0]}:{address[1]}: {reason}") from error
         finally:
             if not client._welcomed.done():
                 client._welcomed.cancel()
@@ -336,7 +335,3 @@ class LinkClient(LinkConnection):
     def _report_lost(self, reason: str) -> None:
         if not self._is_closed_here:
             self._callbacks.on_lost(reason)
-
-
-def _drop_step(step: Step) -> None:
-    """Takes a step that nobody waits for."""

@@ -39,8 +39,7 @@ def encode_frame(message: msgspec.Struct) -> bytes:
     """
     body = _ENCODER.encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        msg = f"frame of {len(body)} bytes, at most {MAX_FRAME_BYTES} are allowed"
-        raise FrameError(msg)
+        raise FrameError(f"frame of {len(body)} bytes, at most {MAX_FRAME_BYTES} are allowed")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -111,10 +110,9 @@ class LinkConnection(asyncio.Protocol):
         decoder: "msgspec.msgpack.Decoder[GatewayMessage] | msgspec.msgpack.Decoder[EngineMessage]",
         heartbeat: HeartbeatConfig,
         handshake_timeout_s: float,
-        write_buffer_bytes: tuple[
-            int, int
-        ],  # resume writing below the first, pause above the other
+        write_buffer_bytes: tuple[int, int],
     ) -> None:
+        """Resumes writing below the first of `write_buffer_bytes`, and pauses above the other."""
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.end_reason: str | None = None
@@ -152,7 +150,6 @@ class LinkConnection(asyncio.Protocol):
     # What the two ends use.
 
     def _open(self) -> None:
-        """Ends the handshake and begins heartbeats."""
         self.is_open = True
         self._pulse = Pulse(self._heartbeat, self._loop.time())
         self._set_timer(self._pulse.due_at_s)

@@ -142,5 +142,4 @@ def _validate_version(version: int) -> None:
 
 def _validate_nonce(nonce: bytes) -> None:
     if len(nonce) != NONCE_BYTES:
-        msg = f"nonce of {len(nonce)} bytes, {NONCE_BYTES} are needed"
-        raise HandshakeError(msg)
+        raise HandshakeError(f"nonce of {len(nonce)} bytes, {NONCE_BYTES} are needed")

@@ -49,24 +49,19 @@ class Pulse:
     run before the socket has been read, so it judges nothing; the next one, late or not, does.
     """
 
-    __slots__ = ("_config", "_due_at_s", "_ping_at_s", "_was_late", "heard_at_s")
+    __slots__ = ("_config", "_ping_at_s", "_was_late", "due_at_s", "heard_at_s")
 
     def __init__(self, config: HeartbeatConfig, now_s: float) -> None:
         self._config = config
         self.heard_at_s = now_s
         self._ping_at_s = now_s + config.interval_s
-        self._due_at_s = self._ping_at_s
+        self.due_at_s = self._ping_at_s  # the instant at which `tick` has to be called
         self._was_late = False
-
-    @property
-    def due_at_s(self) -> float:
-        """The instant at which `tick` has to be called."""
-        return self._due_at_s
 
     def tick(self, now_s: float) -> Beat:
         """Judges the peer and schedules the next tick."""
         interval_s, timeout_s = self._config.interval_s, self._config.timeout_s
-        late_s = now_s - self._due_at_s
+        late_s = now_s - self.due_at_s
         is_late = late_s > interval_s / 2
         if is_late:
             self.heard_at_s = min(now_s, self.heard_at_s + late_s)
@@ -78,5 +73,5 @@ class Pulse:
             self._ping_at_s = now_s + interval_s
         # A peer already past the timeout is judged again soon, once the socket has been read.
         silent_at_s = max(self.heard_at_s + timeout_s, now_s + interval_s / 4)
-        self._due_at_s = min(self._ping_at_s, silent_at_s)
-        return Beat(is_peer_dead, is_ping_due, is_late, self._due_at_s)
+        self.due_at_s = min(self._ping_at_s, silent_at_s)
+        return Beat(is_peer_dead, is_ping_due, is_late, self.due_at_s)

@@ -151,14 +151,11 @@ class Abort(msgspec.Struct, array_like=True, frozen=True, tag="abort"):
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, tag="call"):
-    """The request for a rare engine operation by name (load an adapter, reset a cache).
-
-    `args` is in the caller's own encoding.
-    """
+    """The request for a rare engine operation by name (load an adapter, reset a cache)."""
 
     call_id: int
     method: str
-    args: bytes = b""
+    args: bytes = b""  # in the caller's own encoding
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True, tag="reply"):

@@ -17,10 +17,7 @@ _FINISHES = {int(finish): finish.name.lower() for finish in Finish}
 
 @dataclass(slots=True)
 class _Stay:
-    """The state of one sampled request on the engine.
-
-    Instants are monotonic seconds, `None` until they come.
-    """
+    """The state of one sampled request; instants are monotonic seconds, `None` until they come."""
 
     span: Span
     taken_at_s: float

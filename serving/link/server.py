@@ -68,8 +68,6 @@ DEFAULT_LIMITS = ServerLimits()
 
 @dataclass(slots=True)
 class _Owned:
-    """The record of one request: the receiver of its outputs, and its account."""
-
     gateway: GatewayConnection
     tenant: str
 
@@ -216,10 +214,7 @@ class LinkServer:
         return self._engine.load if self._owners else EngineLoad()
 
     def vitals_for(self, gateway: GatewayConnection) -> EngineVitals | None:
-        """Returns the engine's work; `None` before the interval is over, or without a report.
-
-        Goes with heartbeats only, so never more often than those.
-        """
+        """Returns the engine's work; `None` before the interval is over, or without a report."""
         now_s = asyncio.get_running_loop().time()
         if now_s < gateway.vitals_due_at_s:
             return None
@@ -298,7 +293,7 @@ class LinkServer:
             error = f"more than {self.limits.max_calls} calls at once"
             gateway.send(Reply(call.call_id, error=error))
             return
-        task = asyncio.get_running_loop().create_task(self._call(call))
+        task = asyncio.create_task(self._engine.call(call.method, call.args))
         self._calls.add(task)
 
         def reply(done: asyncio.Task[bytes]) -> None:
@@ -331,9 +326,6 @@ class LinkServer:
         """Returns the gateway that expects a request's outputs; `None` if none does."""
         owned = self._owners.get(request_id)
         return None if owned is None else owned.gateway
-
-    async def _call(self, call: Call) -> bytes:
-        return await self._engine.call(call.method, call.args)
 
     async def _pump(self) -> None:
         while True:

@@ -75,9 +75,8 @@ def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCore
         msgspec.DecodeError, msgspec.ValidationError: the payload is not vLLM's. Fail the request.
     """
     request: EngineCoreRequest = decoder.decode(message.payload)
-    request.request_id = (
-        message.request_id
-    )  # one per attempt, where the payload's is the first one's
+    # One per attempt, where the payload's is the first one's.
+    request.request_id = message.request_id
     request.prompt_token_ids = message.prompt_token_ids
     params = request.sampling_params
     if params is not None:

@@ -100,10 +100,7 @@ class PacedSequence:
 
 
 class PacedBatch:
-    """The requests of one engine and the step under way.
-
-    `poisoned_by` is the poisoned request that got a slot, `None` so far.
-    """
+    """The requests of one engine and the step under way."""
 
     def __init__(
         self, config: PacedConfig, on_slot: Callable[[str, float], None] = lambda *_: None
@@ -120,7 +117,7 @@ class PacedBatch:
         self._chunks: dict[str, int] = {}  # prompt tokens in the step under way, by request
         # The end of the step under way; of an idle engine the earliest start of its next one.
         self._step_at_s = 0.0
-        self.poisoned_by: str | None = None
+        self.poisoned_by: str | None = None  # the poisoned request that got a slot
 
     def __contains__(self, request_id: str) -> bool:
         """Returns whether this request is here, with or without a slot."""

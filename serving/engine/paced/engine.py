@@ -21,18 +21,13 @@ __all__ = ["PacedConfig", "PacedEngine"]
 
 @dataclass(slots=True)
 class _Faults:
-    """The faults that were injected and have not yet struck."""
-
     submit_reason: str | None = None
     poison_token_ids: set[int] = field(default_factory=set)
     stall: asyncio.TimerHandle | None = None
 
 
 class PacedEngine:
-    """Implements an `Engine` with outputs that are known beforehand. Fails on command.
-
-    `calls` are the operations that `call` knows, by name.
-    """
+    """Implements an `Engine` with outputs that are known beforehand. Fails on command."""
 
     def __init__(
         self,
@@ -85,11 +80,10 @@ class PacedEngine:
             await self._wait_for_change(loop)
 
     async def call(self, method: str, args: bytes) -> bytes:
-        """Runs one of the operations given at construction."""
+        """Runs one of the operations given at construction, by name."""
         self._raise_if_dead()
         if method not in self._calls:
-            msg = f"no call {method!r}, only {sorted(self._calls)}"
-            raise ValueError(msg)
+            raise ValueError(f"no call {method!r}, only {sorted(self._calls)}")
         return self._calls[method](args)
 
     async def check(self, timeout_s: float) -> None:
@@ -98,8 +92,7 @@ class PacedEngine:
             async with asyncio.timeout(timeout_s):
                 await self._turning.wait()
         except TimeoutError as error:
-            msg = f"engine loop has not turned for {timeout_s} s"
-            raise EngineDiedError(msg) from error
+            raise EngineDiedError(f"engine loop has not turned for {timeout_s} s") from error
         self._raise_if_dead()
 
     @property
@@ -191,11 +184,9 @@ class PacedEngine:
             raise ValueError(reason)
         prompt, emitted = request.prompt_token_ids, len(request.emitted_token_ids)
         if not prompt:
-            msg = "empty prompt"
-            raise ValueError(msg)
+            raise ValueError("empty prompt")
         if min(prompt) < 0 or max(prompt) >= self._config.vocab_size:
-            msg = f"prompt token ids must lie within 0..{self._config.vocab_size - 1}"
-            raise ValueError(msg)
+            raise ValueError(f"prompt token ids must lie within 0..{self._config.vocab_size - 1}")
         # The same bound for prompt and output together as vLLM's `max_model_len`.
         room = self._config.max_model_len - len(prompt)
         if room < 1:
@@ -203,8 +194,7 @@ class PacedEngine:
             raise ValueError(msg)
         request_id = request.request_id
         if request_id in self._batch:
-            msg = f"request {request_id} is already here"
-            raise ValueError(msg)
+            raise ValueError(f"request {request_id} is already here")
         stop_position = None if request.max_tokens is None else min(request.max_tokens, room)
         if stop_position is not None and emitted >= stop_position:
             msg = f"{emitted} tokens already emitted, at most {stop_position} are allowed"
@@ -213,14 +203,8 @@ class PacedEngine:
         self._raise_if_altered(request.emitted_token_ids, seed)
         is_poisoned = not self._faults.poison_token_ids.isdisjoint(prompt)
         # What was emitted before has to be computed anew, like the prompt.
-        return PacedSequence(
-            request_id,
-            seed,
-            emitted,
-            stop_position,
-            len(prompt) + emitted,
-            is_poisoned,
-        )
+        prompt_left = len(prompt) + emitted
+        return PacedSequence(request_id, seed, emitted, stop_position, prompt_left, is_poisoned)
 
     def _raise_if_altered(self, emitted_token_ids: list[int], seed: int) -> None:
         """Refuses a resume after tokens that no engine of this model has emitted.
@@ -236,7 +220,6 @@ class PacedEngine:
                 raise ValueError(msg)
 
     async def _wait_for_change(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Waits for the next instant of the timetable, or for a submit, an abort or a failure."""
         due_at_s = self._batch.due_at_s
         timer = None if due_at_s is None else loop.call_at(due_at_s, self._changed.set)
         try:

@@ -44,10 +44,7 @@ class HostFacts:
 
 
 def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
-    """Returns the settled engine with the key and the folder of its programs. Pure.
-
-    An engine without a cache is returned unchanged.
-    """
+    """Returns the settled engine with key and folder of its programs, if it has a cache. Pure."""
     if spec.tpu is None or spec.tpu.compile_cache is None or spec.slice is None:
         return spec
     shape, cache = spec.slice.shape, spec.tpu.compile_cache
@@ -90,10 +87,7 @@ def program_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
-    """Pulls to this host and logs one line.
-
-    Failures are in the report; the engine compiles instead.
-    """
+    """Pulls to this host and logs one line; failures are in the report."""
     key = CacheKey(programs.parts)
 
     def move(store: ObjectStore) -> PullReport:
@@ -116,10 +110,7 @@ def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
 def push_here(
     programs: Programs, damage: tuple[Damage, ...], log: Mapping[str, JsonValue]
 ) -> PushReport:
-    """Pushes from this host the programs the store lacks; failures are in the report.
-
-    Logs one line.
-    """
+    """Pushes what the store lacks and logs one line; failures are in the report."""
     key = CacheKey(programs.parts)
 
     def move(store: ObjectStore) -> PushReport:

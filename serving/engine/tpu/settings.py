@@ -38,8 +38,7 @@ def resolve_settings(spec: EngineSpec, model_config: dict[str, Any] | None) -> E
 
     Raises:
         ValueError: tpu-inference would reject it or load it wrongly, or it does not fit. The
-    message
-            names what would work. Do not retry.
+            message names what would work. Do not retry.
     """
     assert spec.slice is not None
     assert spec.tpu is not None

@@ -109,10 +109,7 @@ def _written(
 def _read(
     kv_cache: jax.Array, pages: jax.Array, num_kv_heads: int, head_dim: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns keys and values, each f32[sequence, position, kv_head, head_dim].
-
-    Heads lie K, V, K, V.
-    """
+    """Returns keys and values, f32[sequence, position, kv_head, head_dim]; heads lie K, V, K, V."""
     cached = kv_cache[pages].astype(jnp.float32)
     cached = cached.reshape(pages.shape[0], -1, *cached.shape[-3:])
     cached = cached.reshape(*cached.shape[:2], -1, cached.shape[-1])

@@ -27,7 +27,7 @@ def drop_tpu_options() -> None:
     def jit(*args: Any, **kwargs: Any) -> Any:
         options = kwargs.get("compiler_options")
         if options:
-            kept = {name: each for name, each in options.items() if not _is_tpu_option(name)}
+            kept = {n: value for n, value in options.items() if not n.startswith("xla_tpu_")}
             kwargs["compiler_options"] = kept or None
         return real_jit(*args, **kwargs)
 
@@ -91,10 +91,7 @@ def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
 
 
 def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:
-    """Places one value that all hosts have over all hosts.
-
-    CPU devices of two processes do not copy.
-    """
+    """Places one value that all hosts have over all: CPU devices of two processes do not copy."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return real_put(value, sharding)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -102,10 +99,6 @@ def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:
         return jax.random.wrap_key_data(data)
     on_host = np.asarray(value)
     return jax.make_array_from_callback(on_host.shape, sharding, lambda index: on_host[index])
-
-
-def _is_tpu_option(name: str) -> bool:
-    return name.startswith("xla_tpu_")
 
 
 def _coordinates(device: Any) -> tuple[int, int, int]:

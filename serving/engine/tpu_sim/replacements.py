@@ -14,13 +14,10 @@ ENABLED_VARIABLE: Final = "SLICEWISE_TPU_SIM"
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The replacement of one thing that a TPU host has and this machine has not.
-
-    `names` are the attributes replaced, with the package they belong to.
-    """
+    """The replacement of one thing that a TPU host has and this machine has not."""
 
     what: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the attributes replaced, with the package they belong to
     stand_in: str
     not_proven: str
 
