@@ -19,7 +19,6 @@ from serving.exporters.chips import HostChip, index_of
 from serving.exporters.collector import Code, PluginPage, PodList, SdkValues
 from serving.exporters.series import BadValueError, Decoded, MetricPoint, checked_number
 from serving.exporters.wire import POD_RESOURCES, MessageClass
-from serving.telemetry.metric_names import ALL, Unit
 
 _PERCENT = 100.0
 # Kept by the plugin for a minute after a workload has gone, and numbered within the slice.
@@ -78,7 +77,7 @@ def decode_plugin_page(page: PluginPage, *, is_only_source: bool) -> Decoded:
             decoded.problems[Code.BAD_ATTRIBUTE] += 1
             continue
         try:
-            point = MetricPoint(metric, _checked(metric, sample.value / divisor), int(number))
+            point = MetricPoint(metric, checked_number(metric, sample.value / divisor), int(number))
         except BadValueError:
             decoded.problems[Code.BAD_VALUE] += 1
             continue
@@ -87,10 +86,7 @@ def decode_plugin_page(page: PluginPage, *, is_only_source: bool) -> Decoded:
 
 
 def decode_sdk_values(sdk: SdkValues) -> Decoded:
-    """Returns the values of the SDK's texts.
-
-    An empty list means nothing, because the SDK answers so to every fault.
-    """
+    """Returns the values of the SDK's texts. An empty list means nothing: it may be any fault."""
     decoded = Decoded()
     for name, read in _SDK_FORMS.items():
         for position, text in enumerate(sdk.values.get(name, ())):
@@ -107,12 +103,12 @@ def decode_sdk_values(sdk: SdkValues) -> Decoded:
 
 def _tensorcore(position: int, text: str) -> MetricPoint:
     metric = "tpu_tensorcore_utilization_ratio"
-    return MetricPoint(metric, _checked(metric, _number(text) / _PERCENT), position)
+    return MetricPoint(metric, checked_number(metric, _number(text) / _PERCENT), position)
 
 
 def _bandwidth(position: int, text: str) -> MetricPoint:
     metric = "tpu_hbm_bandwidth_utilization_ratio"
-    return MetricPoint(metric, _checked(metric, _number(text) / _PERCENT), position)
+    return MetricPoint(metric, checked_number(metric, _number(text) / _PERCENT), position)
 
 
 def _throttle(_position: int, text: str) -> MetricPoint:
@@ -173,7 +169,3 @@ def _number(text: str) -> float:
         return float(text.strip().removesuffix("%"))
     except ValueError:
         raise BadValueError(text) from None
-
-
-def _checked(metric: str, value: float) -> float:
-    return checked_number(value, is_ratio=ALL[metric].unit == Unit.RATIO)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from serving.exporters.collector import Code
-from serving.telemetry.metric_names import ALL, MAX_BUCKETS, labels_of
+from serving.telemetry.metric_names import ALL, MAX_BUCKETS, Unit, labels_of
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -30,10 +30,7 @@ class BadDistributionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """The cumulative counts by finite upper bound, rising.
-
-    `count` and `total` are of all values.
-    """
+    """The cumulative counts by finite upper bound, rising; `count` and `total` of all values."""
 
     buckets: tuple[tuple[float, int], ...]
     count: int
@@ -51,7 +48,7 @@ class MetricPoint:
     metric: str
     value: float | HistogramValue
     device: int | None = None
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Labels = ()
 
 
 @dataclass(slots=True)
@@ -69,12 +66,13 @@ class Decoded:
     problems: Counter[str] = field(default_factory=Counter)
 
 
-def checked_number(value: float, *, is_ratio: bool) -> float:
-    """Returns the value itself.
+def checked_number(metric: str, value: float) -> float:
+    """Returns the value itself, which is in the metric's unit.
 
     Raises:
         BadValueError: not a finite number, negative, or a ratio beyond its rounding.
     """
+    is_ratio = ALL[metric].unit == Unit.RATIO
     if not math.isfinite(value) or value < 0 or (is_ratio and value > MAX_RATIO):
         raise BadValueError(f"{value}")
     return value

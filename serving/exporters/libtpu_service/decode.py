@@ -21,7 +21,6 @@ from serving.exporters.series import (
     histogram,
 )
 from serving.exporters.wire import LIBTPU, MessageClass
-from serving.telemetry.metric_names import ALL, Unit
 
 # A bound on what one message can make us compute; fewer than 100 were observed from libtpu.
 _MAX_SOURCE_BUCKETS = 1000
@@ -128,19 +127,14 @@ def _gauge(rule: Rule, metric: MessageClass) -> float:
         return float(metric.gauge.as_bool)
     if kind not in ("as_double", "as_int"):
         raise BadValueError(f"a gauge of kind {kind}")
-    return _in_our_unit(rule, getattr(metric.gauge, kind))
+    return checked_number(rule.metric, getattr(metric.gauge, kind) / rule.divisor)
 
 
 def _counter(rule: Rule, metric: MessageClass) -> float:
     kind = metric.counter.WhichOneof("value")
     if kind is None:
         raise BadValueError("no counter")
-    return _in_our_unit(rule, getattr(metric.counter, kind))
-
-
-def _in_our_unit(rule: Rule, value: float) -> float:
-    is_ratio = ALL[rule.metric].unit == Unit.RATIO
-    return checked_number(value / rule.divisor, is_ratio=is_ratio)
+    return checked_number(rule.metric, getattr(metric.counter, kind) / rule.divisor)
 
 
 def _histogram(rule: Rule, metric: MessageClass) -> HistogramValue:
