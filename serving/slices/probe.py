@@ -176,14 +176,10 @@ class HostProbe(msgspec.Struct, frozen=True):
 
 
 class ProbeVerdict(msgspec.Struct, frozen=True):
-    """The verdict on a slice: usable, or not because of the `failing` hosts.
-
-    `failing` is empty exactly if it passed. `not_checked` names the checks that no host could make.
-    """
+    """The verdict on a slice: usable, or not because of the `failing` hosts."""
 
     failing: tuple[int, ...]
     reason: str
-    not_checked: tuple[CheckName, ...] = ()
 
     @property
     def has_passed(self) -> bool:
@@ -234,8 +230,6 @@ async def run_probe_on_host(
 
 
 class _Heard:
-    """The output of a running program so far."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._stage = Stage.STARTING
@@ -365,7 +359,7 @@ def verdict(host_probes: Iterable[HostProbe], num_hosts: int) -> ProbeVerdict:
     bad = [probe for probe in probes.values() if probe.outcome != HostOutcome.PASSED]
     if not bad:
         reason = "every host passed" if num_hosts > 1 else "the host passed"
-        return ProbeVerdict((), reason, _not_checked(probes.values()))
+        return ProbeVerdict((), reason)
     least = min(_rank(probe) for probe in bad)
     failing = sorted(probe.worker_id for probe in bad if _rank(probe) == least)
     if least == _WRONG_SUM:
@@ -413,13 +407,3 @@ def _words(named: HostProbe, bad: Iterable[HostProbe]) -> str:
         return named.reason
     witness = min(bad, key=lambda probe: probe.worker_id)
     return f"as host {witness.worker_id} saw it, {witness.reason}"
-
-
-def _not_checked(probes: Iterable[HostProbe]) -> tuple[CheckName, ...]:
-    found = {
-        check.name
-        for probe in probes
-        for check in (probe.report.checks if probe.report is not None else ())
-        if check.outcome == ProbeOutcome.NOT_CHECKED
-    }
-    return tuple(name for name in CheckName if name in found)
