@@ -33,7 +33,7 @@ class DirectoryReporter:
     """
 
     def __init__(self, first: SliceRecord, num_slices: int, directory: DeploymentHandle) -> None:
-        self._reporter = tuple(
+        self._records = tuple(
             replace(first, replica_id=f"{first.replica_id}{part_suffix(part)}", part=part)
             for part in range(num_slices)
         )
@@ -43,17 +43,17 @@ class DirectoryReporter:
     @property
     def life_id(self) -> str:
         """The id of the session, which is that of its first record."""
-        return self._reporter[0].replica_id
+        return self._records[0].replica_id
 
     @property
     def state(self) -> SliceState:
         """The state of all records."""
-        return self._reporter[0].state
+        return self._records[0].state
 
     @property
     def slice_names(self) -> list[str]:
         """The names of the slices that are or were held; none where nothing is reserved."""
-        return [name for each in self._reporter if (name := each.life.slice_name) is not None]
+        return [name for each in self._records if (name := each.life.slice_name) is not None]
 
     async def enter(
         self,
@@ -65,7 +65,7 @@ class DirectoryReporter:
     ) -> None:
         """Enters a state with all records. `names` are those of the slices in order, once known."""
         now_s = time.time()
-        for part, record in enumerate(self._reporter):
+        for part, record in enumerate(self._records):
             name = None if names is None else names[part]
             life = record.life.enter(state, now_s, reason, slice_name=name, stage=stage)
             if life.state != record.state:
@@ -84,7 +84,7 @@ class DirectoryReporter:
 
     async def serve(self, engine_id: str, address: tuple[str, int]) -> None:
         """Sets the engine, which listens on the first slice."""
-        for part in range(len(self._reporter)):
+        for part in range(len(self._records)):
             self._change(part, engine_id=engine_id, address=None if part else address)
         await self._renew()
 
@@ -97,7 +97,7 @@ class DirectoryReporter:
     async def end(self, ends: Sequence[End]) -> None:
         """Ends each record, for its own cause and reason."""
         now_s = time.time()
-        for part, (record, (cause, reason)) in enumerate(zip(self._reporter, ends, strict=True)):
+        for part, (record, (cause, reason)) in enumerate(zip(self._records, ends, strict=True)):
             ended = replace(record, life=record.life.end(cause, now_s, reason))
             logger.info(
                 "slice_ended life=%s slice=%s cause=%s reason=%r",
@@ -114,7 +114,7 @@ class DirectoryReporter:
     async def restart(self, reason: str) -> None:
         """Begins again under the same id, because the replica looks for other slices."""
         now_s = time.time()
-        for part in range(len(self._reporter)):
+        for part in range(len(self._records)):
             self._change(part, life=SliceLifecycle.begin(now_s, reason))
         await self._renew()
 
@@ -128,11 +128,11 @@ class DirectoryReporter:
         self._renewing.cancel()
 
     def _change(self, part: int, **changes: Any) -> None:
-        changed = replace(self._reporter[part], **changes)
-        self._reporter = (*self._reporter[:part], changed, *self._reporter[part + 1 :])
+        changed = replace(self._records[part], **changes)
+        self._records = (*self._records[:part], changed, *self._records[part + 1 :])
 
     async def _renew(self) -> None:
-        for record in self._reporter:
+        for record in self._records:
             if record.state != SliceState.GONE:
                 # `_keep_renewed` makes up for a failure.
                 await self._send(self._directory.renew.remote(record))
