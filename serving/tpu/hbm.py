@@ -191,10 +191,7 @@ def kv_bytes_per_token(facts: ModelFacts, sharding: Sharding, dtype: str) -> int
 def _workspace_bytes(
     facts: ModelFacts, sharding: Sharding, requirements: MemoryRequirements
 ) -> int:
-    """Returns the bytes of activations of the largest step on one device.
-
-    It is an upper guess, replaced by the first run.
-    """
+    """Returns an upper guess at a step's activations on a device, until the first run."""
     itemsize = facts.weights.other_bytes
     qkv = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim / sharding.attention_shards
     mlp = facts.experts_per_token * facts.intermediate_size / sharding.tensor

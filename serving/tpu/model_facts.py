@@ -93,10 +93,7 @@ class ModelFacts:
 
     @property
     def embedding_parameters(self) -> int:
-        """The parameters of the token embedding.
-
-        An output head that is not tied has as many again.
-        """
+        """The parameters of the token embedding; an output head that is not tied has as many."""
         return self.vocab_size * self.hidden_size
 
     @property

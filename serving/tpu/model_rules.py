@@ -51,7 +51,6 @@ def model_problems(
             f"allowed: vllm, or leave it out, or {_fewer_shards(requirements.shape, facts)}",
             impl,
         )
-    given = requirements.args.get("max_model_len")
     if facts.is_mla and requirements.has_lora:
         yield Problem(
             f"{path}.engine_args.enable_lora",
@@ -59,11 +58,9 @@ def model_problems(
             "allowed: false",
             "true",
         )
-    if (
-        isinstance(given, int)
-        and given > facts.max_model_len
-        and "hf_overrides" not in requirements.args
-    ):
+    given = requirements.args.get("max_model_len")
+    is_longer = isinstance(given, int) and given > facts.max_model_len
+    if is_longer and "hf_overrides" not in requirements.args:
         yield Problem(
             f"{path}.engine_args.max_model_len",
             "longer than the model's own context",

@@ -46,17 +46,14 @@ def plan_engine(
     """Returns the plan of one engine; `path` names the model in a refusal.
 
     Raises:
-        ConfigError: tpu-inference would reject this or load it wrongly. The message names what
-    works.
+        ConfigError: tpu-inference would reject this or load it wrongly; it names what works.
     """
     settings = engine_settings(requirements, facts, path)
     if facts is None:
         return EnginePlan(requirements, settings, None, "the model's config.json is not at hand")
     try:
         budget = _budget(requirements, facts, settings)
-    except ModelFactsError as error:
-        return EnginePlan(requirements, settings, None, str(error))
-    except ValueError as error:
+    except ValueError as error:  # `ModelFactsError` is one
         return EnginePlan(requirements, settings, None, str(error))
     advice = () if budget.fits else tuple(_ways_out(requirements, facts, budget))
     return EnginePlan(requirements, settings, budget, advice=advice)
@@ -66,8 +63,7 @@ def ensure_fits(plan: EnginePlan) -> None:
     """Refuses an engine that is known not to fit.
 
     Raises:
-        ValueError: it does not; the message names what would. Change the configuration, do not
-    retry.
+        ValueError: it does not; the message names what would. Do not retry.
     """
     if plan.can_start or plan.budget is None:
         return
@@ -98,7 +94,6 @@ def _budget(
 def _ways_out(
     requirements: EngineRequirements, facts: ModelFacts, budget: HbmBudget
 ) -> Iterator[str]:
-    """Yields what would fit: less of it, smaller numbers, or a larger slice."""
     shorter = budget.tokens_per_group // _LENGTH_STEP * _LENGTH_STEP
     if shorter and _would_fit(_with(requirements, max_model_len=shorter), facts):
         yield f"max_model_len {shorter}"

@@ -1,7 +1,4 @@
-"""Defines a configuration's requirements of one engine on TPU, and reads its arguments.
-
-Values only.
-"""
+"""Defines a configuration's requirements of one engine on TPU, and reads its arguments. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

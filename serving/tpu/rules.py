@@ -72,7 +72,6 @@ def _owned_env_problems(path: str, requirements: EngineRequirements) -> Iterator
 
 
 def _data_parallel_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
-    """Yields problems of LoRA on several attention copies, and of copies that do not divide."""
     strategy = requirements.strategy
     groups = count(strategy, "attn_dp_size")
     is_attention_data = strategy.get("enable_dp_attention") is True
@@ -105,10 +104,7 @@ def _data_parallel_problems(path: str, requirements: EngineRequirements) -> Iter
 
 
 def _joined_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
-    """Yields what cannot be spread over joined slices.
-
-    Each slice holds the whole model and its own requests.
-    """
+    """Yields what cannot be spread over slices that each hold the model and their own requests."""
     if requirements.num_slices == 1:
         return
     joined = f"{requirements.num_slices} joined slices"
@@ -176,7 +172,6 @@ def _context_parallel_problems(path: str, requirements: EngineRequirements) -> I
 
 
 def _feature_problems(path: str, args: Args) -> Iterator[Problem]:
-    """Yields single arguments, and values of them, that TPUs do not have."""
     if args.get("enable_sleep_mode") is True:
         allowed = "allowed: false; an engine that is not needed is scaled away"
         yield Problem(f"{path}.enable_sleep_mode", "a TPU engine cannot sleep", allowed, "true")

@@ -85,8 +85,7 @@ def engine_settings(
     `facts` of `None` (no `config.json` at hand) leaves out the settings that depend on the model.
 
     Raises:
-        ConfigError: tpu-inference would reject this or load it wrongly. The message names what
-    works.
+        ConfigError: tpu-inference would reject this or load it wrongly; it names what works.
     """
     sharding = sharding_of(requirements, facts)
     problems = list(argument_problems(path, requirements))
@@ -201,7 +200,6 @@ def _args(
 
 
 def _with_attention_data(requirements: EngineRequirements) -> dict[str, object]:
-    """Returns `additional_config` as given, with attention data parallelism on."""
     given = section(requirements.args, "additional_config")
     sharding = section(given, "sharding")
     strategy = dict(requirements.strategy) | {"enable_dp_attention": True}
@@ -236,7 +234,6 @@ def _env(
 def _model_env(
     requirements: EngineRequirements, facts: ModelFacts | None, sharding: Sharding
 ) -> Iterator[Setting]:
-    """Yields which code the model is made of, and which mesh it is laid on."""
     if requirements.has_lora:
         yield Setting(MODEL_IMPL, "vllm", "LoRA layers exist in the torch models only")
     elif facts is not None and needs_torch_model(facts, sharding):
@@ -281,10 +278,7 @@ def _cache_env(folder: str) -> Iterator[Setting]:
 
 
 def _by_hand_or(given: Mapping[str, object], chosen: Iterator[Setting]) -> Iterator[Setting]:
-    """Yields the given settings, then the chosen ones.
-
-    A value that was given first stays; a chosen mapping has the given one in it already.
-    """
+    """Yields the given settings, which stay; a chosen mapping has the given one in it already."""
     settings = list(chosen)
     merged = {setting.name for setting in settings if isinstance(setting.value, Mapping)}
     for name, value in given.items():
@@ -337,15 +331,13 @@ def _notes(
         yield "no compile_cache: compiled programs are lost with the pod, each start compiles anew"
     if is_on(requirements.env, "VLLM_XLA_CHECK_RECOMPILATION"):
         yield "VLLM_XLA_CHECK_RECOMPILATION fails a request whose shape was not warmed up"
-    if requirements.args.get("enforce_eager") is True or is_on(
-        requirements.env, "SKIP_JAX_PRECOMPILE"
-    ):
+    is_eager = requirements.args.get("enforce_eager") is True
+    if is_eager or is_on(requirements.env, "SKIP_JAX_PRECOMPILE"):
         yield "no warm-up: the first request of each bucket waits for a compilation"
     if requirements.num_slices > 1:
         yield (
-            f"each of the {requirements.num_slices} slices has max_num_seqs and"
-            " max_num_batched_tokens of "
-            "its own; the loss of one ends the engine on all of them"
+            f"each of the {requirements.num_slices} slices has max_num_seqs and "
+            "max_num_batched_tokens of its own; the loss of one ends the engine on all of them"
         )
     if requirements.shape.num_hosts > 1 and sharding.pipeline == 1:
         yield (
