@@ -92,7 +92,11 @@ def write_capture(
         format=1,
         exporter_version=exporter_version,
         expected_chips=facts.expected_chips,
-        readings=tuple(_captured(sample) for sample in samples if sample.collector not in _PRIVATE),
+        readings=tuple(
+            CapturedSample.model_validate(sample, from_attributes=True)
+            for sample in samples
+            if sample.collector not in _PRIVATE
+        ),
         worker=facts.identity["worker"],
         accelerator=facts.identity["accelerator"],
         topology=facts.identity["topology"],
@@ -113,13 +117,3 @@ def read_capture(path: Path) -> Capture:
         return Capture.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise ConfigError(problems_of(error, Capture.model_json_schema())) from error
-
-
-def _captured(sample: CollectorSample) -> CapturedSample:
-    return CapturedSample(
-        collector=sample.collector,
-        target=sample.target,
-        code=sample.code,
-        reason=sample.reason,
-        raw=sample.raw,
-    )

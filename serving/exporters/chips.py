@@ -49,13 +49,10 @@ class DeviceLocation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """The host's devices by their ids within the slice, in order; no ids while none is known.
-
-    `num_devices` is the number on the host, `None` if unknown.
-    """
+    """The host's devices by their ids within the slice, in order; no ids while none is known."""
 
     devices_per_chip: int = 1
-    num_devices: int | None = None
+    num_devices: int | None = None  # on the host; None if unknown
     ids: tuple[int, ...] = ()
 
     def by_id(self, device: int) -> DeviceLocation:
@@ -79,10 +76,7 @@ class DeviceMap:
         return {ordinal: DeviceLocation(None, device_id=ordinal) for ordinal in ordinals}
 
     def by_position(self, positions: Collection[int]) -> dict[int, DeviceLocation] | None:
-        """Returns the places of the entries that a source numbers by chips or by devices.
-
-        It is `None` if the host has not so many.
-        """
+        """Returns the places of entries numbered by chips or by devices; `None` for too many."""
         highest = max(positions, default=-1)
         if self.num_devices is None or highest < self.num_devices // self.devices_per_chip:
             return {position: DeviceLocation(position) for position in positions}
@@ -174,10 +168,7 @@ def devices_per_chip(generation: Generation | None) -> int:
 
 
 def index_of(device_id: str, chips: Iterable[HostChip]) -> int | None:
-    """Returns the chip that Kubernetes gives out by that id: `accel0`, `0` or a PCI address.
-
-    It is `None` if the id is none of the three.
-    """
+    """Returns the chip of Kubernetes' id `accel0`, `0` or PCI address; `None` for other ids."""
     number = device_id.removeprefix("accel")
     if number.isascii() and number.isdigit():
         return int(number)

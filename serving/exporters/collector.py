@@ -73,14 +73,11 @@ class SdkValues(Raw):
 
 
 class PciFunction(Raw):
-    """The record of a function of Google's on the PCI bus.
-
-    `iommu_group` is `None` without an IOMMU.
-    """
+    """The record of a function of Google's on the PCI bus."""
 
     address: str
     device: str
-    iommu_group: str | None
+    iommu_group: str | None  # None without an IOMMU
 
 
 class PciBus(Raw):
@@ -115,14 +112,11 @@ class AnnouncedWorkload(Raw):
 
 
 class WorkloadFiles(Raw):
-    """The files of live processes that hold chips, as far as can be observed.
-
-    `unreadable` is the number of files that are no such files.
-    """
+    """The files of live processes that hold chips, as far as can be observed."""
 
     kind: Literal["workloads"] = "workloads"
     workloads: tuple[AnnouncedWorkload, ...]
-    unreadable: int = 0
+    unreadable: int = 0  # the number of files that are no such files
 
 
 AnyRaw = Annotated[
@@ -166,8 +160,7 @@ class Collector(Protocol):
 class CollectorSample:
     """The part of one collector in one scrape.
 
-    `code` is OK, or the reason why `raw` is `None`. `raw` is also `None` where the source is absent
-    by rights.
+    `code` is OK, or why `raw` is `None`. It is also `None` where the source is absent by rights.
     """
 
     collector: str

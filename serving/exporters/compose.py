@@ -43,13 +43,10 @@ from serving.telemetry.metric_names import ALL, Scope
 
 @dataclass(frozen=True, slots=True)
 class HostDescription:
-    """The facts about the host that are known without a source.
-
-    `expected_chips` is `None` if the topology decides.
-    """
+    """The facts about the host that are known without a source."""
 
     identity: Identity
-    expected_chips: int | None = None
+    expected_chips: int | None = None  # None: the topology decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +91,7 @@ class _Host:
 def compose_page(
     samples: Sequence[CollectorSample], facts: HostDescription, known: DeviceMap
 ) -> ScrapePage:
-    """Composes the page of one scrape.
-
-    Samples come in order of preference. `known` is the device map of the page before.
-    """
+    """Composes a page; the preferred samples come first, `known` is the device map of the last."""
     has_libtpu = any(sample.collector == "libtpu" for sample in samples)
     sources = [
         _DecodedSample(sample, _decode(sample, is_only_source=not has_libtpu)) for sample in samples
@@ -109,9 +103,8 @@ def compose_page(
         for point, location in _located(source.decoded, host.devices):
             if isinstance(point.device, int) and location is not None:
                 source.reporting.add(point.device if location.chip is None else location.chip)
-            problem = collected.add(
-                point, _scope_labels(point, location, source.sample, owners), rank
-            )
+            scope_labels = _scope_labels(point, location, source.sample, owners)
+            problem = collected.add(point, scope_labels, rank)
             if problem is not None:
                 source.decoded.problems[problem] += 1
     _describe_host(collected, host, owners, sources)
@@ -135,7 +128,6 @@ def _decode(sample: CollectorSample, *, is_only_source: bool) -> Decoded:
 def _inspect_host(
     sources: Sequence[_DecodedSample], facts: HostDescription, known: DeviceMap
 ) -> _Host:
-    """Returns the host's chips, and the numbering of its devices from all sources."""
     buses = [source.sample.raw for source in sources if isinstance(source.sample.raw, PciBus)]
     chips = chips_on_bus(buses[0]) if buses else None
     generation = chips[0].generation if chips else named_generation(facts.identity["accelerator"])
@@ -242,7 +234,6 @@ def _describe_host(
     owners: Mapping[int, Mapping[str, str]],
     sources: Sequence[_DecodedSample],
 ) -> None:
-    """Adds the chips that a host has, should have and reports."""
     if host.expected is not None:
         collected.add_own("tpu_chips_expected", host.expected)
     if host.num_detected is not None:

@@ -27,8 +27,6 @@ _PATIENCE_SHARE = 0.9
 
 
 class _Collection:
-    """The collection of one source, in a thread of its own."""
-
     def __init__(self, collector: Collector, budget_s: float, clock: Clock) -> None:
         self.started_s = clock()
         self.deadline_s = self.started_s + budget_s * _PATIENCE_SHARE
@@ -147,7 +145,6 @@ class Exporter:
     def _log_changes(
         self, outcomes: Sequence[CollectorOutcome], samples: Sequence[CollectorSample]
     ) -> None:
-        """Logs a line when a collector's failures differ from the scrape before."""
         for outcome, sample in zip(outcomes, samples, strict=True):
             scope = (outcome.collector, outcome.target)
             codes = tuple(sorted(outcome.problems))

@@ -63,8 +63,6 @@ class ExporterServer(ThreadingWSGIServer):
 
 
 class _Connection(WSGIRequestHandler):
-    """The connection of a client, for one request."""
-
     timeout = _IDLE_S
 
     def handle(self) -> None:

@@ -31,10 +31,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The description of a message field. `kind` is a scalar or another message; `oneof` its group.
-
-    `oneof` is `None` if the field is in no group.
-    """
+    """The description of a message field. `kind` is a scalar or a message; `oneof` its group."""
 
     number: int
     kind: str

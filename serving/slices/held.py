@@ -186,7 +186,6 @@ class HeldSlices:
 
 
 def _out_of_patience(spec: SliceSpec, waited_s: float) -> str:
-    """Returns the prefix of a wait's reason once the wait has been too long."""
     if spec.patience_s is None or waited_s < spec.patience_s:
         return ""
     return f"longer than the {spec.patience_s:g} s that {spec.compute_class} is given: "

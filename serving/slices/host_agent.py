@@ -43,15 +43,12 @@ NO_METADATA = "none"
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """The node of an agent, the address of its stream, and the folder of libtpu's logs.
-
-    `tpu_log_dir` is `None` where libtpu writes no logs.
-    """
+    """The node of an agent, the address of its stream, and the folder of libtpu's logs."""
 
     worker_id: int
     node_id: str
     address: tuple[str, int]
-    tpu_log_dir: str | None = None
+    tpu_log_dir: str | None = None  # None: libtpu writes none
 
 
 class HostAgent:
@@ -61,15 +58,14 @@ class HostAgent:
         log_as_actor(spec.log_style)
         self._worker_id = worker_id
         self._spec = spec
-        self._loopback = spec.listens_on_loopback
+        self._ip = "127.0.0.1" if spec.listens_on_loopback else ray.util.get_node_ip_address()
         self._stream: HostStreamServer | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> AgentReport:
         """Opens the stream and begins to listen to the metadata server."""
-        ip = "127.0.0.1" if self._loopback else ray.util.get_node_ip_address()
         self._stream = HostStreamServer(self._worker_id)
-        address = await self._stream.listen(ip)
+        address = await self._stream.listen(self._ip)
         if self._spec.max_run_duration_s is not None:
             self._announce_expiry(self._stream, self._spec.max_run_duration_s)
         # A machine that is no VM has none; simulated hosts have one of their own.
@@ -103,10 +99,9 @@ class HostAgent:
 
     async def free_port(self) -> tuple[str, int]:
         """Returns an address on this host for the probe's coordinator: free now, taken at once."""
-        ip = "127.0.0.1" if self._loopback else ray.util.get_node_ip_address()
         with socket.socket() as probe:
-            probe.bind((ip, 0))
-            return ip, int(probe.getsockname()[1])
+            probe.bind((self._ip, 0))
+            return self._ip, int(probe.getsockname()[1])
 
     async def probe(self, spec: ProbeSpec, timeout_s: float) -> HostProbe:
         """Probes this host; never raises."""

@@ -181,7 +181,6 @@ class HostWatcher:
             self._sink.announce(lost)
 
     async def _follow(self) -> None:
-        """Reads the stream, again after each end, until the host is lost."""
         while True:
             loop = asyncio.get_running_loop()
             limit = HeartbeatConfig(RECONNECT_S / 4, RECONNECT_S)

@@ -58,10 +58,7 @@ class NoticeSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
-    """The slice takes no more requests and is left by `deadline_s` (wall clock).
-
-    `cause` is the cause under which its life ends.
-    """
+    """The slice takes no more requests, and is left for `cause` by `deadline_s` (wall clock)."""
 
     deadline_s: float
     reason: str

@@ -183,7 +183,6 @@ class SliceSession:
         return [None if order is None else order.deadline_s for order in orders]
 
     async def _give_up(self, cause: EndCause, reason: str) -> None:
-        """Ends what runs on the slices, releases them, and reports it to the directory."""
         if self._pushing is not None:
             self._pushing.cancel()
             await asyncio.gather(self._pushing, return_exceptions=True)
@@ -260,7 +259,6 @@ class SliceSession:
         self._sync = sync
 
     async def _push_programs(self) -> None:
-        """Pushes what hosts have compiled to the store, and reports it to the engine host."""
         if self._sync is None or self._host is None:
             return
         await best_effort(self._host.note_programs.remote(self._sync.moved), "programs_not_noted")
@@ -268,13 +266,11 @@ class SliceSession:
         await best_effort(self._host.note_programs.remote(self._sync.moved), "programs_not_noted")
 
     async def _follow_stages(self, host: Any) -> None:
-        """Reports the stage of the engine to the directory, until it has started or ended."""
         while True:
             stage: LoadStage = await host.next_stage.remote()
             await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
 
     def _environment(self, spec: EngineSpec) -> dict[str, str]:
-        """Returns the environment of the engine's processes, with a multislice's part."""
         joined = {} if self._held is None else multislice_environment(self._held.slices)
         return {**spec.engine_env, **joined}
 

@@ -109,10 +109,7 @@ class SdkChild:
 
 
 class SdkCollector:
-    """Polls a child now and then, and serves its last sample with its age in between.
-
-    `clock` is monotonic, in seconds.
-    """
+    """Polls a child now and then, and serves its last sample with its age in between."""
 
     name = "sdk"
     target = ""
