@@ -6,14 +6,12 @@ Ray would have to guess what its slices cost. Field names and limits: GKE's Comp
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from deployments.manifests.cluster_config import ClusterConfig, Provisioning
+from deployments.manifests.names import Json
 from deployments.manifests.slice_groups import SliceGroup, shape_name
 from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
 from serving.domain.topology import Generation
-
-Json = dict[str, Any]
 
 # The longest notice that a spot node may get of its end, and the part of it that GKE's own pods
 # get. Source: the CRD's enum and GKE's spot VM page, read 2026-11-20; unproven for TPU hosts.
@@ -59,10 +57,8 @@ def control_class_name(cluster: ClusterConfig) -> str:
 
 
 def workload_policy(group: SliceGroup) -> str | None:
-    """The workload policy that its slices need, made by hand; `None` where they need none.
-
-    Source: GKE's page on TPU7x, read 2026-11-20.
-    """
+    """The workload policy that its slices need, made by hand; `None` where they need none."""
+    # Source: GKE's page on TPU7x, read 2026-11-20.
     if group.shape.generation == Generation.TPU7X and group.shape.num_hosts > 1:
         return f"slicewise-{shape_name(group.shape)}"
     return None

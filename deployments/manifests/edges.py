@@ -3,14 +3,13 @@
 Gateway API v1 and the Prometheus operator's v1; on GKE the first is built in, the second is not.
 """
 
-from typing import Any
-
 from deployments.manifests.cluster_config import ClusterConfig
 from deployments.manifests.names import (
     EXPORTER_PORT,
     PROXY_HEALTH,
     SERVE_PORT,
     Component,
+    Json,
     component_labels,
     instance_labels,
     namespaced_object,
@@ -20,8 +19,6 @@ from deployments.manifests.names import (
 )
 from deployments.manifests.values import Values
 from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
-
-Json = dict[str, Any]
 
 # Of a health check: the port is the one that is named.
 FIXED_PORT = "USE_FIXED_PORT"
@@ -118,8 +115,7 @@ def gateway_service(cluster: ClusterConfig) -> Json:
 def exporter(cluster: ClusterConfig) -> Json:
     """The TPU exporter, once on every TPU host. Root, because only root reads others' devices.
 
-    On GKE the runtime of a pod is reached from nowhere else; its values come through the device
-    plugin.
+    On GKE a pod's runtime is reached from nowhere else: its values come by the device plugin.
     """
     labels = component_labels(cluster, Component.EXPORTER)
     size = {"cpu": "100m", "memory": "128Mi"}

@@ -68,10 +68,7 @@ def why_not_in_template(name: str, value: object) -> str | None:
 
 
 def why_not_in_group(name: str) -> str | None:
-    """Returns why a group may not have this label; `None` if it may.
-
-    The labels of a group reach its pods too.
-    """
+    """Returns why a group, whose labels reach its pods, may not have this one; `None` if it may."""
     if name in _KUBERAY_LABELS:
         return "it reaches the pods, where KubeRay and the TPU webhook set it"
     if name in _OUR_LABELS:

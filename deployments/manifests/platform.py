@@ -1,7 +1,6 @@
 """Renders what a namespace needs around a Ray cluster: rights, priorities, quota, network. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from deployments.manifests.cluster_config import ClusterConfig, UpgradeKind
 from deployments.manifests.names import (
@@ -11,6 +10,7 @@ from deployments.manifests.names import (
     NETWORK_CLAIMS,
     SERVE_PORT,
     Component,
+    Json,
     component_labels,
     instance_labels,
     namespaced_object,
@@ -20,8 +20,6 @@ from deployments.manifests.names import (
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
 from serving.domain.gke_names import GKE_CHIPS
-
-Json = dict[str, Any]
 
 # What `autoscaling.provisioning.kuberay` asks of the API, no more; a test compares the two. KubeRay
 # grants the head's service account the autoscaler's rights by itself.

@@ -3,12 +3,9 @@
 No value of a Secret is here, only its name and key. Pure.
 """
 
-from typing import Any
-
+from deployments.manifests.names import Json
 from deployments.manifests.values import Values
 from serving.config.ray_settings import RAY_SETTINGS
-
-Json = dict[str, Any]
 
 # Keys in the Secrets. The first is KubeRay's word; source: its guide on authentication, read
 # 2026-11-21.

@@ -5,7 +5,6 @@ No pod runs as root, and none has a secret in it: Secrets are referred to by nam
 
 import math
 import shlex
-from typing import Any
 
 from deployments.manifests.cluster_config import ClusterConfig, PodConfig, Provisioning
 from deployments.manifests.compute_classes import control_class_name
@@ -17,6 +16,7 @@ from deployments.manifests.names import (
     PROXY_HEALTH,
     SERVE_PORT,
     Component,
+    Json,
     component_labels,
     priority_class,
     service_account,
@@ -39,8 +39,6 @@ from serving.domain.gke_names import (
     GKE_TOPOLOGY,
     HOST_INDEX_LABEL,
 )
-
-Json = dict[str, Any]
 
 _USER = 1000
 _RAY_FOLDER = "/tmp/ray"  # in the pod, where Ray's processes find each other

@@ -6,20 +6,17 @@ file's own, without its part `cluster`.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 
 from deployments.manifests.cluster_config import UpgradeKind
-from deployments.manifests.names import GATEWAY_GROUP, namespaced_object
+from deployments.manifests.names import GATEWAY_GROUP, Json, namespaced_object
 from deployments.manifests.pods import gateway_template, head_template, host_template
 from deployments.manifests.redis import PASSWORD_KEY, redis_address
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
 from serving.domain.compute_class import DAY_S, Market
 from serving.domain.gke_names import NEVER_IDLE_S
-
-Json = dict[str, Any]
 
 # The Ray that images hold; a test compares it with the installed one.
 RAY_VERSION = "2.60.0"

@@ -5,14 +5,13 @@ it holds is on a disk that outlives the pod. Memorystore outlives a zone as well
 instead.
 """
 
-from typing import Any
-
 from deployments.manifests.cluster_config import ClusterConfig, OwnRedisConfig
 from deployments.manifests.names import (
     INSTANCE_LABEL,
     NAME_LABEL,
     REDIS_PORT,
     Component,
+    Json,
     component_labels,
     namespaced_object,
     priority_class,
@@ -21,8 +20,6 @@ from deployments.manifests.names import (
 )
 from deployments.manifests.pod_environment import from_secret
 from deployments.manifests.pods import container_security, pod_security
-
-Json = dict[str, Any]
 
 PASSWORD_KEY = "password"  # the name of a key in the Secret
 _DATA_FOLDER, _CONFIG_FOLDER = "/data", "/etc/redis"

@@ -11,13 +11,11 @@ import yaml
 from deployments.manifests import edges, node_pools, platform
 from deployments.manifests.cluster_config import Provisioning, UpgradeKind
 from deployments.manifests.compute_classes import compute_classes, control_class
-from deployments.manifests.names import serve_service
+from deployments.manifests.names import Json, serve_service
 from deployments.manifests.ray_objects import ray_cluster, ray_service, serve_config
 from deployments.manifests.redis import redis_objects
 from deployments.manifests.slice_groups import SliceGroup, slice_groups
 from deployments.manifests.values import Values
-
-Json = dict[str, Any]
 
 # The first words of every rendered file: what has them may be written over.
 MARK = "# Rendered by slicewise render"
