@@ -17,8 +17,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.artifacts.compile_cache.key import CacheKey
-
 ROOT = "v1"
 BLOBS = f"{ROOT}/blobs"
 KEYS = f"{ROOT}/keys"
@@ -58,11 +56,6 @@ class KeyPlace:
 
     family: str
     digest: str
-
-    @classmethod
-    def of(cls, key: CacheKey) -> "KeyPlace":
-        """Returns the place of `key`."""
-        return cls(key.family, key.digest)
 
     @property
     def family_folder(self) -> str:

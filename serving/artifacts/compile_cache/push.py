@@ -50,7 +50,7 @@ def push(
         OSError: the disk of this host fails.
     """
     started_s = writer.clock()
-    place = KeyPlace.of(key)
+    place = KeyPlace(key.family, key.digest)
     attempt = _Push(store, folder, {each.digest for each in damage})
     damaged_names = {each.name for each in damage}
     try:

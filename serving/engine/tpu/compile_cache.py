@@ -91,7 +91,7 @@ def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
     key = CacheKey(programs.parts)
 
     def move(store: ObjectStore) -> PullReport:
-        place = KeyPlace.of(key)
+        place = KeyPlace(key.family, key.digest)
         folder = LocalFolder(Path(programs.folder))
         report = pull(store, place, folder, programs.cache.budget_s, time.monotonic)
         if report.num_known:

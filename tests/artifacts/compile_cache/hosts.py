@@ -57,7 +57,7 @@ class Host:
         return LocalFolder(self.path)
 
     def pull(self) -> PullReport:
-        place = KeyPlace.of(self.key)
+        place = KeyPlace(self.key.family, self.key.digest)
         report = pull(self.store, place, self.folder, self.budget_s, time.monotonic)
         self.damage = report.damage
         return report

@@ -57,7 +57,7 @@ def test_unused_key_goes_and_the_bytes_that_another_one_names_stay(
     carry_out(store, pruning)
     assert len(store.list(BLOBS)) == 2
     assert Host(store, tmp_path / "fresh", new).pull().num_fetched == 2
-    assert store.list(KeyPlace.of(old).folder) == []
+    assert store.list(KeyPlace(old.family, old.digest).folder) == []
 
 
 def test_bound_in_bytes_takes_the_longest_unused_and_never_the_last(

@@ -31,7 +31,7 @@ from serving.artifacts.object_store.store import ObjectStore
 
 from .hosts import KEY, FailingStore, Host, facts
 
-PLACE = KeyPlace.of(KEY)
+PLACE = KeyPlace(KEY.family, KEY.digest)
 
 
 def program(text: str) -> bytes:
