@@ -125,8 +125,7 @@ class ReportedAutoscaling(_Reported):
 class ReportedFleet(_Reported):
     """The answer of `/fleet`.
 
-    `slices` is `None` when the gateway is too old to report them, `autoscaling` where nothing
-    scales.
+    `slices` is `None` when the gateway is too old for them, `autoscaling` where nothing scales.
     """
 
     models: tuple[ReportedModel, ...]

@@ -124,10 +124,7 @@ class SimulatedCluster:
         self.stop()
 
     def start(self) -> None:
-        """Starts the head and every slice that is there from the beginning; blocks until they are.
-
-        Ray takes its folder from `RAY_TMPDIR` and its settings from this process's environment.
-        """
+        """Starts the head and every slice that is there from the beginning; blocks meanwhile."""
         self._metadata = MetadataServers()
         try:
             self.control_plane.start()

@@ -101,20 +101,17 @@ class ControlPlane:
             below = processes_below(node_pids(node))
             kill_all(below)
             psutil.wait_procs(below, timeout=_END_TIMEOUT_S)
-            self._cluster.remove_node(node, allow_graceful=False)
+            self.remove_node(node)
 
     def remove_node(self, node: Any) -> None:
         """Ends a node that was added to `cluster`, whether there is a head or not."""
         self._cluster.remove_node(node, allow_graceful=False)
 
-    # -- what a user may do to it --
+    # What a user may do to it. All raise `ValueError` in a cluster that was started without Redis:
+    # no other head could take the place of the first one.
 
     def kill_head(self) -> None:
-        """Ends the head at once: Ray's GCS, dashboard, Serve's controller. Idempotent.
-
-        Raises:
-            ValueError: the cluster was started without Redis; no other head could take its place.
-        """
+        """Ends the head at once: Ray's GCS, dashboard, Serve's controller. Idempotent."""
         self._known_redis()
         self.stop()
         logger.info("simulated_head_killed")
@@ -123,7 +120,6 @@ class ControlPlane:
         """Starts a head in place of the killed one, from what is in Redis; a no-op where it runs.
 
         Raises:
-            ValueError: the cluster was started without Redis.
             HeadGoneError: it did not come up in the 30 s that Ray gives it. Start it again.
         """
         self._known_redis()
@@ -138,11 +134,7 @@ class ControlPlane:
         logger.info("simulated_head_started")
 
     def kill_redis(self, *, lose: bool = False) -> None:
-        """Ends Redis at once; with `lose` all that it has kept is gone too.
-
-        Raises:
-            ValueError: the cluster was started without Redis.
-        """
+        """Ends Redis at once; with `lose` all that it has kept is gone too."""
         redis = self._known_redis()
         if lose:
             redis.lose()
@@ -151,11 +143,7 @@ class ControlPlane:
         logger.info("simulated_redis_killed lose=%s", lose)
 
     def start_redis(self) -> None:
-        """Starts it again on its port, with what its file holds; a no-op where it runs.
-
-        Raises:
-            ValueError: the cluster was started without Redis.
-        """
+        """Starts it again on its port, with what its file holds; a no-op where it runs."""
         self._known_redis().start()
         logger.info("simulated_redis_started")
 

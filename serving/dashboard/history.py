@@ -52,14 +52,11 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The query of a reader: a step of `STEPS_S`, and a model or all (`ALL_MODELS`).
-
-    `since` is the first slot that the reader does not have; `None` means that it has nothing.
-    """
+    """The query of a reader: a step of `STEPS_S`, and a model or all (`ALL_MODELS`)."""
 
     step_s: int
     model: str
-    since: int | None = None
+    since: int | None = None  # the first slot that it does not have; None: it has nothing
 
 
 class _Gateway:
@@ -92,10 +89,7 @@ class _Gateway:
 
 
 class History:
-    """The history of all gateways. `started_at_s` is since the epoch, as all times here.
-
-    `read_chips` returns the latest reports of TPU exporters.
-    """
+    """The history of all gateways. `started_at_s` is since the epoch, as all times here."""
 
     def __init__(
         self,
@@ -103,6 +97,7 @@ class History:
         started_at_s: float,
         read_chips: Callable[[], Iterable[TpuSample]] = tuple,
     ) -> None:
+        """Takes `read_chips`, which returns the latest reports of TPU exporters."""
         self.dashboard_id = dashboard_id
         self._started_at_s = started_at_s
         self._read_chips = read_chips

@@ -87,16 +87,13 @@ class ConnectionConfig:
 
 
 class GatewayConnection(LinkConnection):
-    """Holds a connection that may become one gateway's link.
-
-    `gateway_id` is what the peer claims until `is_open`, and true from then on.
-    """
+    """Holds a connection that may become one gateway's link."""
 
     def __init__(self, host: ConnectionOwner, config: ConnectionConfig) -> None:
         # Paused means exactly: more than the limit is unsent.
         write_buffer_bytes = (config.max_buffered_bytes, config.max_buffered_bytes)
         super().__init__(_DECODER, config.heartbeat, config.handshake_timeout_s, write_buffer_bytes)
-        self.gateway_id = ""
+        self.gateway_id = ""  # what the peer claims; true once it `is_open`
         self.batch: list[TokenOutput] = []  # its part of the step being published, else empty
         self.load_due_at_s = 0.0
         self.vitals_due_at_s = 0.0

@@ -152,8 +152,7 @@ class LinkServer:
     def drain(self, reason: str, grace_s: float) -> None:
         """Notifies all gateways, and later ones, to send nothing new.
 
-        Requests already on their way are still taken: the gateway resumes them elsewhere if it has
-        to.
+        Requests already on their way are still taken: the gateway resumes them if it has to.
         """
         self._draining = Draining(reason, grace_s)
         logger.info(

@@ -50,11 +50,6 @@ class DirectoryReporter:
         """The state of all records."""
         return self._records[0].state
 
-    @property
-    def slice_names(self) -> list[str]:
-        """The names of the slices that are or were held; none where nothing is reserved."""
-        return [name for each in self._records if (name := each.life.slice_name) is not None]
-
     async def enter(
         self,
         state: SliceState,
@@ -120,8 +115,9 @@ class DirectoryReporter:
 
     async def clear_quarantine(self) -> None:
         """Clears the failures of the slices, because they serve now."""
-        for name in self.slice_names:
-            await self._send(self._directory.clear_quarantine.remote(name))
+        for record in self._records:
+            if record.life.slice_name is not None:
+                await self._send(self._directory.clear_quarantine.remote(record.life.slice_name))
 
     def close(self) -> None:
         """Stops the renewals."""

@@ -97,15 +97,14 @@ class HostStreamServer:
         if self._notices.pop(source, None) is not None:
             self._send(self._all())
 
-    def add(self, transport: asyncio.Transport) -> bool:
-        """Adds a watcher and sends it the present notices; returns whether there was room."""
+    def add(self, transport: asyncio.Transport) -> None:
+        """Adds a watcher, if there is room, and sends it the present notices."""
         if len(self._watchers) >= MAX_WATCHERS:
             transport.write(_encode(_Line(tuple(self._notices.values()), refused=True)))
             transport.close()
-            return False
-        self._watchers.add(transport)
-        transport.write(self._all())
-        return True
+        else:
+            self._watchers.add(transport)
+            transport.write(self._all())
 
     def drop(self, transport: asyncio.Transport) -> None:
         """Removes a watcher that has left."""

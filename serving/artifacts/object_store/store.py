@@ -18,15 +18,12 @@ class MissingObjectError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """The store's facts of one object. `modified_s` is wall-clock time by the store's clock.
-
-    `version` changes with the content; `None` means that the store has none.
-    """
+    """The store's facts of one object. `modified_s` is wall-clock time by the store's clock."""
 
     name: str
     num_bytes: int
     modified_s: float
-    version: str | None = None
+    version: str | None = None  # changes with the content; None: the store has none
 
 
 class ObjectStore(Protocol):

@@ -23,10 +23,7 @@ HIT_EVENT: Final = "/jax/compilation_cache/cache_hits"
 
 
 class CompileWatch:
-    """Counts hits and lookups from the start, and late programs from `begin` on.
-
-    `step` describes the worker's present work; it is logged by its `str`.
-    """
+    """Counts hits and lookups from the start, and late programs from `begin` on."""
 
     def __init__(self) -> None:
         self.num_compilations = 0
@@ -34,7 +31,7 @@ class CompileWatch:
         self.num_hits = 0
         # JAX keeps its listeners for as long as the process lives, and so does a worker.
         jax.monitoring.register_event_listener(self._on_lookup)
-        self.step: object = "none"
+        self.step: object = "none"  # the worker's present work, which is logged by its `str`
         self._has_begun = False
 
     def begin(self) -> None:

@@ -192,7 +192,9 @@ class VllmEngine:
             outputs = await self._next_outputs()
             stats = outputs.scheduler_stats
             if stats is not None:
-                self._load = _load_from(stats)
+                self._load = EngineLoad(
+                    stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage
+                )
                 _count_scheduler(self._meter, stats)
             self._drop_unasked_aborts(outputs)
             if outputs.outputs:
@@ -396,10 +398,6 @@ def _shut_down_unwanted(launch: "asyncio.Task[AsyncMPClient]") -> None:
     if launch.cancelled() or launch.exception() is not None:
         return
     threading.Thread(target=launch.result().shutdown, args=(0,), daemon=True).start()
-
-
-def _load_from(stats: SchedulerStats) -> EngineLoad:
-    return EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
 
 
 def _count_scheduler(meter: VitalsMeter, stats: SchedulerStats) -> None:
