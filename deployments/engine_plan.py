@@ -14,12 +14,12 @@ import typer
 import yaml
 
 from serving.artifacts.model_config_file import ModelConfigUnreadableError, find_model_config
-from serving.config.application import AppConfig, DeploymentConfig, ModelConfig
+from serving.config.application import DeploymentConfig, ModelConfig
 from serving.config.check import check_serve_config, load_yaml
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
-from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
+from serving.tpu.model_facts import ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, plan_engine, slice_words
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
@@ -89,20 +89,13 @@ def plan_serve_config(
         return EnginePlanReport((), tuple(map(str, checked.problems)))
     plans, problems = [], []
     for config in checked.applications.values():
-        for model, deployment in tpu_deployments(config):
-            try:
-                plans.append(plan_deployment(model, deployment, facts_folders))
-            except (ConfigError, ModelFactsError, ModelConfigUnreadableError) as error:
-                problems.append(f"{model.name}: {error}")
+        for model in config.models:
+            for deployment in model.deployments if model.is_on_tpu else ():
+                try:
+                    plans.append(plan_deployment(model, deployment, facts_folders))
+                except (ConfigError, ModelFactsError, ModelConfigUnreadableError) as error:
+                    problems.append(f"{model.name}: {error}")
     return EnginePlanReport(tuple(plans), tuple(problems))
-
-
-def tpu_deployments(config: AppConfig) -> Iterator[tuple[ModelConfig, DeploymentConfig]]:
-    """Yields every deployment with engines on TPU."""
-    for model in config.models:
-        if model.is_on_tpu:
-            for deployment in model.deployments:
-                yield model, deployment
 
 
 def plan_deployment(
@@ -125,8 +118,7 @@ def plan_deployment(
         num_slices=deployment.slice.num_slices,
     )
     raw = find_model_config(model.source, facts_folders)
-    facts: ModelFacts | None = None if raw is None else model_facts(raw)
-    return plan_engine(requirements, facts, model.name)
+    return plan_engine(requirements, None if raw is None else model_facts(raw), model.name)
 
 
 def plan_lines(plan: EnginePlan) -> Iterator[str]:

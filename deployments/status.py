@@ -24,6 +24,10 @@ from rich.text import Text
 from deployments.terminal import build_table, plain_lines, printable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option(envvar="SLICEWISE_API_KEY", help="API key, where the gateway wants one."),
+]
 
 _UNUSABLE = 2
 _HEADER = ("ENGINE", "COMPUTE CLASS", "STATE", "SINCE", "RUNNING", "WAITING", "KV", "IN FLIGHT")
@@ -137,10 +141,7 @@ class ReportedFleet(_Reported):
 def status_command(
     *,
     url: Annotated[str, typer.Option(help="Address of the Serve proxy.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="SLICEWISE_API_KEY", help="API key, where the gateway wants one."),
-    ] = None,
+    api_key: ApiKeyOption = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as it came.")] = False,
     is_watching: Annotated[

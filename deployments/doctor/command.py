@@ -27,6 +27,7 @@ from deployments.doctor.serving_config import (
 from deployments.doctor.simulated import what_is_simulated
 from deployments.doctor.tpu_environment import check_tpu_environment, is_tpu_host
 from deployments.doctor.versions import check_versions
+from deployments.status import ApiKeyOption
 from deployments.terminal import printable
 from serving.config.check import CheckReport
 
@@ -40,10 +41,7 @@ def doctor_command(
     url: Annotated[
         str | None, typer.Option(help="Address of a running gateway, to be asked as well.")
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="SLICEWISE_API_KEY", help="API key, where the gateway wants one."),
-    ] = None,
+    api_key: ApiKeyOption = None,
     config: Annotated[
         Path | None, typer.Option(help="A serve_config.yaml that is to be served here.")
     ] = None,

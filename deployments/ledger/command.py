@@ -14,9 +14,9 @@ import typer
 
 from deployments.ledger.daily import LedgerReading, TableFileError, parse_reading
 from deployments.ledger.table import LedgerPageError, hours_table, merge, parse_page, to_csv
+from deployments.status import DEFAULT_URL, ApiKeyOption
 from deployments.terminal import plain_lines
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 _UNUSABLE = 2
 
 
@@ -34,10 +34,7 @@ def ledger_command(
             f"[default: {DEFAULT_URL}]",
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="SLICEWISE_API_KEY", help="API key, where the gateway wants one."),
-    ] = None,
+    api_key: ApiKeyOption = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for each.")] = 10.0,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print chip-seconds as CSV, for pandas or DuckDB.")

@@ -41,7 +41,8 @@ class DayTable:
 
 def write_table(path: Path, table: DayTable) -> None:
     """The rows in a stable order; a reader sees the file before or the file after, never half."""
-    times = [_time(table.from_s), _time(table.until_s)]
+    ends_s = (table.from_s, table.until_s)
+    times = [datetime.datetime.fromtimestamp(end_s, datetime.UTC) for end_s in ends_s]
     order = sorted(table.sums, key=lambda key: tuple(part or "" for part in key))
     rows = [
         dict(zip(SCHEMA.names, [table.day, *key, *table.sums[key], *times], strict=True))
@@ -80,7 +81,3 @@ def read_table(path: Path) -> DayTable | None:
     return DayTable(
         first["day"], first["from_utc"].timestamp(), first["until_utc"].timestamp(), sums
     )
-
-
-def _time(at_s: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
