@@ -46,8 +46,9 @@ def manifests(values: Values) -> dict[str, list[Json]]:
     """The objects of every file, by path."""
     cluster = values.cluster
     groups = slice_groups(cluster, values.app)
+    control = [control_class(cluster)] if cluster.provisioning == Provisioning.AUTO else []
     files = {
-        "gke/compute-classes.yaml": [*_control(values), *compute_classes(cluster, groups)],
+        "gke/compute-classes.yaml": [*control, *compute_classes(cluster, groups)],
         "gke/namespace.yaml": [platform.namespace(cluster)],
         "gke/service-accounts.yaml": platform.service_accounts(cluster),
         "gke/priority-classes.yaml": platform.priority_classes(cluster),
@@ -70,11 +71,6 @@ def manifests(values: Values) -> dict[str, list[Json]]:
     if cluster.upgrade.kind != UpgradeKind.INCREMENTAL:
         files["kuberay/rayservice/route.yaml"] = _route(values)
     return files
-
-
-def _control(values: Values) -> list[Json]:
-    is_auto = values.cluster.provisioning == Provisioning.AUTO
-    return [control_class(values.cluster)] if is_auto else []
 
 
 def _route(values: Values) -> list[Json]:

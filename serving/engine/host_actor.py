@@ -26,11 +26,10 @@ _SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The report of a ready engine: its link's address, and the engine's own description."""
+    """The report of a ready engine: its id and its link's address."""
 
     engine_id: str
     address: tuple[str, int]
-    engine_info: dict[str, Any]
 
 
 class EngineHostActor:
@@ -58,7 +57,7 @@ class EngineHostActor:
         address = await self._host.listen(
             "127.0.0.1" if loopback else ray.util.get_node_ip_address()
         )
-        return HostReport(self._host.engine_id, address, dict(engine.info))
+        return HostReport(self._host.engine_id, address)
 
     def _on_end_signal(self, number: signal.Signals) -> None:
         reason = f"engine host got {number.name}"

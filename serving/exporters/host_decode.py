@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from google.protobuf.message import DecodeError
 from prometheus_client.parser import text_string_to_metric_families
@@ -101,14 +102,12 @@ def decode_sdk_values(sdk: SdkValues) -> Decoded:
     return decoded
 
 
-def _tensorcore(position: int, text: str) -> MetricPoint:
-    metric = "tpu_tensorcore_utilization_ratio"
-    return MetricPoint(metric, checked_number(metric, _number(text) / _PERCENT), position)
-
-
-def _bandwidth(position: int, text: str) -> MetricPoint:
-    metric = "tpu_hbm_bandwidth_utilization_ratio"
-    return MetricPoint(metric, checked_number(metric, _number(text) / _PERCENT), position)
+def _percentage(metric: str, position: int, text: str) -> MetricPoint:
+    try:
+        percentage = float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise BadValueError(text) from None
+    return MetricPoint(metric, checked_number(metric, percentage / _PERCENT), position)
 
 
 def _throttle(_position: int, text: str) -> MetricPoint:
@@ -129,9 +128,9 @@ def _link_health(_position: int, text: str) -> MetricPoint:
 # By the SDK's name, of which older releases have another. These alone are worth a child process:
 # libtpu's own service has the rest.
 _SDK_FORMS: Mapping[str, Callable[[int, str], MetricPoint]] = {
-    "tensorcore_util": _tensorcore,
-    "tensorcore_utilization": _tensorcore,
-    "hbm_util": _bandwidth,
+    "tensorcore_util": partial(_percentage, "tpu_tensorcore_utilization_ratio"),
+    "tensorcore_utilization": partial(_percentage, "tpu_tensorcore_utilization_ratio"),
+    "hbm_util": partial(_percentage, "tpu_hbm_bandwidth_utilization_ratio"),
     "tpu_throttle_score": _throttle,
     "ici_link_health": _link_health,
 }
@@ -162,10 +161,3 @@ def _given_chips(answer: MessageClass) -> Iterator[tuple[MessageClass, MessageCl
                 if devices.resource_name == _TPU_RESOURCE:
                     for device_id in devices.device_ids:
                         yield pod, container, device_id
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text.strip().removesuffix("%"))
-    except ValueError:
-        raise BadValueError(text) from None

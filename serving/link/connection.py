@@ -254,4 +254,4 @@ class LinkConnection(asyncio.Protocol):
             return
         self._beat(is_ping_due=beat.is_ping_due, is_late=beat.is_late)
         if self.is_open:
-            self._set_timer(beat.next_at_s)
+            self._set_timer(self._pulse.due_at_s)

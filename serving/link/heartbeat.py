@@ -30,16 +30,11 @@ class HeartbeatConfig:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The decision of one tick.
-
-    `is_late` means that our own loop stood still, so nothing was judged by waiting. `next_at_s` is
-    the instant of the next tick, meaningless once the peer is dead.
-    """
+    """The decision of one tick."""
 
     is_peer_dead: bool
     is_ping_due: bool
-    is_late: bool
-    next_at_s: float
+    is_late: bool  # our own loop stood still, so nothing was judged by waiting
 
 
 class Pulse:
@@ -74,4 +69,4 @@ class Pulse:
         # A peer already past the timeout is judged again soon, once the socket has been read.
         silent_at_s = max(self.heard_at_s + timeout_s, now_s + interval_s / 4)
         self.due_at_s = min(self._ping_at_s, silent_at_s)
-        return Beat(is_peer_dead, is_ping_due, is_late, self.due_at_s)
+        return Beat(is_peer_dead, is_ping_due, is_late)

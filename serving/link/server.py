@@ -136,7 +136,9 @@ class LinkServer:
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Accepts gateways and starts the pump. Raises `OSError` when the address is taken."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, host, port)
+        self._listener = await loop.create_server(
+            lambda: GatewayConnection(self, self._connection_config), host, port
+        )
         for work in (self._pump(), self._feed_engine()):
             task = loop.create_task(work)
             task.add_done_callback(self._work_ended)
@@ -182,9 +184,6 @@ class LinkServer:
                 logger.info("engine died at close engine_id=%s reason=%s", self.engine_id, error)
 
     # What the connections call.
-
-    def _accept(self) -> GatewayConnection:
-        return GatewayConnection(self, self._connection_config)
 
     def connected(self, connection: GatewayConnection) -> None:
         """Takes a connection that has proved nothing yet."""

@@ -227,11 +227,12 @@ class SliceSession:
     async def _start_engine(self) -> HostReport:
         spec = self._spec if self._spec.tpu is None else await self._resolve()
         await self._pull_programs(spec)
+        joined = {} if self._held is None else multislice_environment(self._held.slices)
         options: dict[str, Any] = {
             "num_cpus": spec.num_cpus,
             "max_concurrency": 16,
             # vLLM gives it to its workers on other hosts as well, for when their processes begin.
-            "runtime_env": {"env_vars": self._environment(spec)},
+            "runtime_env": {"env_vars": {**spec.engine_env, **joined}},
         }
         if self._held is not None:
             options["scheduling_strategy"] = self._held.reservation.on_host(0)
@@ -269,10 +270,6 @@ class SliceSession:
         while True:
             stage: LoadStage = await host.next_stage.remote()
             await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
-
-    def _environment(self, spec: EngineSpec) -> dict[str, str]:
-        joined = {} if self._held is None else multislice_environment(self._held.slices)
-        return {**spec.engine_env, **joined}
 
     async def _resolve(self) -> EngineSpec:
         """Resolves the settings of a TPU engine on the first host of its slices.

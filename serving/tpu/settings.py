@@ -32,7 +32,6 @@ from serving.tpu.rules import (
 BY_HAND = "set by hand"
 
 _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
-_DATA = "data_parallel_size"
 _DEFAULT_UTILIZATION = 0.9
 _DEFAULT_SEQS = 256
 _DEFAULT_BATCHED = 2048
@@ -162,7 +161,7 @@ def _args(
     )
     if requirements.num_slices > 1:
         yield Setting(
-            _DATA,
+            "data_parallel_size",
             requirements.num_slices,
             "each slice holds the whole model and its own requests: between slices there is the "
             "data-centre network only",
