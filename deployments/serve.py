@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ import typer
 import yaml
 
 from deployments.start_failure import start_failure
-from deployments.status import FleetUnavailableError, fetch_fleet
 from serving.config.api_keys import read_keys
 from serving.config.check import check_serve_config, load_yaml
 from serving.config.ray_settings import RAY_SETTINGS
@@ -263,9 +263,8 @@ class _Launch:
 
     def _report_progress(self, waited_s: float) -> bool:
         """Prints what has changed; `True` once every engine is ready."""
-        try:
-            fleet = json.loads(fetch_fleet(self._site.url, self._site.api_key, timeout_s=2))
-        except (FleetUnavailableError, ValueError):
+        fleet = self._fleet()
+        if fleet is None:
             self._print_once(
                 "Ray, the gateway and the engines are starting (about a minute)", waited_s
             )
@@ -306,6 +305,17 @@ class _Launch:
         self._print(f"the application could not be started (after {waited_s:.0f} s)")
         typer.echo(f"slicewise: {reason}", err=True)
         return True
+
+    def _fleet(self) -> dict[str, Any] | None:
+        request = urllib.request.Request(f"{self._site.url}/fleet")
+        if self._site.api_key is not None:
+            request.add_header("Authorization", f"Bearer {self._site.api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=2) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except (OSError, ValueError):
+            return None
 
     def _stop(self, child: subprocess.Popen[bytes]) -> None:
         below = _descendants(child.pid)
