@@ -182,7 +182,7 @@ def test_joined_slices_are_granted_together_or_not_at_all() -> None:
 def test_joined_slices_that_are_no_longer_wanted_are_granted_to_the_next() -> None:
     grants, found = PendingGrants(), look([*whole("a"), *whole("b"), *whole("c")])
     grants.grant("r1", found, 0.0, never, num_slices=2)
-    grants.withdraw("r1")
+    grants.grant("r1", look([]), 0.0, never, num_slices=2)
     assert names(grants.grant("r2", found, 0.0, never, num_slices=2)) == ["a", "b"]
 
 
