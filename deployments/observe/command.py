@@ -177,7 +177,6 @@ class _Sources:
         return max(found, key=_written_at, default=None)
 
     def lines(self) -> Sequence[str]:
-        """Returns what is scraped, for a reader."""
         exporters = ", ".join(self.exporters) or f"none; {DEFAULT_EXPORTER} once it answers"
         return (
             f"gateways: {', '.join(self.gateways)}",

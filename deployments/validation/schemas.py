@@ -37,10 +37,6 @@ class Schemas:
                 strict["properties"]["metadata"] = {"type": "object"}
                 self._schemas[key] = (schema, jsonschema.Draft7Validator(strict))
 
-    def __len__(self) -> int:
-        """Returns how many there are."""
-        return len(self._schemas)
-
     def has(self, manifest: KubernetesManifest) -> bool:
         """Returns whether there is one for this object."""
         return _key(manifest) in self._schemas

@@ -56,11 +56,8 @@ class SliceAllocator:
                 return grant
             await asyncio.sleep(_OBSERVE_PERIOD_S)
 
-    def quarantine(self, whole: Slice, suspects: frozenset[str], reason: str) -> float:
-        """Keeps all replicas off a slice that failed; returns the time for it, in seconds.
-
-        `suspects` are the node ids of the hosts to blame.
-        """
+    def quarantine(self, whole: Slice, suspects: frozenset[str], reason: str) -> None:
+        """Keeps replicas off a slice that failed; `suspects`: node ids of the hosts to blame."""
         now_s = asyncio.get_running_loop().time()
         until_s = self._quarantine.note_failure(
             whole.name, whole.node_ids, now_s, suspects=suspects
@@ -68,7 +65,6 @@ class SliceAllocator:
         logger.warning(
             "slice_quarantined slice=%s for_s=%.0f reason=%r", whole.name, until_s - now_s, reason
         )
-        return until_s - now_s
 
     def clear_quarantine(self, slice_name: str) -> None:
         """Forgets the failures of a slice that serves now."""

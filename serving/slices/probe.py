@@ -281,7 +281,6 @@ class _Heard:
             task.cancel()
 
     def result(self, spec: ProbeSpec, timeout_s: float, wall_s: float) -> HostProbe:
-        """Returns the result of this host."""
         outcome, reason = self._judge(timeout_s)
         return HostProbe(spec.process_id, outcome, self._stage, reason, wall_s, self._report)
 
