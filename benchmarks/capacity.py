@@ -42,7 +42,7 @@ MIN_THROUGHPUT_RATIO, MAX_TPOT_RATIO = 0.95, 1.25
 LOST_THROUGHPUT_RATIO = 0.5
 # A step beside busier neighbours is taken again, so often at most; the quietest one counts.
 MAX_OTHER_CORES, MAX_TRIES = 0.25, 3
-_QUIET_LOOK_S, _QUIET_PATIENCE_S = 2.0, 60.0
+_QUIET_POLL_S, _QUIET_PATIENCE_S = 2.0, 60.0
 
 SLICEWISE = "Slicewise"
 
@@ -180,7 +180,7 @@ def _await_quiet() -> None:
     until_s = time.monotonic() + _QUIET_PATIENCE_S
     num_cores = psutil.cpu_count()
     while time.monotonic() < until_s:
-        if psutil.cpu_percent(_QUIET_LOOK_S) / 100 * num_cores <= MAX_OTHER_CORES:
+        if psutil.cpu_percent(_QUIET_POLL_S) / 100 * num_cores <= MAX_OTHER_CORES:
             return
 
 

@@ -52,7 +52,7 @@ from serving.gateway.telemetry.request_telemetry import (
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import to_ms
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import EngineVitals, TokenOutput
+from serving.link.messages import EngineStats, TokenOutput
 from serving.link.server import LinkServer
 
 NUM_STREAMS = 32
@@ -125,7 +125,7 @@ class SilentEngine(PacedEngine):
         pass
 
     @property
-    def vitals(self) -> EngineVitals | None:
+    def engine_stats(self) -> EngineStats | None:
         """None."""
         return None
 
@@ -200,7 +200,7 @@ def _scraper(
         uses = {}
         for engine in model.connections:
             tenants = (request.tenant for request in engine.requests.values())
-            uses[engine.engine_id] = engine_use(tenants, engine.link.stats.vitals)
+            uses[engine.engine_id] = engine_use(tenants, engine.link.stats.engine_stats)
         ledger.observe(membership.snapshot, busy, to_ms(time.time()), uses)
         vllms = [] if model.metrics is None else [model.metrics]
         await render_metrics(vllms, "g", ours=[ours])
@@ -220,7 +220,7 @@ def _reading(engine: EngineConnection) -> LinkReading:
     stats = engine.link.stats
     return LinkReading(
         *(_MODEL, engine.compute_class, engine.engine_id, None, stats.traffic, stats.silence_s),
-        *(stats.round_trip_s, stats.load, stats.vitals),
+        *(stats.round_trip_s, stats.load, stats.engine_stats),
     )
 
 

@@ -20,7 +20,7 @@ from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
 from serving.tpu.model_facts import ModelFactsError, model_facts
-from serving.tpu.plan import EnginePlan, plan_engine, slice_words
+from serving.tpu.plan import EnginePlan, describe_slice, plan_engine
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
 
@@ -127,7 +127,7 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
     shape = requirements.shape
     hosts = f"{requirements.num_hosts} hosts" if requirements.num_hosts > 1 else "1 host"
     num_chips = requirements.num_slices * shape.num_chips
-    yield f"{requirements.model} on {slice_words(requirements)}: {num_chips} chips, {hosts}"
+    yield f"{requirements.model} on {describe_slice(requirements)}: {num_chips} chips, {hosts}"
     yield "  vLLM's arguments"
     yield from map(_setting_line, settings.args)
     if settings.env:
@@ -148,7 +148,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
     budget = plan.budget
     return {
         "model": plan.requirements.model,
-        "slice": slice_words(plan.requirements),
+        "slice": describe_slice(plan.requirements),
         "engine_args": settings.engine_args,
         "environment": settings.environment,
         "reasons": {setting.name: setting.reason for setting in (*settings.args, *settings.env)},

@@ -28,7 +28,7 @@ from deployments.engine_plan import plan_json, plan_serve_config
 from serving.config.check import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.slice_lifecycle import LoadStage
-from serving.engine.load_stage import hear_stages
+from serving.engine.load_stage import stages_reported_to
 from serving.tpu.plan import EnginePlan
 
 PACKAGES = ("vllm-tpu", "tpu_inference", "jax", "jaxlib", "libtpu", "torch", "ray", "slicewise")
@@ -172,7 +172,7 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
 
     started_s = time.monotonic()
     try:
-        with hear_stages(lambda stage: told_s.setdefault(stage, time.monotonic())):
+        with stages_reported_to(lambda stage: told_s.setdefault(stage, time.monotonic())):
             llm = await asyncio.to_thread(start)
     except (RuntimeError, ValueError, OSError) as error:
         raise MissingError(f"the engine does not start: {error}") from error

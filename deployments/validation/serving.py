@@ -108,7 +108,7 @@ def _deployment_problems(
     wanted: dict[str, int] = {}
     groups = [group for group, _ in offers]
     by_name = {group.name: group for group in groups}
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for model in app.models:
         for deployment in model.deployments:
             spec = slice_spec(app, model, deployment)
@@ -121,8 +121,8 @@ def _deployment_problems(
             for group in takes:
                 at_most = deployment.most_replicas * spec.num_slices
                 wanted[group.name] = wanted.get(group.name, 0) + at_most
-                if (group.name, spec.compute_class) not in told:
-                    told.add((group.name, spec.compute_class))
+                if (group.name, spec.compute_class) not in reported:
+                    reported.add((group.name, spec.compute_class))
                     yield from _grace_problems(group, spec)
     for name, count in wanted.items():
         group = by_name[name]

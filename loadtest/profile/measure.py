@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from loadtest.profile.search import Search, Trial, highest_passed, next_rate
-from loadtest.profile.step_time_fit import SteadyState, StepTimeModel, fit_step_time
+from loadtest.profile.step_time_fit import SteadyState, StepTimeFit, fit_step_time
 from loadtest.scorecard.measure import Scorecard
 from serving.domain.capacity import CapacityProfile
 
@@ -82,7 +82,7 @@ class Subject:
 class Measured:
     """The law of one slice, and the rate of one slice at the objective beside the law's value."""
 
-    step_time: StepTimeModel
+    step_time: StepTimeFit
     ttft_floor_s: float
     trials: tuple[Trial, ...]
     sustained_per_s: float | None

@@ -26,7 +26,7 @@ class SteadyState:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimeModel:
+class StepTimeFit:
     """The coefficients, and `worst_error`: the largest relative difference from an observation."""
 
     base_s: float
@@ -44,7 +44,7 @@ class UnfitError(ValueError):
     """The observations do not separate the coefficients. Measure at more loads."""
 
 
-def fit_step_time(observations: Sequence[SteadyState]) -> StepTimeModel:
+def fit_step_time(observations: Sequence[SteadyState]) -> StepTimeFit:
     """The law that fits best.
 
     Raises:
@@ -68,12 +68,12 @@ def fit_step_time(observations: Sequence[SteadyState]) -> StepTimeModel:
         raise UnfitError("the loads are too much alike: vary the streams and the prompt lengths")
     scaled, _ = nnls(weighted / sizes, np.ones(len(steps)))
     base_s, per_sequence_s, per_prompt_token_s = (float(value) for value in scaled / sizes)
-    model = StepTimeModel(base_s, per_sequence_s, per_prompt_token_s, 0.0)
+    fit = StepTimeFit(base_s, per_sequence_s, per_prompt_token_s, 0.0)
     errors = [
         abs(
-            model.step_s(observation.running, observation.prompt_tokens_per_s) / observation.step_s
+            fit.step_s(observation.running, observation.prompt_tokens_per_s) / observation.step_s
             - 1
         )
         for observation in observations
     ]
-    return StepTimeModel(base_s, per_sequence_s, per_prompt_token_s, max(errors))
+    return StepTimeFit(base_s, per_sequence_s, per_prompt_token_s, max(errors))

@@ -12,7 +12,7 @@ from typing import Any
 
 from serving.artifacts.model_source import resolve_source
 from serving.domain.slice_lifecycle import LoadStage
-from serving.engine.load_stage import OnStage, hear_stages
+from serving.engine.load_stage import OnStage, stages_reported_to
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.engine_protocol import Engine, EngineDiedError
@@ -38,7 +38,7 @@ async def start_engine(spec: EngineSpec, on_stage: OnStage = lambda _: None) -> 
     # Imported here because it takes vLLM and torch with it, which the paced engine does without.
     from serving.engine.vllm.engine import VllmEngine  # noqa: PLC0415
 
-    with hear_stages(on_stage):
+    with stages_reported_to(on_stage):
         return await VllmEngine.start(resolve_source(spec.source), spec.engine_args)
 
 

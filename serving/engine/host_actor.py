@@ -109,7 +109,7 @@ class EngineHostActor:
             await asyncio.sleep(0.02)
 
     async def note_programs(self, moved: ProgramsMoved) -> None:
-        """Notes the moves of the engine's programs so far, to be reported with its vitals."""
+        """Notes the moves of the engine's programs so far, to be reported with its stats."""
         if self._host is not None:
             self._host.server.programs_moved = moved
 

@@ -26,7 +26,7 @@ OnStage = Callable[[LoadStage], None]
 
 
 @contextmanager
-def hear_stages(on_stage: OnStage) -> Iterator[None]:
+def stages_reported_to(on_stage: OnStage) -> Iterator[None]:
     """Calls `on_stage`, in the event loop, with the reports of processes started meanwhile."""
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory(prefix="slicewise-stage-") as folder:
@@ -50,7 +50,7 @@ def hear_stages(on_stage: OnStage) -> Iterator[None]:
             os.close(pipe)
 
 
-def tell_stage(stage: LoadStage) -> None:
+def report_stage(stage: LoadStage) -> None:
     """Reports to the engine host; does nothing if none listens, for no start may fail of it."""
     path = os.environ.get(PIPE_VARIABLE)
     if path is None:
@@ -72,6 +72,6 @@ class TellsStages:
 
     def determine_available_memory(self, *args: Any, **kwargs: Any) -> Any:
         """Reports that the weights are there, then does as the worker does."""
-        tell_stage(LoadStage.COMPILING)
+        report_stage(LoadStage.COMPILING)
         worker: Any = super()
         return worker.determine_available_memory(*args, **kwargs)

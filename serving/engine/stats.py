@@ -7,7 +7,7 @@ Owns the sums and the choice of steps with a known length. Does not own the sour
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from serving.link.messages import ITERATION_BOUNDS, EngineVitals
+from serving.link.messages import ITERATION_BOUNDS, EngineStats
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class StepCount:
 
 
 @dataclass(slots=True)
-class VitalsMeter:
+class StatsCollector:
     """The sums since the engine's start. `None` means that the engine has no such feature."""
 
     num_deferred: int = 0
@@ -77,10 +77,10 @@ class VitalsMeter:
         for position, count in enumerate(by_position):
             sums[position] += count
 
-    def vitals(self) -> EngineVitals:
+    def stats(self) -> EngineStats:
         """Returns the present sums, without those by tenant."""
         sums = self._sums
-        return EngineVitals(
+        return EngineStats(
             num_deferred=self.num_deferred,
             num_preemptions=sums.num_preemptions,
             prompt_tokens=sums.prompt_tokens,

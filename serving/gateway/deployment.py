@@ -361,7 +361,7 @@ class Gateway:
                 stats = engine.link.stats
                 tenants = (request.tenant for request in engine.requests.values())
                 busy[engine.engine_id] = is_busy(len(engine.requests), stats.load)
-                uses[engine.engine_id] = engine_use(tenants, stats.vitals)
+                uses[engine.engine_id] = engine_use(tenants, stats.engine_stats)
         self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()), uses)
         self._endings.observe(self._membership.snapshot)
 
@@ -391,7 +391,7 @@ class Gateway:
                     silence_s=stats.silence_s,
                     round_trip_s=stats.round_trip_s,
                     load=stats.load,
-                    vitals=stats.vitals,
+                    engine_stats=stats.engine_stats,
                 )
 
     async def _render_metrics(self, accept: str) -> tuple[bytes, str]:

@@ -27,7 +27,7 @@ from serving.link.messages import (
     EngineLoad,
     EngineLost,
     EngineMessage,
-    EngineVitals,
+    EngineStats,
     GatewayMessage,
     Ping,
     Refused,
@@ -84,7 +84,7 @@ class LinkCallbacks:
 class LinkStats:
     """The traffic of one link, and the engine host's last report of its engine.
 
-    `load` and `vitals` are `None` until there is a report. `round_trip_s` is that of the last
+    `load` and `engine_stats` are `None` until there is a report. `round_trip_s` is that of the last
     measured heartbeat, through both event loops; `None` before the first.
     """
 
@@ -92,7 +92,7 @@ class LinkStats:
     silence_s: float = 0.0
     round_trip_s: float | None = None
     load: EngineLoad | None = None
-    vitals: EngineVitals | None = None
+    engine_stats: EngineStats | None = None
 
 
 class LinkClient(LinkConnection):
@@ -110,7 +110,7 @@ class LinkClient(LinkConnection):
         self.engine_id = ""
         self.engine_info: dict[str, object] = {}
         self._load: EngineLoad | None = None
-        self._vitals: EngineVitals | None = None
+        self._engine_stats: EngineStats | None = None
         self._round_trip_s: float | None = None
         self._on_step: Callable[[Step], None] = lambda _: None
         self._stamp_due_at_s = 0.0
@@ -163,7 +163,9 @@ class LinkClient(LinkConnection):
     @property
     def stats(self) -> LinkStats:
         """The present numbers of the link."""
-        return LinkStats(self.traffic, self.silence_s, self._round_trip_s, self._load, self._vitals)
+        return LinkStats(
+            self.traffic, self.silence_s, self._round_trip_s, self._load, self._engine_stats
+        )
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         """Sets the receiver of the engine's steps, called while the socket is read.
@@ -265,8 +267,8 @@ class LinkClient(LinkConnection):
     def _receive_ping(self, ping: Ping) -> None:
         if ping.load is not None:
             self._load = ping.load
-        if ping.vitals is not None:
-            self._vitals = ping.vitals
+        if ping.engine_stats is not None:
+            self._engine_stats = ping.engine_stats
         if ping.echo_us is not None:
             self._round_trip_s = max(0.0, self._loop.time() - ping.echo_us / _S_US)
 

@@ -6,7 +6,7 @@ Nothing above this protocol knows which of the three it has.
 from collections.abc import Callable
 from typing import Protocol
 
-from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
+from serving.link.messages import EngineLoad, EngineStats, TokenOutput, TokenRequest
 
 
 class EngineDiedError(Exception):
@@ -59,7 +59,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def vitals(self) -> EngineVitals | None:
+    def engine_stats(self) -> EngineStats | None:
         """The engine's work since its start; `None` from an engine that does not count.
 
         The fields by tenant are left to `link.server`, which knows the tenants. Read once a second.

@@ -21,7 +21,7 @@ from serving.link.messages import (
     Call,
     EngineLoad,
     EngineMessage,
-    EngineVitals,
+    EngineStats,
     GatewayMessage,
     Hello,
     Ping,
@@ -70,7 +70,7 @@ class ConnectionOwner(Protocol):
         """Returns the engine's load, or `None` when this gateway had it a moment ago."""
         ...
 
-    def vitals_for(self, gateway: "GatewayConnection") -> EngineVitals | None:
+    def stats_for(self, gateway: "GatewayConnection") -> EngineStats | None:
         """Returns the engine's work, or `None` when it is not yet time to report it again."""
         ...
 
@@ -96,7 +96,7 @@ class GatewayConnection(LinkConnection):
         self.gateway_id = ""  # what the peer claims; true once it `is_open`
         self.batch: list[TokenOutput] = []  # its part of the step being published, else empty
         self.load_due_at_s = 0.0
-        self.vitals_due_at_s = 0.0
+        self.stats_due_at_s = 0.0
         self._host = host
         self._config = config
         self._handshake = EngineHandshake(
@@ -185,7 +185,7 @@ class GatewayConnection(LinkConnection):
     def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:  # noqa: ARG002 - only a client cares
         # What is already on its way is as good a sign of life as one more ping behind it.
         if is_ping_due and not self._is_write_paused:
-            self._write(Ping(self._host.load_for(self), self._host.vitals_for(self)))
+            self._write(Ping(self._host.load_for(self), self._host.stats_for(self)))
 
     def _ended(self, reason: str) -> None:
         if self._was_open:

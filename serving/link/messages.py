@@ -101,7 +101,7 @@ class ProgramsMoved(msgspec.Struct, array_like=True):
     failures: int = 0
 
 
-class EngineVitals(msgspec.Struct, array_like=True, frozen=True):
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """The engine's work since its start: sums, so that a message missed loses nothing.
 
     Tokens are those of all gateways' requests. A feature that the engine lacks (a prefix cache, a
@@ -174,7 +174,7 @@ class Ping(msgspec.Struct, array_like=True, frozen=True, tag="ping"):
     """
 
     load: EngineLoad | None = None
-    vitals: EngineVitals | None = None
+    engine_stats: EngineStats | None = None
     stamp_us: int | None = None
     echo_us: int | None = None
 

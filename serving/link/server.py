@@ -31,7 +31,7 @@ from serving.link.messages import (
     Draining,
     EngineLoad,
     EngineLost,
-    EngineVitals,
+    EngineStats,
     Finish,
     ProgramsMoved,
     Reply,
@@ -60,7 +60,7 @@ class ServerLimits:
     max_unproven: int = 256
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     load_interval_s: float = 0.1
-    vitals_interval_s: float = 1.0
+    stats_interval_s: float = 1.0
 
 
 DEFAULT_LIMITS = ServerLimits()
@@ -110,7 +110,7 @@ class LinkServer:
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
-        # What the engine host reports of compiled programs, with the engine's vitals.
+        # What the engine host reports of compiled programs, with the engine's stats.
         self.programs_moved: ProgramsMoved | None = None
         self._spans = RequestSpans(tracer, engine_id)
         if tracer.is_on:
@@ -211,22 +211,22 @@ class LinkServer:
         # An engine may report with its steps only, and after an abort there is no next step.
         return self._engine.load if self._owners else EngineLoad()
 
-    def vitals_for(self, gateway: GatewayConnection) -> EngineVitals | None:
+    def stats_for(self, gateway: GatewayConnection) -> EngineStats | None:
         """Returns the engine's work; `None` before the interval is over, or without a report."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < gateway.vitals_due_at_s:
+        if now_s < gateway.stats_due_at_s:
             return None
-        gateway.vitals_due_at_s = now_s + self.limits.vitals_interval_s
-        vitals = self._engine.vitals
-        if vitals is None:
+        gateway.stats_due_at_s = now_s + self.limits.stats_interval_s
+        engine_stats = self._engine.engine_stats
+        if engine_stats is None:
             return None
         return msgspec.structs.replace(
-            vitals,
+            engine_stats,
             # As of its last step; after an abort there is no next one.
-            num_deferred=vitals.num_deferred if self._owners else 0,
+            num_deferred=engine_stats.num_deferred if self._owners else 0,
             tenant_tokens=dict(self._tenant_tokens),
             tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
-            is_yours=gateway.gateway_id == self._vitals_reader(),
+            is_yours=gateway.gateway_id == self._stats_reader(),
             programs_moved=self.programs_moved,
         )
 
@@ -312,7 +312,7 @@ class LinkServer:
 
     # The work between the gateways and the engine.
 
-    def _vitals_reader(self) -> str | None:
+    def _stats_reader(self) -> str | None:
         """Returns the gateway that shows this engine's metrics; gateways share the engines."""
         return max(
             self._gateways,

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _ACQUIRE_S = 5.0
 # The pause after a directory that does not answer.
 _RETRY_S = 1.0
-_RAY_LOOK_S = 0.5
+_RAY_POLL_S = 0.5
 
 
 class ProbeFailedError(RuntimeError):
@@ -175,14 +175,14 @@ class HeldSlices:
             else:
                 for each in self.watches:
                     each.take_drains(deadlines_s)
-            await asyncio.sleep(_RAY_LOOK_S)
+            await asyncio.sleep(_RAY_POLL_S)
 
     async def _watch_clock(self) -> None:
         """Applies scheduled ends when they are due, whether Ray has a head or not."""
         while True:
             for each in self.watches:
                 each.decide()
-            await asyncio.sleep(_RAY_LOOK_S)
+            await asyncio.sleep(_RAY_POLL_S)
 
 
 def _out_of_patience(spec: SliceSpec, waited_s: float) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from serving.slices.node_notices import rfc3339_s, utc_words
+from serving.slices.node_notices import format_utc, rfc3339_s
 from serving.slices.notices import Notice, NoticeKind, NoticeSink
 
 logger = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class _Watch:
             deadline_s = read_maintenance(text)
             if deadline_s is None:
                 return None
-            reason = f"maintenance is scheduled for {utc_words(deadline_s)}"
+            reason = f"maintenance is scheduled for {format_utc(deadline_s)}"
         return Notice(kind, self.worker_id, deadline_s, reason, self._source)
 
 

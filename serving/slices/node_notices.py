@@ -63,7 +63,7 @@ def read_node(node: Mapping[str, Any], worker_id: int) -> NodeSignals:
             unreadable.append(f"{name}={values[name]!r}")
             continue
         words = "maintenance" if kind == NoticeKind.MAINTENANCE else "the end of its run"
-        reason = f"{words} is scheduled for {utc_words(deadline_s)}"
+        reason = f"{words} is scheduled for {format_utc(deadline_s)}"
         notices.append(Notice(kind, worker_id, deadline_s, reason, f"node {name}"))
     return NodeSignals(tuple(notices), tuple(unreadable))
 
@@ -99,7 +99,7 @@ def rfc3339_s(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def utc_words(at_s: float) -> str:
+def format_utc(at_s: float) -> str:
     """Formats a wall-clock time for a reader."""
     return datetime.fromtimestamp(at_s, UTC).isoformat(sep=" ", timespec="seconds")
 
@@ -107,5 +107,5 @@ def utc_words(at_s: float) -> str:
 def _epoch_s(text: str) -> float:
     at_s = float(int(text))
     # Refuses what no reader could be shown.
-    utc_words(at_s)
+    format_utc(at_s)
     return at_s

@@ -297,12 +297,12 @@ class _Heard:
             return HostOutcome.HUNG, f"no result within {timeout_s:g} s, at stage {self._stage}"
         code = self._process.returncode or 0
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-        reason = f"the probe ended {ended} at stage {self._stage}: {self._last_words()}"
+        reason = f"the probe ended {ended} at stage {self._stage}: {self._last_line()}"
         if _ABANDONED_WORDS in self._complaints:
             return HostOutcome.ABANDONED, reason
         return HostOutcome.CRASHED, reason
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         """Returns the fatal line of XLA's log, above its stack trace, or else the last line."""
         lines = self._complaints.decode(errors="replace").strip().splitlines()
         fatal = [line for line in lines if re.match(r"F\d{4} ", line)]
@@ -365,7 +365,7 @@ def verdict(host_probes: Iterable[HostProbe], num_hosts: int) -> ProbeVerdict:
         failing = _wrong_in_the_sum(bad, num_hosts)
     first = probes[failing[0]]
     others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
-    return ProbeVerdict(tuple(failing), f"host {first.worker_id}{others}: {_words(first, bad)}")
+    return ProbeVerdict(tuple(failing), f"host {first.worker_id}{others}: {_describe(first, bad)}")
 
 
 _OWN_FAULT, _CRASHED, _HUNG, _WRONG_SUM, _AFFECTED = range(5)
@@ -401,7 +401,7 @@ def _wrong_in_the_sum(bad: Iterable[HostProbe], num_hosts: int) -> list[int]:
     return sorted(probe.worker_id for probe in saw)
 
 
-def _words(named: HostProbe, bad: Iterable[HostProbe]) -> str:
+def _describe(named: HostProbe, bad: Iterable[HostProbe]) -> str:
     if named.outcome != HostOutcome.PASSED:
         return named.reason
     witness = min(bad, key=lambda probe: probe.worker_id)

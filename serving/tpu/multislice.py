@@ -45,10 +45,10 @@ def own_environment(environment: Mapping[str, str], node_id: str) -> dict[str, s
     Raises:
         KeyError: its host is in none of the slices: it was not placed by their reservation.
     """
-    told = environment.get(SLICE_IDS_VARIABLE)
-    if told is None:
+    slice_ids = environment.get(SLICE_IDS_VARIABLE)
+    if slice_ids is None:
         return {}
-    return {SLICE_ID: str(json.loads(told)[node_id])}
+    return {SLICE_ID: str(json.loads(slice_ids)[node_id])}
 
 
 def multislice_ends(

@@ -69,12 +69,13 @@ def ensure_fits(plan: EnginePlan) -> None:
         return
     complaint = "; ".join(plan.budget.complaints)
     raise ValueError(
-        f"{plan.requirements.model} does not fit on {slice_words(plan.requirements)}: {complaint}. "
+        f"{plan.requirements.model} does not fit on {describe_slice(plan.requirements)}: "
+        f"{complaint}. "
         f"What would fit: {'; '.join(plan.advice) or 'nothing that was tried'}"
     )
 
 
-def slice_words(requirements: EngineRequirements) -> str:
+def describe_slice(requirements: EngineRequirements) -> str:
     """Returns the slices of an engine as text."""
     kind = f"{requirements.shape.generation} {requirements.shape.topology}"
     return kind if requirements.num_slices == 1 else f"{requirements.num_slices} x {kind}"

@@ -66,13 +66,13 @@ class EngineContract:
         assert {request_id: len(ids) for request_id, ids in tokens.items()} == wanted
 
     async def test_tokens_and_steps_are_added_up(self, subject: Subject) -> None:
-        before = subject.engine.vitals
+        before = subject.engine.engine_stats
         assert before is not None
         async with asyncio.timeout(DEADLINE_S):
             request = subject.make_request("counted", 5, [])
             await subject.engine.submit(request)
             await collect(subject.engine, "counted")
-        after = subject.engine.vitals
+        after = subject.engine.engine_stats
         assert after is not None
         assert after.generation_tokens - before.generation_tokens == 5
         num_prompt_tokens = len(request.prompt_token_ids)

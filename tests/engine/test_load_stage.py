@@ -9,20 +9,20 @@ import pytest
 
 from serving.domain.slice_lifecycle import LoadStage, SliceLifecycle, SliceState, TransitionError
 from serving.engine.host import start_engine
-from serving.engine.load_stage import PIPE_VARIABLE, TellsStages, hear_stages, tell_stage
+from serving.engine.load_stage import PIPE_VARIABLE, TellsStages, report_stage, stages_reported_to
 from serving.engine.spec import EngineSpec
 
 DEADLINE_S = 30.0
 _WORKER = """
-from serving.engine.load_stage import tell_stage
+from serving.engine.load_stage import report_stage
 from serving.domain.slice_lifecycle import LoadStage
-tell_stage(LoadStage.COMPILING)
+report_stage(LoadStage.COMPILING)
 """
 
 
 async def test_stage_of_a_process_below_arrives() -> None:
     heard: asyncio.Queue[LoadStage] = asyncio.Queue()
-    with hear_stages(heard.put_nowait):
+    with stages_reported_to(heard.put_nowait):
         command = [sys.executable, "-c", _WORKER]
         await asyncio.to_thread(subprocess.run, command, check=True)
         async with asyncio.timeout(DEADLINE_S):
@@ -40,7 +40,7 @@ async def test_worker_tells_before_it_measures_its_memory() -> None:
     class Telling(TellsStages, Worker):
         """As our workers are made."""
 
-    with hear_stages(heard.put_nowait):
+    with stages_reported_to(heard.put_nowait):
         assert Telling().determine_available_memory(scale=2) == 84
         async with asyncio.timeout(DEADLINE_S):
             assert await heard.get() == LoadStage.COMPILING
@@ -50,7 +50,7 @@ async def test_worker_tells_before_it_measures_its_memory() -> None:
 def test_nobody_who_listens_is_no_error(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
     if path is not None:
         monkeypatch.setenv(PIPE_VARIABLE, path)
-    tell_stage(LoadStage.COMPILING)
+    report_stage(LoadStage.COMPILING)
 
 
 async def test_paced_engine_loads_and_compiles_as_long_as_it_is_told() -> None:

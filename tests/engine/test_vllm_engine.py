@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.domain.slice_lifecycle import LoadStage
-from serving.engine.load_stage import hear_stages
+from serving.engine.load_stage import stages_reported_to
 from serving.engine.vllm.engine import VllmEngine, engine_config
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
 from serving.link.engine_protocol import EngineDiedError
@@ -48,7 +48,7 @@ class EngineShelf:
                 self.engine = None
         if self.engine is None:
             self.stages.clear()
-            with hear_stages(self.stages.append):
+            with stages_reported_to(self.stages.append):
                 self.engine = await start_demo_engine()
         return self.engine
 
@@ -92,10 +92,10 @@ async def test_worker_tells_when_it_has_its_weights(shelf: EngineShelf) -> None:
 
 
 async def test_prefix_cache_is_counted(subject: Subject) -> None:
-    vitals = subject.engine.vitals
-    assert vitals is not None
-    assert vitals.prefix_cache is not None
-    assert (vitals.external_prefix_cache, vitals.drafts) == (None, None)
+    engine_stats = subject.engine.engine_stats
+    assert engine_stats is not None
+    assert engine_stats.prefix_cache is not None
+    assert (engine_stats.external_prefix_cache, engine_stats.drafts) == (None, None)
 
 
 async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_process_ended(

@@ -10,7 +10,7 @@ from serving.link.connection import Traffic
 from serving.link.messages import (
     ITERATION_BOUNDS,
     EngineLoad,
-    EngineVitals,
+    EngineStats,
     ProgramCounts,
     ProgramsMoved,
 )
@@ -26,7 +26,7 @@ from serving.telemetry.metric_names import (
 from .rendered import rendered
 
 LABELS = {"engine": "e1", "slice": "s-1", "model": "chat", "compute_class": "spot"}
-WHOLE = EngineVitals(
+WHOLE = EngineStats(
     num_deferred=2,
     num_preemptions=3,
     prompt_tokens=100,
@@ -53,7 +53,7 @@ READING = LinkReading(
     silence_s=0.125,
     round_trip_s=0.25,
     load=EngineLoad(7, 1, 0.5),
-    vitals=WHOLE,
+    engine_stats=WHOLE,
 )
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -134,7 +134,7 @@ def test_every_name_and_label_is_the_registrys_and_none_is_missing() -> None:
 
 
 def test_what_an_engine_does_not_have_is_absent_and_not_zero() -> None:
-    bare = replace(READING, vitals=EngineVitals(is_yours=True), round_trip_s=None)
+    bare = replace(READING, engine_stats=EngineStats(is_yours=True), round_trip_s=None)
     names = {name for name, _ in page(bare)}
     assert "vllm:generation_tokens_total" in names
     assert not [name for name in names if "prefix_cache" in name or "spec_decode" in name]
@@ -143,15 +143,15 @@ def test_what_an_engine_does_not_have_is_absent_and_not_zero() -> None:
 
 
 def test_engine_that_another_gateway_shows_has_its_link_here_only() -> None:
-    others = replace(READING, vitals=EngineVitals(generation_tokens=5))
-    silent = replace(READING, load=None, vitals=None)
+    others = replace(READING, engine_stats=EngineStats(generation_tokens=5))
+    silent = replace(READING, load=None, engine_stats=None)
     for reading in (others, silent):
         assert {name for name, _ in page(reading)} == {metric.name for metric in LINKS}
 
 
 def test_positions_of_drafts_are_bounded() -> None:
-    vitals = EngineVitals(drafts=(1, 99, 99), accepted_by_position=[1] * 99, is_yours=True)
-    samples = page(replace(READING, vitals=vitals))
+    engine_stats = EngineStats(drafts=(1, 99, 99), accepted_by_position=[1] * 99, is_yours=True)
+    samples = page(replace(READING, engine_stats=engine_stats))
     positions = [name for name, _ in samples if name.endswith("_per_pos_total")]
     assert len(positions) == MAX_DRAFT_POSITIONS
 

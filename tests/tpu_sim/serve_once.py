@@ -16,7 +16,7 @@ from .engines import answers, greedy, request, running_engine
 
 async def main(model: str, prompts: list[list[int]]) -> dict[str, Any]:
     async with running_engine(model, {}, tensor_parallel_size=4) as engine:
-        counts = engine.vitals.programs
+        counts = engine.engine_stats.programs
         assert counts is not None
         asked = [request(f"{n}", prompt, greedy()) for n, prompt in enumerate(prompts)]
         return {

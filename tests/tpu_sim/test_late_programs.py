@@ -61,7 +61,7 @@ async def test_mixed_load_compiles_nothing_after_the_warm_up(
     async with running_engine(
         models.path(LLAMA), environment, dtype="bfloat16", max_num_seqs=16
     ) as engine:
-        warmed_up = engine.vitals.programs
+        warmed_up = engine.engine_stats.programs
         assert warmed_up is not None
         for number in range(NUM_ROUNDS):
             requests = mixed_requests(draw, number)

@@ -82,10 +82,10 @@ async def test_outputs_equal_those_of_transformers(
         for number in range(NUM_ROUNDS):
             asked = [request(f"{number}-{at}", each, greedy()) for at, each in enumerate(prompts)]
             assert await answers(engine, asked) == expected, f"round {number}"
-        vitals = engine.vitals
-    assert vitals is not None
-    assert vitals.prefix_cache is not None
-    num_found = vitals.prefix_cache[1]
+        engine_stats = engine.engine_stats
+    assert engine_stats is not None
+    assert engine_stats.prefix_cache is not None
+    num_found = engine_stats.prefix_cache[1]
     assert num_found > 0, "no round found its prompts in the prefix cache"
     evidence.parity(
         f"{model}, {shape}",

@@ -47,7 +47,7 @@ class CloudStore:
                 self._address, client_options=_CLIENT, retry_config=_RETRY
             )
         except BaseError as error:
-            raise ValueError(f"{address}: {_words(error)}") from error
+            raise ValueError(f"{address}: {_describe(error)}") from error
 
     def get(self, name: str) -> bytes:
         """Returns an object's bytes; see `ObjectStore.get`."""
@@ -89,7 +89,7 @@ class CloudStore:
         except FileNotFoundError as error:
             raise MissingObjectError(f"{self._address}/{name}: no such object") from error
         except (BaseError, OSError, ValueError) as error:
-            raise StoreError(f"{self._address}/{name}: {_words(error)}") from error
+            raise StoreError(f"{self._address}/{name}: {_describe(error)}") from error
 
 
 def _described(meta: "ObjectMeta") -> StoredObject:
@@ -98,6 +98,6 @@ def _described(meta: "ObjectMeta") -> StoredObject:
     )
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Returns the first line of the client's message; below it are its own internals."""
     return (str(error).splitlines() or [type(error).__name__])[0]

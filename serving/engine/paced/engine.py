@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from serving.domain.paced_tokens import prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
-from serving.engine.stats import StepCount, VitalsMeter
+from serving.engine.stats import StatsCollector, StepCount
 from serving.link.engine_protocol import EngineDiedError
-from serving.link.messages import EngineLoad, EngineVitals, TokenOutput, TokenRequest
+from serving.link.messages import EngineLoad, EngineStats, TokenOutput, TokenRequest
 
 __all__ = ["PacedConfig", "PacedEngine"]
 
@@ -43,7 +43,7 @@ class PacedEngine:
         self._turning.set()
         self._death_reason: str | None = None
         self._faults = _Faults()
-        self._meter = VitalsMeter()
+        self._meter = StatsCollector()
         self._prompt_tokens: dict[str, int] = {}  # of requests without a token yet, by id
 
     async def submit(self, request: TokenRequest) -> None:
@@ -102,9 +102,9 @@ class PacedEngine:
         return EngineLoad(running, self._batch.num_waiting, running / self._config.max_num_seqs)
 
     @property
-    def vitals(self) -> EngineVitals:
+    def engine_stats(self) -> EngineStats:
         """The tokens and steps since the start. It has no cache and drafts nothing."""
-        return self._meter.vitals()
+        return self._meter.stats()
 
     @property
     def info(self) -> dict[str, object]:

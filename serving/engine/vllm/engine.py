@@ -31,14 +31,14 @@ from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.engine.stats import StepCount, VitalsMeter
+from serving.engine.stats import StatsCollector, StepCount
 from serving.engine.tpu.requests import fit_to_tpu
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
 from serving.engine.vllm.resume_scheduler import resuming_scheduler, scheduler_path
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import (
     EngineLoad,
-    EngineVitals,
+    EngineStats,
     ProgramCounts,
     TokenOutput,
     TokenRequest,
@@ -151,9 +151,9 @@ class VllmEngine:
         return self._load
 
     @property
-    def vitals(self) -> EngineVitals:
+    def engine_stats(self) -> EngineStats:
         """The sums of the scheduler's reports since the warm-up, and the programs."""
-        return msgspec.structs.replace(self._meter.vitals(), programs=self._programs)
+        return msgspec.structs.replace(self._meter.stats(), programs=self._programs)
 
     @property
     def process_ids(self) -> list[int]:
@@ -364,9 +364,9 @@ class VllmEngine:
             self._report_death("engine core reported its death (see its log)")
             raise EngineDiedError(self._death_reason()) from error
 
-    def _new_meter(self) -> VitalsMeter:
+    def _new_meter(self) -> StatsCollector:
         has_cache = bool(self._config.cache_config.enable_prefix_caching)
-        return VitalsMeter(prefix_cache=(0, 0) if has_cache else None)
+        return StatsCollector(prefix_cache=(0, 0) if has_cache else None)
 
     def _tell_scheduled(self, outputs: EngineCoreOutputs) -> None:
         """Reports when the engine core began with requests; its clock is this host's."""
@@ -400,7 +400,7 @@ def _shut_down_unwanted(launch: "asyncio.Task[AsyncMPClient]") -> None:
     threading.Thread(target=launch.result().shutdown, args=(0,), daemon=True).start()
 
 
-def _count_scheduler(meter: VitalsMeter, stats: SchedulerStats) -> None:
+def _count_scheduler(meter: StatsCollector, stats: SchedulerStats) -> None:
     meter.num_deferred = stats.num_skipped_waiting_reqs
     if meter.prefix_cache is not None:
         meter.looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)

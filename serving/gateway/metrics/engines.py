@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from serving.gateway.metrics.requests import Families
 from serving.gateway.telemetry.request_metrics import Histogram
 from serving.link.connection import Traffic
-from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineVitals
+from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineStats
 from serving.telemetry.metric_names import MAX_DRAFT_POSITIONS
 
 
@@ -24,8 +24,8 @@ from serving.telemetry.metric_names import MAX_DRAFT_POSITIONS
 class LinkReading:
     """The reading of one link and the engine behind it.
 
-    `slice_name` is `None` if it has none, or none is known yet. `load` and `vitals` are `None`
-    until the engine host has reported them, `round_trip_s` until the first one was measured.
+    `slice_name` is `None` if it has none, or none is known yet. `load` and `engine_stats` are
+    `None` until the engine host has reported them, `round_trip_s` until one was measured.
     """
 
     model: str
@@ -36,7 +36,7 @@ class LinkReading:
     silence_s: float
     round_trip_s: float | None
     load: EngineLoad | None
-    vitals: EngineVitals | None
+    engine_stats: EngineStats | None
 
 
 class LinkCollector(Collector):
@@ -56,12 +56,12 @@ class LinkCollector(Collector):
                 "compute_class": reading.compute_class,
             }
             _add_link(families, labels, reading)
-            vitals = reading.vitals
-            if reading.load is not None and vitals is not None and vitals.is_yours:
-                _add_steps(families, labels, vitals)
-                _add_programs(families, labels, vitals)
+            stats = reading.engine_stats
+            if reading.load is not None and stats is not None and stats.is_yours:
+                _add_steps(families, labels, stats)
+                _add_programs(families, labels, stats)
                 named = labels | {"model_name": reading.model}
-                _add_vllm(families, named, reading.load, vitals)
+                _add_vllm(families, named, reading.load, stats)
         yield from families
 
 
@@ -79,18 +79,18 @@ def _add_link(families: Families, labels: Mapping[str, str], reading: LinkReadin
         families.add("slicewise_link_round_trip_seconds", labels, reading.round_trip_s)
 
 
-def _add_steps(families: Families, labels: Mapping[str, str], vitals: EngineVitals) -> None:
-    families.add("slicewise_engine_steps_total", labels, vitals.num_steps)
-    families.add("slicewise_engine_step_seconds_total", labels, vitals.busy_s)
+def _add_steps(families: Families, labels: Mapping[str, str], stats: EngineStats) -> None:
+    families.add("slicewise_engine_steps_total", labels, stats.num_steps)
+    families.add("slicewise_engine_step_seconds_total", labels, stats.busy_s)
 
 
-def _add_programs(families: Families, labels: Mapping[str, str], vitals: EngineVitals) -> None:
-    if vitals.programs is not None:
-        counts = vitals.programs
+def _add_programs(families: Families, labels: Mapping[str, str], stats: EngineStats) -> None:
+    if stats.programs is not None:
+        counts = stats.programs
         families.add("slicewise_programs_found_total", labels, counts.hits)
         families.add("slicewise_programs_compiled_total", labels, counts.misses)
         families.add("slicewise_programs_late_total", labels, counts.late)
-    moved = vitals.programs_moved
+    moved = stats.programs_moved
     if moved is None:
         return
     for direction, num_bytes, duration_s in (
@@ -105,43 +105,43 @@ def _add_programs(families: Families, labels: Mapping[str, str], vitals: EngineV
 
 
 def _add_vllm(
-    families: Families, labels: Mapping[str, str], load: EngineLoad, vitals: EngineVitals
+    families: Families, labels: Mapping[str, str], load: EngineLoad, stats: EngineStats
 ) -> None:
     def add(name: str, value: float | Histogram, **more: str) -> None:
         families.add(f"vllm:{name}", {**labels, **more}, value)
 
     add("num_requests_running", load.num_running)
-    add("num_requests_waiting", load.num_waiting + vitals.num_deferred)
+    add("num_requests_waiting", load.num_waiting + stats.num_deferred)
     add("num_requests_waiting_by_reason", load.num_waiting, reason="capacity")
-    add("num_requests_waiting_by_reason", vitals.num_deferred, reason="deferred")
+    add("num_requests_waiting_by_reason", stats.num_deferred, reason="deferred")
     add("kv_cache_usage_perc", load.kv_usage_ratio)
-    add("num_preemptions_total", vitals.num_preemptions)
-    add("generation_tokens_total", vitals.generation_tokens)
-    cached = vitals.local_cached_tokens + vitals.external_cached_tokens
-    add("prompt_tokens_total", vitals.prompt_tokens)
+    add("num_preemptions_total", stats.num_preemptions)
+    add("generation_tokens_total", stats.generation_tokens)
+    cached = stats.local_cached_tokens + stats.external_cached_tokens
+    add("prompt_tokens_total", stats.prompt_tokens)
     add("prompt_tokens_cached_total", cached)
     for source, tokens in (
-        ("local_compute", vitals.prompt_tokens - cached),
-        ("local_cache_hit", vitals.local_cached_tokens),
-        ("external_kv_transfer", vitals.external_cached_tokens),
+        ("local_compute", stats.prompt_tokens - cached),
+        ("local_cache_hit", stats.local_cached_tokens),
+        ("external_kv_transfer", stats.external_cached_tokens),
     ):
         add("prompt_tokens_by_source_total", tokens, source=source)
     for name, cache in (
-        ("prefix_cache", vitals.prefix_cache),
-        ("external_prefix_cache", vitals.external_prefix_cache),
+        ("prefix_cache", stats.prefix_cache),
+        ("external_prefix_cache", stats.external_prefix_cache),
     ):
         if cache is not None:
             add(f"{name}_queries_total", cache[0])
             add(f"{name}_hits_total", cache[1])
-    if vitals.iteration_counts:
+    if stats.iteration_counts:
         steps = Histogram(ITERATION_BOUNDS)
-        steps.counts, steps.total = vitals.iteration_counts, vitals.iteration_tokens
+        steps.counts, steps.total = stats.iteration_counts, stats.iteration_tokens
         add("iteration_tokens_total", steps)
-    if vitals.drafts is not None:
-        drafts, tokens, accepted = vitals.drafts
+    if stats.drafts is not None:
+        drafts, tokens, accepted = stats.drafts
         add("spec_decode_num_drafts_total", drafts)
         add("spec_decode_num_draft_tokens_total", tokens)
         add("spec_decode_num_accepted_tokens_total", accepted)
-        by_position = vitals.accepted_by_position[:MAX_DRAFT_POSITIONS]
+        by_position = stats.accepted_by_position[:MAX_DRAFT_POSITIONS]
         for position, count in enumerate(by_position):
             add("spec_decode_num_accepted_tokens_per_pos_total", count, position=str(position))

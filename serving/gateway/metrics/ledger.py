@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from serving.gateway.metrics.requests import Families
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
 from serving.ledger.ledger import EngineUse, Ledger, LedgerSum, TenantEntry
-from serving.link.messages import EngineLoad, EngineVitals
+from serving.link.messages import EngineLoad, EngineStats
 
 _MS_PER_S = 1000
 _S_PER_HOUR = 3600
@@ -28,16 +28,14 @@ def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
     return bool(num_flights) or (load is not None and load.num_running + load.num_waiting > 0)
 
 
-def engine_use(tenants: Iterable[str], vitals: EngineVitals | None) -> EngineUse:
+def engine_use(tenants: Iterable[str], stats: EngineStats | None) -> EngineUse:
     """Returns who uses an engine: `tenants` of this gateway's sequences on it, and its own report.
 
-    `vitals` is `None` until it has reported any.
+    `stats` is `None` until it has reported any.
     """
-    if vitals is None:
+    if stats is None:
         return EngineUse(flights=Counter(tenants))
-    return EngineUse(
-        _named(vitals.tenant_tokens), _named(vitals.tenant_sequences), Counter(tenants)
-    )
+    return EngineUse(_named(stats.tenant_tokens), _named(stats.tenant_sequences), Counter(tenants))
 
 
 def _named(counts: Mapping[str, int]) -> dict[str, int]:

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.profile.step_time_fit import SteadyState, StepTimeModel, UnfitError, fit_step_time
+from loadtest.profile.step_time_fit import SteadyState, StepTimeFit, UnfitError, fit_step_time
 
 LOADS = [(1, 0), (8, 0), (64, 0), (1, 2000), (16, 4000), (64, 1000)]
 
 
-def observed(law: StepTimeModel, loads: list[tuple[float, float]]) -> list[SteadyState]:
+def observed(law: StepTimeFit, loads: list[tuple[float, float]]) -> list[SteadyState]:
     return [SteadyState(n, tokens, law.step_s(n, tokens)) for n, tokens in loads]
 
 
 @given(st.floats(1e-3, 0.1), st.floats(1e-5, 1e-3), st.floats(1e-6, 1e-4))
 def test_law_is_found_again(base_s: float, per_sequence_s: float, per_token_s: float) -> None:
-    law = StepTimeModel(base_s, per_sequence_s, per_token_s, 0.0)
+    law = StepTimeFit(base_s, per_sequence_s, per_token_s, 0.0)
     found = fit_step_time(observed(law, LOADS))
     assert found.base_s == pytest.approx(base_s, rel=1e-3)
     assert found.per_sequence_s == pytest.approx(per_sequence_s, rel=1e-3)
@@ -27,7 +27,7 @@ def test_law_is_found_again(base_s: float, per_sequence_s: float, per_token_s: f
 
 def test_noise_of_five_per_cent_moves_the_prediction_little() -> None:
     chance = random.Random(7)
-    law = StepTimeModel(0.02, 0.0002, 5e-5, 0.0)
+    law = StepTimeFit(0.02, 0.0002, 5e-5, 0.0)
     noisy = [
         SteadyState(o.running, o.prompt_tokens_per_s, o.step_s * chance.gauss(1, 0.05))
         for o in observed(law, LOADS * 4)
@@ -48,4 +48,4 @@ def test_no_coefficient_is_negative() -> None:
 )
 def test_observations_that_do_not_tell_are_refused(loads: list[tuple[float, float]]) -> None:
     with pytest.raises(UnfitError):
-        fit_step_time(observed(StepTimeModel(0.02, 0.0002, 5e-5, 0.0), loads))
+        fit_step_time(observed(StepTimeFit(0.02, 0.0002, 5e-5, 0.0), loads))

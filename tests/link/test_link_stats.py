@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from serving.engine.paced.engine import PacedConfig
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import EngineVitals, Ping, TokenRequest
+from serving.link.messages import EngineStats, Ping, TokenRequest
 from serving.link.server import ServerLimits
 
 from .peers import (
@@ -21,7 +21,7 @@ from .peers import (
 )
 
 BRISK = HeartbeatConfig(0.01, 5.0)
-AT_ONCE = ServerLimits(vitals_interval_s=0.0)
+AT_ONCE = ServerLimits(stats_interval_s=0.0)
 
 
 async def until(is_reached: Callable[[], bool]) -> None:
@@ -31,8 +31,8 @@ async def until(is_reached: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def told(gateway: Gateway) -> EngineVitals:
-    return gateway.client.stats.vitals or EngineVitals()
+def told(gateway: Gateway) -> EngineStats:
+    return gateway.client.stats.engine_stats or EngineStats()
 
 
 async def test_every_gateway_is_told_what_the_engine_did_for_all() -> None:
@@ -47,12 +47,12 @@ async def test_every_gateway_is_told_what_the_engine_did_for_all() -> None:
         await two.until_ended("b")
         for gateway in (one, two):
             await until(lambda seen=gateway: told(seen).generation_tokens == 9)  # type: ignore[misc]
-            vitals = told(gateway)
-            assert vitals.prompt_tokens == 5
-            assert vitals.tenant_tokens == {"acme": 5, "zeta": 4}
-            assert vitals.iteration_tokens == 5 + 9
-            assert 5 <= sum(vitals.iteration_counts) <= 9
-            assert (vitals.prefix_cache, vitals.drafts) == (None, None)
+            engine_stats = told(gateway)
+            assert engine_stats.prompt_tokens == 5
+            assert engine_stats.tenant_tokens == {"acme": 5, "zeta": 4}
+            assert engine_stats.iteration_tokens == 5 + 9
+            assert 5 <= sum(engine_stats.iteration_counts) <= 9
+            assert (engine_stats.prefix_cache, engine_stats.drafts) == (None, None)
 
 
 async def test_one_gateway_at_a_time_is_to_show_the_engine() -> None:
@@ -62,7 +62,7 @@ async def test_one_gateway_at_a_time_is_to_show_the_engine() -> None:
     ):
         await until(lambda: told(one).is_yours)
         async with connected(server.address, "two") as two:
-            await until(lambda: two.client.stats.vitals is not None)
+            await until(lambda: two.client.stats.engine_stats is not None)
             await until(lambda: told(one).is_yours != told(two).is_yours)
         await until(lambda: told(one).is_yours)
 
@@ -79,15 +79,15 @@ async def test_sequences_are_told_by_tenant_while_they_are_there() -> None:
         await until(lambda: told(gateway).tenant_sequences == {})
 
 
-async def test_vitals_come_no_more_often_than_the_interval_says() -> None:
-    limits = ServerLimits(vitals_interval_s=3600.0)
+async def test_stats_come_no_more_often_than_the_interval_says() -> None:
+    limits = ServerLimits(stats_interval_s=3600.0)
     async with (
         serving(WatchedEngine(PacedConfig()), BRISK, limits) as server,
         raw_gateway(server.address) as peer,
     ):
         await peer.open_as_gateway("raw")
         pings = [await peer.receive() for _ in range(5)]
-    assert [isinstance(ping, Ping) and ping.vitals is not None for ping in pings] == [
+    assert [isinstance(ping, Ping) and ping.engine_stats is not None for ping in pings] == [
         True,
         *[False] * 4,
     ]
@@ -103,7 +103,7 @@ async def test_engine_host_sends_a_stamp_back_at_once() -> None:
         peer.send(Ping(stamp_us=42))
         answer = await peer.receive()
     assert isinstance(answer, Ping)
-    assert (answer.echo_us, answer.load, answer.vitals) == (42, None, None)
+    assert (answer.echo_us, answer.load, answer.engine_stats) == (42, None, None)
 
 
 async def test_round_trip_is_known_after_the_first_heartbeats() -> None:
