@@ -60,7 +60,7 @@ class _Section(BaseModel):
 
 
 class SliceConfig(_Section):
-    """The slice, or the joined slices, that each engine of a deployment owns."""
+    """The slice, or the multislice, that each engine of a deployment owns."""
 
     generation: Annotated[Generation, Field(strict=False)]
     """Generation of TPU."""

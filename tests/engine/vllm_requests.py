@@ -63,7 +63,7 @@ class RequestMaker:
     def make(
         self, request_id: str, prompt: list[int], params: SamplingParams, emitted: list[int]
     ) -> TokenRequest:
-        if emitted and params.prompt_logprobs is not None:  # as `FleetCore` does
+        if emitted and params.prompt_logprobs is not None:  # as `FleetEngineClient` does
             params = params.clone()
             params.prompt_logprobs = None
         request = self.core_request(request_id, prompt, params)
