@@ -8,6 +8,7 @@ last lines say how long each took.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,7 @@ class Queue:
     def __init__(self, waiting: list[Job]) -> None:
         self._waiting = deque(waiting)
         self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
         self.ended: list[Ended] = []
         self.one_has_ended = threading.Event()
 
@@ -92,15 +94,24 @@ class Queue:
     def _run(self, job: Job) -> None:
         begun_s = time.monotonic()
         with tempfile.TemporaryFile("w+") as said:
-            done = subprocess.run(
-                job.command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False
+            run = subprocess.Popen(
+                job.command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, text=True
             )
+            self._running.add(run)
+            code = run.wait()
+            self._running.discard(run)
             said.seek(0)
             text = said.read()
         with self._lock:
-            self.ended.append(Ended(job, done.returncode, time.monotonic() - begun_s))
+            self.ended.append(Ended(job, code, time.monotonic() - begun_s))
             print(f"==== {job.name}\n{text}", flush=True)
         self.one_has_ended.set()
+
+    def interrupt(self) -> None:
+        """Begins no more jobs, and ends those that run as Ctrl-C does: with what they started."""
+        self._waiting.clear()
+        for run in tuple(self._running):
+            run.send_signal(signal.SIGINT)
 
 
 def main() -> None:
@@ -115,6 +126,8 @@ def main() -> None:
     workers = [threading.Thread(target=cores.work) for _ in range(max(2, os.cpu_count() or 1))]
     # The fast tests are over first: until then every core has enough to do.
     workers.append(threading.Thread(target=waits.work, args=(cores.one_has_ended,)))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: [queue.interrupt() for queue in (cores, waits)])
     for worker in workers:
         worker.start()
     for worker in workers:
