@@ -41,8 +41,9 @@ class Endless(Job):
     def command(self) -> list[str]:
         program = (
             "import pathlib, sys, time\n"
-            f"pathlib.Path({self.paths[0]!r}).touch()\n"
-            "try:\n    time.sleep(300)\n"
+            "try:\n"
+            f"    pathlib.Path({self.paths[0]!r}).touch()\n"
+            "    time.sleep(300)\n"
             "except KeyboardInterrupt:\n    sys.exit(2)"
         )
         return [sys.executable, "-c", program]
