@@ -50,7 +50,7 @@ _DECODER = msgspec.msgpack.Decoder(EngineMessage)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Bounds one link; each bound has its consequence.
+    """The bounds of one link, and what happens at each.
 
     Frames beyond `max_buffered_bytes` wait unencoded, so that a thousand long prompts resumed at
     once cost neither memory nor a stalled event loop. An engine host that takes too little for
@@ -96,7 +96,7 @@ class LinkStats:
 
 
 class LinkClient(LinkConnection):
-    """Holds an open link to one engine host. Made by `connect`."""
+    """The gateway's end of the link to one engine host. Made by `connect`."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class LinkClient(LinkConnection):
 
         Raises:
             HandshakeError: the engine host refused, or could not prove itself. Do not retry soon.
-            LinkClosedError: it cannot be reached or did not answer in time. Retry later.
+            LinkClosedError: the host cannot be reached or did not answer in time. Retry later.
         """
         handshake = GatewayHandshake(gateway_id, secret, secrets.token_bytes(NONCE_BYTES))
         client = cls(handshake, callbacks, heartbeat, limits)
@@ -170,7 +170,7 @@ class LinkClient(LinkConnection):
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         """Sets the receiver of the engine's steps, called while the socket is read.
 
-        It must not block. Steps that come before are dropped: nothing was submitted here.
+        The receiver must not block. Steps before this call are dropped: nothing was submitted yet.
         """
         self._on_step = on_step
 

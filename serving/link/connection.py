@@ -1,4 +1,4 @@
-"""Drives one end of one link: frames in and out, its deadlines, and one end with one reason.
+"""Runs one side of a link: frames in and out, deadlines, and how the link ends.
 
 A frame is a 4-byte big-endian length, then one msgpack message. Owns the cut from bytes to message
 bodies and the bound on one frame, the transport and every timer on it. Does not own the handshake's
@@ -99,9 +99,9 @@ class Traffic:
 
 
 class LinkConnection(asyncio.Protocol):
-    """Runs a link in one of three states: shaking hands, open, ended.
+    """The base of both sides of a link, which is shaking hands, open or ended.
 
-    Ends exactly once, with a reason (`end_reason`, `None` until then). Nothing is received
+    A link ends exactly once, with a reason (`end_reason`, `None` until then). Nothing is received
     or sent after that. `closed` is done when the transport is gone too.
     """
 
@@ -171,7 +171,7 @@ class LinkConnection(asyncio.Protocol):
         self.end(f"protocol error: {type(message).__name__} out of place")
 
     def end(self, reason: str, farewell: msgspec.Struct | None = None) -> None:
-        """Ends the link; with a `farewell` it is sent after what is buffered, in bounded time."""
+        """Ends the link once; a `farewell` is sent after what is buffered, in bounded time."""
         if self.end_reason is not None:
             return
         if farewell is not None:
@@ -220,7 +220,7 @@ class LinkConnection(asyncio.Protocol):
         self.end("the peer closed the link")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notes that the transport is gone, by us or by the peer."""
+        """Ends the link if it has not ended yet, and completes `closed`."""
         self.end(f"connection lost: {exc}" if exc else "the peer closed the link")
         if self._timer is not None:
             self._timer.cancel()

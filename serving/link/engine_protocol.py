@@ -1,4 +1,4 @@
-"""The seam every engine stands behind: vLLM on CPU, vLLM on TPU, the paced fake.
+"""The protocol that every engine implements: vLLM on CPU, vLLM on TPU, the paced fake.
 
 Nothing above this protocol knows which of the three it has.
 """
@@ -16,8 +16,8 @@ class EngineDiedError(Exception):
 class Engine(Protocol):
     """Turns token requests into tokens, one step at a time."""
 
-    # Told when the engine begins with a request: its id and the monotonic time, in seconds. `None`:
-    # nobody asks. An engine that cannot know leaves it alone.
+    # Called when the engine begins with a request, with its id and the monotonic time in seconds.
+    # `None` if nobody asks. An engine that cannot know the time never calls it.
     on_scheduled: Callable[[str, float], None] | None
 
     async def submit(self, request: TokenRequest) -> None:

@@ -1,4 +1,4 @@
-"""Defines what can go wrong on a link, by the caller's reaction.
+"""Defines the errors of a link, divided by how the caller should react.
 
     LinkError
     ├── FrameError            the bytes are no frame of this protocol; the link ends
@@ -11,7 +11,7 @@ None of them has an HTTP status: a link's failure is resumed, not shown to a cli
 
 
 class LinkError(Exception):
-    """Covers anything that goes wrong on a link."""
+    """The base of all errors of a link."""
 
 
 class FrameError(LinkError):

@@ -1,7 +1,7 @@
 """Drives one gateway's connection to an engine host, from the engine host's end.
 
-Owns its handshake, its heartbeat and the bound on its unread bytes. Does not own its requests:
-they are the host's, which is notified of everything that arrives.
+Owns its handshake, its heartbeat and the bound on its unread bytes. Does not own the requests: the
+engine host does, and is notified of everything that arrives.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _DECODER = msgspec.msgpack.Decoder(GatewayMessage)
 
 
 class ConnectionOwner(Protocol):
-    """The engine host of a connection, which it notifies: `LinkServer` or a test."""
+    """The receiver of a connection's events: `LinkServer` or a test."""
 
     def connected(self, connection: "GatewayConnection") -> None:
         """Notes a connection that has proved nothing yet."""
@@ -87,7 +87,7 @@ class ConnectionConfig:
 
 
 class GatewayConnection(LinkConnection):
-    """Holds a connection that may become one gateway's link."""
+    """The engine host's side of a connection, which may become one gateway's link."""
 
     def __init__(self, host: ConnectionOwner, config: ConnectionConfig) -> None:
         # Paused means exactly: more than the limit is unsent.
@@ -114,14 +114,14 @@ class GatewayConnection(LinkConnection):
             self._write(message)
 
     def send_outputs(self, outputs: list[TokenOutput], load: EngineLoad | None) -> list[str]:
-        """Sends its part of one engine step, as one frame unless that would be too large.
+        """Sends the gateway's part of one engine step, as one frame unless that is too large.
 
-        Returns the ids of requests whose output alone is larger than a frame may be: not sent.
+        Returns the ids of requests whose output alone is too large for a frame, and was not sent.
         """
         return self._write_step(outputs, load) if self._may_send() else []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Waits for a `Hello`."""
+        """Notifies the host; the gateway speaks first, with a `Hello`."""
         super().connection_made(transport)
         self._host.connected(self)
 

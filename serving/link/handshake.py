@@ -10,9 +10,9 @@ nonces: a recorded proof is worthless for a new nonce, and one side's proof is n
 `Refused` takes the place of `Challenge` or `Welcome`.
 
 A secret may have several lines, each a secret of its own: engine hosts prove the first, gateways
-accept any and answer with the one that was proved. So one is replaced while links are opened: first
-every gateway learns the new one behind the old, then engine hosts prove the new one, then the old
-one goes.
+accept any and answer with the one that was proved. So a secret is replaced without an interruption:
+first every gateway gets the new one behind the old, then engine hosts prove the new one, then the
+old one goes.
 
 Owns the proofs and the reasons for a refusal. Does not own sockets, deadlines or the draw of
 nonces. Does not encrypt or sign what follows on the open link: whoever can alter packets between

@@ -4,7 +4,7 @@ Owns which gateway each request belongs to, the pump from engine steps to frames
 requests when a gateway goes. Does not own the engine's life: the host starts and closes it, and
 watches `wait_died`.
 
-Each bound has its consequence. A gateway that leaves more than `max_buffered_bytes` unread is
+What happens at each bound: a gateway that leaves more than `max_buffered_bytes` unread is
 disconnected. A request that finds `max_waiting_messages` in front of the engine is refused, and so
 is a call beyond `max_calls`. Of too many unproven connections the oldest goes.
 """
@@ -52,7 +52,7 @@ DEFAULT_HEARTBEAT = HeartbeatConfig(timeout_s=5.0)
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds one engine host's links; the module's docstring gives the consequences."""
+    """The bounds of one engine host's links; the module's docstring says what happens at each."""
 
     max_buffered_bytes: int = MAX_BUFFERED_BYTES
     max_waiting_messages: int = 16_384
@@ -89,7 +89,7 @@ class LinkServer:
         tracer: Tracer = NO_TRACER,
         host_info: Mapping[str, object] | None = None,
     ) -> None:
-        """Makes a server; `host_info` (JSON values) goes out beside the engine's description."""
+        """Makes a server; gateways get `host_info` (JSON values) with the engine's description."""
         validate_secret(secret)
         self.engine_id = engine_id
         self.limits = limits
@@ -118,7 +118,7 @@ class LinkServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port it listens on; port 0 in the request becomes the chosen one."""
+        """The host and port that the server listens on; a port of 0 has become the chosen one."""
         assert self._listener is not None, "listen first"
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
@@ -152,7 +152,7 @@ class LinkServer:
         return self.death_reason
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Notifies all gateways, and later ones, to send nothing new.
+        """Asks all gateways, and those that connect later, to send nothing new.
 
         Requests already on their way are still taken: the gateway resumes them if it has to.
         """
@@ -212,7 +212,7 @@ class LinkServer:
         return self._engine.load if self._owners else EngineLoad()
 
     def stats_for(self, gateway: GatewayConnection) -> EngineStats | None:
-        """Returns the engine's work; `None` before the interval is over, or without a report."""
+        """Returns the engine's work; `None` until it is due again, or if the engine counts none."""
         now_s = asyncio.get_running_loop().time()
         if now_s < gateway.stats_due_at_s:
             return None
@@ -394,7 +394,7 @@ class LinkServer:
                 self._refuse(gateway, request_id, "one step's output is larger than a frame")
 
     def _log_taken(self, gateway: GatewayConnection, request: TokenRequest) -> None:
-        """Logs a line for a request that goes on here; for others only at debug level."""
+        """Logs a request that is taken: a resumed one at info level, any other at debug level."""
         num_emitted = len(request.emitted_token_ids)
         level = logging.INFO if num_emitted else logging.DEBUG
         if not logger.isEnabledFor(level):

@@ -44,7 +44,7 @@ def encode_request(request: EngineCoreRequest, encoder: MsgpackEncoder) -> list[
 
 @contextmanager
 def _without_reserved(params: SamplingParams | None) -> Iterator[None]:
-    """Takes our arguments out of `params` for a moment: its siblings (`n > 1`) share it."""
+    """Takes our arguments out of `params`, then restores it: siblings (`n > 1`) share it."""
     if params is None:
         yield
         return
@@ -57,7 +57,7 @@ def _without_reserved(params: SamplingParams | None) -> Iterator[None]:
 
 
 def _clients_own(extra_args: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the arguments without those that only the link's ends may set; `None` for none."""
+    """Returns the arguments that a client may set; `None` if there are none."""
     kept = {
         name: value
         for name, value in (extra_args or {}).items()
@@ -75,7 +75,7 @@ def decode_request(message: TokenRequest, decoder: MsgpackDecoder) -> EngineCore
         msgspec.DecodeError, msgspec.ValidationError: the payload is not vLLM's. Fail the request.
     """
     request: EngineCoreRequest = decoder.decode(message.payload)
-    # One per attempt, where the payload's is the first one's.
+    # Each attempt has an id of its own; the payload has that of the first.
     request.request_id = message.request_id
     request.prompt_token_ids = message.prompt_token_ids
     params = request.sampling_params
@@ -124,7 +124,7 @@ def encode_outputs(
     encoder: MsgpackEncoder,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TokenOutput]:
-    """Returns one step's outputs for the link. Event times leave as ages: no clock is shared."""
+    """Returns one step's outputs for the link. Event times become ages: no clock is shared."""
     messages = []
     for output in outputs:
         payload = None
