@@ -38,7 +38,7 @@ _Dashboard = serve.deployment(Dashboard)
 # The control parts wait for messages; they need a place, not a core.
 _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
-# Of some hundred gateways a sample each, and the few pages that each of them forwards at once.
+# Some hundred gateways send a sample each, and each forwards a few pages at once.
 _DASHBOARD_MAX_ONGOING = 10_000
 # How often gateways and directory report to the scaling policy. Serve counts what it was
 # sent over a period, which the policy does not use: the shortest one keeps reports small.
@@ -47,7 +47,7 @@ _REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
 # How often Serve checks whether a replica that is to end still has requests. Its default of 2 s
 # would be added to the replacement of each slice.
 _IDLE_CHECK_INTERVAL_S = 0.1
-# No bound: the frontend has held token ids against the vocabulary of the model that it plays.
+# No bound: the frontend has checked token ids against the vocabulary of the model that is played.
 _PACED_VOCAB_SIZE = 2**31
 
 
@@ -68,8 +68,8 @@ def build(args: dict[str, Any]) -> Application:
         **_heard_replicas(config, 1),
         max_ongoing_requests=_DIRECTORY_MAX_ONGOING,
         health_check_period_s=1.0,
-        # Told to the directory that runs, and by it to the gateways: neither has to be replaced
-        # when a model changes.
+        # Serve hands this to the running directory, which hands it on to the gateways: neither has
+        # to be replaced when a model changes.
         user_config={"models": [model.model_dump(mode="json") for model in config.models]},
     )
     directory = pin_version(directory, {}).bind()
@@ -93,7 +93,7 @@ def build(args: dict[str, Any]) -> Application:
         **_heard_replicas(config, config.gateway.replicas),
         ray_actor_options=_actor_options(config, config.gateway.num_cpus)
         | {
-            # To set up its own log vLLM would close the handlers of everybody else's.
+            # vLLM would close the handlers of all other loggers to set up its own.
             "runtime_env": {"env_vars": {"VLLM_CONFIGURE_LOGGING": "0"}},
         },
         max_ongoing_requests=config.gateway.max_ongoing_requests,
@@ -133,7 +133,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
     )
 
 
-# Of an engine's spec, what a running engine may be without: a new one has it.
+# Fields of an engine's spec whose change replaces no running engine; a new engine gets them.
 _NOT_OF_THE_ENGINE = ("described", "stay_s")
 
 
@@ -156,7 +156,7 @@ def _gateway_part(config: AppConfig) -> dict[str, Any]:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the value as JSON has it, with everything else as text."""
+    """Returns the settings as JSON values; a value that JSON does not have becomes text."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
 
@@ -196,7 +196,7 @@ def _heard_replicas(config: AppConfig, count: int) -> dict[str, Any]:
 
 
 def _engine_replicas(deployment: DeploymentConfig) -> dict[str, Any]:
-    """Returns a fixed number, or bounds within which the policy alone decides."""
+    """Returns a fixed number of replicas, or bounds within which the policy alone decides."""
     if not deployment.is_autoscaled:
         return {"num_replicas": deployment.replicas}
     scaling = {

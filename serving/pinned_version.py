@@ -1,4 +1,4 @@
-"""The Serve deployment that replaces replicas only when their own configuration changes.
+"""Makes Serve replace a deployment's replicas only when their own configuration changes.
 
 Serve (2.60) gives every deployment of an application that comes from a file one version: a digest
 of all of the application's `args`. So a changed byte anywhere would replace every replica there is:
