@@ -94,7 +94,7 @@ def read_profile(path: Path) -> CapacityProfile:
     """Returns the profile in a YAML file.
 
     Raises:
-        ProfileError: it cannot be read, or lists every field that is wrong.
+        ProfileError: the file cannot be read, or fields are wrong; the message lists them all.
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -110,5 +110,5 @@ def read_profile(path: Path) -> CapacityProfile:
 
 
 def write_profile(profile: CapacityProfile, path: Path) -> None:
-    """Writes it as YAML, in the order of the fields."""
+    """Writes the profile as YAML, in the order of the fields."""
     path.write_text(yaml.safe_dump(profile.model_dump(), sort_keys=False), encoding="utf-8")

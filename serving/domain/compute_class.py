@@ -66,7 +66,7 @@ class ComputeClass:
     `losses_per_hour` is the usual rate at which a slice is taken away, until experience corrects
     it. `patience_s` is the longest time of an order before other classes are asked (`None`: as long
     as experience finds usual). `max_run_s` is the longest time that a slice is kept (`None`: no
-    end), `drain_notice_s` the time before its end at which it is told (`None`: not said).
+    end), `drain_notice_s` the notice that it gets before its end (`None`: not known).
     """
 
     name: str
@@ -94,7 +94,7 @@ class ComputeClass:
         """The cost of a slice in USD per hour.
 
         Raises:
-            ValueError: it is not known. Whoever plans reads classes with a price only.
+            ValueError: the price is not known. Plan only with classes that have one.
         """
         if self.usd_per_slice_hour is None:
             raise ValueError(f"{self.name}: usd_per_slice_hour is not known")

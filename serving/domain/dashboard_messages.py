@@ -38,7 +38,7 @@ class ModelCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineUsage:
-    """The KV cache of one linked engine, 0 to 1."""
+    """The share of one linked engine's KV cache that is in use, 0 to 1."""
 
     engine_id: str
     model: str

@@ -80,7 +80,7 @@ class UnsupportedVllmError(SlicewiseError):
 
 
 class RequestError(SlicewiseError):
-    """The error that is the only answer to a request.
+    """The base of the errors that a request is answered with.
 
     `kind` is OpenAI's error `type`. `param` names the field of the request that is to blame, `None`
     when no single field is. `retry_after_s` is the time that a client should wait before it tries
@@ -165,7 +165,7 @@ class OverloadedError(RequestError):
 
 
 class GatewayBehindError(RequestError):
-    """The gateway is late with the tokens it has; one request more would make all later."""
+    """The gateway is late with the tokens it has; one more request would delay all of them."""
 
     status = 429
     kind = "rate_limit_error"
@@ -197,7 +197,7 @@ class NoEngineInTimeError(RequestError):
 
 
 class DashboardUnavailableError(RequestError):
-    """The dashboard cannot answer for its pages now. Ask again; requests for models go on."""
+    """The dashboard cannot serve its pages now. Ask again; requests for models go on."""
 
     status = 503
     kind = "server_error"
@@ -247,8 +247,8 @@ class PoisonRequestError(RequestError):
 class CannotResumeError(RequestError):
     """The engine was lost and the request cannot go on elsewhere.
 
-    The status is 503 when a fresh attempt may succeed (`retry_after_s` is set), 500 when it is
-    `None`.
+    The status is 503 if `retry_after_s` is set, because a fresh attempt may succeed, and 500 if
+    `retry_after_s` is `None`.
     """
 
     kind = "server_error"

@@ -12,6 +12,6 @@ GKE_CHIPS = "google.com/tpu"
 # Source: recorded from KubeRay 1.7.0 and kuberay-tpu-webhook 1.3.5 on 2026-11-22. Webhooks before
 # v1.3.0 do not read it.
 HOST_INDEX_LABEL = "ray.io/replica-host-index"
-# Slices whose count only the slice provisioner decides: Ray's autoscaler never finds them idle
-# (116 days).
+# The idle timeout of slices, 116 days: only the slice provisioner decides how many there are, so
+# Ray's autoscaler must never find one idle.
 NEVER_IDLE_S = 10_000_000

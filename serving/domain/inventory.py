@@ -22,13 +22,13 @@ ZONE_LABEL = "ray.io/availability-zone"
 NODE_ID_LABEL = "ray.io/node-id"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _CHIPS = "TPU"
-# Of a node id's 56 digits: enough to distinguish the nodes of any fleet.
+# Digits that are shown of a node id's 56: enough to distinguish the nodes of any fleet.
 _SHOWN_ID = 12
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedHost:
-    """The live Ray node with TPU chips."""
+    """The state of one live Ray node with TPU chips."""
 
     node_id: str
     address: str
@@ -44,7 +44,7 @@ class ObservedHost:
 class SliceRequest:
     """The kind of slice that a replica requests; `labels` are those of its compute class and zone.
 
-    It takes `num_slices` of them, all in one zone, or none.
+    The replica gets `num_slices` such slices, all in one zone, or none.
     """
 
     compute_class: str
@@ -58,7 +58,7 @@ class SliceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The slice with every host alive; `hosts` in the order of their worker ids."""
+    """The name and hosts of one whole slice; `hosts` are in the order of their worker ids."""
 
     name: str
     hosts: tuple[ObservedHost, ...]
@@ -70,13 +70,13 @@ class Slice:
 
     @property
     def zone(self) -> str | None:
-        """The zone that its hosts name; `None` where they name none."""
+        """The zone that the slice's hosts name; `None` where they name none."""
         return self.hosts[0].labels.get(ZONE_LABEL)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceMatches:
-    """The slices that fit a request: the free ones, and the reason against each other one."""
+    """The slices of the requested kind: those that are free, and why each other one is not."""
 
     free: tuple[Slice, ...]
     refused: Mapping[str, str] = field(hash=False)
@@ -117,7 +117,7 @@ def observe_hosts(
 
 
 def match_slices(hosts: Iterable[ObservedHost], request: SliceRequest) -> SliceMatches:
-    """Sorts the slices of the requested kind into free ones and others, both by name."""
+    """Returns the slices of the requested kind, free ones and others, both sorted by name."""
     wanted = {**request.labels, POD_TYPE_LABEL: request.pod_type, TOPOLOGY_LABEL: request.topology}
     fitting = [host for host in hosts if _has_labels(host, wanted)]
     slices = _each_alone(fitting) if request.num_hosts == 1 else _by_name(fitting)
@@ -146,7 +146,7 @@ def _by_name(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
 def _each_alone(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
     """Returns every host as a slice of its own, regardless of its name and worker id.
 
-    The first to bear a name keeps it. Another one with that name is also named by its node.
+    A worker 0 keeps its name unless another has it too. All others get their node's id appended.
     """
     hosts = list(hosts)
     num_firsts = Counter(host.slice_name for host in hosts if host.worker_id == 0)

@@ -17,7 +17,7 @@ HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.0
 # Bytes that a gateway may leave unread before its engine host gives it up.
 MAX_BUFFERED_BYTES = 8 * MIB
-# How often an engine is checked, and how long it may go without a step while it has requests.
+# How often an engine is checked, and how long it may go without an answer.
 CHECK_PERIOD_S = 1.0
 HANG_TIMEOUT_S = 4.0
 # How long the probe of a slice may take.

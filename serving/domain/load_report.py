@@ -8,7 +8,7 @@ not a number stands in the name, between bars. No model, compute class or replic
     slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>    since when so
     lost|<model>|<compute class>|<replica>|<cause>                              when
 
-Times are wall-clock seconds. A name that a newer report does not repeat is over. Owns the encoding
+Times are wall-clock seconds. What a newer report does not repeat is over. Owns the encoding
 and both of its ends. Pure.
 """
 
@@ -118,9 +118,9 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
 
 
 def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> dict[str, float]:
-    """Returns all slices and the latest losses."""
+    """Returns all slices that stand for an engine, and the losses of the last five minutes."""
     stats = {_STARTED: started_at_s}
-    # A policy counts what engines own: joined slices are one.
+    # A policy counts what engines own: a multislice is one.
     stats |= {
         _slice_name(record): record.life.entered_at_s
         for record in snapshot.records

@@ -72,7 +72,7 @@ class PlanReport(_Record):
     def retry_after_s(self, model: str, now_s: float) -> float | None:
         """Returns the seconds until a refused client may find an engine, from 1 to 3600.
 
-        It is `None` when nothing is known: no slice on its way, none in time, or an old plan.
+        Returns `None` if the plan is old, or no slice is on its way, or the expected one is late.
         """
         if now_s - self.written_at_s > STALE_AFTER_S:
             return None
@@ -88,10 +88,10 @@ def encode_report(board: PlanReport) -> bytes:
 
 
 def decode_report(text: bytes) -> PlanReport:
-    """Returns the report again.
+    """Returns the report in the JSON that `encode_report` made.
 
     Raises:
-        PlanReportError: it is none.
+        PlanReportError: `text` is no plan report of this version. Keep the one before.
     """
     try:
         return PlanReport.model_validate_json(text)

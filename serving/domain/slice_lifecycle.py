@@ -38,8 +38,8 @@ class EndCause(StrEnum):
     UNHEALTHY = "unhealthy"  # the engine died or hung on it
 
 
-# A waiting replica may lose its slice and retry, which starts a new life. Within one life the
-# order is this, and every state may end in GONE.
+# A replica that loses its slice may request another, which starts a new life. Within one life this
+# is the order, and every state may end in GONE.
 _NEXT: dict[SliceState, frozenset[SliceState]] = {
     SliceState.REQUESTED: frozenset({SliceState.PROVISIONING, SliceState.RESERVED}),
     SliceState.PROVISIONING: frozenset({SliceState.RESERVED}),
@@ -111,7 +111,7 @@ class SliceLifecycle:
 
     @property
     def entered_at_s(self) -> float:
-        """The time at which it entered the present state, in its first stage."""
+        """The time at which the present state began; its stages do not count."""
         at_s = self.transitions[-1].at_s
         for transition in reversed(self.transitions):
             if transition.state != self.state:
@@ -121,7 +121,7 @@ class SliceLifecycle:
 
     @property
     def stage(self) -> LoadStage | None:
-        """The stage of that state, `None` where there is none or it was not reported."""
+        """The stage of the present state; `None` if it has none, or none was reported."""
         return self.transitions[-1].stage
 
     def enter(
@@ -156,7 +156,7 @@ class SliceLifecycle:
         return replace(self, transitions=self._with(state, now_s, reason, stage), slice_name=name)
 
     def end(self, cause: EndCause, now_s: float, reason: str) -> "SliceLifecycle":
-        """Returns the ended lifecycle; a second end changes nothing: the first cause is true."""
+        """Returns the ended lifecycle; a second end changes nothing, so the first cause stays."""
         if self.state == SliceState.GONE:
             return self
         return replace(self, transitions=self._with(SliceState.GONE, now_s, reason), cause=cause)

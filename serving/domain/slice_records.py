@@ -74,7 +74,7 @@ class SliceRecord:
 
     @property
     def has_engine(self) -> bool:
-        """True if it stands for the engine; a multislice has one engine."""
+        """True if the record stands for the engine; a multislice has one engine."""
         return self.part == 0
 
     @property
@@ -153,8 +153,8 @@ class Directory:
     def renew(self, record: SliceRecord, now_s: float) -> None:
         """Takes in a record, or keeps it for another lease.
 
-        A replica that was only presumed gone is back with its life. A replica that reported the end
-        of its life itself is not back, because another message overtook that renewal.
+        A life that was only presumed over goes on. A life that its replica itself reported as over
+        stays so: such a renewal was sent before that report and arrived after it.
         """
         ended = self._ended.get(_life_of(record))
         if ended is not None:

@@ -24,7 +24,7 @@ def is_handing_over(record: SliceRecord) -> bool:
 
 
 def _holds_another(record: SliceRecord, own: SliceRecord) -> bool:
-    """Returns whether it has a slice of a version that is not `own`'s, and is not leaving."""
+    """Returns whether the replica holds a slice, is of another version than `own`, and stays."""
     has_slice = record.state not in WAITING and record.state != SliceState.DRAINING
     return has_slice and bool(record.version) and record.version != own.version
 
@@ -39,8 +39,8 @@ def num_successors(records: Iterable[SliceRecord]) -> int:
 def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float) -> str | None:
     """Returns why this replica may not take a slice yet; `None` when it may.
 
-    `now_s` is wall-clock time. In a deployment, as many waiting replicas as there are slices being
-    handed over have to wait for those: the ones that came last. A replica that is not among
+    `now_s` is wall-clock time. For each slice that is handed over, one waiting replica of the
+    deployment has to wait for it; these are the ones that came last. A replica that is not among
     `records` may take a slice.
     """
     own = next((record for record in records if record.replica_id == replica_id), None)
@@ -50,7 +50,7 @@ def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float
         record
         for record in records
         if (record.model, record.compute_class) == (own.model, own.compute_class)
-        and record.has_engine  # of joined slices the first stands for all
+        and record.has_engine  # of a multislice the first record stands for all
     ]
     waiting = sorted(
         (record for record in deployment if record.state in WAITING),

@@ -49,7 +49,7 @@ _LARGEST = {
 # Cloud TPU page TPU7x; Ray refuses those.
 _7X_CUBES = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 
-# JAX devices a chip. Source: tpu-info 0.14.2 `device.py`, read 2026-11-21.
+# JAX devices per chip. Source: tpu-info 0.14.2 `device.py`, read 2026-11-21.
 _DEVICES_PER_CHIP = {_V4: 1, _V5E: 1, _V5P: 1, _V6E: 1, _7X: 2}
 # Memory, less the 1 GiB of v5p that its runtime keeps. Source: tpu-info as above, read 2026-11-21.
 _HBM_BYTES_PER_CHIP = {
@@ -273,7 +273,7 @@ def _known_topology(generation: Generation, written: str) -> str:
 
 
 def _nearest_topologies(known: tuple[str, ...], asked: tuple[int, ...]) -> tuple[str, ...]:
-    """Returns the nearest by chips, then by axes, smallest first; a swapped one alone."""
+    """Returns the nearest by chips, then by axes, smallest first; only swapped axes if any fit."""
 
     def distance(name: str) -> tuple[float, float]:
         dimensions = sorted(_dimensions(name))
