@@ -1,4 +1,4 @@
-"""The log lines that people read and machines take apart.
+"""The log lines that people read and machines parse.
 
 A line is an event and its facts: `request_resumed request_id=%s emitted=%d`. Every line of ours is
 written in this way. The template shows which argument is which fact, so that nothing has to be
@@ -20,7 +20,7 @@ _FACT = re.compile(r"([A-Za-z_]\w*)=(.+)")
 def log_traced(
     logger: logging.Logger, level: int, trace_id: str | None, template: str, *args: object
 ) -> None:
-    """Logs a line, with its trace where it has one: for lines of one request."""
+    """Logs a line about one request, with the request's trace id if it has one."""
     if trace_id is not None:
         template, args = template + " trace_id=%s", (*args, trace_id)
     logger.log(level, template, *args, stacklevel=2)
@@ -74,7 +74,7 @@ class JsonLines(logging.Formatter):
         except (TypeError, ValueError):
             # Not one of our templates.
             line["event"], facts = record.getMessage(), {}
-        # A fact may not pass for what every line has.
+        # A fact must not replace a field that every line has.
         line |= {key if key not in line else f"{key}_": value for key, value in facts.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -82,7 +82,7 @@ class JsonLines(logging.Formatter):
 
 
 def _keeps_type(conversion: str, value: object) -> bool:
-    """Returns whether JSON has this value as it is; a text that the template cuts short is cut."""
+    """Returns whether JSON has this type and the template does not cut the value short."""
     if isinstance(value, str):
         return "." not in conversion
     return value is None or isinstance(value, (int, float, bool))

@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Unit(StrEnum):
-    """The base units. A unit is also a word of the name, but for counts and flags."""
+    """The base units. The unit is also a word of the name, except for counts and flags."""
 
     RATIO = "ratio"  # 0 to 1
     BYTES = "bytes"
@@ -109,7 +109,7 @@ _ADMISSIONS = 8
 # Routes of the edge, and the statuses that one is answered with.
 _ROUTES, _STATUSES = 21, 10
 _LEDGER_STATES = 8
-# Names of API keys at most, by `auth.max_tenants`; and who has none.
+# The most names that API keys may have (`auth.max_tenants`); then one more for keys without.
 MAX_TENANTS = 50
 _TENANTS = MAX_TENANTS + 1
 # One more for what is attributed to nobody.
@@ -133,7 +133,7 @@ def labels_of(metric: Metric) -> tuple[str, ...]:
 
 
 def _metric(kind: Kind, scope: Scope, name: str, meaning: str, labels: Mapping[str, int]) -> Metric:
-    """Takes the unit from the name, and the most sets from how many values each label may have."""
+    """Returns the metric; its unit is in `name`, and `labels` bounds the values of each label."""
     words = reversed(name.split("_"))
     unit = next((Unit(word) for word in words if word in _UNITS), Unit.COUNT)
     return Metric(name, kind, unit, meaning, scope, tuple(labels), prod(labels.values()))

@@ -14,7 +14,7 @@ def open_tracer(settings: TraceSettings, service: str, instance: str) -> Tracer:
     """
     if settings.otlp_endpoint is None:
         return NO_TRACER
-    # Imported here because only who traces shall pay for the SDK.
+    # Imported here, so that only a process that traces pays for the SDK.
     from serving.telemetry.otlp import OtlpTracer  # noqa: PLC0415
 
     return OtlpTracer(

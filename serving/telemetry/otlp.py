@@ -41,7 +41,7 @@ _KINDS = {
     SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
 }
 _PROPAGATOR = TraceContextTextMapPropagator()
-# It warns of every batch, and again of every attempt.
+# The exporter's own logger warns of every batch, and again of every attempt.
 _EXPORTER_LOGGER = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
 
@@ -59,10 +59,10 @@ class OtlpTracer:
         instance: str,
         chance: random.Random | None = None,
     ) -> None:
-        """Takes `chance`, which decides who is sampled; `None` is the system's randomness."""
+        """Opens the tracer; `chance` decides who is sampled, `None` is the system's randomness."""
         self._processor = _CountingProcessor(_CountingExporter(endpoint))
         self._closing: threading.Thread | None = None
-        # No detectors of resources: they ask machines around us, and take their time.
+        # No detectors of resources: they may ask other machines, which takes time.
         resource = Resource({"service.name": service, "service.instance.id": instance})
         # Sampling is decided in `begin`; whatever reaches the SDK is sampled.
         self._provider = TracerProvider(
@@ -127,7 +127,7 @@ class OtlpTracer:
             self._closing.join(max(0.0, until_s - time.monotonic()))
 
     def join(self) -> None:
-        """Waits, after `close`, until nothing of it runs."""
+        """Waits, after `close`, until its thread has ended."""
         if self._closing is not None:
             self._closing.join()
 
@@ -264,7 +264,7 @@ class _CountingExporter(SpanExporter):
         _EXPORTER_LOGGER.addFilter(self._excuse)
         try:
             return self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001 - a trace is worth no thread
+        except Exception as error:  # noqa: BLE001 - must not end the thread
             self._excuse.reason = repr(error)
             return SpanExportResult.FAILURE
         finally:
@@ -284,7 +284,7 @@ class _CountingExporter(SpanExporter):
 
 
 class _Excuse(logging.Filter):
-    """Keeps the exporter's log lines back: `reason` is the last of them."""
+    """Suppresses the exporter's log lines; `reason` is the last of them."""
 
     reason = "unknown"
 
