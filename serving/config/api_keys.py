@@ -1,4 +1,4 @@
-"""The form of API keys in a file or a variable: `[tenant] key`, apart by commas or line ends.
+"""The form of API keys in a file or a variable: `[tenant] key`, divided by commas or line ends.
 
 Owns the form of a key and of a tenant's name. Does not own who is let in (`serving.gateway.auth`).
 Pure.
@@ -16,7 +16,7 @@ _TENANT_FORM = "letters, digits and `._-`, up to 63 characters"
 class NamedKey:
     """The key of a tenant; the tenant is `None` where none is named.
 
-    The key stays out of the representation.
+    The key stays out of `repr`.
     """
 
     key: str = field(repr=False)
@@ -29,7 +29,7 @@ def read_keys(text: str) -> list[NamedKey]:
     A key stands alone, or behind its tenant's name and a space. No key has a space in it.
 
     Raises:
-        ValueError: something else stands there, or a name is none. The message shows no key.
+        ValueError: an entry is of another form, or its name is. The message shows no key.
     """
     lines = (line.strip() for line in text.splitlines())
     parts = (part.split() for line in lines if not line.startswith("#") for part in line.split(","))
@@ -43,6 +43,6 @@ def _named_key(words: list[str]) -> NamedKey:
         raise ValueError(f"an API key is one word, or two with its tenant's name; not {len(words)}")
     tenant, key = words
     if _TENANT.fullmatch(tenant) is None:
-        # It may be a key with the name behind it.
+        # The message does not show it: it may be a key with the name behind it.
         raise ValueError(f"the name in front of an API key is none; allowed: {_TENANT_FORM}")
     return NamedKey(key, tenant)

@@ -242,7 +242,7 @@ class ModelConfig(_Section):
         return self.engine == EngineKind.VLLM_TPU
 
     def deployment_name(self, deployment: DeploymentConfig) -> str:
-        """The Serve deployment's name; unique in the application."""
+        """Returns the name of the Serve deployment, which is unique in the application."""
         return engine_deployment_name(self.name, deployment.compute_class)
 
 
@@ -407,7 +407,7 @@ class AppConfig(_Section):
         """Returns the compute class of this name, declared or built in.
 
         Raises:
-            KeyError: neither. Only a deployment without a slice may name such a class.
+            KeyError: it is neither. Only a deployment without a slice may name such a class.
         """
         declared = {entry.name: entry for entry in self.compute_classes}
         return (built_in_classes() | declared)[name]
@@ -428,7 +428,7 @@ def parse_app_config(raw: object) -> AppConfig:
 def check_app_config(raw: object, vllm_args: VllmArgs | None) -> AppConfig:
     """Parses as `parse_app_config` does, against the given vLLM. Pure.
 
-    `None` leaves argument names unchecked.
+    Without `vllm_args`, the names of vLLM's arguments are not checked.
 
     Raises:
         ConfigError: lists every problem found.

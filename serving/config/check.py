@@ -1,7 +1,7 @@
 """Checks a serve_config.yaml before anything starts (`slicewise config check`).
 
-Owns the reading of the file and the report. The fields of Serve are the business of Ray's schema,
-those of the application of `serving.config.application`.
+Owns the reading of the file and the report. Ray's schema has the fields of Serve,
+`serving.config.application` those of the application.
 """
 
 import os
@@ -32,8 +32,8 @@ from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
 IMPORT_PATH = "serving.app:build"
 
 _PROBLEMS, _UNUSABLE = 1, 2
-# HAProxy's time runs from the first new gateway, a drain from the last one. What may lie between;
-# 23 s did for two gateways on 2 busy cores.
+# HAProxy's time runs from the first new gateway, a drain from the last one. This is allowed for the
+# time between them, which was 23 s for two gateways on 2 busy cores.
 _SURGE_S = 120
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -83,7 +83,7 @@ def load_yaml(text: str) -> object:
     """Returns the one document in `text`.
 
     Raises:
-        yaml.YAMLError: it is not one YAML document, or a key is given twice; names the place.
+        yaml.YAMLError: it is not one YAML document, or has a key twice; the message says where.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
@@ -94,7 +94,7 @@ def load_yaml(text: str) -> object:
 def check_serve_config(
     raw: object, vllm_args: VllmArgs | None, inherited: Mapping[str, str] = _NOTHING
 ) -> CheckReport:
-    """Checks `raw`: for Serve, for our application, for both together.
+    """Checks `raw` as Serve does, then our applications in it, then both together.
 
     `inherited` are variables of the user's own, which win over `RAY_SETTINGS` when Ray is started.
     """
@@ -142,7 +142,7 @@ def check_serve_config(
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:
-    """Yields the models, the deployments with their requests, and who may use them."""
+    """Yields lines on models, deployments, what they request of Ray, and who may use them."""
     for name, config in report.applications.items():
         yield f"application {name}"
         for model in config.models:
@@ -211,7 +211,7 @@ def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
 def _policy_problems(
     path: str, application: Mapping[str, object], config: AppConfig
 ) -> Iterator[Problem]:
-    """Yields a problem where the application has no policy of its own.
+    """Yields a problem if deployments scale and the application names no policy.
 
     Serve's own policy would take every model to its minimum. It counts requests that Serve hands to
     engines, and Serve hands them none.

@@ -1,4 +1,4 @@
-"""The variables that start every Ray process of ours: on a laptop, in a pod, simulated.
+"""The environment variables of every Ray process of ours: on a laptop, in a pod, simulated.
 
 Ray reads them when its modules are loaded, so they have to stand in the environment of head,
 workers and whoever deploys. Owns no port and no path: those are a machine's own. Names and

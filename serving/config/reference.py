@@ -23,7 +23,7 @@ _UP_TO_DATE, _OUT_OF_DATE, _UNUSABLE = 0, 1, 2
 
 
 class MarkersMissingError(Exception):
-    """The page has not both markers, in order, once each. Put them where the reference belongs."""
+    """The page lacks the two markers, once each, in order. Put them where the reference belongs."""
 
 
 def config_reference() -> str:
@@ -53,12 +53,10 @@ def schema_lines(root: Schema, name: str) -> list[str]:
 
 
 def with_reference(page: str, make: Callable[[], str] = config_reference) -> str:
-    """Returns `page` with the present reference, which `make` gives, between its markers.
-
-    It is idempotent.
+    """Returns `page` with the present reference, which `make` returns, between its markers.
 
     Raises:
-        MarkersMissingError: there is no one place to put it.
+        MarkersMissingError: the page does not say where the reference belongs.
     """
     before, start, rest = page.partition(START)
     _, end, after = rest.partition(END)
@@ -72,7 +70,7 @@ def main(
     make: Callable[[], str] = config_reference,
     module: str = "serving.config.reference",
 ) -> int:
-    """Returns the exit status: 0 as it should be, 1 out of date, 2 no place for the reference."""
+    """Runs the command; returns 0 if PAGE is up to date, 1 if it is not, 2 if it is unusable."""
     parser = argparse.ArgumentParser(description="The configuration reference in a page.")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--check", type=Path, metavar="PAGE", help="fail when PAGE is out of date")

@@ -27,8 +27,8 @@ _NO_PROMPTS = "Slicewise logs neither prompts nor generated text"
 _EDGE = "the gateway and the Serve proxy are the server; see http_options"
 _ALL_OF_OPENAI = "the gateway serves the whole OpenAI surface"
 
-# Why vLLM's arguments that are not open are not, by section and complaint. A name that ends in *
-# stands for all such names.
+# The arguments of vLLM that are not open, by section and complaint, each with the reason. A name
+# that ends in * stands for all names that begin so.
 CLOSED_ARGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "engine_args": {
         "set by Slicewise": {
@@ -253,12 +253,12 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
 
 
 def auth_problems(auth: Raw) -> Iterator[Problem]:
-    """Yields a problem with two sources of API keys."""
+    """Yields a second source of API keys."""
     yield from _one_source("auth", auth, "keys_file", "keys_env")
 
 
 def link_problems(link: Raw) -> Iterator[Problem]:
-    """Yields two secrets, or a timeout that one late heartbeat would trip."""
+    """Yields a second secret, and a timeout that one late heartbeat would exceed."""
     yield from _one_source("link", link, "secret_file", "secret_env")
     interval_s, timeout_s = numbers_in(link, "heartbeat_interval_s", "heartbeat_timeout_s")
     if interval_s is not None and timeout_s is not None and timeout_s <= 2 * interval_s:
@@ -293,7 +293,7 @@ def tracing_problems(tracing: Raw) -> Iterator[Problem]:
 
 
 def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
-    """Yields a step of the paced engine without room for a prompt beside full slots."""
+    """Yields a bound on the paced engine's step below one token for every running request."""
     rate, budget, num_seqs = numbers_in(
         pace, "prefill_tokens_per_s", "max_num_batched_tokens", "max_num_seqs"
     )
@@ -394,7 +394,7 @@ def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator
 
 
 def _closed(section: str, name: str, vllm_args: VllmArgs | None) -> tuple[str, str] | None:
-    """Returns complaint and reason, if Slicewise does not leave this argument open."""
+    """Returns complaint and reason; `None` if Slicewise leaves this argument open."""
     for complaint, reasons in CLOSED_ARGS[section].items():
         for pattern, reason in reasons.items():
             if name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1])):
@@ -405,7 +405,7 @@ def _closed(section: str, name: str, vllm_args: VllmArgs | None) -> tuple[str, s
 
 
 def _unaccepted(section: str, name: str, args: Raw, vllm_args: VllmArgs) -> tuple[str, str] | None:
-    """Returns complaint and what is allowed, if vLLM would not take this argument or value."""
+    """Returns complaint and what is allowed; `None` if vLLM takes this argument and value."""
     sections = {"engine_args": vllm_args.engine, "frontend_args": vllm_args.frontend}
     spec = sections[section].get(name)
     if spec is None:

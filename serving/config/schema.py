@@ -35,7 +35,7 @@ _SECRET_VALUE = re.compile(r"^(hf_|sk-)")
 
 
 def resolve(node: Schema, root: Schema) -> Schema:
-    """Returns the node itself, behind a reference if it is one, with the reference's additions."""
+    """Returns the node; for a `$ref` its target, with the keys that stand beside the `$ref`."""
     reference = node.get("$ref")
     if reference is None:
         return node
@@ -58,7 +58,7 @@ def type_text(node: Schema, root: Schema) -> str:
 
 
 def limit_text(node: Schema, root: Schema) -> str:
-    """Describes the bound on a field's value, "" when its type is enough."""
+    """Describes the bound on a field's value; "" if any value of its type is allowed."""
     node = resolve(node, root)
     if "allowed" in node:
         return str(node["allowed"])
@@ -158,7 +158,7 @@ def _node_at(location: tuple[str | int, ...], root: Schema) -> Schema:
 
 
 def _options(node: Schema, root: Schema) -> list[Schema]:
-    """Returns the node itself, or the nodes that it lets choose from."""
+    """Returns the options of an `anyOf`, or the node itself if it is none."""
     return [resolve(option, root) for option in node.get("anyOf", [node])]
 
 

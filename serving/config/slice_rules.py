@@ -1,6 +1,6 @@
 """The rules between the fields of slices, compute classes and the engines that use them.
 
-Works on the raw YAML values, as `serving.config.rules` does and for its reason. Pure.
+Works on the raw YAML values, for the same reason as `serving.config.rules`. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -167,7 +167,7 @@ def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]
 
 
 def _shape(wanted: Raw) -> SliceShape | None:
-    """Returns the slice that a deployment requests; `None` for one reported as unknown."""
+    """Returns the slice that a deployment requests; `None` if no such slice exists."""
     generation, topology = wanted.get("generation"), wanted.get("topology")
     if generation not in tuple(Generation) or not isinstance(topology, str):
         return None

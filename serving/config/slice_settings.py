@@ -8,8 +8,8 @@ from serving.config.slice_spec import SliceSpec
 from serving.config.slices import ComputeClassConfig
 from serving.domain.inventory import ZONE_LABEL
 
-# How long before an end that was announced long ago a slice stops taking requests: time for them
-# to finish or move. The notices themselves may come an hour or a week before.
+# A slice starts to drain at most this long before an end that was announced early: time for its
+# requests to finish or move. The notice itself may come an hour or a week before the end.
 MAX_DRAIN_S = 120.0
 # How long a leaving replica waits until the gateways have taken its requests elsewhere.
 DRAIN_GRACE_S = 5.0
@@ -51,7 +51,7 @@ def slice_spec(
 
 
 def drain_s(compute_class: ComputeClassConfig) -> float:
-    """Returns the time before its end at which a slice of this class is left, in seconds."""
+    """Returns how many seconds before its end a slice of this class starts to drain."""
     return min(compute_class.drain_notice_s, MAX_DRAIN_S)
 
 

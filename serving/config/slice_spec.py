@@ -23,10 +23,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpec:
-    """The kind of a slice, and the treatment of one of it.
+    """The kind of slice that a replica requests, and how the replica uses a slice of that kind.
 
     `node_labels` are the labels that its hosts have by compute class and zone. `drain_notice_s` is
-    the time before a scheduled end at which it is left, and the time it has where no end was named.
+    the time before a scheduled end at which it starts to drain, or its time if no end was named.
     `max_run_duration_s` is the longest run of its hosts from their start; `None`: for ever. After
     `patience_s` of waiting the wait is called too long; `None`: never. `probe_timeout_s` of 0 means
     that it is not probed. `cpus_per_host` are reserved on each host for the engine, whose processes

@@ -23,10 +23,10 @@ from serving.domain.topology import Generation, SliceShape, slice_shape
 MARKET_LABEL = "ray.io/market-type"
 
 
-# The most slices that one engine may own: beyond, their common fate costs more than they give.
+# The most slices of a multislice: it is lost whole, so more slices would cost more than they give.
 MAX_JOINED_SLICES = 16
 
-# What every section is.
+# The pydantic settings of every section.
 STRICT_SECTION = ConfigDict(
     frozen=True,
     extra="forbid",
@@ -129,7 +129,7 @@ class ComputeClassConfig(_Section):
     """Price of a chip for an hour, in USD; unpriced, when left out."""
 
     def terms(self, num_chips: int, min_slices: int, max_slices: int) -> ComputeClass:
-        """Returns the terms of the class for slices of so many chips, and so many of them."""
+        """Returns the terms of the class for `min_slices` to `max_slices` of `num_chips` each."""
         market = MARKETS[self.market]
         price = self.usd_per_chip_hour
         return ComputeClass(
@@ -159,7 +159,7 @@ def built_in_classes() -> dict[str, ComputeClassConfig]:
 
 
 def _set_by_market(market: Market, given: Mapping[str, object]) -> dict[str, object]:
-    """Returns the settings of a compute class of this market unless `given` has others."""
+    """Returns the market's settings of a class; a shorter run in `given` shortens the notice."""
     terms = MARKETS[market]
     # A flex-start slice knows its end from its start.
     notice_s: float = terms.drain_notice_s or MAX_FLEX_START_RUN_S
