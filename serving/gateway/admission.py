@@ -86,20 +86,20 @@ class AdmissionQueue:
 
     @property
     def num_waiting(self) -> int:
-        """The callers inside `wait`."""
+        """The number of callers inside `wait`."""
         return len(self._waiting)
 
     def first_since_s(self, otherwise_s: float) -> float:
-        """Returns since when the first waiting request has waited (monotonic)."""
+        """Returns since when the first request waits (monotonic); `otherwise_s` if none does."""
         return next(iter(self._waiting.values()), otherwise_s)
 
     async def admit(self, state: QueueState, can_enter: Callable[[], bool]) -> None:
-        """Waits until `can_enter`, which reports that an engine takes requests.
+        """Waits until `can_enter()` is true, which means that an engine takes requests.
 
         Raises:
             GatewayBehindError: this gateway does not keep up with the tokens it has.
             OverloadedError: too many requests wait already.
-            NoEngineInTimeError: none came within the request deadline.
+            NoEngineInTimeError: no engine came within the request deadline.
         """
         if state.behind_s > self.limits.max_behind_s:
             self.reject()
@@ -120,7 +120,7 @@ class AdmissionQueue:
             context.dequeued(time.monotonic() - began_at_s)
 
     async def wait(self, can_enter: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until `can_enter`, which new engines may change; returns `False` on a timeout."""
+        """Waits until `can_enter()` is true, for new engines; returns `False` on a timeout."""
         caller = object()
         self._waiting[caller] = time.monotonic()
         self.telemetry.load.enqueued(time.monotonic())
@@ -137,7 +137,7 @@ class AdmissionQueue:
         return True
 
     def reject(self) -> None:
-        """Counts a request that may not even wait, because it is load all the same."""
+        """Counts a request that is refused at once, because it is load all the same."""
         self.telemetry.load.enqueued(time.monotonic())
 
     def look_again(self) -> None:
@@ -150,7 +150,7 @@ class AdmissionQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """The seconds after which a refused client may try again, by the next engine's time."""
+        """The seconds until a refused client may try again, from when the next engine is due."""
         if self._next_engine_at_s is None:
             return self.limits.retry_after_s
         in_s = self._next_engine_at_s - time.monotonic()

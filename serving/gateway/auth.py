@@ -1,10 +1,10 @@
 """Checks API keys, which decide who may use the gateway.
 
 Keys are held hashed, and every comparison takes the same time. Keys in a file are read again when
-the file changes, so that one is rotated without a restart.
+the file changes, so that a key can be rotated without a restart.
 
-A key may have a name, the tenant's. Several keys may have the same name. How keys are written in a
-file is in `serving.config.api_keys`.
+A key may have a name, the tenant's. Several keys may have the same name. `serving.config.api_keys`
+owns the form of keys in a file.
 """
 
 import hashlib
@@ -64,10 +64,10 @@ class ApiKeys:
 
 
 class KeysOfFile(ApiKeys):
-    """The keys in a file as it stands, checked every `CHECK_INTERVAL_S` while requests arrive.
+    """The keys in a file, checked for changes every `CHECK_INTERVAL_S` while requests arrive.
 
-    A changed file that holds no usable keys changes nothing, and is logged once. A typing mistake
-    does not decide who may ask, and an empty file lets nobody in.
+    A changed file without usable keys is logged once, and the keys of before stay. So neither a
+    typing mistake nor an empty file opens the gateway or keeps everybody out.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KeysOfFile(ApiKeys):
 
         Raises:
             ValueError: `parse` refuses the file as it is now.
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         super().__init__(())
         self._path, self._parse, self._now_s = path, parse, now_s

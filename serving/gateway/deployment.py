@@ -69,12 +69,12 @@ _PLAN_PERIOD_S = 2.0
 _LEDGER_PERIOD_S = 1.0
 # How long a gateway that starts waits for the directory, which starts with it.
 _DIRECTORY_S = 10.0
-# For the last spans, when it ends.
+# How long a gateway that ends may take to send its last spans.
 _TRACES_S = 2.0
 
 
 def ensure_not_exposed(auth: AuthConfig) -> None:
-    """Refuses to serve everybody who reaches an address other machines reach, unless configured.
+    """Refuses to serve without keys on an address that other machines reach, unless allowed.
 
     Raises:
         ConfigError: no keys, and Serve listens beyond this machine.
@@ -151,7 +151,7 @@ class ClassPrices:
         self._config = config
 
     def update(self, models: Iterable[ModelConfig]) -> None:
-        """Replaces the models."""
+        """Takes the prices of these models in place of those of before."""
         self.usd_per_chip_hour.clear()
         self.patience_s.clear()
         for model in models:
@@ -275,7 +275,7 @@ class Gateway:
         return snapshot
 
     async def _first_snapshot(self) -> Snapshot:
-        """Returns the directory's present list; nothing, when the directory is away for long."""
+        """Returns the directory's list; an empty one if no answer came within `_DIRECTORY_S`."""
         try:
             return await asyncio.wait_for(self._watch_directory("", 0.0), _DIRECTORY_S)
         except (TimeoutError, RayError) as error:
@@ -289,7 +289,7 @@ class Gateway:
             try:
                 await self._apply_models(raw)
             except ValueError as error:
-                # The engines refuse it too, and Serve reports it; those of before go on.
+                # The engines refuse it too, and Serve reports it; the models of before go on.
                 logger.error("models_refused error=%r", str(error))
 
     async def _apply_models(self, raw: Iterable[Mapping[str, Any]]) -> None:
@@ -317,7 +317,7 @@ class Gateway:
             raise ValueError("; ".join(refused))
 
     def _prune(self) -> None:
-        """Prunes versions and models that have nothing left."""
+        """Drops versions and models that have neither an engine nor a request left."""
         for model in self._models.values():
             model.prune()
         for model in [model for model in self._leaving if model.is_over]:

@@ -4,7 +4,7 @@ Owns every request in flight of one version of one model at one gateway: its eng
 tokens, its waiting time, and its move to another engine. It knows engines of its own version only,
 so that no request ever goes on with another model's tokens. Does not own connections
 (`membership`), the choice of an engine (`routing`), the blame for a loss (`requests`), nor the
-contents of a request or an output (`engine_client`): those are opaque here, and no vLLM is.
+contents of a request or an output (`engine_client`), which are opaque here. Imports no vLLM.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _OUTCOMES = {int(finish): finish.name.lower() for finish in Finish}
 
-# One step's outputs under the ids of their requests, each with what follows the request.
+# One step's outputs under the ids of their requests, each with the telemetry of its request.
 Outputs = Sequence[tuple[RequestTelemetry, TokenOutput]]
 
 
@@ -48,7 +48,7 @@ class OutputSink(Protocol):
         ...
 
     def fail(self, request_id: str, error: RequestError) -> None:
-        """Takes the failure of a request, which is forgotten here."""
+        """Takes the failure of a request, which the dispatcher has forgotten."""
         ...
 
 
@@ -142,8 +142,8 @@ class Dispatcher:
 
         Requests that can finish in time stay, the others move at once. A request that stayed and
         has not finished moves before the end. Without another engine they all stay: they may finish
-        before it goes, and resume if not. `None` leaves open when it goes: nothing moves until that
-        is known.
+        before it goes, and resume if not. While `grace_s` is `None`, nobody knows when the engine
+        goes, and nothing moves.
         """
         connection = self._connections.get(engine_id)
         if connection is None:

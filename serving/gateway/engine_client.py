@@ -1,4 +1,4 @@
-"""Stands where vLLM's frontend expects one engine core, and is many.
+"""Presents many engines to vLLM's frontend as the one engine core that it expects.
 
 Owns vLLM's client interface (`EngineCoreClient`) and what is between it and the dispatcher: vLLM's
 requests are encoded, outputs decoded, and the frontend reads them one step at a time. Does not own
@@ -39,7 +39,7 @@ class FleetEngineClient:
         self.supported_tasks = supported_tasks
         self.resources = SimpleNamespace(engine_dead=False)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        self._unread_since_s: deque[float] = deque()  # of each of them, monotonic
+        self._unread_since_s: deque[float] = deque()  # of each of `_outputs`, monotonic
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
         self._adapters: dict[int, LoRARequest] = {}
@@ -47,7 +47,7 @@ class FleetEngineClient:
         dispatcher.attach(self)
 
     def set_failure_sink(self, on_failure: Callable[[str, RequestError], None]) -> None:
-        """Sets the receiver that reports to a request's caller that it failed."""
+        """Sets the receiver of failures, which reports each to the request's caller."""
         self._on_failure = on_failure
 
     # -- what the dispatcher delivers --
@@ -102,8 +102,7 @@ class FleetEngineClient:
             tenant=telemetry.context.tenant,
         )
         if params is not None and params.prompt_logprobs is not None:
-            # Delivered with the first token and never again: a resumed request must not ask for
-            # them.
+            # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         self.dispatcher.submit(in_flight)
 
@@ -126,7 +125,7 @@ class FleetEngineClient:
         return self.dispatcher.num_in_flight > 0
 
     def get_kv_event_sources(self) -> dict[int, Any]:
-        """Returns none: KV events do not travel over the link."""
+        """Returns an empty dict: KV events do not travel over the link."""
         return {}
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
@@ -141,7 +140,7 @@ class FleetEngineClient:
         return True
 
     async def remove_lora_async(self, lora_id: int) -> bool:
-        """Unloads the adapter on every engine; `False` if none knew it."""
+        """Unloads the adapter on every engine; returns `False` if nobody knew it."""
         known = self._adapters.pop(lora_id, None) is not None
         return any(await self._call_all("remove_lora", lora_id)) or known
 

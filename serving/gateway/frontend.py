@@ -37,7 +37,7 @@ from serving.gateway.engine_client import FleetEngineClient
 class FleetRequestError(GracefulHTTPError):
     """Carries a `RequestError` through vLLM.
 
-    Its handlers word it inside a stream; before one, the edge answers with the error itself.
+    vLLM writes it into a stream that has begun. Before that, the edge answers with the error.
     """
 
     def __init__(self, error: RequestError) -> None:
@@ -54,7 +54,7 @@ class FleetLLM(AsyncLLM):
     def __init__(
         self, config: VllmConfig, client: FleetEngineClient, metrics: CollectorRegistry | None
     ) -> None:
-        """Builds it; `metrics` gets vLLM's own metrics of single requests, `None` keeps none."""
+        """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none."""
         has_stats = metrics is not None
         self.vllm_config = config
         self._elastic_ep_lock = asyncio.Lock()

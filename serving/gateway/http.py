@@ -74,7 +74,7 @@ _FLEET_HEADERS = {
     "cache-control": "no-store",
 }
 
-# What vLLM's frontend does not get as it came: it would take the trace for its own, or complain.
+# Headers that are not passed on as they came: vLLM's frontend would use the trace, or complain.
 _OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
 
 
@@ -106,9 +106,9 @@ class ModelFrontend(Protocol):
         ...
 
     async def enter(self, target: RequestTarget) -> ASGIApp:
-        """Returns vLLM's application for this request, once an engine takes it if it needs one.
+        """Returns vLLM's application for this request; waits for an engine if it needs one.
 
-        Raises `RequestError` when none does in time.
+        Raises `RequestError` when no engine takes it in time.
         """
         ...
 
@@ -159,10 +159,7 @@ class HttpEdge:
         ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]],
         tracer: Tracer = NO_TRACER,
     ) -> None:
-        """Takes its parts.
-
-        `render_metrics` gets the reader's `Accept`; `ask_dashboard` answers for pages.
-        """
+        """Makes the edge; `render_metrics` gets the reader's `Accept` header."""
         self._models = models
         self._rules = rules
         self._tracer = tracer
@@ -221,13 +218,13 @@ class HttpEdge:
         return self._rules.keys.check(presented_key(scope["headers"])) or DEFAULT_TENANT
 
     async def _serve_page(self, exchange: "_Exchange") -> None:
-        """Passes on the dashboard's answer; without one, it answers with the reason."""
+        """Passes on the dashboard's answer, or the reason why there is none."""
         query = exchange.scope["query_string"].decode("latin-1")
         request = PageRequest(exchange.path, query, exchange.header(b"if-none-match"))
         try:
             answer = await self._ask_dashboard(request)
         except DashboardUnavailableError as error:
-            # No refusal of a model request, and not counted as one.
+            # Not counted as a refusal: those are of requests for models.
             body = openai_error_body(error)
             await exchange.respond(JSONResponse(body, status_code=error.status))
             return
@@ -393,7 +390,7 @@ class _Exchange:
 
     async def _send_with_headers(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            # vLLM words our errors in its way, without their codes and without when to come back.
+            # vLLM writes our errors in its own form, without their codes and without `Retry-After`.
             self._is_replaced = message["status"] >= 400 and self.context.failure is not None
         if self._is_replaced:
             return

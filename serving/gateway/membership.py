@@ -1,8 +1,8 @@
-"""Keeps links to the engines that the directory lists, and gives them to the fleets.
+"""Keeps links to the engines that the directory lists, and gives them to their model versions.
 
-Owns the connections of one gateway. A link that ends is reported to the fleet at once and opened
+Owns the connections of one gateway. A link that ends is reported to its version at once and opened
 again as long as the directory lists the engine; an engine the directory has forgotten keeps its
-open link. Does not own the traffic of a link: requests and steps pass between it and the fleet.
+open link. Does not own the traffic of a link: requests and steps pass between it and `dispatcher`.
 """
 
 import asyncio
@@ -68,14 +68,14 @@ class LinkSettings:
 
 @dataclass(slots=True)
 class _Member:
-    """Holds one listed engine and the task that keeps a link to it."""
+    """The state of one engine that the directory lists, or listed, and of the link to it."""
 
     record: SliceRecord
     is_listed: bool = True
     task: asyncio.Task[None] | None = None
     # Where its engine has been added; `None` while it is not linked.
     fleet: VersionEngines | None = None
-    # What it reported of its end before it was added.
+    # The notice of its drain, which may come before it is added; `None`: none came.
     draining: Draining | None = None
 
     def drain(self, notice: Draining) -> None:
@@ -95,7 +95,7 @@ class Membership:
         self.snapshot = Snapshot("")
 
     async def follow(self, watch: Callable[[str, float], Awaitable[Snapshot]]) -> None:
-        """Follows the directory for ever, and reconnects to one that is away."""
+        """Follows the directory until cancelled, and tries again while it is away."""
         while True:
             try:
                 snapshot = await watch(self.snapshot.version, _WATCH_TIMEOUT_S)
@@ -153,7 +153,7 @@ class Membership:
     async def _run_link(
         self, member: _Member, model: str, engine_id: str, address: tuple[str, int]
     ) -> float:
-        """Keeps one link from its opening to its end; returns when to try again."""
+        """Keeps one link from its opening to its end; returns the seconds to the next attempt."""
         ended = asyncio.Event()
 
         def lost(reason: str) -> None:

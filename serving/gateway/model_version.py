@@ -1,8 +1,8 @@
 """Holds one version of a model at one gateway: its requests, and its frontend over them.
 
 Owns the version's own parts: tokenizer, chat template, parsers and adapters, and every request
-that was rendered with them. Does not own which version takes a request, nor
-who is admitted (`served_model`). `serving.domain.model_version` defines a version.
+that was rendered with them. Does not own which version takes a request, nor who is admitted
+(`served_model`). `serving.domain.model_version` defines a version.
 """
 
 import asyncio
@@ -24,11 +24,10 @@ from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROB
 
 logger = logging.getLogger(__name__)
 
-# vLLM's engine argument that belongs to both sides; the rest of `frontend_args` is the frontend's
-# own.
+# The tasks of a model that generates. Those of a pooling model come from its first engine.
 _GENERATE_TASKS = ("generate",)
-# How an engine is laid over the chips of its slice. vLLM holds it against the machine it is on, and
-# refuses most of it where there are no chips.
+# How an engine is laid over the chips of its slice. vLLM checks it against the machine it runs on,
+# and refuses most of it where there are no chips.
 _OF_THE_SLICE = frozenset(
     {
         "tensor_parallel_size",
@@ -73,7 +72,7 @@ class ModelVersion:
     ) -> "ModelVersion":
         """Reads the model's configuration and tokenizer; needs no engine.
 
-        `queue` is shared with the other versions; `None` means that there are none.
+        `queue` is shared with the other versions; `None` means that there are no others.
 
         Raises:
             ValueError: vLLM refuses the model, an engine argument or a frontend argument.
@@ -145,7 +144,7 @@ class ModelVersion:
         return [card.model_dump() for card in models.data]
 
     def update_from_engine(self, engine_info: Mapping[str, Any]) -> None:
-        """Applies an engine's report: its context may be shorter than configured."""
+        """Takes over an engine's context, if it is shorter, and the tasks of a pooling model."""
         config = self.llm.model_config
         max_model_len = engine_info.get("max_model_len")
         if isinstance(max_model_len, int):

@@ -1,7 +1,7 @@
 """Refuses fields of a request that an engine cannot honour, or that no client may set.
 
-Owns which they are and the check of a body. An engine with such a field would fail with no reason
-for the client, and to drop a field in silence would change the request. Pure.
+Owns which they are and the check of a body. An engine that got such a field would fail and give the
+client no reason. A field that is dropped in silence would change the request. Pure.
 """
 
 import re
@@ -29,7 +29,7 @@ ON_TPU: Mapping[str, str] = {
     "logprob_token_ids": "Engines on TPU have log-probabilities of the likeliest tokens only; "
     "send logprobs.",
 }
-# On a TPU too where its model speculates or takes more than text: tpu-inference 0.32.0 raises in
+# Refused on a TPU if the model speculates or takes more than text: tpu-inference 0.32.0 raises in
 # the step, which ends the engine (`runner/tpu_runner.py`, read 2026-11-22).
 PROMPT_LOGPROBS = "prompt_logprobs"
 ON_TPU_WITHOUT_PROMPT_LOGPROBS: Mapping[str, str] = {
@@ -45,13 +45,13 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
-    """Lets a body pass in which none of the `refused` fields has a value; they map to the reason.
+    """Refuses a body in which a field of `refused` has a value; `refused` maps names to reasons.
 
     `null` and an empty list are no values: clients send them for fields they do not ask for. A body
     that is not a JSON object passes as well: its reader reports the fault.
 
     Raises:
-        MalformedRequestError: one has. The client must change the request.
+        MalformedRequestError: a field has one. The client must change the request.
     """
     if not refused:
         return
@@ -79,7 +79,7 @@ def _value(fields: Mapping[str, msgspec.Raw], name: str) -> object:
 
 
 def check_open_arguments(arguments: object) -> None:
-    """Lets a request's `vllm_xargs` pass if they hold nothing that clients may not set.
+    """Refuses a request's `vllm_xargs` if they hold an argument that clients may not set.
 
     A value that is no mapping passes, because vLLM reports the fault.
 
@@ -98,12 +98,12 @@ def check_open_arguments(arguments: object) -> None:
 
 
 def check_request_id(request_id: object) -> None:
-    """Lets a body's `request_id` pass that is fit to be logged, echoed and sent with every token.
+    """Refuses a body's `request_id` that is unfit to be logged, echoed and sent with every token.
 
     A value that is no text passes, because vLLM reports the fault.
 
     Raises:
-        MalformedRequestError: it is not. The client must send another, or none.
+        MalformedRequestError: the id is unfit. The client must send another, or none.
     """
     if isinstance(request_id, str) and not REQUEST_ID.fullmatch(request_id):
         message = (

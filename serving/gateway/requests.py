@@ -17,9 +17,9 @@ from serving.link.messages import EngineLoad, Step, TokenRequest
 # in a request (its prompt, a grammar, a parameter) acts at its prefill or in its first steps.
 PROVING_TOKENS = 8
 
-# A host that falls silent was most likely taken away with its slice, and a class that is lost takes
-# many at once: so many of them count as one engine whose host reports its death. Not never, for a
-# request may exhaust a whole host too.
+# A host that falls silent was most likely taken away with its slice, and many are when a class is
+# lost. So this many silent losses count as one loss that the host reports. They do count, because a
+# request may also exhaust a whole host.
 SILENT_LOSSES = 3
 
 # From this many losses on, a request is isolated: at most one such request per engine.
@@ -92,8 +92,8 @@ def count_loss(lost: Iterable[InFlightRequest], *, is_reported: bool) -> None:
     """Counts the death of one engine against the requests that were on it.
 
     `is_reported` means that the host reported the death and did not merely fall silent. An isolated
-    request takes the blame alone. Without one, each request is counted, and a proven one starts
-    again.
+    request takes the blame alone. Without one, each request is counted. The count of a proven
+    request starts again from zero.
     """
     requests = list(lost)
     suspects = [request for request in requests if request.is_isolated]

@@ -42,9 +42,9 @@ class CanaryChoice:
 def choose_canary(key: str, canary: CanaryView) -> CanaryChoice:
     """Decides whether `key` lies in the canary's share of all keys, and the canary can take it.
 
-    The same key always lies at the same place of one canary version, on every gateway: a user stays
-    where they are, also when the weight is raised. Another version draws other users. A canary
-    without a ready engine takes nothing.
+    A key has one place for each canary version, the same on every gateway. So a user of the canary
+    stays with it when the weight is raised. Another version draws other users. A canary without a
+    ready engine takes nothing.
     """
     if canary.num_ready == 0:
         return CanaryChoice(is_taken=False, reason=f"{canary.name} has no ready engine")

@@ -44,7 +44,7 @@ class ServedModel:
     def __init__(self, gateway: GatewayConfig, config: ModelConfig) -> None:
         self._gateway = gateway
         self._config = config
-        # Of the configuration. It is a digest, and every request asks for it.
+        # The id of the configuration's version, a digest. Kept, because every request needs it.
         self._current_id = config.version_id
         self._queue = AdmissionQueue(config.name, FleetLimits.of(gateway))
         self._versions: dict[str, ModelVersion] = {}
@@ -179,7 +179,7 @@ class ServedModel:
             raise ValueError(f"the files of {config.source!r} cannot be read: {error}") from error
 
     def prune(self) -> None:
-        """Lets go of versions on their way out that have neither an engine nor a request."""
+        """Drops versions that are not current and have neither an engine nor a request."""
         for version, served in list(self._versions.items()):
             if version != self._current_id and served.is_over:
                 del self._versions[version]

@@ -2,7 +2,7 @@
 
 Owns which number has which name, vLLM's own names among them. Each family of vLLM has one source.
 These families are the engine's and cover all its requests. vLLM's frontend counts under the same
-names for one gateway, and those are left out of the page (`metrics_page`). Each engine is shown by
+names for one gateway, and those are left out of the page (`metrics.page`). Each engine is shown by
 one gateway at a time, the one that the engine host chose: sums over gateways are right, and pages
 stay small.
 """
@@ -46,7 +46,7 @@ class LinkCollector(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """Returns the present families."""
+        """Yields the present families."""
         families = Families()
         for reading in self._read():
             labels = {

@@ -36,7 +36,7 @@ class SliceCollector(Collector):
         self._now_s = now_s
 
     def collect(self) -> Iterator[Family]:
-        """Returns the present families."""
+        """Yields the present families."""
         families = Families()
         for labels, seconds in _longest(self._read(), self._now_s()).items():
             families.add("slicewise_slice_state_seconds", dict(labels), seconds)
@@ -56,7 +56,7 @@ class PlanCollector(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """Returns the present families; none without a plan."""
+        """Yields the present families; none without a plan."""
         board, families = self._read(), Families()
         if board is not None:
             families.add("slicewise_plan_written_time_seconds", {}, board.written_at_s)
@@ -94,7 +94,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 def _longest(records: Iterable[SliceRecord], now_s: float) -> dict[_Labels, float]:
-    """Returns seconds in the present state by labels.
+    """Returns the seconds that slices have been in their present state, by labels.
 
     Replicas without a slice share their labels, and the longest time counts.
     """

@@ -39,7 +39,7 @@ def engine_use(tenants: Iterable[str], stats: EngineStats | None) -> EngineUse:
 
 
 def _named(counts: Mapping[str, int]) -> dict[str, int]:
-    """Adds a tenant's name for gateways of an earlier build, which report none."""
+    """Names the tenant of sequences of gateways of an earlier build, which report none."""
     named = {tenant: count for tenant, count in counts.items() if tenant}
     if unnamed := counts.get(""):
         named[DEFAULT_TENANT] = named.get(DEFAULT_TENANT, 0) + unnamed
@@ -57,7 +57,7 @@ class LedgerCollector(Collector):
         self._usd_per_chip_hour = usd_per_chip_hour
 
     def collect(self) -> Iterator[Family]:
-        """Returns the present families."""
+        """Yields the present families."""
         families, ledger = Families(), self._ledger
         began_s = ledger.started_at_ms / _MS_PER_S
         families.add("slicewise_ledger_start_time_seconds", {}, began_s)

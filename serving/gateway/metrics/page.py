@@ -116,7 +116,7 @@ class _Written(Collector):
 async def _merged(
     registries: Iterable[CollectorRegistry], ours: Iterable[CollectorRegistry], turns: _Turns
 ) -> Iterable[Metric]:
-    """Returns each family once, with the samples of all."""
+    """Returns each family once, with its samples from all registries."""
     families: dict[str, Metric] = {}
     sources = [(registry, _SCHEDULER_FAMILIES) for registry in registries]
     sources += [(registry, frozenset()) for registry in ours]
@@ -131,7 +131,7 @@ async def _merged(
 
 
 def _pieces(family: Metric) -> Iterator[Metric]:
-    """Returns the family in parts that are short to write, if it can be divided."""
+    """Yields the family in parts that are short to write, or whole if it cannot be divided."""
     last = tuple(family.name + suffix for suffix in _LAST_SUFFIXES)
     if any(sample.name in last for sample in family.samples):
         yield family

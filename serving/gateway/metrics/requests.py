@@ -122,7 +122,7 @@ class EngineReading:
 
 
 class Families:
-    """Holds families of the registry, in the order of their first samples."""
+    """The families of one scrape, in the order of their first samples."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
@@ -145,7 +145,7 @@ class Families:
             family.add_sample(name, named, value)
 
     def __iter__(self) -> Iterator[Family]:
-        """Returns the families."""
+        """Returns an iterator over the families."""
         return iter(self._families.values())
 
 

@@ -1,4 +1,4 @@
-"""Presents the fate of a gateway's spans as a Prometheus family."""
+"""Presents how many spans a gateway sent and dropped, as a Prometheus family."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ class SpanCollector(Collector):
         self._tracer = tracer
 
     def collect(self) -> Iterator[Family]:
-        """Returns the present family."""
+        """Yields the present family."""
         if not self._tracer.is_on:
             return
         families, counts = Families(), self._tracer.counts

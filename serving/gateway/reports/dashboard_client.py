@@ -1,7 +1,7 @@
 """The gateway's side of the dashboard: hands out samples and forwards requests for pages.
 
 Owns the consequences of a slow or absent dashboard: one sample is on its way at most, a page is
-refused with a reason, and no model request knows of it. Does not own pages or history.
+refused with a reason, and no model request is affected. Does not own pages or history.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _MAX_PAGES = 64
 
 
 class DashboardClient:
-    """The way to the one dashboard of the application."""
+    """The gateway's client of the application's one dashboard."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -47,7 +47,7 @@ class DashboardClient:
         """Asks the dashboard for a page.
 
         Raises:
-            DashboardUnavailableError: it is away, late, or asked by too many. Ask again later.
+            DashboardUnavailableError: it is away or late, or too many requests wait. Retry later.
         """
         if self._num_pages >= _MAX_PAGES:
             raise DashboardUnavailableError(f"{_MAX_PAGES} requests wait for it already")

@@ -57,7 +57,7 @@ def describe_fleet(
     models = tuple(models)
     engines = {engine.engine_id: engine for model in models for engine in model.engines}
     slices = [
-        # An engine over joined slices is shown with the first of them.
+        # An engine over a multislice is shown with the first of its slices.
         _slice_row(
             record,
             engines.pop(record.engine_id or "", None) if record.has_engine else None,
@@ -84,9 +84,9 @@ def describe_fleet(
 
 
 def describe_plans(board: PlanReport | None, now_s: float) -> dict[str, Any]:
-    """Returns the last plan of every model, and its faults.
+    """Returns the last plan of every model, and what is wrong with it.
 
-    `None` means that there was never one.
+    `board` is `None` until a plan has been read.
     """
     if board is None:
         alert = "no plan was seen yet: is an autoscaling_policy bound in serve_config.yaml?"
@@ -207,7 +207,7 @@ def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -
 
 
 def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:
-    """Returns the row of a slice that the directory does not know yet, because it serves."""
+    """Returns a row for a linked engine that the directory does not list, because it serves too."""
     return {
         "name": None,
         "replica_id": None,
@@ -232,7 +232,7 @@ def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:
 
 
 def _history(life: SliceLifecycle, now_s: float) -> list[dict[str, Any]]:
-    """Returns its states in order, each with the time it took so far. GONE takes none."""
+    """Returns the life's transitions in order, each with its time so far. GONE takes none."""
     rows: list[dict[str, Any]] = []
     for position, transition in enumerate(life.transitions):
         if transition.state == SliceState.GONE:

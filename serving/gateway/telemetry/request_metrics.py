@@ -221,7 +221,7 @@ class LoadWindow:
             second.num_arrived += 1
 
     def found_cached(self, now_s: float, tokens: int) -> None:
-        """Takes off tokens of a prompt that an engine did not have to compute."""
+        """Counts tokens of a prompt that an engine did not have to compute."""
         self._second(now_s).cached_tokens += tokens
 
     def finished(self, now_s: float, output_tokens: int) -> None:
@@ -233,7 +233,7 @@ class LoadWindow:
     def sample(
         self, now_s: float, *, num_waiting: int, oldest_wait_s: float, num_in_flight: int
     ) -> LoadSample:
-        """Returns the load as it is now, with what others count."""
+        """Returns the load as it is now; the caller counts what the arguments say."""
         self._drop_old(now_s)
         elapsed_s = min(WINDOW_S, max(_MIN_ELAPSED_S, now_s - self._started_at_s))
         num_prompts = sum(second.num_prompts for second in self._seconds)

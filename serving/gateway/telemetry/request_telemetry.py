@@ -1,4 +1,4 @@
-"""The one seam between a request's life and its metrics, trace and log lines.
+"""Reports each point of a request's life to its metrics, its trace and the log.
 
 Each point of a request's life is one call here. Behind the call are the metrics and the load window
 (`request_metrics`), the trace of a request that is sampled (`request_trace`), and the log line.
@@ -43,9 +43,9 @@ TOKENS_PER_TIMED = 8
 class RequestContext:
     """The context of one HTTP request, shared by the edge and all sequences that it asks for.
 
-    `trace` is `None` if it is not sampled. `wall_offset_s` makes its times wall-clock times.
-    `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when the
-    engine's output came that is being timed to the client; `None` while none is timed. `numbers`
+    `trace` is `None` if it is not sampled. A time plus `wall_offset_s` is wall-clock time.
+    `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when an
+    output came that is timed on its way to the client; `None` while none is timed. `numbers`
     are those of the class that last took one of its sequences, `None` before. `failure` is the
     error that one of its sequences ended with, until it is answered. `tenant` is its key's name.
     """
@@ -329,7 +329,7 @@ class RequestTelemetry:
             self.trace.ended("aborted", self.num_tokens)
 
     def dropped(self) -> None:
-        """Notes that its version is given up with it; nobody counts any more."""
+        """Ends the trace of a request whose version is shut down. It is no longer counted."""
         if self.trace is not None:
             self.trace.ended("aborted", self.num_tokens)
 
