@@ -40,8 +40,8 @@ _CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
 # Some hundred gateways send a sample each, and each forwards a few pages at once.
 _DASHBOARD_MAX_ONGOING = 10_000
-# How often gateways and directory report to the scaling policy. Serve counts what it was
-# sent over a period, which the policy does not use: the shortest one keeps reports small.
+# How often gateways and directory report to the scaling policy. Serve counts what it was sent over
+# a period, which the policy does not use: the shortest one keeps reports small.
 _REPORT_INTERVAL_S = 2.0
 _REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
 # How often Serve checks whether a replica that is to end still has requests. Its default of 2 s

@@ -8,8 +8,8 @@ not a number stands in the name, between bars. No model, compute class or replic
     slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>    since when so
     lost|<model>|<compute class>|<replica>|<cause>                              when
 
-Times are wall-clock seconds. What a newer report does not repeat is over. Owns the encoding
-and both of its ends. Pure.
+Times are wall-clock seconds. What a newer report does not repeat is over. Owns the encoding and
+both of its ends. Pure.
 """
 
 from collections.abc import Mapping

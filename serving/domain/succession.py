@@ -1,8 +1,8 @@
 """The slice of a new replica: that of the replica which it replaces, and no other one.
 
-Serve starts a replacement at the moment at which it stops the old replica, and does not
-wait for its end. A replacement that took a slice which happens to be free, or had one bought, would
-be a surge of slices. So it waits until the old one has given its slice back. Pure.
+Serve starts a replacement at the moment at which it stops the old replica, and does not wait for
+its end. A replacement that took a slice which happens to be free, or had one bought, would be a
+surge of slices. So it waits until the old one has given its slice back. Pure.
 
 The replacement may even be there before the old replica has reported that it leaves. A replica of
 a new version waits a moment for that report while others of an old version hold slices.

@@ -296,8 +296,8 @@ TPU_EXPORTER = (
     ),
 )
 
-# Every gateway reports the requests that go through it. Each answer that a request asks for is
-# a sequence; what the HTTP edge counts are requests.
+# Every gateway reports the requests that go through it. Each answer that a request asks for is a
+# sequence; what the HTTP edge counts are requests.
 SERVING_LATENCY = (
     _histogram(
         Scope.CLASS,

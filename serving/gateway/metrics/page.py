@@ -3,8 +3,8 @@
 vLLM registers the same family names for every model it serves in a process, so each model has a
 registry of its own; Prometheus takes a page that names a family twice as broken.
 
-Each series names its gateway: several answer behind one address in turns, and without
-that their counters would read as one that goes back and forth.
+Each series names its gateway: several answer behind one address in turns. Without the label their
+counters would read as one that goes back and forth.
 """
 
 import asyncio

@@ -45,9 +45,9 @@ class RequestContext:
 
     `trace` is `None` if it is not sampled. A time plus `wall_offset_s` is wall-clock time.
     `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when an
-    output came that is timed on its way to the client; `None` while none is timed. `numbers`
-    are those of the class that last took one of its sequences, `None` before. `failure` is the
-    error that one of its sequences ended with, until it is answered. `tenant` is its key's name.
+    output came that is timed on its way to the client; `None` while none is timed. `numbers` are
+    those of the class that last took one of its sequences, `None` before. `failure` is the error
+    that one of its sequences ended with, until it is answered. `tenant` is its key's name.
     """
 
     received_at_s: float
