@@ -378,7 +378,7 @@ class AppConfig(_Section):
 
     @property
     def num_cpus(self) -> float:
-        """The number of CPUs that Ray reserves for the whole application, at most."""
+        """The CPUs that Ray reserves for gateways and engine hosts, at the most engines."""
         engine_hosts = sum(
             deployment.most_replicas * deployment.num_hosts * deployment.num_cpus
             for model in self.models
