@@ -1,7 +1,7 @@
 """Defines `slicewise engine-plan`: it reports the arguments of each TPU engine, and their reasons.
 
-Owns the report. The arguments are decided by `serving.tpu`, by the code that plans them again on
-the engine's first host before it starts.
+Owns the report. `serving.tpu` decides the arguments, with the code that decides them again on the
+engine's first host before the engine starts.
 """
 
 import json
@@ -122,7 +122,7 @@ def plan_deployment(
 
 
 def plan_lines(plan: EnginePlan) -> Iterator[str]:
-    """The plan for a reader."""
+    """Yields the plan as lines for people."""
     requirements, settings = plan.requirements, plan.settings
     shape = requirements.shape
     hosts = f"{requirements.num_hosts} hosts" if requirements.num_hosts > 1 else "1 host"
@@ -143,7 +143,7 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
 
 
 def plan_json(plan: EnginePlan) -> dict[str, Any]:
-    """The plan for a program."""
+    """Returns the plan as JSON for programs."""
     settings = plan.settings
     budget = plan.budget
     return {

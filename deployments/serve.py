@@ -128,7 +128,7 @@ def site_of(config: Path) -> "Site":
 def run_serve(
     config: Path, folder: Path, site: "Site", *, verbose: bool, ray_address: str | None = None
 ) -> int:
-    """Runs `serve run` until Ctrl-C or its end, and ends what it started; the exit code.
+    """Runs `serve run` until Ctrl-C or its end, ends what it started, and returns the exit code.
 
     With a `ray_address` it runs on that cluster, which must have been started with
     `child_environment(…, folder)`; with `None` it starts one of its own.
@@ -180,7 +180,7 @@ def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str
         if file := auth.get("keys_file"):
             with contextlib.suppress(OSError):  # the gateway reports that it is missing
                 text = Path(file).read_text()
-        with contextlib.suppress(ValueError):  # likewise of what is no key
+        with contextlib.suppress(ValueError):  # and the gateway reports what is no key
             if keys := read_keys(text):
                 return keys[0].key
     return None
@@ -214,7 +214,7 @@ class _Launch:
         self._stopping = False
 
     def run(self) -> int:
-        """The exit code: 0 after Ctrl-C, 1 when the application failed."""
+        """Runs it. Returns the exit code: 0 after Ctrl-C, 1 when the application failed."""
         # A closed terminal (SIGHUP) ends the command like Ctrl-C does.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)

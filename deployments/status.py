@@ -167,8 +167,8 @@ def status_command(
 def _watch(read_report: Callable[[], str]) -> None:
     """Prints the report until Ctrl-C: on a terminal in place, else one after the other.
 
-    A gateway that stops to answer is asked again. One that does not answer at first is an error,
-    most likely of the address.
+    A gateway that stops answering is asked again. One that never answered is an error, most likely
+    in the address.
     """
     report, problem = read_report(), None
     console = Console(highlight=False)

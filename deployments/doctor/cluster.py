@@ -35,7 +35,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RayAnswer:
-    """The answer of Ray. `nodes` are as `ray.nodes()` gives them, empty unless it answered.
+    """Ray's answer. `nodes` are as `ray.nodes()` gives them, empty unless it answered.
 
     `cluster` and `here` are the versions of Ray and Python: those with which the cluster was
     started, and those of this process. They are empty where unknown.
@@ -58,7 +58,7 @@ class Token:
 
 
 def check_ray(answer: RayAnswer, token: Token) -> Iterator[Finding]:
-    """The address and the token."""
+    """Checks the address, the token, that nodes are alive, and the cluster's versions."""
     if token.mode == "token" and not token.is_given:
         yield error(
             "Ray token",
@@ -114,7 +114,7 @@ def check_ray(answer: RayAnswer, token: Token) -> Iterator[Finding]:
 
 
 def check_nodes(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yields each TPU host by itself, then each slice as a whole."""
+    """Checks each TPU host by itself, then each slice as a whole."""
     slices: dict[str, list[Mapping[str, Any]]] = {}
     num_hosts = 0
     for node in nodes:
@@ -234,7 +234,7 @@ class WantedSlices:
 def check_wanted(
     wanted: Iterable[WantedSlices], nodes: Iterable[Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Checks that the slices exist that the deployments' replicas need. A slice in use counts."""
+    """Checks that there are as many slices as the replicas need. A slice in use counts."""
     all_nodes = tuple(nodes)
     # As if all chips were free: who holds which slice is not asked here.
     free = {str(node["NodeID"]): node.get("Resources") or {} for node in all_nodes}

@@ -1,6 +1,6 @@
 """Reads the environment, each value with a time limit. Decides nothing.
 
-What may hang in native code or in a name server is asked by a process of its own, which is ended.
+A call that may hang in native code or in a name server runs in a process that can be ended.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def chips() -> Chips | Unknown:
 
 
 def config(path: Path) -> CheckReport | Unknown:
-    """The check of a serve config."""
+    """Checks a serve config; `Unknown` if it cannot be read."""
     try:
         settings = load_yaml(path.read_text(encoding="utf-8"))
         return check_serve_config(settings, installed_vllm_args())

@@ -61,7 +61,7 @@ def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
 
 
 def check_gateway(url: str, fleet: ReportedFleet | Unknown) -> Finding:
-    """Checks that it answers, and that it has engines."""
+    """Checks that a gateway answers, and that one of its engines is ready if it has any."""
     what = f"gateway {url}"
     if isinstance(fleet, Unknown):
         return error(what, fleet.reason, "the answer of /fleet", "`serve status`, then Serve's log")

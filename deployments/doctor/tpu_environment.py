@@ -44,7 +44,7 @@ def host_shape(environment: Mapping[str, str], num_chips: int | None) -> SliceSh
 def check_tpu_environment(
     environment: Mapping[str, str], chips: tuple[HostChip, ...]
 ) -> Iterator[Finding]:
-    """Yields every variable by itself, then those that mean the same."""
+    """Checks variables by themselves, then against each other and against the chips."""
     yield from _settings(environment)
     if not is_tpu_host(environment, chips):
         yield note("TPU variables", "none is set: this is no TPU host")
@@ -143,7 +143,7 @@ def _volume(text: str) -> int | None:
 
 
 def _settings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields what a user may set, on a TPU host or not."""
+    """Checks the variables that a user may set, on a TPU host or not."""
     if (backend := environment.get(_BACKEND)) not in (None, "ray"):
         # Source: tpu-inference 0.32.0 `envs.py`, read 2026-11-21.
         yield error(_BACKEND, f"{backend}", "ray, or not set", f"unset {_BACKEND}: replicas set it")

@@ -41,7 +41,7 @@ class Packages:
 
 
 def lock_name(installed: Mapping[str, str]) -> str:
-    """Returns which of the repository's locks these packages should be."""
+    """Returns the repository's lock that these packages should match."""
     if "vllm-tpu" not in installed:
         return "requirements/cpu.lock"
     return "deployments/images/tpu.lock" if "libtpu" in installed else "requirements/tpu-sim.lock"
@@ -116,7 +116,7 @@ def _against_lock(packages: Packages, lock: str) -> Iterator[Finding]:
         if found == pin:
             continue
         if name in _DECISIVE:
-            # That none of the two is there has been reported already.
+            # `_engine` has reported it already if neither is installed.
             if found is not None or name not in _ENGINES:
                 yield error(
                     name, found or "not installed", pin, f"`pip install --no-deps -r {lock}`"

@@ -1,1 +1,1 @@
-"""The ledger as people and spreadsheets read it: a table of now, and a Parquet file a day."""
+"""Exports the ledger for people and spreadsheets: a table of its sums, and a Parquet file a day."""

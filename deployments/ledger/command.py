@@ -84,8 +84,8 @@ def _readings(urls: Iterable[str], api_key: str | None, timeout_s: float) -> lis
 
 
 def _write_parquet(path: Path, readings: Iterable[LedgerReading]) -> None:
-    """The sums of the gateway that counts longest, in the shape of a day."""
-    # Here, because pyarrow takes a while to import, which no other command should pay.
+    """Writes the sums of the gateway that has counted longest, as the table of a day."""
+    # Imported here, because pyarrow takes a while, and no other command should wait for it.
     from deployments.ledger.parquet import DayTable, write_table  # noqa: PLC0415
     from deployments.ledger.record import utc_day  # noqa: PLC0415
 

@@ -123,11 +123,11 @@ def _amounts(
 def latest_increase(
     before: Mapping[str, LedgerReading], now: Iterable[LedgerReading]
 ) -> tuple[Sums, float | None]:
-    """Returns what was added since the last time, and from when on; `before` is by gateway.
+    """Returns what was added since `before`, and since when; `before` is keyed by gateway.
 
     Each gateway counts the whole fleet, so one of them is taken: the one that was read before and
-    began first. With none of those, one that began since the last time counts from its start; else
-    there is nothing to subtract from, and the increase is from `None`.
+    began first. If there is none, one that began since the last reading counts from its start.
+    Else there is nothing to subtract from: the increase is empty and its start is `None`.
     """
     readings = sorted(now, key=lambda reading: reading.started_at_s)
     for reading in readings:

@@ -1,4 +1,4 @@
-"""The daily table as a Parquet file, that pandas, DuckDB and pyarrow read. Written whole or not."""
+"""Writes and reads the daily table as a Parquet file, for pandas, DuckDB and pyarrow."""
 
 import datetime
 import os
@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class DayTable:
-    """The readings of one UTC day, with their first and last instant, since the epoch."""
+    """The sums of one UTC day, with their first and last instant in seconds since the epoch."""
 
     day: datetime.date
     from_s: float
@@ -40,7 +40,7 @@ class DayTable:
 
 
 def write_table(path: Path, table: DayTable) -> None:
-    """The rows in a stable order; a reader sees the file before or the file after, never half."""
+    """Writes rows in a stable order. A reader sees the file before or after, never half of it."""
     ends_s = (table.from_s, table.until_s)
     times = [datetime.datetime.fromtimestamp(end_s, datetime.UTC) for end_s in ends_s]
     order = sorted(table.sums, key=lambda key: tuple(part or "" for part in key))

@@ -34,7 +34,7 @@ class LedgerRecorder:
         self._last = _read_state(folder / STATE_FILE)
 
     def take(self, readings: Iterable[LedgerReading]) -> Path | None:
-        """Adds what came since the last time; the file written, `None` the first time.
+        """Adds what came since the last call. Returns the file; `None` if no increase is known.
 
         An interval belongs to the day in which it began.
 

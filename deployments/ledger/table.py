@@ -44,7 +44,7 @@ class LedgerPage:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The fleet's chips of one model and compute class since `started_at_s`, since the epoch.
+    """The fleet's chip-seconds of one model and class since `started_at_s` (since the epoch).
 
     `usd` is `None` without a price. `output_tokens` are those of the gateways that were read.
     """
@@ -106,7 +106,7 @@ def _take(page: LedgerPage, sample: Sample) -> None:
 
 
 def merge(pages: Iterable[LedgerPage]) -> list[Row]:
-    """The fleet's rows: chips of the gateway that counts longest, tokens of all. Needs one page."""
+    """The rows: chips of the gateway that counts longest, tokens of all. Needs a page at least."""
     by_gateway = {page.gateway_id: page for page in pages}
     longest = min(by_gateway.values(), key=lambda page: page.started_at_s)
     return [
@@ -125,7 +125,7 @@ def merge(pages: Iterable[LedgerPage]) -> list[Row]:
 def to_csv(rows: Iterable[Row], read_at_s: float) -> str:
     """The rows for pandas, DuckDB and the like: one line each, sums since `started_at_s`.
 
-    What is not known is empty. Appended day by day, two lines subtract to a day.
+    What is not known is empty. Of lines appended day by day, the difference of two is a day's use.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -214,7 +214,7 @@ class ClusterConfig(_Section):
     """Where the KubeRay operator runs."""
 
     def class_config(self, compute_class: str) -> GkeClassConfig:
-        """Returns the settings of a compute class; the defaults where nothing is."""
+        """Returns the settings of a compute class; the defaults where none are given."""
         for entry in self.classes:
             if entry.compute_class == compute_class:
                 return entry

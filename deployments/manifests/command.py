@@ -59,7 +59,7 @@ def format_source(name: str, text: str) -> str:
 
 
 def write_files(files: Mapping[str, str], out: Path) -> tuple[int, int]:
-    """Writes what differs, and removes what an earlier rendering left: how many of each.
+    """Writes what differs, removes what an earlier rendering left. Returns the number of each.
 
     Raises:
         FileExistsError: a file in the way is not a rendered one. Nothing has been written.

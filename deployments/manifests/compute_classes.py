@@ -1,4 +1,4 @@
-"""Renders GKE ComputeClasses: one market each for serving, and one that descends over a shape.
+"""Renders GKE ComputeClasses: one per market for serving, and one ladder of markets per shape.
 
 A serving class has one rule, because neither GKE nor KubeRay reports which rule of several won, and
 Ray would have to guess what its slices cost. Field names and limits: GKE's ComputeClass CRD at
@@ -52,12 +52,12 @@ def control_class(cluster: ClusterConfig) -> Json:
 
 
 def control_class_name(cluster: ClusterConfig) -> str:
-    """The name of that class."""
+    """The name of `control_class`."""
     return f"{cluster.name}-control"
 
 
 def workload_policy(group: SliceGroup) -> str | None:
-    """The workload policy that its slices need, made by hand; `None` where they need none."""
+    """The workload policy that a group's slices need, made by hand; `None` if they need none."""
     # Source: GKE's page on TPU7x, read 2026-11-20.
     if group.shape.generation == Generation.TPU7X and group.shape.num_hosts > 1:
         return f"slicewise-{shape_name(group.shape)}"
@@ -94,7 +94,7 @@ def _serving_class(cluster: ClusterConfig, group: SliceGroup) -> Json:
 
 
 def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
-    """Orders groups by price where prices are configured; else in the usual order of prices."""
+    """Ranks groups by price if all but reserved ones have one; else in the usual order."""
 
     def place(group: SliceGroup) -> tuple[bool, float, int, str]:
         price = group.terms.usd_per_slice_hour

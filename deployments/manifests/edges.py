@@ -46,7 +46,7 @@ def gateway(cluster: ClusterConfig) -> Json:
 
 
 def http_route(cluster: ClusterConfig, service: str) -> Json:
-    """Routes everything that arrives there to the gateways."""
+    """Routes everything that arrives at the load balancer to the gateways."""
     rule = {
         "backendRefs": [{"name": service, "port": SERVE_PORT}],
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
@@ -59,9 +59,9 @@ def http_route(cluster: ClusterConfig, service: str) -> Json:
 
 
 def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
-    """Returns what Google's load balancers need to be told; none of another GatewayClass.
+    """Returns the policies that Google's load balancers need; none for another GatewayClass.
 
-    Without them they ask for `/`, which wants a key, and take every gateway for ill; and they cut
+    Without them they check `/`, which needs a key, and find every gateway unhealthy; and they cut
     each answer after 30 s. Source: reference of GKE's gateway API and GKE's page on policies, read
     2026-11-22.
     """
@@ -100,10 +100,10 @@ def is_googles(gateway_class: str) -> bool:
 
 
 def gateway_service(cluster: ClusterConfig) -> Json:
-    """The gateways, and nothing else that Ray runs: where clients and load balancers are led.
+    """The Service of the gateways and of no other pod, for clients and load balancers.
 
-    Ours also beside a RayService. KubeRay's is there only once every first replica has had a slice,
-    and most of its endpoints are hosts of slices, where nothing listens.
+    It is used beside a RayService as well: KubeRay's Service exists only once every first replica
+    has had a slice, and most of its endpoints are hosts of slices, where nothing listens.
     """
     spec = {
         "ports": [{"name": "serve", "port": SERVE_PORT, "targetPort": SERVE_PORT}],
@@ -113,9 +113,9 @@ def gateway_service(cluster: ClusterConfig) -> Json:
 
 
 def exporter(cluster: ClusterConfig) -> Json:
-    """The TPU exporter, once on every TPU host. Root, because only root reads others' devices.
+    """The TPU exporter, once on every TPU host. It is root: no other user reads others' devices.
 
-    On GKE a pod's runtime is reached from nowhere else: its values come by the device plugin.
+    On GKE only the pod itself reaches its TPU runtime: values come through the device plugin.
     """
     labels = component_labels(cluster, Component.EXPORTER)
     size = {"cpu": "100m", "memory": "128Mi"}
@@ -172,8 +172,8 @@ def exporter(cluster: ClusterConfig) -> Json:
 def pod_monitors(values: Values) -> list[Json]:
     """Returns what Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
 
-    The gateways' through one proxy, the head's: each proxy hands `/metrics` to any of them, and
-    asked through several one gateway's counters would stand there several times.
+    The gateways' pages are read through one proxy, the head's. Each proxy hands `/metrics` to any
+    gateway, so through several proxies one gateway's counters would be read several times.
     """
     cluster = values.cluster
     page: Json = {"path": "/metrics", "port": "serve", "interval": "10s"}

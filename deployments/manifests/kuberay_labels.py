@@ -38,9 +38,9 @@ _OUR_LABELS = frozenset({PART_OF_LABEL, INSTANCE_LABEL, COMPONENT_LABEL})
 
 
 def kuberay_labels(cluster: str, group: str | None, *, is_of_service: bool) -> dict[str, str]:
-    """Returns what KubeRay gives every pod of a group (`None`: the head's) of a RayCluster.
+    """Returns the labels that KubeRay gives every pod of a group; `None` is the head's group.
 
-    Without those that tell one replica of a group from another.
+    Labels that tell one replica of a group from another are left out.
     """
     is_head = group is None
     kind = "head" if is_head else "worker"

@@ -38,7 +38,7 @@ class Component(StrEnum):
 
 
 def component_labels(cluster: ClusterConfig, component: Component) -> dict[str, str]:
-    """The labels of such pods, which selectors of ours go by."""
+    """The labels of a component's pods, by which our selectors find them."""
     return instance_labels(cluster) | {COMPONENT_LABEL: component.value}
 
 
@@ -54,28 +54,28 @@ def namespaced_object(cluster: ClusterConfig, api_version: str, kind: str, name:
 
 
 def service_account(cluster: ClusterConfig, component: Component) -> str:
-    """The Kubernetes service account of such pods."""
+    """The Kubernetes service account of a component's pods."""
     return f"{cluster.name}-{component.value}"
 
 
 def priority_class(cluster: ClusterConfig, component: Component) -> str:
-    """The PriorityClass of such pods."""
+    """The PriorityClass of a component's pods."""
     kind = "engine" if component == Component.ENGINE else "control"
     return f"{cluster.name}-{kind}"
 
 
 def redis_name(cluster: ClusterConfig) -> str:
-    """The Redis that is the cluster's own, and the Service that leads to it."""
+    """The name of the cluster's own Redis, and of the Service that leads to it."""
     return f"{cluster.name}-redis"
 
 
 def serve_service(cluster: ClusterConfig) -> str:
-    """The Service that leads to the gateways, and to no other pod."""
+    """The name of the Service that leads to the gateways, and to no other pod."""
     return f"{cluster.name}-gateways"
 
 
 def kuberay_services(rayservice: str) -> frozenset[str]:
-    """The Services that KubeRay makes for a RayService, owns and points elsewhere as it likes.
+    """The names of the Services that KubeRay makes for a RayService, and points where it likes.
 
     They come once the application runs, which is once every first replica has had a slice; and
     every worker is behind the second, hosts of slices included. Source: recorded from KubeRay 1.7.0

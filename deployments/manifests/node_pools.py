@@ -19,8 +19,8 @@ set -eu
 """
 
 
-# What has GKE run its driver for network claims on a node. Source: its page on managed DRANET, read
-# 2026-11-22.
+# On nodes with this label GKE runs its driver for network claims. Source: its page on managed
+# DRANET, read 2026-11-22.
 _NETWORK_DRIVER_LABEL = "cloud.google.com/gke-networking-dra-driver=true"
 
 

@@ -34,15 +34,15 @@ _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
 def namespace(cluster: ClusterConfig) -> Json:
-    """The namespace; pods in it that are not ours may do as little as ours."""
-    # The exporter reads its host's devices, which the stricter levels refuse.
+    """The namespace. Kubernetes warns of pods in it that break the level `baseline`."""
+    # It refuses none: the exporter reads its host's devices, which the stricter levels forbid.
     labels = {"pod-security.kubernetes.io/warn": "baseline"}
     metadata = {"name": cluster.namespace, "labels": labels}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
 def service_accounts(cluster: ClusterConfig) -> list[Json]:
-    """Returns one for each kind of pod. None of them may do anything unless it is said here."""
+    """Returns one for each kind of pod. None has a right that is not granted in this module."""
     made = []
     for component in Component:
         if component == Component.REDIS and cluster.redis.own is None:
@@ -60,7 +60,7 @@ def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
     """The slice provisioner's Role, bound to the head's service account."""
     name = f"{cluster.name}-slice-provisioner"
     rules = [dict(rule) for rule in PROVISIONER_RULES]
-    # The RayService's name is known; those of its clusters are made up.
+    # The RayService's name is known; KubeRay makes up those of its clusters.
     rules[-1]["resourceNames"] = [cluster.name]
     role = namespaced_object(cluster, f"{_RBAC}/v1", "Role", name) | {"rules": rules}
     binding = namespaced_object(cluster, f"{_RBAC}/v1", "RoleBinding", name) | {

@@ -13,7 +13,7 @@ TOKEN_KEY, API_KEYS_KEY, LINK_KEY = "auth_token", "api-keys", "link-secret"
 
 
 def environment(values: Values, *, is_gateway: bool) -> list[Json]:
-    """Returns what Ray and the application read."""
+    """Returns the variables that Ray and the application read."""
     auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
     entries: list[Json] = [{"name": name, "value": text} for name, text in RAY_SETTINGS.items()]
     if secrets.api_keys is not None and auth.keys_env is not None and is_gateway:
@@ -37,7 +37,7 @@ def _secret_files(values: Values, *, is_gateway: bool) -> list[tuple[str, str, s
 
 
 def secret_volumes(values: Values, *, is_gateway: bool = True) -> list[Json]:
-    """The Secrets that are read from files. The kubelet brings a changed one up to date there."""
+    """The volumes of Secrets that are read from files. The kubelet updates a changed one there."""
     return [
         {
             "name": volume,
@@ -52,7 +52,7 @@ def secret_volumes(values: Values, *, is_gateway: bool = True) -> list[Json]:
 
 
 def secret_mounts(values: Values, *, is_gateway: bool) -> list[Json]:
-    """Returns where they are."""
+    """Returns the mounts of `secret_volumes`."""
     return [
         {"name": volume, "mountPath": path.rpartition("/")[0], "readOnly": True}
         for volume, _, _, path in _secret_files(values, is_gateway=is_gateway)

@@ -225,7 +225,7 @@ def _container(
 
 
 def _mount_bucket(template: Json, bucket: str) -> None:
-    """The bucket by GKE's driver, whose sidecar may take what it needs: weights are large."""
+    """Mounts the bucket by GKE's driver. Its sidecar has no limits, because weights are large."""
     limits = {f"gke-gcsfuse/{what}-limit": "0" for what in ("cpu", "memory", "ephemeral-storage")}
     template["metadata"]["annotations"] |= {"gke-gcsfuse/volumes": "true"} | limits
     spec = template["spec"]
@@ -287,7 +287,7 @@ def _memory(name: str, gib: int) -> Json:
 
 
 def pod_security() -> Json:
-    """No pod of an installation runs as root."""
+    """The security context of a pod that does not run as root."""
     return {
         "fsGroup": _USER,
         "runAsNonRoot": True,
@@ -297,5 +297,5 @@ def pod_security() -> Json:
 
 
 def container_security() -> Json:
-    """No container gets more rights than it begins with."""
+    """The security context of a container that gets no more rights than it begins with."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -23,7 +23,7 @@ RAY_VERSION = "2.60.0"
 # Ray's autoscaler deletes a pod that has been pending for longer.
 _ALLOCATE_VARIABLE = "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"
 _LONGEST_PATIENCE_S = 7 * DAY_S
-# What goes first to Ray's autoscaler, should anybody ask it for slices: what is paid for.
+# Which slices Ray's autoscaler would take first, should anybody ask it: those that are paid for.
 _PRIORITY = {
     Market.RESERVED: 40,
     Market.SPOT: 30,
@@ -55,7 +55,7 @@ def ray_cluster(values: Values, groups: Sequence[SliceGroup]) -> Json:
 
 
 def serve_config(values: Values) -> str:
-    """Returns what Ray Serve is told, as YAML."""
+    """Returns Ray Serve's configuration as YAML."""
     text: str = yaml.safe_dump(dict(values.serve), sort_keys=False, allow_unicode=True, width=100)
     return text
 

@@ -36,7 +36,7 @@ class SliceGroup:
 
     `terms` are those of the compute class, with the bounds and the price of this shape's slices.
     `wanted_slices` is how many replicas may need at most. `drain_s` is how long before its end a
-    slice is left.
+    slice begins to drain.
     """
 
     terms: ComputeClass

@@ -122,7 +122,7 @@ def observe_command(
 
 
 def _prepare(folder: Path, config_dir: Path, key: str | None, interval_s: float | None) -> None:
-    """Writes what Prometheus reads, the targets left out."""
+    """Writes what Prometheus reads, except the targets."""
     rules = tuple(sorted((config_dir / "rules").absolute().glob("*.rules.yml")))
     if not rules:
         _refuse(f"there are no rules in {config_dir / 'rules'}; --config-dir names another folder")
@@ -142,7 +142,7 @@ def _prepare(folder: Path, config_dir: Path, key: str | None, interval_s: float 
 
 @dataclass(slots=True)
 class _Sources:
-    """The sources to scrape. No `exporters`: the usual one, from when it first answers."""
+    """The sources to scrape. Empty `exporters` become the usual one once that answers."""
 
     gateways: tuple[str, ...]
     exporters: tuple[str, ...]
@@ -195,7 +195,7 @@ class _Observer:
         self._stopping = False
 
     def run(self) -> int:
-        """The exit code: 0 after Ctrl-C, 1 when Prometheus failed."""
+        """Runs Prometheus. Returns the exit code: 0 after Ctrl-C, 1 when Prometheus failed."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         with self._log.open("wb") as log:

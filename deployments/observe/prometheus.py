@@ -63,7 +63,7 @@ def gateway_targets(urls: Iterable[str]) -> str:
 
 
 def plain_targets(addresses: Sequence[str]) -> str:
-    """The list of these `HOST:PORT`; empty of none.
+    """The list of these `HOST:PORT`; empty if there are none.
 
     Raises:
         TargetError: one is no address.

@@ -65,7 +65,7 @@ class SimulatedHost:
 
 @dataclass(slots=True)
 class SimulatedSlice:
-    """The slice that exists.
+    """The state of a slice that exists.
 
     `going_at_s` is when it will be taken away (monotonic), if known. `throttle` holds its processes
     back, or did; `None` if that never happened.
@@ -90,7 +90,7 @@ class SimulatedCluster:
         gcs_port: int | None = None,
         redis: RedisServer | None = None,
     ) -> None:
-        """Allows the loss of the head with a `gcs_port` and `redis`, which the caller manages."""
+        """Needs `gcs_port` and `redis`, which the caller manages, for the head to be killed."""
         self._plan = plan
         self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis)
         self._gateway_hosts: list[Any] = []
@@ -209,7 +209,7 @@ class SimulatedCluster:
         }
 
     def add(self, kind_name: str) -> str:
-        """Brings one more slice of a kind into being, stock-out or not; its name.
+        """Adds one more slice of a kind, stock-out or not, and returns its name.
 
         Raises:
             UnknownSliceError: the plan has no such kind.
@@ -356,7 +356,7 @@ class SimulatedCluster:
         self._at(delay_s, self._lose, each)
 
     def _lose(self, each: SimulatedSlice) -> None:
-        """The slice goes; another one comes under its name, if its kind has that."""
+        """Takes the slice away; another replaces it later if its kind has `returns_after_s`."""
         with self._lock:
             if self._slices.get(each.name) is not each:
                 return

@@ -91,14 +91,14 @@ class ControlServer:
         try:
             inspect.signature(command).bind(**arguments)
             result = await asyncio.to_thread(command, **arguments)
-        # The ways in which a cluster refuses: `UnknownSliceError` is one of the latter.
+        # The ways in which a cluster refuses: `UnknownSliceError` is a `ValueError`.
         except (TypeError, ValueError) as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.json_response({"result": result})
 
 
 def call(socket: Path, command: str, **arguments: Any) -> Any:
-    """Has a running simulated cluster carry out a command; what it returns.
+    """Has a running simulated cluster carry out a command, and returns its result.
 
     Raises:
         ControlError: nothing listens there, or the command is refused.

@@ -1,8 +1,8 @@
 """The control plane of a simulated cluster: its head node, and the Redis that holds its state.
 
-Owns what a head is started with, and that a second one is to every other node the first one come
-back: same address, same state. That state survives in Redis alone; without Redis a head is started
-once. Does not own the other nodes.
+Owns what a head is started with. To the other nodes a second head is the first one come back: it
+has the same address and the same state. That state survives in Redis alone; without Redis a head
+is started once. Does not own the other nodes.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class ControlPlane:
         gcs_port: int | None = None,
         redis: RedisServer | None = None,
     ) -> None:
-        """Needs a `gcs_port` with `redis`, which the caller starts and ends; else Ray chooses."""
+        """Needs a `gcs_port` with `redis`, which the caller starts and ends. `None`: any port."""
         self.lock = threading.RLock()
         self._redis = redis
         self._arguments: dict[str, Any] = {

@@ -23,7 +23,7 @@ class MetadataServers:
         self._thread.start()
 
     def start(self) -> "HostMetadata":
-        """Returns a server for one more host."""
+        """Starts a server for one more host."""
         server = SimulatedMetadata()
         _wait(server.start(), self._loop)
         return HostMetadata(server, self._loop)
@@ -36,7 +36,7 @@ class MetadataServers:
 
 
 class HostMetadata:
-    """The metadata server of one simulated host, from other threads."""
+    """Controls the metadata server of one simulated host from other threads."""
 
     def __init__(self, server: SimulatedMetadata, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
@@ -48,7 +48,7 @@ class HostMetadata:
         return {HOST_VARIABLE: self._server.host, SIMULATED_VARIABLE: "1"}
 
     def announce_preemption(self) -> None:
-        """The host is being taken back."""
+        """Announces that the host is being preempted."""
         self._loop.call_soon_threadsafe(self._server.announce_preemption)
 
     def announce_maintenance(self, at_s: float) -> None:

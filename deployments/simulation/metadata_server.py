@@ -1,6 +1,6 @@
 """Serves metadata to simulated hosts and to tests.
 
-Speaks what `metadata_client` needs of Compute Engine's, as documented there: the header in both
+Has what `metadata_client` needs of Compute Engine's, as documented there: the header in both
 directions, plain values under `computeMetadata/v1/`, entity tags, and waiting for a change. Does
 not have directories, tokens or attributes of the project. A test makes it fail on command.
 """
@@ -20,7 +20,7 @@ PREEMPTED = "instance/preempted"
 MAINTENANCE_EVENT = "instance/maintenance-event"
 UPCOMING_MAINTENANCE = "instance/upcoming-maintenance"
 
-# Bounds the answers that are still due at the end; aiohttp takes 0 for ever.
+# How long answers that are still due at the end may take; to aiohttp 0 means for ever.
 _CLOSE_S = 0.05
 
 # What some VMs answer, with status 503, as long as no maintenance was announced; others say NONE.
@@ -100,7 +100,7 @@ class SimulatedMetadata:
         self._note_change()
 
     def announce_preemption(self) -> None:
-        """The host is being taken back."""
+        """Announces that the host is being preempted."""
         self.set(PREEMPTED, "TRUE")
 
     def announce_maintenance(self, at_s: float) -> None:

@@ -32,7 +32,7 @@ def processes_below(roots: Iterable[int]) -> list[psutil.Process]:
 
 
 def engines_below(roots: Iterable[int]) -> list[psutil.Process]:
-    """The engine hosts among those processes, and every process below them."""
+    """The engine hosts among the processes below `roots`, and every process below those."""
     below = processes_below(roots)
     return processes_below(
         process.pid for process in below if _title(process).startswith(_ENGINE_TITLE)

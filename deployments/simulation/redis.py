@@ -46,7 +46,7 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Returns when it answers, with all that was written before; a no-op where it runs.
+        """Starts it with what was written before, and waits until it answers; a no-op if it runs.
 
         Raises:
             RedisUnavailableError: it is not installed or does not answer.

@@ -58,7 +58,7 @@ class Throttle:
             self._thread.join()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end; whether it came in time."""
+        """Waits for the end; returns whether it came in time."""
         return self._is_over.wait(timeout_s)
 
     @property
@@ -85,7 +85,7 @@ class Throttle:
             self._is_over.set()
 
     def _turn(self, processes: Iterable[psutil.Process], for_s: float) -> bool:
-        """Runs one stretch between two checks, all processes stopped first; whether to end."""
+        """Runs until the next search, with all processes stopped first; returns whether to end."""
         if self.factor is None:
             return self._is_over.wait(for_s)
         until_s = time.monotonic() + for_s

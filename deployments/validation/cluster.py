@@ -24,7 +24,7 @@ _ZERO = "0"
 
 
 def cluster_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields every Ray cluster and RayService, and the rights of the provisioner in it."""
+    """Checks every Ray cluster and RayService, and the rights of the provisioner in it."""
     pods = list(ray_pods(folder))
     for manifest, path, cluster in ray_clusters(folder):
         yield from _setting_problems(manifest, path, cluster)

@@ -25,7 +25,7 @@ from serving.domain.topology import Generation, TopologyError, slice_shape
 
 
 def class_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields every class that makes slices, alone and with the groups that wait for it."""
+    """Checks every class that makes slices, alone and with the groups that wait for it."""
     classes = {manifest.name: manifest for manifest in folder.of_kind("ComputeClass")}
     for compute_class in folder.of_kind("ComputeClass"):
         rules = [
@@ -133,7 +133,7 @@ def _market_problems(each: KubernetesManifest, path: str, rule: Json) -> Iterato
 
 
 def _agreement_problems(group: FoundGroup, used: KubernetesManifest) -> Iterator[Problem]:
-    """The class makes the hosts that the group's pods select, in the market that they name."""
+    """Checks that the class makes the hosts that the group's pods select, in their market."""
     rules = sequence(used.body, "spec", "priorities")
     if len(rules) != 1:
         complaint = (

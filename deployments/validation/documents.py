@@ -69,8 +69,8 @@ class Folder:
 def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
     """Returns what lies in `folder` and below, and what of it cannot be read.
 
-    Of a folder that was rendered into, only what rendering writes there: other things may be beside
-    it, as in ours.
+    In a folder that was rendered into, it reads only what rendering writes: other things may be
+    beside it, as in ours.
     """
     rendered = [folder / name for name in RENDERED_FOLDERS]
     paths = list(folder.rglob("*.yaml"))
@@ -86,7 +86,7 @@ def read_folder(folder: Path) -> tuple[Folder, list[Problem]]:
 
 
 def parse_files(texts: dict[str, str]) -> tuple[Folder, list[Problem]]:
-    """The same from texts by path. Pure."""
+    """Returns the same from the texts of files, by path. Pure."""
     manifests: list[KubernetesManifest] = []
     serve_configs: dict[str, str] = {}
     problems: list[Problem] = []

@@ -1,7 +1,4 @@
-"""The way in: does it lead to gateways alone, and would Google's load balancers serve it well?
-
-Pure.
-"""
+"""Checks that routes lead to gateways alone, and the policies of Google's load balancers. Pure."""
 
 from collections.abc import Iterator
 
@@ -19,13 +16,13 @@ from deployments.validation.documents import (
 from deployments.validation.found_pods import FoundPod, ray_pods, selects
 from serving.domain.errors import Problem
 
-# Answers may be as long as this at least; shorter ones are a user's own choice.
+# A user may choose a shorter timeout of answers than ours, but none below this.
 _LEAST_TIMEOUT_S = 300
 _CONFIG = "spec.default.config"
 _HEALTH_PATH = f"{_CONFIG}.httpHealthCheck.requestPath"
 _TIMEOUT = "spec.default.timeoutSec"
 _POLICIES = ("HealthCheckPolicy", "GCPBackendPolicy")
-# Of either, where it is left out. Source: rules of GKE's HealthCheckPolicy at fc40d60, read
+# Interval and timeout, where left out. Source: rules of GKE's HealthCheckPolicy at fc40d60, read
 # 2026-11-22; so is what a check may set as its port.
 _DEFAULT_CHECK_S = 5
 _NAMED_PORT, _SERVING_PORT = "USE_NAMED_PORT", "USE_SERVING_PORT"

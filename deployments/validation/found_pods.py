@@ -43,7 +43,7 @@ class FoundPod:
 
 
 def ray_pods(folder: Folder) -> Iterator[FoundPod]:
-    """The pods of every Ray cluster, the head first, with what KubeRay adds to their labels."""
+    """Yields the pods of every Ray cluster, the head first, with the labels that KubeRay adds."""
     for manifest, path, cluster in ray_clusters(folder):
         is_of_service = manifest.kind == "RayService"
         # KubeRay makes up the names of a RayService's clusters.
@@ -66,7 +66,7 @@ def ray_pods(folder: Folder) -> Iterator[FoundPod]:
 
 
 def all_pods(folder: Folder) -> list[FoundPod]:
-    """Returns those of Ray and all others."""
+    """Returns the pods of Ray and all others."""
     found = list(ray_pods(folder))
     for manifest in folder.of_kind("DaemonSet", "Deployment", "StatefulSet"):
         template = mapping(manifest.body, "spec", "template")

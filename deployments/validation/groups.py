@@ -221,7 +221,7 @@ def _label_problems(group: FoundGroup) -> Iterator[Problem]:
 def _toleration_problems(group: FoundGroup) -> Iterator[Problem]:
     tolerations = [entry for entry in sequence(group.pod, "tolerations") if isinstance(entry, dict)]
     field = "template.spec.tolerations"
-    # Of every TPU node; of nodes of a class.
+    # The taint of every TPU node, and that of the nodes of a class.
     for key, value in ((GKE_CHIPS, "present"), (GKE_COMPUTE_CLASS, group.name)):
         if not any(_tolerates(toleration, key, value) for toleration in tolerations):
             complaint = f"does not tolerate the taint {key}={value}:NoSchedule of its nodes"

@@ -25,7 +25,7 @@ _FIELD = f"{_TEMPLATE_LABELS}[{HOST_INDEX_LABEL}]"
 
 
 def label_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields every Ray cluster's head, gateways and hosts."""
+    """Checks the labels of every Ray cluster's head, gateways and hosts."""
     for manifest, path, cluster in ray_clusters(folder):
         yield from _owned(manifest, f"{path}.headGroupSpec", mapping(cluster, "headGroupSpec"))
         groups = {group.name: group for group in slice_groups_in(manifest, path, cluster)}

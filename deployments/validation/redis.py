@@ -99,7 +99,7 @@ def _pod_problems(each: KubernetesManifest, folder: Folder) -> Iterator[Problem]
 
 
 def _start_of(each: KubernetesManifest) -> str | None:
-    """Returns how it starts Redis; `None` of what is no Redis."""
+    """Returns the command that starts Redis; `None` if it starts no Redis."""
     command = sequence(each.body, "spec", "template", "spec", "containers", 0, "command")
     args = sequence(each.body, "spec", "template", "spec", "containers", 0, "args")
     words = " ".join(map(str, [*command, *args]))

@@ -25,7 +25,7 @@ _SELECTORS = {
 
 
 def reference_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields every reference to an object that does not exist."""
+    """Checks selectors, names, budgets and quotas against the other objects of the folder."""
     pods = all_pods(folder)
     yield from _selector_problems(folder, [pod.labels for pod in pods])
     yield from _account_problems(folder, pods)
@@ -145,7 +145,7 @@ def _kustomization_problems(folder: Folder) -> Iterator[Problem]:
 
 
 def _repeated(folder: Folder) -> Iterator[Problem]:
-    """The same object twice in what one kustomization takes: the second one would win."""
+    """Yields each object that one kustomization takes twice: the second one would win."""
     seen: dict[tuple[str, str, str | None, str], str] = {}
     for manifest in folder.manifests:
         key = (manifest.kind, manifest.name, manifest.namespace, manifest.file.rpartition("/")[0])

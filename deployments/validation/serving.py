@@ -1,7 +1,7 @@
 """Checks manifests against the Serve configuration in them: slices and time for replicas. Pure.
 
-Asks the product's own functions: the labels that the hosts of a group get go through the very
-survey by which a replica chooses a slice. Pure.
+Uses the product's own functions: a group's slice fits if `match_slices`, by which replicas choose
+slices, would take it.
 """
 
 import math
@@ -39,7 +39,7 @@ from serving.domain.inventory import (
 
 
 def serving_problems(folder: Folder) -> Iterator[Problem]:
-    """Yields every Ray cluster with the application that it is to run."""
+    """Checks every Ray cluster against the application that it is to run."""
     for manifest, path, cluster in ray_clusters(folder):
         raw, where = _serve_config(folder, manifest)
         if raw is None:
@@ -86,7 +86,7 @@ def hosts_of(group: FoundGroup) -> list[ObservedHost]:
 
 
 def _serve_config(folder: Folder, manifest: KubernetesManifest) -> tuple[str | None, str]:
-    """The text, and what it is called; `None` if there is none."""
+    """The text, `None` if there is none, and where it stands."""
     if manifest.kind == "RayService":
         text = value_at(manifest.body, "spec", "serveConfigV2")
         return (text if isinstance(text, str) else None), "spec.serveConfigV2"
