@@ -1,4 +1,4 @@
-"""Writes what the policy decided, off the controller's loop: the decision log and the plan board.
+"""Writes what the policy decided, off the controller's loop: the decision log and plan report.
 
 Everything is written in one thread, in order. What cannot be written is reported once and shown as
 an alert; the decisions go on. Reads nothing.
@@ -25,7 +25,7 @@ _MAX_WAITING = 1000
 
 
 class DecisionWriter:
-    """Implements `DecisionSink`. `executor` has one thread; `write_plan_report` keeps the board."""
+    """Implements `DecisionSink`. `executor` has one thread; `write_plan_report` stores a report."""
 
     def __init__(self, executor: Executor, write_plan_report: Callable[[PlanReport], None]) -> None:
         self._executor = executor
@@ -55,7 +55,7 @@ class DecisionWriter:
         self._do("the decision log", self._logged, "decided", model, observation, plan)
 
     def publish(self, board: PlanReport) -> None:
-        """Shows the plans."""
+        """Stores the plan report."""
         self._do("the plan board", self._write_report, board)
 
     def close(self) -> None:

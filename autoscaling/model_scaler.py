@@ -73,7 +73,7 @@ class ModelScaler:
         self._policy: SlicewisePolicy | None = None
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
-        # Losses reported before, and `None` before the first list: those were before our time.
+        # Losses reported before. `None` before the first report: its losses are older than we are.
         self._known_losses: frozenset[SliceLoss] | None = None
         self._targets: dict[str, int] = {}
         self._changes: tuple[PlanChange, ...] = ()
@@ -89,7 +89,7 @@ class ModelScaler:
 
     @property
     def compute_classes(self) -> tuple[str, ...]:
-        """The classes that it has terms of."""
+        """The classes whose terms it has."""
         return tuple(each.name for each in self._settings.terms)
 
     @property
@@ -129,9 +129,9 @@ class ModelScaler:
         return replace(plan, alerts=(*plan.alerts, *alerts))
 
     def _policy_for(self, deployments: Mapping[str, Bounds]) -> tuple[SlicewisePolicy, list[str]]:
-        """The policy within the deployments' bounds, and what does not fit together.
+        """Returns the policy within the deployments' bounds, and alerts of what does not fit.
 
-        Other bounds make another policy. Its memory is empty.
+        Other bounds make another policy, with an empty memory.
         """
         terms = {
             each.name: replace(
@@ -182,7 +182,7 @@ class ModelScaler:
         return Observation(serve_state.now_s, load, fleet), tuple(unknown)
 
     def _failed(self, serve_state: ServeState, error: Exception) -> Plan:
-        """The targets of before, after a failure; each kind is reported whole once."""
+        """Returns a plan of the last targets; logs the traceback once per type of `error`."""
         self._num_failures += 1
         kind = f"{type(error).__name__}: {error}"
         if type(error).__name__ not in self._reported_failures:

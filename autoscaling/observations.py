@@ -80,7 +80,7 @@ def latest_reports(
 
 
 def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: Tokens) -> ModelLoad:
-    """The model's load over all gateways: rates and counts add up, means weigh by rate.
+    """The model's load over all gateways: rates and counts add up, means are weighted by rate.
 
     It is as old as its oldest part. `assumed` stands for a mean that no gateway knows yet.
 
@@ -139,7 +139,7 @@ def slices_of(
 ) -> tuple[SliceView, ...]:
     """The model's slices on the classes of `terms`, ordered by id.
 
-    When a slice expires is reckoned from when its replica got it, which is the latest it can be.
+    A slice's expiry counts from when its replica got it, so it is the latest that it can be.
     """
     views = []
     for each in report.slices:

@@ -86,7 +86,7 @@ class RulesConfig(_Section):
     drain_delay_s: _NotNegative = _rule("drain_delay_s")
     """A slice goes after it was more than enough for so long."""
     shortage_ratio: _NotNegative = _rule("shortage_ratio")
-    """What not to miss a slice for an hour is worth, in hourly prices of the dearest class."""
+    """The worth of not missing a slice for an hour, in hourly prices of the costliest class."""
     max_load_age_s: _Positive = _rule("max_load_age_s")
     """An older load is no load: the last plan stands."""
     backoff_s: _NotNegative = _rule("backoff_s")
@@ -270,7 +270,7 @@ def _class_terms(
 
 
 def _built_in_terms(name: str) -> dict[str, Any]:
-    """The terms of a class that is called as a market is; none of another."""
+    """The terms of a class that has the name of a market; none for another."""
     if name not in tuple(Market):
         return {}
     market = MARKETS[Market(name)]

@@ -72,7 +72,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The inputs of a policy at `now_s`. `load` is `None` when it is missing or stale."""
+    """The inputs of a policy at `now_s`. `load` is `None` when it is missing; it may be stale."""
 
     now_s: float
     load: ModelLoad | None

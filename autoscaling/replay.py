@@ -79,7 +79,7 @@ class DecisionLog:
         )
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the file."""
         self._file.close()
 
     def _write(self, entry: Mapping[str, Any]) -> None:
@@ -120,10 +120,10 @@ def observation_to_json(observation: Observation) -> dict[str, Any]:
 
 
 def observation_of_json(raw: Mapping[str, Any]) -> Observation:
-    """The observation again.
+    """Reads what `observation_to_json` returned.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: it is no observation.
     """
     fleet = raw["fleet"]
     return Observation(
@@ -146,10 +146,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_of_json(raw: Mapping[str, Any]) -> Plan:
-    """The plan again.
+    """Reads what `plan_to_json` returned.
 
     Raises:
-        KeyError, TypeError: it is none.
+        KeyError, TypeError: it is no plan.
     """
     changes = {
         name: tuple(Decision(**each) for each in raw[name]) for name in ("decisions", "refusals")

@@ -1,4 +1,4 @@
-"""The history of a compute class: how long its slices take, how often they are lost, is it healthy.
+"""The history of a compute class: the times of its slices, their losses, whether it is healthy.
 
 Owns the memory of one class. A class is healthy until an order is later than usual or a whole group
 is lost at once. Then it backs off: what it has counts, what was ordered from it does not, and
@@ -23,7 +23,7 @@ _SAMPLES_NEEDED = 4
 _LATE_FACTOR = 1.5
 # What a prior rate of losses weighs, in slice-hours of experience.
 _PRIOR_HOURS = 24.0
-# What it weighs for the loss of all at once, in hours in which the class is had.
+# What it weighs for the loss of all at once, in hours in which slices of the class are held.
 _PRIOR_OUTAGE_HOURS = 12.0
 # After so long without a failure, the next one backs off for the shortest time again.
 _RESET_AFTER_S = 6 * 3600.0

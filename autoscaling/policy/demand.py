@@ -1,6 +1,6 @@
 """Computes the slices that a load needs to meet the objectives, before asking what exists.
 
-Pure: no clock, no I/O, no chance. The law of one slice is `serving.domain.capacity`.
+Pure: no clock, no I/O, no chance. What one slice can carry comes from `serving.domain.capacity`.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Owns the history of the rate and the forecasts made from it. Two forecasts compete for each horizon:
 what the last minutes say (a damped trend) and what the same time of the day before says, scaled to
-today. The one that has erred less speaks, and its own past errors are its margin. Deterministic:
+today. The one that has erred less is used, and its own past errors are its margin. Deterministic:
 time comes in with each measurement.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 BUCKET_S = 30.0
 DAY_S = 86_400.0
-# One horizon's errors are remembered this long: long enough for a quantile, short enough to follow.
+# One horizon keeps so many errors: enough for a quantile, few enough to follow a change.
 _ERRORS_KEPT = 240
 # Fewer errors than this show nothing.
 _ERRORS_NEEDED = 10
@@ -50,7 +50,7 @@ class Forecast:
 class _Method:
     """Forecasts of one method for one horizon: those not yet due, and the errors of those that are.
 
-    An error is the rate that came, relative to the forecast one (1 means right).
+    An error is the excess of the rate over the forecast, as a share of it (0 means right).
     """
 
     pending: deque[tuple[float, float]] = field(default_factory=deque)
@@ -68,7 +68,7 @@ class _Method:
             )
 
     def margin_ratio(self, share: float) -> float:
-        """Returns what has to be added to a forecast of 1; 0 before anything was learned."""
+        """Returns what has to be added to a forecast of 1; 0 while too few errors are known."""
         if len(self.errors) < _ERRORS_NEEDED:
             return 0.0
         ordered = sorted(self.errors)
@@ -118,7 +118,7 @@ class Forecaster:
         if not latest:
             return 0.0
         smoothed = sum(latest) / len(latest)
-        # As many arrivals as a bucket's worth of Poisson arrivals rarely has.
+        # Poisson arrivals rarely exceed their rate by more than this within a bucket.
         chance = _RARE_DEVIATIONS * math.sqrt(max(smoothed, 1 / BUCKET_S) / BUCKET_S)
         return self._newest if self._newest > smoothed + chance else smoothed
 
@@ -160,7 +160,7 @@ class Forecaster:
         then, ahead = self._mean_around(now_s - DAY_S), self._mean_around(now_s - DAY_S + horizon_s)
         if then is None or ahead is None or then <= 0:
             return None
-        # A day is not twice the day before from one minute to the next.
+        # The season may change the level fourfold at most.
         return self.level * min(max(ahead / then, 0.25), 4.0)
 
     def _mean_around(self, at_s: float, reach_s: float = 450.0) -> float | None:

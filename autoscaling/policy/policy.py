@@ -139,7 +139,7 @@ class SlicewisePolicy:
         )
 
     def _leading(self, now_s: float) -> list[ClassHistory]:
-        """The classes whose lead time decides how far to plan ahead: those relied on."""
+        """The class by whose lead time to plan ahead: the cheapest healthy one, alone in a list."""
         usable = [each for each in self._classes.values() if each.terms.max_slices > 0]
         healthy = [each for each in usable if each.is_healthy(now_s)] or usable
         return sorted(healthy, key=lambda each: each.usd_per_useful_hour)[:1]
@@ -153,7 +153,7 @@ class SlicewisePolicy:
         return min(max(wanted, rules.min_slices), rules.max_slices)
 
     def _held_need(self, now_s: float, need: int) -> int:
-        """The highest need of the last while. A falling queue keeps it in one pass."""
+        """The highest need of the last `drain_delay_s`, from a queue of falling needs."""
         while self._needs and self._needs[-1][1] <= need:
             self._needs.pop()
         self._needs.append((now_s, need))
@@ -192,8 +192,8 @@ class SlicewisePolicy:
         return self._mix(need, floor, lost, safe), self._mix(need, floor, lost, ideal)
 
     def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
-        """The mix worth buying. Nothing has changed since the last decision most of the time."""
-        # What changes the mix by less than a hundredth is no other question.
+        """The portfolio worth buying, kept because most decisions ask for the same one again."""
+        # Rounded: differences that hardly change the portfolio need no other one.
         asked = (need, floor, round(demand, 1), *(_rounded(option) for option in options))
         if asked not in self._known_mixes:
             if len(self._known_mixes) >= _MIXES_KEPT:

@@ -51,7 +51,7 @@ def safest_worth_buying(
     options: Sequence[ClassOption],
     shortage_usd_per_hour: float,
 ) -> Portfolio:
-    """The portfolio that is cheapest with what outages are expected to cost.
+    """The portfolio that is cheapest including what its outages are expected to cost.
 
     Beyond the `floor` that is asked for, safety is bought as long as it is cheaper than the
     shortages that it prevents: how often a group goes, for how long, and by how many slices of
@@ -151,7 +151,7 @@ def cheapest_portfolio(total: int, floor: int, options: Sequence[ClassOption]) -
 def _most_worth_buying(total: int, floor: int, options: Sequence[ClassOption]) -> int:
     """Returns the number of slices beyond which more is never cheaper.
 
-    It is the floor on all groups but one, and what is kept anyway.
+    It covers the total, the floor on all groups but one, and the floor beside what is kept anyway.
     """
     revocable = [option for option in options if option.group is not None and option.at_most]
     kept = sum(option.at_least for option in options)

@@ -159,8 +159,7 @@ def _shortfalls(inputs: PlanInputs) -> list[Decision]:
 def _drain_order(inputs: PlanInputs, supply: Mapping[str, _Supply]) -> tuple[str, ...]:
     """Orders slices to drain: the most expensive, then what ends soonest, then the emptiest.
 
-    What loads comes last: it was bought for load that exists, unless its class has ready ones to
-    spare.
+    What loads comes last, because it was bought for load that exists.
     """
 
     def worth(each: SliceView) -> tuple[bool, float, float, int, str]:

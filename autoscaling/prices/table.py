@@ -1,4 +1,4 @@
-"""The table of list prices: read, overridden by an operator's file, and asked.
+"""Reads the table of list prices, lets an operator's file override it, and looks prices up.
 
 Owns the file's form and the rule by which an entry is found. Knows no slice and no discount; a
 price that is missing is an error that names it, never 0.

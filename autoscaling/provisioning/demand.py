@@ -53,11 +53,9 @@ class TakenSlice:
 class SliceDemand:
     """The slices of one kind that replicas want or have. The three sets are disjoint.
 
-    `joined` has, for each waiting replica that takes several slices or none, how many; they are
-    among `num_waiting`.
-
-    `addresses` are those of all hosts that replicas have: they tell a held slice where its name
-    does not.
+    `joined` has the number of slices of each replica that waits for a multislice; they are among
+    `num_waiting`. `addresses` are those of all hosts that replicas have: they identify a held
+    slice where its name does not.
     """
 
     kind: SliceKind
@@ -79,15 +77,15 @@ class SliceDemand:
         return self.num_wanted + len(self.leaving) + len(self.released)
 
     def to_exist_within(self, most: int) -> int:
-        """The same where no more than `most` may be had: nothing for a replica in part.
+        """Returns `num_to_exist` without the multislices that would exceed `most`.
 
-        What is missing for one of several joined slices is not bought, for it would serve nothing.
-        Replicas that want few come before those that want many.
+        Part of a multislice is not bought, because it would serve nothing. Replicas that want few
+        slices come before those that want many.
         """
         if self.num_to_exist <= most or not self.joined:
             return self.num_to_exist
         alone = max(0, self.num_waiting - sum(self.joined))
-        # What waits less than all replicas want is handed over by others.
+        # `num_waiting` leaves out the slices that other replicas hand over.
         handed_over = alone + sum(self.joined) - self.num_waiting
         fixed = self.num_to_exist - self.num_waiting
         wanted = alone

@@ -1,4 +1,4 @@
-"""Makes sure of a slice before it is dropped: that it is free, and can no longer be taken.
+"""Makes sure before a slice is dropped that it is free and can no longer be taken.
 
 A directory knows a moment later than Ray does who has a slice, and nothing at all just after a
 restart. The hosts themselves know. Ray's raylet has one question for this, that of its own

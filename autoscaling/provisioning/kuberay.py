@@ -27,7 +27,7 @@ _CORE = "api/v1"
 
 
 class KubeRayProvisioner:
-    """The worker groups of one RayCluster. Keeps nothing but where they were last read."""
+    """The worker groups of one RayCluster. Keeps only what `apply` needs of the last reading."""
 
     def __init__(self, api: KubernetesApi, raycluster: str) -> None:
         self._api = api

@@ -114,7 +114,7 @@ class KubernetesApi:
     async def json_patch(
         self, group: str, resource: str, name: str, operations: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Applies a JSON patch, wholly or not at all; the object as it is then.
+        """Applies a JSON patch, wholly or not at all; returns the object as it is then.
 
         Raises:
             OutdatedError: a `test` among the operations does not hold, or a path is not there.
@@ -151,7 +151,7 @@ class KubernetesApi:
 
 
 def _error_of(verb: str, path: str, response: httpx.Response) -> ProvisioningError:
-    """The one translation of what the API server answers when it does not do what it was asked."""
+    """Turns an answer in which the API server reports a failure into an error."""
     status = response.status_code
     message = (_json_object(response) or {}).get("message") or response.reason_phrase
     kind = _ERROR_BY_STATUS.get(status, UnreachableError if status >= 500 else UnusableError)

@@ -112,7 +112,7 @@ class ProvisioningPlan:
     state: PlannerState = field(default_factory=PlannerState)
 
     def keeping(self, kept: Mapping[str, str]) -> "ProvisioningPlan":
-        """The plan without the drops of these slices, by incarnation; why each is kept."""
+        """Returns the plan without drops of `kept`, which has the reason of each by incarnation."""
         refusals = list(self.refusals)
         condemned = dict(self.state.condemned)
         for change in self.changes:

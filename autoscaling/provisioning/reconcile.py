@@ -1,8 +1,7 @@
 """Runs the loop: observe, plan, fence, act; again and again.
 
 Owns when that happens, what is logged, and what follows a failure. Decides nothing: that is `plan`.
-One of the two places where any exception is caught, because a provisioner that ends provisions
-nothing; each is logged.
+Catches and logs any exception, because a provisioner that ends provisions nothing.
 """
 
 import asyncio
@@ -29,8 +28,8 @@ logger = logging.getLogger(__name__)
 MAX_BACKOFF_S = 60.0
 
 ReadRecords = Callable[[], Awaitable[Iterable[SliceRecord]]]
-# Asked once for each slice that a plan drops, right before that: why the slice has to be kept;
-# `None`: it is free, and can no longer be taken.
+# Called right before a slice is dropped. Returns why the slice has to be kept, or `None` if it is
+# free and can no longer be taken.
 AskFence = Callable[[ObservedSlice], Awaitable[str | None]]
 _T = TypeVar("_T")
 
@@ -62,7 +61,7 @@ class Reconciler:
         self._num_failures = 0
 
     async def run(self) -> None:
-        """Goes on until it is cancelled; a change that has begun is made first."""
+        """Runs rounds until it is cancelled; a change that has begun is made first."""
         while True:
             delay_s = await self.attempt()
             await asyncio.sleep(delay_s)
@@ -98,7 +97,7 @@ class Reconciler:
         return self._interval_s
 
     async def _carry_out(self, plan: ProvisioningPlan, notes: Iterable[str]) -> ProvisioningPlan:
-        """Makes sure of what is dropped, then acts; what came of the plan."""
+        """Fences the slices to drop, applies the plan, and returns it without what was kept."""
         plan = plan.keeping(await self._kept(plan))
         self._memory = plan.state
         self._tell(plan, notes)
@@ -141,7 +140,7 @@ class Reconciler:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """Does `work`; a cancellation waits for it. A fenced slice that is not dropped comes anew."""
+    """Does `work`, also when cancelled: a fenced slice that is not dropped would be replaced."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

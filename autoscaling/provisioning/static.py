@@ -23,7 +23,7 @@ class StaticProvisioner:
         return ClusterObservation(self._groups)
 
     async def apply(self, plan: ProvisioningPlan) -> None:
-        """Accepts the plan that changes nothing.
+        """Accepts a plan that changes nothing.
 
         Raises:
             OutdatedError: the plan changes something, so it was made for other groups.

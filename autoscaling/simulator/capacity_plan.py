@@ -1,7 +1,7 @@
 """The operator's question: which classes, how many slices, what it costs, and what without spot.
 
-Owns the two plays of our policy that answer it, one as the scenario has it and one with every spot
-class out of stock, and the arithmetic to a month and to a million tokens. Does not own the showing.
+Owns the two simulations of our policy that answer it, one as the scenario has it and one with every
+spot class out of stock, and the sums for a month and a million tokens. Does not own their display.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -62,7 +62,7 @@ class CapacityPlan:
 def planned_scenario(
     scenario: Scenario, profile: Path | None, slo: str | None, rate: float | None
 ) -> Scenario:
-    """Returns `scenario` with the given values in its place.
+    """Returns `scenario` with the given values in place of its own.
 
     Raises:
         ScenarioError: `slo` is not of the form, or the result is inconsistent.
@@ -83,7 +83,7 @@ def planned_scenario(
 
 
 def make_plan(run_setup: PreparedRun) -> CapacityPlan:
-    """Plays our policy twice and sums up."""
+    """Simulates our policy, and once more without spot if there is any, and sums up."""
     operating_points = [
         _operating_point("as the scenario has it", run_setup, simulate_policy(run_setup, SLICEWISE))
     ]

@@ -1,7 +1,7 @@
 """Compares policies over the seeds of a scenario: each run, its figures, their spread.
 
-Owns the playing of every policy in every run and the statistics over seeds. Does not own how it is
-shown (`command`, `report`).
+Owns the simulation of every policy in every run and the statistics over seeds. Does not own how
+they are shown (`tables`, `report`).
 """
 
 import math
@@ -89,10 +89,10 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class OracleRun:
-    """The oracle in one run: the floor for the bare work, and played with something to spare.
+    """The oracle in one run: the floor for the bare work, and simulated with a margin.
 
-    `margin` is the least of `_MARGINS` with which enough requests met both objectives; it and what
-    was then played are `None` if none was enough.
+    `margin` is the least of `_MARGINS` with which enough requests met both objectives; it and its
+    results are `None` if none was enough.
     """
 
     floor: OracleBound

@@ -1,4 +1,4 @@
-"""Converts a trace's work into slices, interval by interval, by the law of the profile.
+"""Converts a trace's work into slices, interval by interval, by what a slice carries.
 
 Owns the one conversion that the static baseline, the oracle and the scaling of scenarios share: it
 reads a whole trace at once, which no policy may. Pure.

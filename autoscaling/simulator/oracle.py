@@ -66,7 +66,7 @@ class OracleBound:
     """The cost of a plan that can be played, `cost_usd`, and the lower bound of all, `bound_usd`.
 
     `ready` are the plan's slices per interval, by class; `short_slice_hours` the demand that no
-    class could carry. Both costs hold what is prepaid.
+    class could carry. Both costs include what is prepaid.
     """
 
     cost_usd: float
@@ -118,7 +118,7 @@ def capacity_range(
 
 
 class OraclePolicy:
-    """Plays a solution: each class is asked for as long ahead as its slices take to be ready."""
+    """Follows a solution: each class is asked as long ahead as its slices take to be ready."""
 
     name = "oracle"
 
@@ -185,7 +185,7 @@ def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> 
         ],
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-3},
     )
-    # A bound has to be an optimum; a plan only has to be a plan.
+    # A bound has to be an optimum; a plan only has to be feasible.
     if answer.x is None or (is_relaxed and answer.status != 0):
         raise OracleError(f"no solution within {time_limit_s:g} s: {answer.message}")
     values = np.asarray(answer.x, dtype=np.float64)
@@ -202,7 +202,7 @@ def _costs(problem: OracleProblem) -> NDArray[np.float64]:
     held, started = [], []
     for terms in problem.terms:
         usd = 0.0 if terms.is_prepaid else terms.price
-        # Who is sent away after max_run_s loads again: so much more of each hour is paid for.
+        # A slice that ends after max_run_s is loaded again: that share of each hour is paid on top.
         again = 1 + terms.load_s / terms.max_run_s if terms.max_run_s else 1.0
         held.append(np.full(num_intervals, usd * hours * again))
         started.append(np.full(num_intervals, usd * terms.load_s / _SECONDS_PER_HOUR))
@@ -229,7 +229,7 @@ def _reachable(problem: OracleProblem, *, is_relaxed: bool) -> NDArray[np.float6
 
 
 def _before(problem: OracleProblem) -> NDArray[np.float64]:
-    """Returns what the first interval of each class finds ready; later intervals find nothing."""
+    """Returns the slices ready before each class's first interval, and 0 for later intervals."""
     found = np.zeros((len(problem.terms), len(problem.demand)))
     found[:, 0] = [_initial(problem, terms) for terms in problem.terms]
     return found.ravel()

@@ -139,7 +139,7 @@ class SimulationOutcome:
 
 
 class TimelineRecorder:
-    """Takes notes at every tick."""
+    """Records the fleet at every tick."""
 
     def __init__(self, classes: Sequence[ClassSetup]) -> None:
         self._terms = {each.terms.name: each.terms for each in classes}
@@ -169,7 +169,7 @@ class TimelineRecorder:
             self._refusals += [TimedDecision(plan.at_s, each) for each in plan.refusals]
 
     def close(self, end_s: float) -> FleetTimeline:
-        """The notes as arrays; `end_s` is when the last tick ends."""
+        """Returns the records as arrays; `end_s` is when the last tick ends."""
         keys = sorted(set().union(*self._counts))
         slices = {key: np.array([counts[key] for counts in self._counts], np.int32) for key in keys}
         nobody = np.zeros(len(self._traffic), np.int32)
@@ -206,7 +206,7 @@ def sum_up(
     classes: Sequence[ClassSetup],
     objectives: Objectives,
 ) -> SimulationOutcome:
-    """The day in figures."""
+    """Sums up a simulated day."""
     held_s = sum(spent_s for (_, state), spent_s in seconds.items() if state in HELD_STATES)
     return SimulationOutcome(
         policy=policy,

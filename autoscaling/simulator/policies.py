@@ -66,8 +66,8 @@ POLICIES: Mapping[str, Callable[[PreparedRun], Policy]] = {
 def oracle_of(run_setup: PreparedRun, margin: float = 1.0) -> OracleBound:
     """The floor under every policy of this run, for `margin` times the demand.
 
-    With a margin of 1 the work is carried, but a slice then has nothing to spare for the bursts
-    within a minute: played, such a plan misses objectives.
+    With a margin of 1 the work is carried, but slices have nothing to spare for the bursts within
+    a minute: in a simulation such a plan misses objectives.
 
     Raises:
         OracleError: the solver gave up.

@@ -1,8 +1,8 @@
 """Prepares a run from a scenario and a seed: requests, compute classes, prices, demand.
 
 Owns where each of them comes from: the scenario's own generators, or files that replace them. Does
-not own the playing (`run`) or the players (`policies`). Reads trace files. Chance comes in as a
-seed.
+not own the simulation (`run`) or the policies (`policies`). Reads trace files. Chance comes in as
+a seed.
 """
 
 import math
@@ -104,7 +104,7 @@ def prepare_run(
             arrives, or the trace has no times or lengths.
         PriceError: a class has no price.
         TraceError: the trace file is no trace.
-        SpotTraceError: a spot file is none.
+        SpotTraceError: a spot file is no spot trace.
     """
     requests = _requests(scenario, seed, files.trace)
     if not len(requests):

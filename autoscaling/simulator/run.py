@@ -148,7 +148,7 @@ class SimulatedLoad:
         span_s = last.at_s - first.at_s
         arrived = last.num_arrived - first.num_arrived
         finished = last.num_finished - first.num_finished
-        # A gateway counts the tokens of a prompt when it lets it in.
+        # A gateway counts the tokens of a prompt when it admits the request.
         if arrived and arrived + first.num_waiting > last.num_waiting:
             self._input_tokens_mean = (last.input_tokens - first.input_tokens) / arrived
         if finished:

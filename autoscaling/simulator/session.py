@@ -1,4 +1,4 @@
-"""Runs the two commands: reads, plays, prints, writes. It is the shell around pure modules.
+"""Runs the two commands: reads, simulates, prints, writes. It is the shell around pure modules.
 
 Owns the order of things, the progress bar and the files written. Every error in an operator's
 input ends in one line and exit status 2.
@@ -46,7 +46,7 @@ def run_simulate(
     out: Path | None,
     prices_file: Path | None,
 ) -> None:
-    """Plays the scenario and shows the result. No seeds are the scenario's, no policies are all."""
+    """Simulates the scenario and shows the result. Without seeds its own; without policies all."""
     with _one_line_errors():
         names = _policy_names(policies)
         scenario = read_scenario(scenario_name)
@@ -85,7 +85,7 @@ def run_plan(
     is_json: bool,
     prices_file: Path | None,
 ) -> None:
-    """Plays our policy, with spot and without, and shows the result; `None` is the scenario's."""
+    """Simulates our policy with and without spot, and shows it; `None` is the scenario's value."""
     with _one_line_errors():
         scenario = planned_scenario(read_scenario(scenario_name), profile, slo, rate)
         planned = scenario.profile.model
@@ -122,7 +122,7 @@ def _provenance(scenario: Scenario, files: Replacements) -> dict[str, str]:
 
 @contextmanager
 def _progress(console: Console, num_plays: int) -> Iterator[Callable[[str, int, float], None]]:
-    """Shows a bar over all plays, on the console."""
+    """Shows a progress bar over all simulations, on the console."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("staging", total=num_plays)

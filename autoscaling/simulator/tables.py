@@ -46,7 +46,7 @@ def comparison_table(comparison: PolicyComparison) -> Table:
 
 
 def plan_tables(plan: CapacityPlan) -> Iterator[Table]:
-    """Yields one table per situation."""
+    """Yields one table per operating point."""
     for situation in plan.operating_points:
         table = Table(
             title=f"{plan.profile.model} at {plan.mean_requests_per_s:.3g} requests/s, "

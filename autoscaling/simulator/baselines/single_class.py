@@ -1,7 +1,4 @@
-"""Lays out a number of slices for a policy without compute classes: prepaid first, then on demand.
-
-Pure.
-"""
+"""Chooses the slices of a policy without compute classes: prepaid first, then on demand. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

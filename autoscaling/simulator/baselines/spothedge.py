@@ -89,7 +89,7 @@ class SpotHedge:
             self._up_since_s = self._down_since_s = None
 
     def _judge_zones(self, observation: Observation) -> None:
-        """Takes back what was lost or never came, and marks the zones for it."""
+        """Subtracts what was lost or never came, and updates which zones are active."""
         fleet = observation.fleet
         for loss in fleet.losses:
             if loss.compute_class in self._zones:

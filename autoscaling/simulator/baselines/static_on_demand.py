@@ -16,7 +16,7 @@ from serving.domain.compute_class import ComputeClass
 
 
 class StaticOnDemand:
-    """Returns the same plan every time."""
+    """Plans the same number of slices every time."""
 
     name = "static-on-demand"
 
@@ -26,7 +26,7 @@ class StaticOnDemand:
         self._wanted = min(max(wanted, self._layout.min_slices), self._layout.max_slices)
 
     def decide(self, observation: Observation) -> Plan:
-        """The peak's slices."""
+        """The plan for the slices of the busiest minute."""
         return self._layout.plan(
             observation, self._wanted, f"{self._wanted} slices carry the busiest minute"
         )

@@ -32,7 +32,7 @@ class _DecisionRow:
 
 
 def report_page(comparison: PolicyComparison) -> str:
-    """The page as text. In the middle stands our policy, or the first where it did not play."""
+    """The page as text. It shows our policy's run, or the first policy's if ours is not there."""
     names = [each.name for each in comparison.policies]
     shown = comparison.policy(SLICEWISE if SLICEWISE in names else names[0])
     environment = Environment(

@@ -180,7 +180,7 @@ def _over_hours(figure: Figure, axes: Axes, end_s: float) -> None:
 def _thinned(
     at_s: npt.NDArray[np.float64], values: npt.ArrayLike, most: int = _MOST_POINTS
 ) -> tuple[_F64, _F64]:
-    """Returns means over equal stretches, at most `most`; instants are the stretches' firsts."""
+    """Returns the first instants of at most `most` equal stretches, and the means over them."""
     series = np.asarray(values, np.float64)
     width = -(-len(series) // most)
     whole = len(series) // width * width

@@ -55,7 +55,7 @@ class SimulatedTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The end of each request. Seconds count from its arrival; NaN where it did not come to it.
+    """The end of each request. Seconds count from its arrival; NaN for what never came.
 
     `status` holds the kernel's SERVED, FAILED, REFUSED. `stall_s` is how long its stream stood
     still because its engine went, `moves` how often that happened, streaming or not.
@@ -101,7 +101,7 @@ class Engines:
         return slot
 
     def drain(self, slot: int, now_s: float) -> None:
-        """The engine gets no more requests. What it has stays until `leave` or `close`."""
+        """Sends the engine no more requests. What it has stays until `leave` or `close`."""
         self.advance(now_s)
         kernel.stop_routing(self._state, slot)
 
@@ -112,7 +112,7 @@ class Engines:
             kernel.move_off(self._state, self._law, slot, now_s, stay_until_s)
 
     def close(self, slot: int, now_s: float) -> None:
-        """The engine is gone: what it still had moves, or waits at the gateway."""
+        """Removes the engine: what it still has moves, or waits at the gateway."""
         self.advance(now_s)
         if self._state.route_at[slot] != kernel.NOBODY:
             kernel.stop_routing(self._state, slot)

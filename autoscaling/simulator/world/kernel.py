@@ -168,7 +168,7 @@ def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
 
 @_compiled
 def stop_routing(k: Kernel, slot: int) -> None:
-    """The engine gets no more requests; what it has goes on."""
+    """Sends the engine no more requests; what it has goes on."""
     place = k.route_at[slot]
     k.counts[ROUTABLE] -= 1
     last = k.counts[ROUTABLE]

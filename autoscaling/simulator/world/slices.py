@@ -188,7 +188,7 @@ class SliceFleet:
         return {name: known.target for name, known in self._classes.items()}
 
     def apply(self, targets: Mapping[str, int], drain_order: Iterable[str], now_s: float) -> None:
-        """Asks each class for its number, within 0 and its quota.
+        """Sets each class's target, between 0 and its quota.
 
         Raises:
             ValueError: a target is for no class of the setup.
@@ -278,7 +278,7 @@ class SliceFleet:
         life.ready_at_s = now_s
         self._enter(life, SliceState.READY, now_s)
         life.slot = self._engines.open(now_s)
-        # Those that go and had nowhere to move their requests have it now.
+        # Draining engines that had nowhere to move their requests have it now.
         for known in self._classes.values():
             for other in known.draining.values():
                 self._leave(other, now_s)
@@ -286,7 +286,7 @@ class SliceFleet:
     # Ends
 
     def _lose(self, known: _Class, life: _Life, now_s: float, cause: EndCause) -> None:
-        """The slice is announced to go: its replica leaves it and wants another."""
+        """Announces the end of a slice: it drains, and its replica begins another life."""
         loss = SliceLoss(life.slice_id, life.compute_class, now_s, cause.value)
         self._losses.append(loss)
         end_s = now_s + self._drain_s
@@ -375,7 +375,7 @@ class SliceFleet:
         heapq.heappush(self._events, (at_s, self._num_events, act))
 
     def _later(self, life: _Life, at_s: float, act: Callable[[float], None]) -> None:
-        """Schedules it, unless the life takes another course before."""
+        """Schedules `act`, which is void if the life takes another course before."""
         epoch = life.epoch
 
         def act_if_still_due(now_s: float) -> None:

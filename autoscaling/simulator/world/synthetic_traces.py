@@ -73,7 +73,7 @@ def synthetic_hour(law: TraceLaw, seed: int, span_s: float = 3600.0) -> Requests
 
 
 def _wander(num: int, memory: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Returns a standard normal process whose correlation falls by 1/e over `memory` steps."""
+    """Returns a standard normal process whose correlation falls to 1/e over `memory` steps."""
     keep = float(np.exp(-1 / memory))
     shocks = rng.normal(0.0, np.sqrt(1 - keep**2), num)
     shocks[0] = rng.normal()
