@@ -20,7 +20,7 @@ def seconds_of(bucket: int) -> float:
 
 
 def added(histograms: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """Returns all of them as one."""
+    """Returns the sum of histograms."""
     total: Counter[int] = Counter()
     for histogram in histograms:
         total.update(histogram)

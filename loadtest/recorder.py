@@ -51,7 +51,7 @@ class RequestRecorder:
 
 
 def merge_parts(out_dir: Path) -> Path:
-    """Merges the parts of a run, in the order of time, and removes them. Does nothing twice.
+    """Merges the parts of a run, in the order of time, and removes them. Idempotent.
 
     The start is the first record and the end the last. Of a run that was cut short, the start has
     how many requests were scheduled until then. A run whose parent was killed has no end.

@@ -36,8 +36,8 @@ def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
 def place_in_file(location: Sequence[int | str], content: object, tag: str) -> str:
     """Returns a path such as `events[0].for_s`; "" for the whole file.
 
-    Pydantic also puts the kind of a section into its path, which a reader would not. It is left out
-    by walking the `content` of the file along, of which sections have their kind under `tag`.
+    Pydantic also puts the kind of a section into its path, which a reader would not. To leave it
+    out, this walks along the file's `content`, where sections have their kind under `tag`.
     """
     path, within = "", content
     for part in location:

@@ -30,7 +30,7 @@ _SHOWN_LENGTH = 300
 
 
 class ActionFailedError(RuntimeError):
-    """The action was not done, or it is unknown. Record it and go on."""
+    """Reports that an action was not done, or may not have been. Record it and go on."""
 
 
 class Actor(Protocol):

@@ -74,7 +74,7 @@ class Miss:
 def due_events(
     schedule: ChaosSchedule, done: Collection[int], now_s: float, load: RunLoad
 ) -> Iterator[DueEvent]:
-    """The events that are due and not among the numbers `done`, in order of the schedule.
+    """Yields the events that are due and not among the numbers `done`, in their order.
 
     An event at a load is due the first time that load is reached.
     """

@@ -1,7 +1,7 @@
 """Runs chaos in step with a run: what is due is done, once, and written down.
 
-Owns which events are behind. Does not own the clock, nor how the load and the slices are known: its
-caller passes, once a second or so.
+Owns which events are done. Does not own the clock, nor how the load and the slices are known: its
+caller passes them, twice a second.
 """
 
 import logging
@@ -45,7 +45,7 @@ class ChaosRunner:
         self._done: set[int] = set()
 
     def tick(self, now_s: float, load: RunLoad, slices: Sequence[SeenSlice]) -> list[EventRecord]:
-        """Does what is due at `now_s`, seconds after the start of the run; what was done.
+        """Does what is due at `now_s`, in seconds after the run's start; returns its records.
 
         Returns when the last action is done or has failed, which each action bounds in time. One
         that hits nothing or fails is a record with its `error`.

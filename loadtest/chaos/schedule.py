@@ -87,7 +87,7 @@ class NoticeEvent(_Event):
     notice_s: Annotated[float, Field(ge=0, le=_DAY_S)] = 15.0
     """How long before."""
     host: Annotated[int, Field(ge=0)] = 0
-    """Worker id of the host that is told."""
+    """Worker id of the host that is notified."""
 
 
 class KillEvent(_Event):
@@ -152,7 +152,7 @@ class RunEvent(_Event):
         return self
 
     def holds(self, placeholder: str) -> bool:
-        """Returns whether the command needs this."""
+        """Returns whether the command contains this placeholder."""
         return any(placeholder in word for word in self.command)
 
 
@@ -179,7 +179,7 @@ def load_schedule(path: Path) -> ChaosSchedule:
     """The schedule in a file.
 
     Raises:
-        LoadTestError: it cannot be read, or means nothing; the message lists every problem.
+        LoadTestError: it cannot be read, or is invalid; the message lists every problem.
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -192,10 +192,10 @@ def load_schedule(path: Path) -> ChaosSchedule:
 
 
 def parse_schedule(raw: object) -> ChaosSchedule:
-    """The schedule that plain YAML means. Pure.
+    """The schedule in `raw`, the contents of a YAML file. Pure.
 
     Raises:
-        LoadTestError: it means nothing; the message lists field, value, and what is allowed.
+        LoadTestError: it is invalid; the message lists field, value, and what is allowed.
     """
     try:
         return ChaosSchedule.model_validate(raw)

@@ -51,7 +51,7 @@ class ModelPrompts(BaseModel):
 
 
 class PromptFile(BaseModel):
-    """The file of a run that hands it to the workers, by model."""
+    """The file by which a run hands the material to its workers; by model."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 

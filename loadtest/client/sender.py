@@ -35,7 +35,7 @@ class Sender:
     def prepare(
         self, planned_request: PlannedRequest, so_far: Conversation | None
     ) -> OutgoingRequest:
-        """Makes it ready, ahead of its instant."""
+        """Makes the request ready, ahead of its instant."""
         return self.bodies.make(planned_request, so_far)
 
     def send(
@@ -57,7 +57,7 @@ class Sender:
         check = self._checked(planned_request, request, exchange)
         self.write(self._record(planned_request, exchange, due_s, num_input, check))
         if exchange.error == ErrorKind.UNFINISHED:
-            # Recorded, the kill goes on: the sender would otherwise send the next.
+            # Raised again after the record; else the killed greenlet would send the next turn.
             raise gevent.GreenletExit
         if exchange.error is not None:
             return None

@@ -57,7 +57,7 @@ class Answer:
         self.is_done = True
 
     def finish(self, now_s: float) -> None:
-        """The response is over.
+        """Ends the response.
 
         Raises:
             RequestFailedError: it was no whole answer.

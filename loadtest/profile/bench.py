@@ -11,7 +11,7 @@ from loadtest.run.launch import LoadSource, LoadTestOptions, run_options
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
 
-# Of each load, this much is sent and not judged: the batch has to fill first.
+# Sent before each load and not judged, as a share of the judged time: the batch has to fill first.
 _WARMUP_RATIO = 0.25
 
 

@@ -1,8 +1,8 @@
-"""Measures one slice: its law by steady loads, then the highest rate that meets the objective.
+"""Measures one slice: its step times, then the highest rate that meets the objective.
 
 Owns which loads are tried and what is read off them. Does not own how a load is run: a `Bench` runs
-one and gives its scorecard. The order matters little to the law and much to the search, which
-starts at the rate that the law predicts.
+one and gives its scorecard. The order matters little to the fit and much to the search, which
+starts below the rate that the fit predicts.
 """
 
 import statistics
@@ -80,7 +80,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The law of one slice, and the rate of one slice at the objective beside the law's value."""
+    """The step times of a slice, and its rate: sustained (`None`: no rate held) and predicted."""
 
     step_time: StepTimeFit
     ttft_floor_s: float
@@ -92,7 +92,7 @@ class Measured:
 def law_loads(lengths: RequestLengths, num_slices: int, most_users: int) -> list[ClosedLoad]:
     """The loads that separate the coefficients: many with short prompts, few with long ones.
 
-    Users are of one slice and multiplied by the slices, which the gateway fills evenly.
+    `most_users` is for one slice; the gateway spreads users evenly over `num_slices`.
     """
     short = RequestLengths(16, max(64, lengths.output_tokens))
     users = [count for count in (1, 4, 16, 64, 256) if count <= most_users]
@@ -115,8 +115,8 @@ def measure_slice(
     """The profile of one slice. `show` takes a line for each load.
 
     Raises:
-        ProfileFailedError: a load failed, or no rate meets the objective.
-        UnfitError: the loads do not separate the law's coefficients.
+        ProfileFailedError: a steady load failed, or an idle slice already misses the objective.
+        UnfitError: the loads do not separate the coefficients of a step's time.
     """
     states = []
     floors = []
@@ -189,8 +189,8 @@ def describe_source(
 def steady_state(card: Scorecard, num_slices: int) -> SteadyState:
     """Returns what the scorecard of a steady load shows of one slice.
 
-    A step gives each running sequence one token: tokens per second times the step are those that
-    run.
+    A step gives each running sequence one token: tokens per second times the step's length are the
+    sequences that run.
 
     Raises:
         ProfileFailedError: requests failed, or nothing was measured.

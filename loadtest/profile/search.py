@@ -1,8 +1,8 @@
 """The highest rate of requests that still meets an objective: which rate to try next. Pure.
 
 Doubling until a rate fails (or halving until one passes), then bisection in the logarithm. A trial
-passes when the share of requests within the limits is shown to be high enough: the point estimate
-at least `share`, and not so few requests that chance alone could have made it so.
+passes unless the share of requests within the limits is shown to be too low: the upper end of its
+95 % interval is at least `share`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The coefficients of the capacity law from measured steps, by non-negative least squares. Pure.
+"""Fits the coefficients of a step's time to measured steps by non-negative least squares. Pure.
 
 The law of `serving.domain.capacity`, with the prompt tokens of a step written as a rate:
 
@@ -45,7 +45,7 @@ class UnfitError(ValueError):
 
 
 def fit_step_time(observations: Sequence[SteadyState]) -> StepTimeFit:
-    """The law that fits best.
+    """The coefficients that fit best.
 
     Raises:
         UnfitError: fewer than three observations, or too much alike.

@@ -38,7 +38,7 @@ def draw_comparison(comparison: Comparison) -> Plot | None:
 
 
 def _is_relative(found: Difference) -> bool:
-    """Shares differ in points: a failure more is not twice the failures."""
+    """Returns whether it can be shown in per cent of run A; shares differ in points instead."""
     return found.unit is not DifferenceUnit.RATIO and bool(found.a) and found.low is not None
 
 

@@ -179,7 +179,7 @@ def mark_events(axes: Axes, marks: Iterable[EventMark]) -> None:
 
 
 def shade_time(axes: Axes, from_s: float, until_s: float, words: str) -> None:
-    """Sets a stretch of time apart, such as the warm-up; `words` stand inside it."""
+    """Shades a stretch of time, such as the warm-up; `words` stand inside it."""
     if until_s <= from_s:
         return
     axes.axvspan(from_s, until_s, color=colour("quiet"), alpha=0.14, linewidth=0)
@@ -196,7 +196,7 @@ def shade_time(axes: Axes, from_s: float, until_s: float, words: str) -> None:
 
 
 def time_axis(axes: Axes, until_s: float) -> None:
-    """The axis of time after the start of a run that took `until_s`."""
+    """Sets up the axis of time after the start of a run that took `until_s`."""
     axes.set_xlim(0, until_s)
     if until_s < _LONG_S:
         axes.set_xlabel("seconds after the start")

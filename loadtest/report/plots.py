@@ -215,7 +215,7 @@ def _cost(card: Scorecard) -> Plot:
 
 
 def _cdf(card: Scorecard, run: StoredRun) -> Plot | None:
-    """Returns all three in one frame: they are durations of the same requests."""
+    """Draws all three in one frame, since they are durations of the same requests."""
     laws: dict[str, tuple[latency.Latency, Spread]] = {
         "TTFT": (latency.ttft_scheduled_s, card.ttft_scheduled_s),
         "TPOT": (latency.tpot_s, card.tpot_s),

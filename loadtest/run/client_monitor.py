@@ -14,7 +14,7 @@ import gevent
 from loadtest.histogram import bucket_of
 from loadtest.records import ClientSample
 
-# As often as this a token of a fast server comes; a loop that is late for it is late for tokens.
+# A fast server's tokens come about this often; a loop that wakes late reads them late.
 _PROBE_S = 0.005
 _PERIOD_S = 1.0
 

@@ -28,7 +28,7 @@ class Sends(Protocol):
     def prepare(
         self, planned_request: PlannedRequest, so_far: Conversation | None
     ) -> OutgoingRequest:
-        """Makes it ready, ahead of its instant."""
+        """Makes the request ready, ahead of its instant."""
 
     def send(
         self,
@@ -70,7 +70,7 @@ class OpenLoop:
         self._open = Pool()
 
     def run(self) -> None:
-        """Returns when the last first turn was sent."""
+        """Sends every first turn at its instant; returns when the last one was sent."""
         for turns in self._share:
             first = turns[0]
             assert first.offset_s is not None, "a first turn of a schedule has an instant"
@@ -114,7 +114,7 @@ class ClosedLoop:
         self._users = Pool()
 
     def run(self) -> None:
-        """Returns at `end_s`, or when no user will send any more."""
+        """Runs the users until `end_s`, or until none will send any more."""
         for begin_s in self._begins_s:
             self._users.spawn(self._use, begin_s)
         self._users.join(timeout=max(0.0, self._end_s - time.monotonic()))

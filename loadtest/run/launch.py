@@ -140,7 +140,7 @@ class LoadTestOptions:
 def launch(
     options: LoadTestOptions, environ: Mapping[str, str], show: Callable[[str], None]
 ) -> int:
-    """Runs it and writes everything; the exit code of the command.
+    """Runs the load test, writes its results, and returns the exit code of the command.
 
     `show` takes lines for the user who waits.
 
@@ -163,7 +163,7 @@ def launch(
 def run_options(
     options: LoadTestOptions, environ: Mapping[str, str], show: Callable[[str], None]
 ) -> str | None:
-    """Runs it and leaves its records, without judging them; why it was cut short, or `None`.
+    """Runs it and leaves its records unjudged; returns why it was cut short, or `None`.
 
     Raises:
         LoadTestError: it cannot be run as asked. Nothing was sent.

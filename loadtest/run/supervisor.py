@@ -70,7 +70,7 @@ def refuse_used_folder(out_dir: Path) -> None:
 
 
 def run_load(plan: RunPlan, parts: RunParts) -> str | None:
-    """Does the run and leaves its records merged in `out_dir`; why it was cut short, or `None`.
+    """Does the run and merges its records in `out_dir`; returns why it was cut short, or `None`.
 
     `plan` and the prompts' file lie in `out_dir`. The first Ctrl-C ends the run in order, the
     second at once; both keep the records.
@@ -131,7 +131,7 @@ def _await_ready(workers: WorkerProcesses, num_workers: int, interrupts: _Interr
 
 @dataclass(slots=True)
 class _Run:
-    """The time between the start and the end."""
+    """The state of a run between its start and its end."""
 
     plan: RunPlan
     parts: RunParts

@@ -1,7 +1,7 @@
 """Runs one worker process: prepares its share, waits for the start, sends, drains.
 
-It composes a worker; `worker_locustfile` runs it under Locust. Talks to the parent over a
-socket (`control`). When the parent goes away the run ends, as nothing would read its result.
+It composes a worker; `worker_locustfile` runs it under Locust. Talks to the parent over a socket
+(`control`). When the parent goes away the run ends, as nothing would read its result.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ def _add_arguments(parser: ArgumentParser, **_: object) -> None:
 
 
 class PlannedLoad(User):
-    """Plays the arrival process itself, which is not a user. Each worker has one."""
+    """Sends by the plan's arrival process, as the only Locust user of each worker."""
 
     fixed_count = 1
 

@@ -56,7 +56,7 @@ class WorkerProcesses:
                 continue  # it is ending; `receive` will report it
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, FromWorker]]:
-        """Yields messages within `timeout_s` with workers' numbers. One that hangs up is gone."""
+        """Yields messages within `timeout_s`, by worker; a worker that hangs up has ended."""
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker = key.data
             try:

@@ -37,7 +37,7 @@ class Figure:
 
 
 def percentile_figure(values: Iterable[float | None], share: float) -> Figure:
-    """Returns a percentile. Drawn exactly and without drawing the values.
+    """Returns a percentile. Its draws are exact, and made without drawing the values.
 
     The k-th of n draws from uniform chance follows a beta law; where it falls among n equal steps
     is the rank of the value that would have been drawn.

@@ -1,6 +1,6 @@
 """Checks that a run's numbers describe the server, and not the client that took them. Pure.
 
-A gate without its measurement is shut: a client that did not watch itself proves nothing.
+A gate without its measurement fails: a client that did not watch itself proves nothing.
 """
 
 from collections.abc import Callable, Iterable

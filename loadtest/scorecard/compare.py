@@ -71,7 +71,7 @@ class Difference:
 class Comparison:
     """The comparison of two runs.
 
-    `invalid` states why nothing is judged, `cautions` other cautions. `plan_differences` are
+    `invalid` states why nothing is judged, `cautions` what to beware of. `plan_differences` are
     differences between the plans of the runs. `sentences` state every difference in words.
     """
 

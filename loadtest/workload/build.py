@@ -34,8 +34,8 @@ class Workload:
     def closed_loop(self, worker: int, num_workers: int) -> Iterator[tuple[PlannedRequest, ...]]:
         """The conversations for the users of one of `num_workers` processes, without end.
 
-        A user takes the next one when it is through with one. A request is due its `think_time_s`
-        after the answer before.
+        A user takes the next one after finishing one. A request is due its `think_time_s` after
+        the answer before.
 
         Raises:
             LoadTestError: the workload is an open loop.

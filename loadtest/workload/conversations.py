@@ -215,7 +215,7 @@ class Planner:
 def planner(
     spec: WorkloadSpec, models: Sequence[str], seed: int, units: tuple[Unit, ...] | None
 ) -> Planner:
-    """Makes the conversations of `spec` against `models`; `units` are those of `lengths.trace`.
+    """Returns the planner of `spec` against `models`; `units` are those of `lengths.trace`.
 
     Raises:
         LoadTestError: no model, or one of the mix that is not among them.

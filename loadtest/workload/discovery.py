@@ -107,7 +107,7 @@ def _between(words: Sequence[str], separator: _Separator, tokenize: Tokenize) ->
     if len(segments) == len(words) + 1 and not segments[-1]:
         pairs = zip(words, segments, strict=False)
         return {word: segment[0] for word, segment in pairs if len(segment) == 1}
-    # A word that has the separator in it takes its half of the batch apart.
+    # A word that contains the separator spoils its batch, so the halves are tried.
     if len(words) == 1:
         return {}
     middle = len(words) // 2

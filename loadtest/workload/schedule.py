@@ -96,8 +96,8 @@ def replayed(
     """Returns what of the trace arrives within the run, by time.
 
     Raises:
-        LoadTestError: `rate_per_s` is above what the trace has, or there is neither rate nor length
-            as all of it comes at once.
+        LoadTestError: `rate_per_s` is above what the trace has; it or `repeat` is set, but all
+            rows come at once; or more than a process can plan.
         TraceError: the trace has no times.
     """
     length_s = _length_s(trace) / law.scale

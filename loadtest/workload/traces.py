@@ -1,8 +1,8 @@
 """Reads request traces as rows: when a request came, its length, what it shares with others.
 
-Owns the file formats and every check of their rows. Does not own how a trace is played
-(`arrivals`, `build`) nor ServeGen's laws, which are no requests (`servegen`). Reads files; the rest
-is pure. Imports no more than numpy, so that a simulator may read the same traces.
+Owns the file formats and every check of their rows. Does not own how a trace is played (`schedule`)
+nor ServeGen's laws, which are no requests (`servegen`). Reads files; the rest is pure. Imports no
+more than numpy, so that a simulator may read the same traces.
 """
 
 import csv
@@ -28,7 +28,7 @@ MOONCAKE_GRID_S = 3.0
 _GRID_JITTER_MS = 10
 
 _AZURE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-# A double keeps steps of 100 ns of seconds after it, and not of seconds after 1970.
+# In seconds after this instant a double keeps steps of 100 ns, in seconds after 1970 it does not.
 _NEAR = datetime(2023, 1, 1, tzinfo=UTC)
 _NUM_SERVEGEN_COLUMNS = 6
 
