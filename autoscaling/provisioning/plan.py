@@ -139,8 +139,7 @@ def plan_slices(
 ) -> ProvisioningPlan:
     """The changes that bring `groups` to what `demands` ask for, as far as `rules` allow now.
 
-    `now_s` is on the clock of `state`. A group without any request is brought down to its
-    minimum.
+    `now_s` is on the clock of `state`. A group without any request is brought down to its minimum.
     """
     by_kind: dict[SliceKind, list[WorkerGroup]] = {}
     for group in groups:

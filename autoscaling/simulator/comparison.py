@@ -38,7 +38,7 @@ class Figures:
 
     `vs_oracle` is against the oracle that keeps the service level, `None` where none does;
     `vs_floor` against the oracle that carries the bare work; `vs_on_demand` against the static
-    fleet, `None` where it did not play.
+    fleet, `None` where it did not run.
     """
 
     seed: int

@@ -9,7 +9,7 @@ interval and class, how many slices are ready and how many start, at the least c
                 ready[c,k] + what starts within load_s after k <= capacity[c,k]
 
 `short` is demand that no class can carry; it costs so much that it is the last resort. Prepaid
-slices cost the same used or not. Two problems are solved (HiGHS): a plan that can be played, with
+slices cost the same used or not. Two problems are solved (HiGHS): a plan that is feasible, with
 whole slices, loading rounded up to intervals and the least capacity of each interval; and its
 relaxation, with fractions of slices, loading rounded down and the most capacity of each interval,
 which no plan that covers the demand can beat. Neither knows of losses within a class's capacity,
@@ -63,7 +63,7 @@ class OracleProblem:
 
 @dataclass(frozen=True, slots=True)
 class OracleBound:
-    """The cost of a plan that can be played, `cost_usd`, and the lower bound of all, `bound_usd`.
+    """The cost of a feasible plan, `cost_usd`, and the lower bound of all plans, `bound_usd`.
 
     `ready` are the plan's slices per interval, by class; `short_slice_hours` the demand that no
     class could carry. Both costs include what is prepaid.
