@@ -44,6 +44,7 @@ def profile_command(
     from loadtest.profile.step_time_fit import UnfitError  # noqa: PLC0415
     from loadtest.run.fleet_watch import read_fleet  # noqa: PLC0415
     from loadtest.run.launch import read_api_key  # noqa: PLC0415
+    from loadtest.run.supervisor import RunFailedError  # noqa: PLC0415
     from serving.domain.capacity import write_profile  # noqa: PLC0415
 
     try:
@@ -82,7 +83,7 @@ def profile_command(
     except LoadTestError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.USAGE) from error
-    except (measure.ProfileFailedError, UnfitError) as error:
+    except (RunFailedError, measure.ProfileFailedError, UnfitError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.FAILED) from error
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()

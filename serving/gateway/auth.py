@@ -98,8 +98,9 @@ class KeysOfFile(ApiKeys):
             stamp = _stamp(self._path)
             if stamp == self._stamp:
                 return
-            self._stamp = stamp
-            self._digests = self._parse(self._path.read_text())._digests
+            text = self._path.read_text()
+            self._stamp = stamp  # what cannot be read now is read at the next check
+            self._digests = self._parse(text)._digests
         except (OSError, ValueError) as error:
             logger.error("api_keys_not_taken reason=%r kept=%d", str(error), len(self._digests))
             return

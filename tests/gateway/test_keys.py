@@ -1,7 +1,8 @@
 """API keys: which ones pass, where they are looked for, and that they never show."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PosixPath
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,27 @@ def test_mounted_secret_that_moves_its_link_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "next").rename(tmp_path / "data")
     clock.now_s += CHECK_INTERVAL_S
     keys.check("key-two")
+
+
+def test_file_that_cannot_be_read_once_is_read_at_the_next_check(tmp_path: Path) -> None:
+    class Unreadable(PosixPath):
+        fails = False
+
+        def read_text(self, *arguments: Any, **options: Any) -> str:
+            if Unreadable.fails:
+                raise OSError("the mount is being replaced")
+            return super().read_text(*arguments, **options)
+
+    path, clock = Unreadable(tmp_path / "keys"), Clock()
+    path.write_text("old\n")
+    keys = of_file(path, clock)
+    path.write_text("new-key\n")
+    Unreadable.fails = True
+    clock.now_s += CHECK_INTERVAL_S
+    keys.check("old")
+    Unreadable.fails = False
+    clock.now_s += CHECK_INTERVAL_S
+    keys.check("new-key")
 
 
 @pytest.mark.parametrize("text", [None, "", "# nobody\n", "a b c\n"])
