@@ -1,1 +1,1 @@
-"""Engines behind one protocol, the host that runs one, and the replica that owns it."""
+"""Engines behind one protocol, and the host that runs one."""

@@ -23,9 +23,9 @@ _MAX_TRACEBACK_BYTES = 64 * 1024
 class EndSignals:
     """Calls back from the running event loop when an end signal comes to this process.
 
-    One per process, until `close`. The previous handler is not called meanwhile: Ray's
-    handler would have the next call of a method end the actor half-way. A signal that is blocked in
-    all threads is not received.
+    One per process, until `close`. The previous handler is not called meanwhile: Ray's handler
+    would make the next call of a method end the actor half-way. A signal that is blocked in all
+    threads is not received.
     """
 
     def __init__(self, on_end: Callable[[signal.Signals], None]) -> None:
@@ -35,7 +35,7 @@ class EndSignals:
             self._listen(number, on_end)
 
     def close(self) -> None:
-        """Stops receiving; the previous handlers of the signals do so again. Idempotent."""
+        """Stops receiving, and restores the previous handlers of the signals. Idempotent."""
         self._open.close()
 
     def _listen(self, number: signal.Signals, on_end: Callable[[signal.Signals], None]) -> None:

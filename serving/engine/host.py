@@ -1,7 +1,7 @@
 """The engine host: one engine behind one link server, watched until its end.
 
-Owns the order of things: start the engine, serve it, prove now and then that it turns, and end both
-together. Ray-free; `host_actor` puts it into an actor.
+Owns the order of things: start the engine, serve it, check now and then that its loop runs, and end
+engine and server together. Imports no Ray; `host_actor` puts it into an actor.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from serving.telemetry.open_tracer import open_tracer
 
 logger = logging.getLogger(__name__)
 
-# For the last spans, when it ends; a replica ends its host within little more.
+# To send the last spans at the end; the replica allows the whole close little more.
 _TRACES_S = 0.5
 
 
@@ -107,7 +107,7 @@ class EngineHost:
             self._death.set_result("closed")
 
     async def _watch_engine(self) -> None:
-        """Ends everything with the engine: when it dies, no longer turns, or is asked to end."""
+        """Ends links and engine once the engine dies, hangs or is asked to end."""
         died = asyncio.create_task(self.server.wait_died())
         turning = asyncio.create_task(self._check_turning())
         ends = {died, turning, self._told_to_end}

@@ -79,7 +79,7 @@ class EngineHostActor:
         return await self._host.wait_died()
 
     async def status(self) -> dict[str, Any]:
-        """Returns the present requests and gateways; raises `EngineDiedError` without an engine."""
+        """Returns present requests, gateways, processes; raises `EngineDiedError` if it is gone."""
         if self._host is None:
             raise EngineDiedError("not started")
         self._host.ensure_alive()
@@ -90,11 +90,11 @@ class EngineHostActor:
         }
 
     async def drain(self, reason: str, grace_s: float, stay_s: float = 0.0) -> None:
-        """Notifies the gateways to take their requests elsewhere, and waits until they have.
+        """Asks the gateways to take their requests elsewhere, and waits until they have.
 
-        Requests that others can take go within `grace_s`. For requests that nobody else can take it
-        waits `stay_s`, if that is longer. Then it also waits a moment for requests that gateways
-        had let in, and had not sent yet, when they were notified.
+        Requests that other engines can take go within `grace_s`. It waits `stay_s`, if that is
+        longer, for those that no other engine can take. With a `stay_s` it also waits a moment for
+        requests that gateways had admitted, and not sent yet, when they were notified.
         """
         if self._host is None:
             return

@@ -51,7 +51,7 @@ def stages_reported_to(on_stage: OnStage) -> Iterator[None]:
 
 
 def report_stage(stage: LoadStage) -> None:
-    """Reports to the engine host; does nothing if none listens, for no start may fail of it."""
+    """Reports to the engine host; does nothing if none listens: no start may fail because of it."""
     path = os.environ.get(PIPE_VARIABLE)
     if path is None:
         return
@@ -64,7 +64,7 @@ def report_stage(stage: LoadStage) -> None:
 
 
 class TellsStages:
-    """Wraps a vLLM worker class and reports when the weights are there.
+    """Makes a vLLM worker class, mixed in before it, report when the weights are loaded.
 
     From then on vLLM runs the model on made-up input to find how much memory is left for the cache,
     which compiles it, and then warms it up.

@@ -45,13 +45,13 @@ class EngineSpec:
     slice it runs on, `None` if nothing is reserved. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
 
-    `version` is that of the model's tokens, empty if nobody asks. `described` is the model as a
-    gateway has to know it to ask this engine, in the terms of `serving.config.application`. When
-    nobody takes its slice away, the engine waits `stay_s` for requests that no other engine can go
-    on with.
+    `version` identifies the tokens that the model may emit (`domain.model_version`), empty if
+    nobody asks. `described` is what a gateway has to know of the model to use this engine, in the
+    terms of `serving.config.application`. An engine that drains waits `stay_s` for requests that no
+    other engine can continue, unless its slice is being taken away.
 
-    `programs` follow from all the rest on the first host of its slice; `None` before, and without a
-    compile cache.
+    `programs` are derived from all the rest on the first host of its slice; `None` before that, and
+    without a compile cache.
     """
 
     model: str

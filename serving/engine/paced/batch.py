@@ -3,9 +3,9 @@
 Owns slots, the order of prompts, and the timetable. Pure: the time is an argument, in seconds of
 one monotonic clock; no I/O, no chance.
 
-The law. A request has a slot, waits `ttft_s`, and is then ready. One step computes the next token
-of every running request and, with what is left of `max_num_batched_tokens`, chunks of the prompts
-that are ready, in order of arrival. It takes
+The step-time model. A request gets a slot, waits `ttft_s`, and is ready. One step computes the next
+token of every running request and, with what is left of `max_num_batched_tokens`, chunks of the
+prompts that are ready, in order of arrival. It takes
 
     time_per_token_s + tpot_per_seq_s * tokens emitted + prompt tokens / prefill_tokens_per_s
 
@@ -13,9 +13,9 @@ and a request's first token comes with the step that computes the last chunk of 
 `prefill_tokens_per_s` prompts are in no step: a request that is ready joins the one under way and
 makes it no longer, and where there is none its first token comes at once.
 
-At `r` requests per second with on average `i` prompt and `o` output tokens, all taken in, an engine
-that is never idle takes r * s requests in per step of `s` seconds, so that it emits r * s * o
-tokens and computes r * s * i of prompts in it. Put into the law that gives
+At `r` requests per second with on average `i` prompt and `o` output tokens, all of them admitted,
+an engine that is never idle admits r * s requests per step of `s` seconds. So in each step it emits
+r * s * o tokens and computes r * s * i tokens of prompts. Put into the formula, that gives
 
     s = time_per_token_s / (1 - r * (o * tpot_per_seq_s + i / prefill_tokens_per_s))
 
@@ -86,8 +86,8 @@ class PacedSequence:
     """The state of a request in the engine.
 
     `position` is that of its next output token; `stop_position` is `None` for a pooling request.
-    `prompt_left` are the tokens to compute before its first one. `ready_at_s` is the earliest
-    instant for that, once it has a slot.
+    `prompt_left` counts the tokens to compute before that one. `ready_at_s` is the earliest instant
+    for a step to do so, known once the request has a slot.
     """
 
     request_id: str
@@ -105,7 +105,7 @@ class PacedBatch:
     def __init__(
         self, config: PacedConfig, on_slot: Callable[[str, float], None] = lambda *_: None
     ) -> None:
-        """Makes an empty batch; `on_slot` is notified which request gets a slot, and when."""
+        """Makes an empty batch; calls `on_slot` with each request that gets a slot, and when."""
         self._config = config
         self._on_slot = on_slot
         # Without a slot, in order of arrival; those that continue come before those that begin.

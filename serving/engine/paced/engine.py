@@ -2,7 +2,7 @@
 
 Every token is a pure function of the prompt and its position (`serving.domain.paced_tokens`), so
 the answer of a request is known beforehand, whole or resumed. Owns the life of an engine and its
-failures on command. Does not own slots and timetable (`paced_batch`). It turns only while
+failures on command. Does not own slots and timetable (`paced.batch`). The engine runs only while
 `next_step` is awaited, and reads the event loop's clock, nothing else.
 """
 
@@ -87,7 +87,7 @@ class PacedEngine:
         return self._calls[method](args)
 
     async def check(self, timeout_s: float) -> None:
-        """Passes while the loop turns; waits for one that hangs or stalls."""
+        """Returns while the loop turns; raises `EngineDiedError` if it hangs for `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._turning.wait()
@@ -97,13 +97,13 @@ class PacedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """The slots in use; the cache counts as used by slots, all alike."""
+        """The slots in use, and the waiting requests; each slot is an equal share of the cache."""
         running = self._batch.num_admitted
         return EngineLoad(running, self._batch.num_waiting, running / self._config.max_num_seqs)
 
     @property
     def engine_stats(self) -> EngineStats:
-        """The tokens and steps since the start. It has no cache and drafts nothing."""
+        """The tokens and steps since the start. This engine has no cache and drafts nothing."""
         return self._meter.stats()
 
     @property
@@ -118,7 +118,7 @@ class PacedEngine:
         }
 
     async def close(self) -> None:
-        """Ends it; a caller that awaits a step gets an error. Idempotent."""
+        """Ends the engine; a caller that awaits a step gets an error. Idempotent."""
         self.die("engine closed")
 
     def die(self, reason: str) -> None:

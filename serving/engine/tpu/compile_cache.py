@@ -1,8 +1,8 @@
-"""The compiled programs of one engine on TPU: their key, and how a host gets and gives them.
+"""The compiled programs of one engine on TPU: their key, and how a host pulls and pushes them.
 
-Owns the joint of an engine's settings and the cache of programs
+Owns what connects an engine's settings to the cache of programs
 (`serving.artifacts.compile_cache`), and the work on one host of the slice. Does not own the time
-of that work, nor the choice of hosts (`program_courier`).
+of that work, nor the choice of hosts (`slices.compile_cache_sync`).
 """
 
 import logging
@@ -28,7 +28,7 @@ from serving.tpu.rules import JAX_PROGRAM_FOLDER, PROGRAM_FOLDER
 
 logger = logging.getLogger(__name__)
 
-# What compiles, and what decides what there is to compile.
+# The packages that compile, and those that decide what is compiled.
 _PACKAGES = ("vllm", "vllm-tpu", "tpu-inference", "jax", "jaxlib", "libtpu", "flax", "torchax")
 _Report = TypeVar("_Report", PullReport, PushReport)
 
@@ -44,7 +44,7 @@ class HostFacts:
 
 
 def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
-    """Returns the settled engine with key and folder of its programs, if it has a cache. Pure."""
+    """Returns the resolved engine with key and folder of its programs, if it has a cache. Pure."""
     if spec.tpu is None or spec.tpu.compile_cache is None or spec.slice is None:
         return spec
     shape, cache = spec.slice.shape, spec.tpu.compile_cache
@@ -71,7 +71,7 @@ def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the installed packages that programs depend on; absent ones are left out."""
+    """Returns the versions of the packages that programs depend on; absent ones are left out."""
     found = {}
     for name in _PACKAGES:
         try:
@@ -87,7 +87,7 @@ def program_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
-    """Pulls to this host and logs one line; failures are in the report."""
+    """Pulls the programs to this host and logs one line; failures are in the report."""
     key = CacheKey(programs.parts)
 
     def move(store: ObjectStore) -> PullReport:
@@ -95,7 +95,7 @@ def pull_here(programs: Programs, log: Mapping[str, JsonValue]) -> PullReport:
         folder = LocalFolder(Path(programs.folder))
         report = pull(store, place, folder, programs.cache.budget_s, time.monotonic)
         if report.num_known:
-            # What `prune` goes by. Without leave to write, programs are still of use.
+            # `prune` goes by this mark. Without the right to write it, programs are still of use.
             try:
                 store.put(place.used, b"")
             except StoreError as error:

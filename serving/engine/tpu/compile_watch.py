@@ -1,8 +1,8 @@
 """Counts the programs that JAX finds in its cache or compiles, and logs those that come late.
 
 A late one comes once the engine is warm: every such program made users wait. Owns the counts of
-this process. Does not own warm-up, nor the remedy: a shape that is compiled while
-serving belongs into the warm-up (`docs/guide/tpu.md`).
+this process. Does not own warm-up, nor the remedy: a shape that is compiled while serving belongs
+into the warm-up (`docs/guide/tpu.md`).
 """
 
 import logging
@@ -35,7 +35,7 @@ class CompileWatch:
         self._has_begun = False
 
     def begin(self) -> None:
-        """Starts to count, once."""
+        """Starts to count late programs. Idempotent."""
         if self._has_begun:
             return
         self._has_begun = True

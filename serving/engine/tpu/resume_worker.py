@@ -1,8 +1,8 @@
 """Gives a resumed request its emitted tokens back in tpu-inference's worker; counts compiles.
 
-The twin of `resume_worker`, for the batch of tpu-inference: the scheduler (`resume_scheduler`)
-sends a resumed request as a new one, prompt only, and here the emitted tokens become its output
-before it enters the batch. Sampling on a TPU has no generator of a request, so none is wound on.
+The counterpart of `vllm.resume_worker` for the batch of tpu-inference. `vllm.resume_scheduler`
+sends a resumed request as a new one, prompt only; here the emitted tokens become its output before
+it enters the batch. Sampling on a TPU has no generator per request, so none is wound forward.
 """
 
 import logging
@@ -46,7 +46,7 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         self._compile_watch = CompileWatch()
 
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
-        """Sets which of the joined slices its host belongs to, then does as the worker does.
+        """Sets which slice of a multislice its host belongs to, then does as the worker does.
 
         Here tpu-inference too sets what libtpu reads when it starts.
         """
@@ -79,7 +79,7 @@ class ResumingTPUWorker(TellsStages, TPUWorker):
         self._compile_watch.begin()
 
     def program_counts(self) -> tuple[int, int, int]:
-        """Returns this host's programs: found in the cache, compiled, and late ones of both."""
+        """Returns this host's numbers of programs: found in the cache, not found there, late."""
         watch = self._compile_watch
         return watch.num_hits, watch.num_lookups - watch.num_hits, watch.num_compilations
 

@@ -1,8 +1,8 @@
 """Resolves a TPU engine on the first host of its slice: settings and memory, before any start.
 
-Owns the time of a plan and its use. It runs on that host because the model's files are reached
-from there. It runs before the engine host because variables that are read at import have to stand
-when its process and those of its workers begin. Does not own the plan (`serving.tpu`).
+Owns when a plan is made and how it is used. This runs on that host because the model's files are
+reached from there. It runs before the engine host because variables that are read at import must be
+set when its process and those of its workers begin. Does not own the plan (`serving.tpu`).
 """
 
 import json

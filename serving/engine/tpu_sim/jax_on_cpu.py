@@ -1,4 +1,4 @@
-"""Gives tpu-inference 0.32.0 on CPU devices what it asks of JAX's TPU devices."""
+"""Gives tpu-inference 0.32.0 on CPU devices what it expects of JAX's TPU devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def give_slices(hosts_per_slice: int) -> None:
 
 
 def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
-    """Makes this process one host of a slice, or of joined ones. Waits for the others (300 s).
+    """Makes this process one host of a slice or multislice. Waits for the others (300 s).
 
     `coordinator` is an address of the first host. It listens there and nowhere else.
     """
@@ -91,7 +91,7 @@ def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:
 
 
 def _place(value: Any, sharding: jax.sharding.Sharding, real_put: Any) -> Any:
-    """Places one value that all hosts have over all: CPU devices of two processes do not copy."""
+    """Shards one value that every host has; no copies pass between CPU devices of two processes."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return real_put(value, sharding)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

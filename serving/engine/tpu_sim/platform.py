@@ -15,7 +15,7 @@ class SimulatedTpuPlatform(TpuPlatform):
     @classmethod
     # The configuration's own module imports the platform, and so cannot be imported here.
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Checks the real platform; on several hosts, also sets an address for the workers."""
+        """Checks as the real platform does; on several hosts, also sets the workers' address."""
         super().check_and_update_config(vllm_config)
         parallel = vllm_config.parallel_config
         group = parallel.placement_group

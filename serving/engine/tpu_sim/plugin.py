@@ -60,7 +60,7 @@ def prepare_process() -> None:
 
 
 def _before_import() -> None:
-    """Sets what must stand before tpu-inference is imported: it decorates and names at import."""
+    """Replaces what tpu-inference uses at import, in decorators and as names of operators."""
     if "import" in _done:
         return
     _done.add("import")
@@ -75,7 +75,7 @@ def _before_import() -> None:
 
 
 def _join_slice() -> None:
-    """Finds the other hosts, in a worker of an engine with one JAX process per host."""
+    """Joins the engine's other hosts, in a worker of an engine whose hosts form one JAX system."""
     coordinator = os.environ.get(COORDINATOR_VARIABLE)
     if coordinator is None or not _is_worker():
         return

@@ -108,11 +108,11 @@ REPLACEMENTS: Final = (
 
 
 class ReplacementError(RuntimeError):
-    """Reports that the packages are not the expected versions. Compare them with the lock."""
+    """A name to replace is not in the table. Compare the packages' versions with the lock."""
 
 
 def claim(replacement: Replacement, full_name: str) -> None:
-    """Records that `full_name` is replaced now.
+    """Checks that `replacement` lists `full_name`, which is to be replaced.
 
     Raises:
         ReplacementError: the table has no row for this name.

@@ -1,4 +1,4 @@
-"""Supplies what tpu-inference 0.32.0 asks of torch and its neighbours and these versions lack.
+"""Supplies what tpu-inference 0.32.0 needs and the installed torch and its companions lack.
 
 Owns the replacements that must stand before tpu-inference is imported.
 """

@@ -1,8 +1,8 @@
-"""Runs vLLM behind the engine protocol: an engine core in its own processes.
+"""Runs vLLM behind the engine protocol: an engine core in its own processes, fed token requests.
 
-Token requests drive it. Owns the engine core's life in this host: start, steps, proof of life, end.
-Does not own the link, nor the meaning of a request. The engine core and its workers end with this
-process, however it ends (`watch_host`), and the end of any of them is known here at once.
+Owns the engine core's life in this host: start, steps, check, end. Does not own the link, nor the
+meaning of a request. The engine core and its workers end with this process, however it ends
+(`watch_host`), and the end of any of them is known here at once.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class VllmEngine:
             EngineDiedError: the engine core failed while starting.
         """
         config = await asyncio.to_thread(engine_config, model, engine_args)
-        # Read by `host_watch` in the engine core and in its workers.
+        # Read by `watch_host` in the engine core and in its workers.
         os.environ[HOST_VARIABLE] = str(HostProcess.own())
         launch = asyncio.create_task(asyncio.to_thread(_launch, config))
         try:
@@ -205,11 +205,11 @@ class VllmEngine:
                 return encode_outputs(outputs.outputs, self._encoder)
 
     def _drop_unasked_aborts(self, outputs: EngineCoreOutputs) -> None:
-        """Takes an engine core that aborts requests by itself for one that ends.
+        """Drops aborts that nobody asked for, and treats the engine core as one that ends.
 
         vLLM answers no abort that it was asked for. On SIGTERM and SIGINT it aborts all its
-        requests and reports each. To pass that on would end streams that another engine can go on
-        with.
+        requests and reports each. To pass that on would end streams that another engine can
+        continue.
         """
         asked = [each for each in outputs.outputs if each.finish_reason != FinishReason.ABORT]
         if len(asked) < len(outputs.outputs):
@@ -252,11 +252,11 @@ class VllmEngine:
         await asyncio.to_thread(self._client.shutdown, 0)
 
     async def _warm_up(self) -> None:
-        """Sends short requests that take the sampler's long way, before anybody waits for one.
+        """Sends short requests that use all of the sampler, before anybody waits for one.
 
-        Code that is compiled or built on first use is built here, where the wait is not yet a hung
-        engine. On a TPU it sends as many at once as each bucket of requests has: tpu-inference
-        converts values beside its programs, and that is compiled for each of them.
+        Code that is compiled or built on first use is built here, where a long wait does not count
+        as a hang. On a TPU each bucket of requests is filled once: tpu-inference also compiles
+        small conversions of values outside its programs, for each bucket.
         """
         sizes: tuple[int, ...] = (1,)
         if self._is_on_tpu:
@@ -272,7 +272,7 @@ class VllmEngine:
         logger.info("engine_warm duration_ms=%d", (time.monotonic() - started_s) * 1000)
 
     def _warm_up_request(self, request_id: str) -> EngineCoreRequest:
-        # On a TPU long enough for all of a bucket to run together, however they come.
+        # On a TPU the output is long enough for all requests of a bucket to run together.
         room = self._config.model_config.max_model_len - _WARM_UP_PROMPT_TOKENS
         params = SamplingParams(
             max_tokens=max(1, min(16, room)) if self._is_on_tpu else 3,
@@ -298,7 +298,7 @@ class VllmEngine:
 
     @property
     def _is_on_tpu(self) -> bool:
-        """True if tpu-inference runs it, which makes programs for shapes."""
+        """True if tpu-inference runs the engine; it compiles one program per shape."""
         return bool(self._config.parallel_config.worker_cls == _TPU_WORKER)
 
     async def _watch_compilations(self) -> None:

@@ -69,7 +69,7 @@ class HostProcess:
 
 
 def watch_host() -> None:
-    """Starts the watch in a process below an engine host; nothing anywhere else. Idempotent.
+    """Starts the watch in a process below an engine host; elsewhere does nothing. Idempotent.
 
     A process whose host has ended already is ended at once.
     """
@@ -106,7 +106,7 @@ def _open(host: HostProcess) -> int | None:
 
 
 def _start_ticks(pid: str) -> int:
-    """Returns when a process started; `pid` may be `self`. See proc(5), field 22 of `stat`."""
+    """Returns when a process started, in ticks after boot; `pid` may be `self`. See proc(5)."""
     stat = Path("/proc", pid, "stat").read_text()
     # The second field is the name of the program in brackets, with anything in it.
     return int(stat.rpartition(")")[2].split()[22 - 3])

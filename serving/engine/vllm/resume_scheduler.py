@@ -35,8 +35,8 @@ class _Resuming(Scheduler):
         # By priority, vLLM's other order, it stands where its first arrival puts it already.
         is_last = isinstance(queue, FCFSRequestQueue) and bool(queue) and queue[-1] is request
         if request.num_output_tokens and is_last:
-            # As vLLM puts those that it preempts: its client sees that the stream stands still. The
-            # others' clients have nothing yet.
+            # As vLLM does with those that it preempts: the client of this one sees its stream stand
+            # still. The others' clients have nothing yet.
             queue.pop()
             place = next((n for n, each in enumerate(queue) if not each.num_output_tokens), None)
             queue.insert(len(queue) if place is None else place, request)
@@ -70,11 +70,11 @@ class ResumingAsyncScheduler(_Resuming, AsyncScheduler):
 
 
 def resuming_scheduler(*, async_scheduling: bool) -> type[Scheduler]:
-    """Returns the class for an engine that schedules so."""
+    """Returns the class of scheduler that can resume requests."""
     return ResumingAsyncScheduler if async_scheduling else ResumingScheduler
 
 
 def scheduler_path(*, async_scheduling: bool) -> str:
-    """Returns the import path for vLLM's `scheduler_cls`."""
+    """Returns the import path of that class, for vLLM's `scheduler_cls`."""
     cls = resuming_scheduler(async_scheduling=async_scheduling)
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -13,7 +13,7 @@ import time
 
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE
 
-# As long as an answer is usually on its way already: the wait costs no more than a system call.
+# For this long an answer is usually on its way already: the wait costs no more than a system call.
 _SPIN_S = 50e-6
 # Linux adds its timer slack of 50 µs. Two such waits are one engine step's price, of 2 ms and more.
 _NAP_S = 50e-6
