@@ -1,1 +1,1 @@
-"""Exporters: the reports of the hardware as Prometheus metrics."""
+"""The TPU exporter: what the chips of a host report, as Prometheus metrics."""

@@ -62,7 +62,7 @@ class Capture(Raw):
 
 
 class ReplayCollector:
-    """Returns the captured answer, whenever it is asked."""
+    """The collector that gives the captured answer at each scrape."""
 
     def __init__(self, captured: CapturedSample) -> None:
         self._captured = captured
@@ -110,7 +110,7 @@ def read_capture(path: Path) -> Capture:
     """Returns the capture in that file.
 
     Raises:
-        ConfigError: it is none; every problem is named.
+        ConfigError: the file is no capture; every problem is named.
         OSError: it cannot be read.
     """
     try:

@@ -68,7 +68,7 @@ class DeviceMap:
         return DeviceLocation(*divmod(rank, self.devices_per_chip))
 
     def by_ordinals(self, ordinals: Collection[int]) -> dict[int, DeviceLocation]:
-        """Returns the places of devices, all numbered in one way or all in the other."""
+        """Returns the places of devices, all numbered within the slice or all within the host."""
         if set(ordinals) <= set(self.ids):
             return {ordinal: self.by_id(ordinal) for ordinal in ordinals}
         if self.ids and max(ordinals) < len(self.ids):
@@ -86,7 +86,7 @@ class DeviceMap:
 
 
 class TooManyDevicesError(ValueError):
-    """The sources gave more devices than the host has. Values have a device id only."""
+    """The sources gave more devices than the host has. Label the values by device id only."""
 
 
 def learn_devices(known: DeviceMap, seen: Collection[int]) -> DeviceMap:
@@ -168,7 +168,7 @@ def devices_per_chip(generation: Generation | None) -> int:
 
 
 def index_of(device_id: str, chips: Iterable[HostChip]) -> int | None:
-    """Returns the chip of Kubernetes' id `accel0`, `0` or PCI address; `None` for other ids."""
+    """Returns a chip's index from Kubernetes' id: `accel0`, `0`, a PCI address; else `None`."""
     number = device_id.removeprefix("accel")
     if number.isascii() and number.isdigit():
         return int(number)

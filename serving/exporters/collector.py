@@ -37,7 +37,7 @@ class Code(StrEnum):
 
 
 class Raw(BaseModel):
-    """The base of raw answers: files of ours are strict and frozen."""
+    """The base of raw answers and of our files with them: strict and frozen."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
@@ -73,7 +73,7 @@ class SdkValues(Raw):
 
 
 class PciFunction(Raw):
-    """The record of a function of Google's on the PCI bus."""
+    """The PCI function of a device with Google's vendor id."""
 
     address: str
     device: str
@@ -81,7 +81,7 @@ class PciFunction(Raw):
 
 
 class PciBus(Raw):
-    """The functions of Google's on the PCI bus, by address."""
+    """The PCI functions with Google's vendor id, in order of address."""
 
     kind: Literal["pci"] = "pci"
     functions: tuple[PciFunction, ...]
@@ -148,11 +148,11 @@ class Collector(Protocol):
     def collect(self, timeout_s: float) -> AnyRaw | None:
         """Returns the present answer of the source; `None` where it is known to be absent.
 
-        An absent source is no failure. It returns within the timeout if the source lets it; callers
-        do not rely on that.
+        An absent source is no failure. The call returns within the timeout if the source lets it;
+        callers do not rely on that.
 
         Raises:
-            CollectError: there is nothing, and why.
+            CollectError: the source gave nothing; its code says why.
         """
 
 
@@ -160,7 +160,7 @@ class Collector(Protocol):
 class CollectorSample:
     """The part of one collector in one scrape.
 
-    `code` is OK, or why `raw` is `None`. It is also `None` where the source is absent by rights.
+    `code` is OK, or why `raw` is `None`. With OK, `raw` is `None` if the source is known as absent.
     """
 
     collector: str

@@ -51,7 +51,7 @@ class HostDescription:
 
 @dataclass(frozen=True, slots=True)
 class CollectorOutcome:
-    """The outcome of one collector. `problems` are counts by code, added to earlier ones."""
+    """The outcome of one collector. `problems` are the counts of this scrape, by code."""
 
     collector: str
     target: str
@@ -71,7 +71,7 @@ class ScrapePage:
 
 @dataclass(slots=True)
 class _DecodedSample:
-    """The sample on its way to the page. `reporting` are the locations that it has a value of."""
+    """The decoded sample. `reporting` are chips, or ids of unplaced devices, with a value in it."""
 
     sample: CollectorSample
     decoded: Decoded
@@ -80,7 +80,7 @@ class _DecodedSample:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """The host's chips, as far as PCI shows all of them, and their numbers, `None` if unknown."""
+    """The host's chips, empty unless PCI shows all of them. A number is `None` if unknown."""
 
     chips: tuple[HostChip, ...]
     num_detected: int | None
@@ -91,7 +91,7 @@ class _Host:
 def compose_page(
     samples: Sequence[CollectorSample], facts: HostDescription, known: DeviceMap
 ) -> ScrapePage:
-    """Composes a page; the preferred samples come first, `known` is the device map of the last."""
+    """Composes a page; preferred samples come first, `known` is the last page's device map."""
     has_libtpu = any(sample.collector == "libtpu" for sample in samples)
     sources = [
         _DecodedSample(sample, _decode(sample, is_only_source=not has_libtpu)) for sample in samples

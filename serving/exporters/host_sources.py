@@ -35,7 +35,7 @@ _START_TICKS_FIELD = 22 - 3
 
 
 class PluginCollector:
-    """The page of the GKE device plugin."""
+    """The collector of the GKE device plugin's page."""
 
     name = "device_plugin"
 
@@ -49,7 +49,7 @@ class PluginCollector:
             CollectError: nobody answers there, not in time, or not with a page.
         """
         deadline_s = time.monotonic() + timeout_s
-        # No proxy of the environment has to do with this host.
+        # http.client, because it ignores the proxies that the environment names.
         connection = http.client.HTTPConnection(self.target, timeout=timeout_s)
         try:
             connection.request("GET", "/metrics")
@@ -116,7 +116,7 @@ def _google_function(path: Path) -> PciFunction | None:
 
 
 class PodCollector:
-    """The kubelet's pod-resources service."""
+    """The collector of the kubelet's pod-resources service."""
 
     name = "pod_resources"
 
@@ -125,7 +125,7 @@ class PodCollector:
         self._socket = socket
 
     def collect(self, timeout_s: float) -> PodList | None:
-        """Returns the owner of each device; `None` where no kubelet's socket is.
+        """Returns the pods with their devices; `None` where there is no socket of a kubelet.
 
         Raises:
             CollectError: it is there and does not answer.
@@ -142,7 +142,7 @@ class PodCollector:
 
 
 class WorkloadCollector:
-    """The files in which processes of ours declare their work."""
+    """The collector of the files in which processes of ours declare their work."""
 
     name = "workloads"
 
@@ -185,7 +185,7 @@ class WorkloadCollector:
         try:
             return any(_DEVICE_NODE.fullmatch(_link(fd)) for fd in (process / "fd").iterdir())
         except PermissionError:
-            # Another user's. That it lives has to do.
+            # Another user's process: nobody can see what it has open, only that it lives.
             return True
         except OSError:
             return False

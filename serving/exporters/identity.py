@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from serving.telemetry.metric_names import HOST_LABELS
 
-# First found, first taken. TPU_* are set on TPU VMs and by GKE's device plugin; the others are
+# The first that is set counts. TPU_* are set on TPU VMs and by GKE's device plugin; the others are
 # given to a pod by its manifest, from its own labels and its node's.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "slice": ("SLICEWISE_SLICE", "TPU_NAME"),

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
-# Shares of a scrape's budget. What a collector gets, so that what it has by then still counts;
-# when it is given up; the rest is for composing and sending the page.
+# Shares of a scrape's budget: a collector's timeout, after which it still has time to return, and
+# the instant at which it is given up. The rest is for composing and sending the page.
 _COLLECTOR_SHARE = 0.8
 _PATIENCE_SHARE = 0.9
 
@@ -74,7 +74,7 @@ class _Slot:
             return self._run
 
     def finish(self, run: _Collection, deadline_s: float) -> CollectorSample:
-        """Returns the run's sample, or its hang; waits only until its deadline and ours."""
+        """Returns the run's sample, or after the earlier of both deadlines one that it hangs."""
         run.is_done.wait(max(0.0, min(deadline_s, run.deadline_s) - self._clock()))
         if run.sample is not None:
             return run.sample

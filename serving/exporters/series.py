@@ -41,8 +41,8 @@ class HistogramValue:
 class MetricPoint:
     """The value of one metric of ours.
 
-    `device` is the source's name of the device, `None` for a value of the whole host. `labels` are
-    the metric's own, without those of chip, host and workload.
+    `device` is the source's number of the device, `None` for a value of the whole host. `labels`
+    are the metric's own, without those of chip, host and workload.
     """
 
     metric: str
@@ -53,7 +53,7 @@ class MetricPoint:
 
 @dataclass(slots=True)
 class Decoded:
-    """The points of an answer, and the count of each problem. Grows while decoding, then rests.
+    """The points of an answer, and the count of each problem, also of those found in composing.
 
     Devices of `ordinals` are numbered either within the slice or within the host; the whole set
     decides. Those of `points` are numbered within the slice, those of `host_points` within the
@@ -70,7 +70,7 @@ def checked_number(metric: str, value: float) -> float:
     """Returns the value itself, which is in the metric's unit.
 
     Raises:
-        BadValueError: not a finite number, negative, or a ratio beyond its rounding.
+        BadValueError: not a finite number, negative, or a ratio above `MAX_RATIO`.
     """
     is_ratio = ALL[metric].unit == Unit.RATIO
     if not math.isfinite(value) or value < 0 or (is_ratio and value > MAX_RATIO):
@@ -132,7 +132,7 @@ class Series:
 
 @dataclass(slots=True)
 class SeriesCollector:
-    """Takes values in and refuses some. `host_labels` go on every series."""
+    """Collects the series of a page, each once and within limits. `host_labels` go on all."""
 
     host_labels: Labels
     _series: dict[tuple[str, Labels], Series] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The exporter's HTTP side: two pages and a sign of life.
+"""The exporter's HTTP side: two pages and a health check.
 
 Owns the paths, the budget that Prometheus grants a scrape, and how many scrapes run at a time. Does
 not own what the pages show, nor HTTP, text formats and compression, which are
@@ -27,12 +27,12 @@ METRICS_PATH = "/metrics"
 DEVICE_PLUGIN_PATH = "/compat/gke-device-plugin/metrics"
 HEALTH_PATH = "/healthz"
 
-# Prometheus sends this header with each scrape; the rest of that time is for the way.
+# Prometheus sends this header with each scrape. A part of that time is left for the network.
 _TIMEOUT_KEY = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
 _BUDGET_SHARE = 0.8
 # A page takes milliseconds, so more than this at a time is a mistake or an attack.
 _MAX_SCRAPES = 8
-# Of a connection on which nothing comes.
+# A connection on which nothing comes for this long is closed.
 _IDLE_S = 30.0
 
 
@@ -51,7 +51,7 @@ class ExporterServer(ThreadingWSGIServer):
         self.set_app(_Pages(exporter))
 
     def server_bind(self) -> None:
-        """Binds the address without asking DNS for its name, as `HTTPServer` does."""
+        """Binds the address; does not ask DNS for its name, which `HTTPServer` does."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = f"{self.server_address[0]!s}", self.port
         self.setup_environ()
@@ -66,7 +66,7 @@ class _Connection(WSGIRequestHandler):
     timeout = _IDLE_S
 
     def handle(self) -> None:
-        # A client that sends nothing, or goes away, is none of our faults.
+        # A client that sends nothing, or goes away, is no fault of ours.
         with suppress(TimeoutError, ConnectionError):
             super().handle()
 

@@ -28,7 +28,7 @@ from serving.exporters.server import ExporterServer
 
 @dataclass(frozen=True, slots=True)
 class ExporterOptions:
-    """The sources to ask. `libtpu` of `None` takes them from the environment, an empty one none.
+    """The sources to ask. `libtpu`: `None` takes the environment's services, an empty tuple none.
 
     `None` elsewhere leaves a source out; `expected_chips` of `None` leaves it to the topology.
     """
@@ -42,10 +42,10 @@ class ExporterOptions:
 
 
 class ExporterService:
-    """The exporter of this host, or of the host of a capture.
+    """The exporter of this host, and the thread that polls the SDK for it.
 
     Raises:
-        ValueError: an address or a port in the environment is none.
+        ValueError: an address in the options, or a port in the environment, is none.
     """
 
     def __init__(self, options: ExporterOptions, environment: Mapping[str, str]) -> None:

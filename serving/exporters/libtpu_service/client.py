@@ -14,15 +14,15 @@ from serving.exporters.libtpu_service.metric_table import RULES
 from serving.exporters.wire import GET_METRIC, LIBTPU, LIST_SUPPORTED
 
 # The service speaks plain HTTP/2 on loopback and pod addresses; local credentials work on loopback
-# alone. A channel's own connection, for otherwise the process-wide pool would keep the back-off of
-# a channel that was given up.
+# alone. Each channel has its own connection, because the process-wide pool would keep the back-off
+# of a channel that was given up.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 # gRPC takes a timeout of 0 for none.
 _SHORTEST_S = 0.001
 
 
 class LibtpuCollector:
-    """The service of one runtime process. Two threads must not ask it at once."""
+    """The collector of one runtime process. Two threads must not call it at once."""
 
     name = "libtpu"
 
@@ -93,7 +93,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _translated(error: Any) -> CollectError:
-    """Translates gRPC's error. It has type Any, because its types do not show a call."""
+    """Translates gRPC's error, which is `Any` because gRPC's types do not show its methods."""
     code = error.code()
     # An answer that is no such message fails in the deserialiser, which gRPC calls internal.
     if code == grpc.StatusCode.INTERNAL and "deserializ" in f"{error.details()}":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-# Theirs in one of ours. Divided by, because 100 us / 1e6 is 0.0001 and 100 us * 1e-6 is not.
+# Units of libtpu's in one of ours. Values are divided: 100 / 1e6 is 0.0001, 100 * 1e-6 is not.
 _MICROSECONDS = 1e6
 _PERCENT = 100.0
 _MEGABITS_PER_S = 8e-6

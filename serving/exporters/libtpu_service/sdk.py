@@ -1,8 +1,8 @@
 """Reads the libtpu SDK rarely, in a child process, for what only the node's agent knows.
 
-Owns the child's life, the patience with it and the age of its last sample. Does not own what the
-values mean (`host_decode`). It is off by default: on GKE, frequent reads of these values have
-crashed the node's agent, so the interval has a floor, and a scrape never causes a read.
+Owns the child's life, its timeout and the age of its last sample. Does not own what the values mean
+(`host_decode`). This source is off by default: on GKE, frequent reads of these values have crashed
+the node's agent, so the interval has a floor, and a scrape never causes a read.
 """
 
 import json
@@ -32,7 +32,7 @@ _MARK = b"@"
 def sdk_command(python: str) -> tuple[str, ...]:
     """Returns the child's command line; `python` is an interpreter that has libtpu."""
     program = Path(__file__).with_name("sdk_child.py")
-    # -P: the program's own folder is ours, and has a module named as the library.
+    # -P: the program's folder is this package's, and none of its modules may hide a library's.
     return (python, "-u", "-P", f"{program}", *SDK_METRICS)
 
 
@@ -109,7 +109,7 @@ class SdkChild:
 
 
 class SdkCollector:
-    """Polls a child now and then, and serves its last sample with its age in between."""
+    """Polls a child at an interval, and serves its last sample, with its age, between two polls."""
 
     name = "sdk"
     target = ""
