@@ -27,7 +27,7 @@ _MARGIN_S = 20.0
 
 
 class CompileCacheSync:
-    """The sync of one engine, owned by its replica. No failure of it stops an engine's start."""
+    """The sync of one engine, owned by its session. No failure of it stops an engine's start."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class CompileCacheSync:
         return f"{fetched} compiled programs came to {len(reports)} of {len(self._hosts)} hosts"
 
     async def push(self) -> None:
-        """Pushes what hosts have compiled; programs that the store has cost a listing."""
+        """Pushes what the hosts have compiled and the store lacks."""
         reports = await self._on_all_hosts(push_here, lambda place: (self._damage.get(place, ()),))
         for place, report in reports.items():
             assert isinstance(report, PushReport)

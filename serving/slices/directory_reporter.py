@@ -19,7 +19,7 @@ from serving.tpu.multislice import End
 
 logger = logging.getLogger(__name__)
 
-# How long a call of the directory may take. A directory may be away for long, and slices are
+# How long a call to the directory may take. A directory may be away for long, and slices are
 # acquired, used and left without it. A renewal repeats what it missed, except for an end.
 _CALL_S = 3.0
 # Ends whose reason an operator looks for.

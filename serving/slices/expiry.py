@@ -22,7 +22,7 @@ class BootTimeError(RuntimeError):
 
 
 def started_at_s(environment: Mapping[str, str], stat: Path = _STAT) -> float:
-    """Returns the latest possible start of this host, in wall-clock seconds.
+    """Returns the earliest possible start of this host, in wall-clock seconds.
 
     Raises:
         BootTimeError: no source here has the start time.

@@ -44,10 +44,10 @@ async def acquire_slices(
     directory: DeploymentHandle,
     waiting: Callable[[str], Awaitable[None]],
 ) -> "HeldSlices":
-    """Waits for slices, for hours if it must, and holds them watched.
+    """Waits for slices, for hours if it must; returns them reserved and watched.
 
-    It holds as many slices as `spec` requires, or none. A cancelled wait holds nothing. `waiting`
-    gets the reason why there is none, whenever it changes.
+    They are as many as `spec` requires, or none are held. A cancelled wait holds nothing. `waiting`
+    gets the reason why there are none, whenever it changes.
     """
     request = slice_request(spec)
     excluded: frozenset[frozenset[str]] = frozenset()
@@ -126,7 +126,7 @@ class HeldSlices:
             raise ProbeFailedError(f"the probe failed: {'; '.join(failures)}")
 
     async def wait_order(self) -> DrainOrder:
-        """Waits until an order to leave the slices exists."""
+        """Waits for the order to leave the slices, and returns it."""
         return await asyncio.shield(self._order)
 
     def ends(self, cause: EndCause, reason: str) -> tuple[End, ...]:

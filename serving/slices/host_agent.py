@@ -68,7 +68,7 @@ class HostAgent:
         address = await self._stream.listen(self._ip)
         if self._spec.max_run_duration_s is not None:
             self._announce_expiry(self._stream, self._spec.max_run_duration_s)
-        # A machine that is no VM has none; simulated hosts have one of their own.
+        # A machine that is no VM has no metadata server; simulated hosts have one of their own.
         host = os.environ.get(HOST_VARIABLE)
         if host != NO_METADATA:
             work = watch_notices(

@@ -33,12 +33,12 @@ RECONNECT_S = 0.3
 MAX_WATCHERS = 4
 # Some hundred notices; a host has a handful of sources.
 MAX_LINE_BYTES = 64 * 1024
-# A watcher that does not read is cut off. Heartbeats alone take about ten minutes to get there.
+# A watcher that does not read is cut off. Heartbeats alone take more than an hour to get there.
 _MAX_UNREAD_BYTES = 64 * 1024
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The heartbeat line. With `notices` it lists all of them; without, only the host lives.
+    """The line on the stream. `notices` are all present ones; `None` is a mere heartbeat.
 
     `refused` is set before the server hangs up on one watcher too many.
     """
@@ -167,8 +167,8 @@ class HostWatcher:
     async def run(self) -> None:
         """Watches until the host is lost, which is then announced, or until it is cancelled.
 
-        A stream that ends is connected once more; only then, or after `heartbeat.timeout_s` of
-        silence, is the host lost. Time in which our own event loop stood still is not its silence.
+        A stream that ends is connected once more. The host is lost if that fails, or after
+        `heartbeat.timeout_s` of silence, without the time in which our own event loop stood still.
         """
         self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
         try:

@@ -8,7 +8,7 @@ Sources, Google Cloud documentation, read 2026-11:
   `Metadata-Flavor: Google`, `wait_for_change`, `last_etag`, `timeout_sec`; status 503 for up to a
   second around maintenance.
 - "Query the metadata server for maintenance event notices" (`.../getting-live-migration-notice`):
-  `instance/maintenance-event`. It is only warned about hosts that asked for it at least once.
+  `instance/maintenance-event`. Only a host that has asked for it at least once is warned.
 - "View maintenance notifications" (`tpu/docs/view-maintenance-notifications`): the JSON of
   `instance/upcoming-maintenance` on TPU VMs.
 - Spot VMs (`compute/docs/instances/spot`): `instance/preempted`.
@@ -48,7 +48,7 @@ _WATCHED = (PREEMPTED, MAINTENANCE_EVENT, UPCOMING_MAINTENANCE)
 
 # A long poll is renewed this often, as by Google's guest agent (60 s, read 2026-11).
 _WAIT_S = 60
-# Beyond what was to be waited, for the answer itself.
+# Allowed for the answer itself, in addition to the wait for a change.
 _ANSWER_S = 10.0
 # A path that this host does not have may come with its first announcement.
 _ABSENT_RETRY_S = 5.0

@@ -106,6 +106,6 @@ def format_utc(at_s: float) -> str:
 
 def _epoch_s(text: str) -> float:
     at_s = float(int(text))
-    # Refuses what no reader could be shown.
+    # Raises for a time that cannot be formatted.
     format_utc(at_s)
     return at_s

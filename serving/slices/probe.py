@@ -1,7 +1,7 @@
 """Runs the probe program on one host of a slice, and judges the results of all hosts together.
 
 Owns the messages between the program and its supervisor, the deadline, and the verdict. Does not
-own the checks themselves (`probe_program`), nor the supervisor's way onto every host. Imports no
+own the checks themselves (`probe_program`), nor how the supervisor gets onto every host. Imports no
 JAX: a chip that hangs a process must not hang the one that judges it.
 """
 
@@ -83,9 +83,9 @@ _OWN = frozenset({CheckName.LOCAL_DEVICES, CheckName.DEVICE_KIND, CheckName.HBM,
 class ProbeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The expectation for one host. `process_id` is its worker id.
 
-    On CPU as many devices are simulated. `coordinator_address` (`host:port`, on host 0) may be left
-    out on TPU, where JAX finds it, and with one host. `None` for the bytes of memory per device or
-    the kind of device means unknown, and the check is skipped.
+    On CPU `devices_per_host` devices are simulated. `coordinator_address` (`host:port`, on host 0)
+    may be left out on TPU, where JAX finds it, and with one host. `None` for the bytes of memory
+    per device or the kind of device means unknown, and the check is skipped.
     """
 
     platform: Platform
@@ -316,10 +316,10 @@ class _Heard:
 
 
 async def probe_slice(runs: Mapping[int, Awaitable[HostProbe]]) -> ProbeVerdict:
-    """Returns the verdict on a slice while its hosts are probed, by worker id.
+    """Awaits the probes of a slice's hosts, by worker id, and returns the verdict.
 
     It returns as soon as one host is found at fault. The others may wait for that host until their
-    deadline, so they are cancelled after a moment. An exception of a run is raised after the same.
+    deadline, so they are cancelled after a moment. A run's exception cancels all, and is raised.
     """
     tasks = {worker_id: asyncio.ensure_future(run) for worker_id, run in runs.items()}
     try:
@@ -347,9 +347,9 @@ async def probe_slice(runs: Mapping[int, Awaitable[HostProbe]]) -> ProbeVerdict:
 def verdict(host_probes: Iterable[HostProbe], num_hosts: int) -> ProbeVerdict:
     """Judges the results of a slice's hosts together. Pure.
 
-    Names the hosts at fault, not those that waited for them in vain: first those that failed by
-    themselves or never reported, then those that crashed, then those that hung, then those with a
-    wrong part of the all-reduce. If that is the same for all, all are named.
+    Names the hosts at fault, not those that waited for them in vain. These are the hosts that
+    failed by themselves or never reported; if there are none, those that crashed; else those that
+    hung; else those with a wrong part of the all-reduce.
     """
     probes = {probe.worker_id: probe for probe in host_probes}
     for worker_id in range(num_hosts):
@@ -372,7 +372,7 @@ _OWN_FAULT, _CRASHED, _HUNG, _WRONG_SUM, _AFFECTED = range(5)
 
 
 def _rank(probe: HostProbe) -> int:
-    """Returns the rank of a host's blame, the most first."""
+    """Returns the rank of a host's blame; 0 is the most."""
     if probe.report is not None:
         if any(probe.failed(name) for name in _OWN):
             return _OWN_FAULT

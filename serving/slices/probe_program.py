@@ -3,8 +3,8 @@
 It is a program of its own (`python -m serving.slices.probe_program`), one process per host, run
 before weights are loaded. Reads a `ProbeSpec` as one line of JSON from stdin; writes JSON lines to
 stdout, a `StageLine` at each stage and one `ProbeReport` at the end. It ends with status 0 if it
-wrote a report, whatever the result. It is the only module that imports JAX. It ends when the
-process that started it ends.
+wrote a report, whatever the result. No other module of slices imports JAX. The program ends when
+the process that started it ends.
 
 In a simulated cluster, and only there, the environment variable SLICEWISE_PROBE_FAULT makes a host
 faulty: `wrong_matmul`, `hang`, `crash`, `missing_device` or `small_hbm`. On TPU it is refused.
@@ -37,8 +37,8 @@ from serving.slices.probe import (
     StageLine,
 )
 
-# All of it is exact: the factors are small integers that bfloat16 holds, which a TPU multiplies
-# float32 in, and no sum reaches 2 ** 24.
+# All of it is exact: the factors are small integers that bfloat16 holds, in which a TPU multiplies
+# float32, and no sum reaches 2 ** 24.
 _MATMUL_SIZE = 512
 # Floats that each device contributes to the all-reduce: 1 MiB, enough to use every link.
 _ALL_REDUCE_FLOATS = 256 * 1024
@@ -67,7 +67,7 @@ class Probe:
         self._checks: list[Check] = []
 
     def run(self) -> bool:
-        """Makes all checks and reports; returns whether the hosts can take leave of each other."""
+        """Makes all checks and reports; returns whether the all-reduce had a result."""
         started_s = time.monotonic()
         self._enter(Stage.JOINING)
         self._join()
@@ -293,7 +293,7 @@ def main() -> None:
         del os.environ[name]
     probe = Probe(spec, fault, lambda line: _write_line(report_fd, line))
     if not probe.run():
-        # The others will not come to the leave-taking either.
+        # JAX's shutdown waits for all hosts, and the others will not reach it either.
         os._exit(0)
     if spec.num_hosts > 1:
         jax.distributed.shutdown()

@@ -2,7 +2,7 @@
 
 Owns the order of its sessions: when a slice is taken away, the replica drains it and looks for the
 next at once, in place. The replica stays healthy for Serve meanwhile, because a replica without a
-slice is a state, no error. Requests do not pass through here.
+slice is a state, not an error. Requests do not pass through here.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class SliceReplica:
-    """The replica of the module docstring. `app` makes it a deployment."""
+    """The Serve replica that runs one session after another. `serving.app` deploys it."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, spec: EngineSpec, link: LinkConfig, directory: DeploymentHandle
@@ -47,7 +47,7 @@ class SliceReplica:
         self._running = asyncio.create_task(self._run(), name="run")
 
     async def check_health(self) -> None:
-        """Raises when the engine died on a sound slice, so that Serve starts a new replica."""
+        """Raises once an engine died on a sound slice or did not start: Serve replaces it then."""
         if self._unfit_reason is not None:
             raise EngineDiedError(self._unfit_reason)
 

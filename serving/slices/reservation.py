@@ -89,8 +89,8 @@ def names_of(slices: Sequence[Slice]) -> str:
 def bundle_selectors(slices: Sequence[Slice]) -> list[dict[str, str]]:
     """Returns one label selector per bundle: the hosts of the first slice, then of the next.
 
-    The node id makes a host that returns under a lost one's name another host. Without it Ray
-    quietly completes the group with it, half old and half new.
+    The node id tells a lost host from one that returns under its name. Without it Ray would quietly
+    complete the group with the new one.
     """
     return [_selector(host) for whole in slices for host in whole.hosts]
 
@@ -107,7 +107,7 @@ async def reserve(
     A cancelled call gives back what it has.
 
     Raises:
-        ReservationError: not all of it could be had within `timeout_s`.
+        ReservationError: not all of it could be had within `timeout_s`, or Ray has no head.
     """
     task = asyncio.create_task(asyncio.to_thread(_create, slices, shape, cpus_per_host))
     try:

@@ -2,8 +2,8 @@
 
 Owns the slices (`HeldSlices`; several where they are a multislice), the engine host on the first of
 them, and the reports to the directory (`DirectoryReporter`). Does not own what follows a session:
-the replica does. A compute class without slices (`local`) reserves nothing: the host is this
-machine.
+the replica does. A compute class without slices (`local`) reserves nothing: its engine host runs on
+any Ray node that has room.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class SliceSession:
     # -- up --
 
     async def start(self) -> None:
-        """Waits for slices until an engine runs on one, for hours if it must.
+        """Waits for slices, for hours if it must, and starts an engine on them.
 
         When it is cancelled, `stop` cleans up.
 
@@ -115,7 +115,7 @@ class SliceSession:
             await self._reporter.serve(report.engine_id, report.address)
             await self._reporter.enter(SliceState.READY, "the engine takes requests")
             await self._reporter.clear_quarantine()
-            # Now, and not before: programs of an engine that came up, and nobody waits for them.
+            # Only now: they are programs of an engine that works, and nobody waits for the push.
             self._pushing = asyncio.create_task(self._push_programs(), name="push-programs")
             return
 
@@ -250,7 +250,7 @@ class SliceSession:
         """Brings compiled programs to all hosts of the slices; without them the engine compiles."""
         if spec.programs is None or self._held is None:
             return
-        # As when the engine was settled, so that the first host's task finds its process again.
+        # The environment of `_resolve`, so that Ray uses its process on the first host again.
         sync = CompileCacheSync(
             spec.programs, self._held.reservation, self._spec.engine_env, self._reporter.life_id
         )
@@ -293,7 +293,7 @@ class SliceSession:
         """Awaits `work`, unless a slice has to be left before it is done.
 
         Raises:
-            SliceLostError: it is.
+            SliceLostError: a slice has to be left.
         """
         if self._held is None:
             return await work

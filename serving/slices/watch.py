@@ -72,7 +72,7 @@ class SliceWatch:
 
     @property
     def end(self) -> End | None:
-        """The end of its own life, as far as it is to blame; `None` means sound and staying."""
+        """The cause and reason for which this slice itself ends; `None` while it is sound."""
         if self.order is not None:
             return self.order.cause, self.order.reason
         return self._failure
