@@ -2,7 +2,7 @@
 
 Owns that arithmetic for tpu-inference 0.32.0, whose layouts it follows; the figures are expected
 ones, nothing of it was measured on a TPU. Does not own which sharding is right (`settings`), nor
-the remedy when it does not fit (`advice`). Pure.
+the remedy when it does not fit (`plan`). Pure.
 
 tpu-inference gives the cache what `gpu_memory_utilization` leaves of the memory beside the weights
 and measures no step before, so that all activations have to live in the rest. Source:
@@ -37,7 +37,7 @@ class Sharding:
     """The layout of a model over devices. `tensor` counts the shards of an MLP within a stage.
 
     Among those shards, `attention_data` groups each hold the whole attention and their own
-    sequences. Each of `slices` joined slices holds all of that once.
+    sequences. Each of the `slices` of a multislice holds all of that once.
     """
 
     tensor: int
@@ -191,7 +191,7 @@ def kv_bytes_per_token(facts: ModelFacts, sharding: Sharding, dtype: str) -> int
 def _workspace_bytes(
     facts: ModelFacts, sharding: Sharding, requirements: MemoryRequirements
 ) -> int:
-    """Returns an upper guess at a step's activations on a device, until the first run."""
+    """Returns an upper estimate, in bytes, of a step's activations on one device."""
     itemsize = facts.weights.other_bytes
     qkv = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim / sharding.attention_shards
     mlp = facts.experts_per_token * facts.intermediate_size / sharding.tensor

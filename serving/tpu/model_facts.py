@@ -28,8 +28,8 @@ class ModelFactsError(ValueError):
 class WeightFormat:
     """The storage of weights: bytes of a parameter in linear layers, and in all others.
 
-    `method` is the quantisation by vLLM's name, `None` if there is none. Embeddings, output
-    head, norms and routers stay in the model's dtype.
+    `method` is the quantisation by vLLM's name, `None` if there is none. Embeddings, output head,
+    norms and routers stay in the model's dtype.
     """
 
     method: str | None

@@ -87,7 +87,7 @@ def _head_problems(
 
 
 def _fewer_shards(shape: SliceShape, facts: ModelFacts) -> str:
-    """Returns text with the slice's shard counts that divide the heads and repeat none."""
+    """Returns, as text, sizes for this slice that divide the heads and repeat none."""
     fitting = [
         f"tensor_parallel_size {tensor} with pipeline_parallel_size {pipeline}"
         for tensor, pipeline in parallelism_choices(shape)

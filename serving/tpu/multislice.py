@@ -1,7 +1,7 @@
 """Sets up slices joined under one engine over the data-centre network.
 
 Owns the environment by which libtpu finds the other slices, and how the end of one is recorded for
-each. Does not own which slices are joined (`claims`), nor what the engine does with them
+each. Does not own which slices are joined (`pending_grants`), nor what the engine does with them
 (`serving.tpu.settings`). Pure.
 
 Names of the variables and the port: Ray 2.60 `util/tpu.py` (`get_tpu_coordinator_env_vars`), read

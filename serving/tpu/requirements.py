@@ -12,7 +12,7 @@ Args = Mapping[str, object]
 class EngineRequirements:
     """The requirements of one engine: its model's name, its slices, and what is set by hand.
 
-    It owns `num_slices` of `shape`; more than one are joined over the data-centre network.
+    It runs on `num_slices` of `shape`; several are a multislice, over the data-centre network.
 
     `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
     processes. `compile_cache` is the folder on each host below which compiled programs are kept,

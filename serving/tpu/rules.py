@@ -15,7 +15,7 @@ from serving.tpu.requirements import Args, EngineRequirements, count, is_on, sec
 
 MODEL_IMPL = "MODEL_IMPL_TYPE"
 NEW_DESIGN = "NEW_MODEL_DESIGN"
-# Ours: which joined slice each host is of, by Ray's node id, as JSON (`serving.tpu.multislice`).
+# Ours: each host's slice in a multislice, by Ray's node id, as JSON (`serving.tpu.multislice`).
 SLICE_IDS_VARIABLE = "SLICEWISE_SLICE_IDS"
 
 # Where compiled programs are kept: as vLLM and tpu-inference name it, and as JAX does.
@@ -47,7 +47,7 @@ _SPECULATIVE = ("ngram", "dflash", "dspark", "eagle", "eagle3", "mtp")
 
 
 def argument_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
-    """Yields problems that every model has. `path` is the model's place in the configuration."""
+    """Yields problems with any model. `path` is the model's place in the configuration."""
     yield from _owned_env_problems(f"{path}.engine_env", requirements)
     yield from _data_parallel_problems(path, requirements)
     yield from _joined_problems(path, requirements)

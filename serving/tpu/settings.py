@@ -277,7 +277,7 @@ def _cache_env(folder: str) -> Iterator[Setting]:
 
 
 def _by_hand_or(given: Mapping[str, object], chosen: Iterator[Setting]) -> Iterator[Setting]:
-    """Yields the given settings, which stay; a chosen mapping has the given one in it already."""
+    """Yields given settings, then chosen ones beside them; a chosen mapping contains the given."""
     settings = list(chosen)
     merged = {setting.name for setting in settings if isinstance(setting.value, Mapping)}
     for name, value in given.items():
