@@ -41,7 +41,7 @@ def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[s
 def cached_model_config(source: str, revision: str | None = None) -> Path | None:
     """Returns the file of an id in the local cache, at `revision` or at the newest one there.
 
-    An address such as `gs://` is in none.
+    `None` if it is not there; no address such as `gs://` ever is.
     """
     # Part of transformers, which every vLLM brings; a machine that only checks files may lack it.
     try:

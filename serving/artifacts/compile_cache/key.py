@@ -21,7 +21,7 @@ KEY_FORMAT = 1
 _DIGEST_CHARS = 32
 
 # Engine arguments that no program depends on: where weights come from and how they are read, what
-# is logged, what requests are called. `hf_token` is a secret besides; records are for reading.
+# is logged, what requests are called. `hf_token` is also a secret, and people read the records.
 _OUTSIDE_ARGS = frozenset(
     {
         "download_dir",
@@ -135,7 +135,7 @@ class CacheKey:
 
     @property
     def record(self) -> bytes:
-        """The parts for a reader."""
+        """The parts as JSON, for a reader."""
         return json.dumps(dict(self.parts), indent=2, sort_keys=True).encode()
 
 

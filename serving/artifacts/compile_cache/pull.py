@@ -173,7 +173,7 @@ def _fetch_all(
     """Returns the result of each fetch; `errors` gets the store's errors."""
 
     def fetch(entries: tuple[ProgramEntry, ...]) -> _Fetched:
-        # What one fetch finds out about the store the others need not find out again.
+        # After one failed call of the store the other fetches do not try.
         if clock() >= deadline_s or errors:
             return _Fetched(is_late=True)
         try:
@@ -212,6 +212,6 @@ def _fetch(store: ObjectStore, folder: LocalFolder, entries: tuple[ProgramEntry,
             return result
         reason = "truncated" if len(data) < entry.num_bytes else "altered"
         result.damage.append(Damage(entry.name, entry.digest, reason))
-    # What JAX finds here under this name it neither checks nor replaces.
+    # JAX neither checks nor replaces a file that it finds here under this name.
     folder.remove(entries[0].name)
     return result

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# One object, sent again included. The largest we expect, a program of some hundred MB, comes in
-# seconds from a bucket of the same region; whoever has less time stops waiting earlier.
+# Bounds one request, and with `_RETRY` one object. The largest we expect, a program of some hundred
+# MB, comes in seconds from a bucket of the same region. A caller with less time waits no longer.
 _CLIENT: "ClientConfig" = {
     "connect_timeout": timedelta(seconds=5),
     "timeout": timedelta(seconds=60),
@@ -32,7 +32,7 @@ _RETRY: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30
 
 
 class CloudStore:
-    """Stores objects in a bucket; see `ObjectStore`. It asks for nothing before a call."""
+    """Stores objects in a bucket; see `ObjectStore`. It makes no request before the first call."""
 
     def __init__(self, address: str) -> None:
         """Makes the client; `address` is `gs://` or `s3://`, a bucket, and folders in it if wanted.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving.artifacts.object_store.store import MissingObjectError, StoredObject, StoreError
 
-# Of files that are being written. No object's name begins so.
+# The prefix of files that are being written. No object's name begins with it.
 _UNFINISHED = ".writing-"
 
 
