@@ -18,7 +18,7 @@ _OBSERVE_PERIOD_S = 0.5
 
 
 class SliceAllocator:
-    """The granter of slices. `observe` returns the present hosts. Used from one event loop."""
+    """Grants slices to replicas. `observe` returns the present hosts. Used from one event loop."""
 
     def __init__(self, observe: Callable[[], Awaitable[list[ObservedHost]]]) -> None:
         self._observe = observe

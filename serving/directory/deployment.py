@@ -26,7 +26,7 @@ _POLL_S = 1.0
 
 
 class FleetDirectory:
-    """The deployment of `domain.slice_records.Directory` and the allocator. `app` makes it."""
+    """Serves `domain.slice_records.Directory` and the allocator. `serving.app` deploys it."""
 
     async def __init__(self) -> None:  # type: ignore[misc] # Serve awaits it
         self._directory = Directory(uuid.uuid4().hex[:8])
@@ -54,7 +54,7 @@ class FleetDirectory:
         self._directory.end(record)
 
     async def watch(self, version: str, timeout_s: float) -> Snapshot:
-        """Returns the next snapshot after `version` to a gateway."""
+        """Returns a snapshot once it differs from `version`, at the latest after `timeout_s`."""
         return await self._directory.wait_change(version, timeout_s)
 
     async def acquire(
@@ -86,7 +86,7 @@ class FleetDirectory:
         return directory_stats(self._directory.snapshot(), self._started_at_s, time.time())
 
     async def _wait_for_predecessor(self, replica_id: str, timeout_s: float) -> str | None:
-        """Waits while a replica may not take a slice; after `timeout_s` the reason, else `None`."""
+        """Waits until a replica may take a slice; after `timeout_s` returns why it may not."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             snapshot = self._directory.snapshot()

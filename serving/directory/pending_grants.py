@@ -71,7 +71,7 @@ class PendingGrants:
 def _choose(
     candidates: Iterable[Slice], num_slices: int, excluded: frozenset[frozenset[str]]
 ) -> tuple[Slice, ...]:
-    """Returns the first `num_slices` of one zone, those that failed lately last; else none."""
+    """Returns `num_slices` of one zone, with `excluded` ones last; an empty tuple if too few."""
 
     def rank(each: Slice) -> tuple[bool, str]:
         return each.node_ids in excluded, each.name

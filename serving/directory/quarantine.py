@@ -36,7 +36,7 @@ class _Failure:
 
 
 class Quarantine:
-    """The slices that are kept off, and the end of each quarantine."""
+    """The slices that replicas are kept off, and the end of each quarantine."""
 
     def __init__(self) -> None:
         self._failures: list[_Failure] = []
@@ -49,7 +49,7 @@ class Quarantine:
         *,
         suspects: frozenset[str] = frozenset(),
     ) -> float:
-        """Returns the end of the slice's quarantine: 30 s the first time, then doubling to an hour.
+        """Quarantines a slice for 30 s, then twice as long each time, to an hour; returns the end.
 
         `suspects` are the node ids of the hosts that a probe named. A slice that still has one of
         them stays in quarantine even when its other hosts were replaced.
