@@ -1,13 +1,13 @@
 """Adds up every chip-second of the fleet, each once, in exactly one state.
 
 Owns the sums and the instant up to which each life has been counted. Does not own the lives (the
-directory does), nor prices and names (`pages`). It has no clock: callers pass wall-clock
+directory does), nor prices (`gateway.metrics`). It has no clock: callers pass wall-clock
 milliseconds.
 
 The identity of a life is its replica and its start. A directory that restarts shows fewer lives for
 a moment and the same ones later: what was counted is not counted again, and the gap is filled in
-from the life's own phases. The sums begin at zero where the ledger does, as those of any counter
-do.
+from the life's own transitions. The sums begin at zero where the ledger does, as those of any
+counter do.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ UNATTRIBUTED = "unattributed"
 
 @dataclass(frozen=True, slots=True)
 class LedgerSum:
-    """The sum of one state. `slice_name` is `None` where it is of a class or the slice has no name.
+    """The sum of one state, of a compute class (`slice_name` is `None`) or of one slice.
 
     `amount` is in chip-milliseconds, or in chips for the present state.
     """
@@ -112,8 +112,8 @@ class Ledger:
         """Counts the time since the last call.
 
         `is_busy` has every engine that can be reached, by id; its present report stands for the
-        time since the last call. `uses` has their users. A snapshot is read anew only if it is
-        another object.
+        time since the last call. `uses` has their tenants, by the same id. A snapshot is read anew
+        only if it is another object.
         """
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
@@ -123,7 +123,7 @@ class Ledger:
             if record.state is SliceState.READY:
                 account.ready_as = _ready_as(record, is_busy)
             use = uses.get(record.engine_id or "", NO_USE)
-            # Joined slices share one engine: its tokens count once, its time on each of them.
+            # A multislice has one engine: its tokens count once, its time on each of its slices.
             self._take_use(account, use if record.has_engine else replace(use, tokens=None))
             self._advance(account, now_ms)
 
@@ -190,7 +190,7 @@ class Ledger:
         record = account.record
         given: dict[str, int] = {}
         if use.tokens is not None:
-            # What an engine gave before this ledger began is nobody's here.
+            # Tokens from before this ledger began are not counted here.
             is_older = to_ms(record.life.entered_at_s) < self.started_at_ms
             start = use.tokens if is_older else {}
             before = start if account.tokens is None else account.tokens
@@ -224,9 +224,9 @@ def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
 
 
 def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """Returns `amount` in whole parts by weight; `UNATTRIBUTED` takes all without any weight.
+    """Returns `amount` in whole parts by weight; without any weight all of it is `UNATTRIBUTED`.
 
-    The parts have no remainder: what rounding leaves over goes to the largest, the first by name
+    The parts sum to `amount`: what rounding leaves over goes to the largest, the first by name
     among equals.
     """
     total = sum(weights.values())

@@ -71,10 +71,10 @@ def spans(
 ) -> Iterator[StateSpan]:
     """Yields the life's time from `from_ms` to `until_ms`, or to its end.
 
-    READY counts as `ready_as`. The lengths sum to that time exactly, for any order of phases, if
-    the life began by `from_ms`.
+    READY counts as `ready_as`. The lengths sum to that time exactly, for any order of transitions,
+    if the life began by `from_ms`.
     """
-    # Hosts' clocks differ: a phase may begin ahead of ours.
+    # Hosts' clocks differ: a transition may lie in our future.
     ends_ms = [min(to_ms(transition.at_s), until_ms) for transition in life.transitions[1:]] + [
         until_ms
     ]
