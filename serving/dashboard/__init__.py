@@ -1,1 +1,1 @@
-"""The fleet page in a process of its own: the present places of everything, and the recent past."""
+"""The fleet page in a process of its own: the present state of the fleet, and its last hour."""

@@ -1,7 +1,7 @@
 """The dashboard as a Serve deployment: one replica, in a process of its own.
 
-It listens to nothing: gateways hand it their samples and forward the requests of browsers. A
-restart loses the last points of the charts, and nothing else.
+It opens no port: gateways hand it their samples and forward the requests of browsers. A restart
+loses the points of the charts, and nothing else.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class DashboardSettings:
 
 
 class Dashboard:
-    """The history of the fleet, and the page of it. `app` makes it a deployment."""
+    """The history of the fleet, and its page. `serving.app` deploys it."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, settings: DashboardSettings, directory: DeploymentHandle

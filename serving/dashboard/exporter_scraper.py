@@ -1,7 +1,7 @@
 """The chips of the fleet's hosts as their TPU exporters report them, for the history.
 
 Owns which hosts are asked, how often, and how long an answer counts. Does not own what it means
-(`metric_sampling`). Prometheus reads the exporters by itself; this is for people without one.
+(`metric_sampling`). Prometheus reads the exporters by itself; this is for fleets without it.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.dashboard.metric_sampling import TPU_SERIES, TpuSample
 
 PERIOD_S = 10.0
-# One that missed its turn is shown no longer: missing is better than stale.
+# An older answer, whose successor failed, is not shown: missing is better than stale.
 MAX_AGE_S = 1.5 * PERIOD_S
-# A dashboard is no Prometheus: of a larger fleet no chips are shown, rather than some of them.
+# A dashboard is no Prometheus: for a larger fleet it shows no chips, rather than some of them.
 MAX_HOSTS = 256
 _NUM_AT_ONCE = 8
 _TIMEOUT_S = 3.0
@@ -54,7 +54,7 @@ class ExporterScraper:
             await asyncio.sleep(PERIOD_S)
 
     async def scrape_once(self) -> None:
-        """Asks every host once. A host without an answer in the format is left out."""
+        """Asks every host once. The last answer of a host stays where the new one is unusable."""
         addresses = set(await self._addresses())
         if len(addresses) > MAX_HOSTS:
             addresses = set()

@@ -31,7 +31,7 @@ STEPS_S = (FINE_STEP_S, COARSE_STEP_S)
 # Bounds the memory: 512 x 660 points take some 22 MB. Ten models on four compute classes each have
 # at most 396 series; one on two has 64.
 MAX_SERIES = 512
-# Requests, quantiles and prices are of so long: in one second too little happens for them.
+# The window of requests, quantiles and prices: too little happens in one second for them.
 WINDOW_S = 10.0
 # A gateway that is silent for longer is left out: it ended, or the points of all would wait for it.
 MAX_SILENCE_S = 3.0
@@ -40,11 +40,11 @@ MAX_SILENCE_S = 3.0
 _HALF_STEP_S = FINE_STEP_S / 2
 
 _QUANTILES = (("p50", 0.5), ("p99", 0.99))
-# What is of the last ten seconds already: of such a series a coarse point is the last fine one.
+# The series over `WINDOW_S`, which is a coarse step: their coarse point is the last fine one.
 _WINDOWED = frozenset(
     {"requests_per_s", "ttft_s", "tpot_s", "usd_per_hour", "usd_per_million_tokens"}
 )
-# What is a number in a step, and adds up; everything else is a mean over time.
+# The series of counts in a step, which add up; every other one is a mean over time.
 _COUNTED = "losses"
 _S_PER_HOUR = 3600
 _MILLION = 1e6
@@ -136,7 +136,7 @@ class History:
         self._fine.put(slot, {key: float(f"{value:.5g}") for key, value in values.items()})
 
     def version(self, wanted: Wanted) -> str:
-        """Changes whenever `describe` would return something else."""
+        """Returns a text that changes whenever the points of `describe` do."""
         series = self._series(wanted)
         first = series.first(wanted.since)
         return f"{self.dashboard_id}-{series.step_s}-{first}-{series.until}-{wanted.model}"

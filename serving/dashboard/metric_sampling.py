@@ -22,7 +22,7 @@ _ABORTED = frozenset({"abort", "aborted"})
 
 OUTCOMES = ("finished", "aborted", "failed", "refused")
 LOSSES = ("moved_lost", "moved_draining", "links_lost")
-# Counted for each compute class; the cost is divided by time and by tokens, and no series itself.
+# Counted for each compute class. The cost is divided by time and by tokens; it is no series itself.
 COST, TOKENS = "cost_usd", "output_tokens_per_s"
 
 _DUTY, _TENSORCORE = "tpu_duty_cycle_ratio", "tpu_tensorcore_utilization_ratio"
@@ -96,8 +96,8 @@ def gauges(samples: Collection[GatewaySample], chips: Iterable[TpuSample] = ()) 
 def increase(before: GatewaySample, after: GatewaySample) -> Increase:
     """Returns the increase between two samples of a gateway, for each model and for all of them.
 
-    A counter that was not there before began at zero, except for costs. So did a counter that shows
-    less than before. A value that is known to be nothing is zero; an unreported one is absent.
+    A counter that was not there before began at zero, except for costs. One that shows less than
+    before began again. A value that is known to be nothing is zero; an unreported one is absent.
     """
     result = Increase(after.taken_at_s - before.taken_at_s)
     for model in {ALL_MODELS} | {counts.model for counts in after.models}:

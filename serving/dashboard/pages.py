@@ -14,7 +14,7 @@ from serving.domain.errors import MalformedRequestError, RequestError, openai_er
 
 
 class DashboardPages:
-    """The pages over a history."""
+    """Answers requests for the page, its parts and the history."""
 
     def __init__(self, history: History) -> None:
         self._history = history
