@@ -16,12 +16,12 @@ def cluster_secret(link: LinkConfig) -> bytes:
     """Returns the configured secret, or else a random one shared by this Ray cluster.
 
     A configured one may have several lines while it is replaced; see `serving.link.handshake`.
-
     The first caller makes the random one and keeps it in Ray's own key-value store. So every part
     of the application, and every later deployment of it, finds the same. Code that can read that
     store can already run code in the cluster.
 
     Raises:
+        OSError: the configured file cannot be read.
         ValueError: a named source is empty.
     """
     if link.secret_file is not None:

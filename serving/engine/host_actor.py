@@ -79,7 +79,7 @@ class EngineHostActor:
         return await self._host.wait_died()
 
     async def status(self) -> dict[str, Any]:
-        """Returns present requests, gateways, processes; raises `EngineDiedError` if it is gone."""
+        """Returns requests, gateways and processes; raises `EngineDiedError` without an engine."""
         if self._host is None:
             raise EngineDiedError("not started")
         self._host.ensure_alive()

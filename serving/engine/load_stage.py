@@ -64,7 +64,7 @@ def report_stage(stage: LoadStage) -> None:
 
 
 class TellsStages:
-    """Makes a vLLM worker class, mixed in before it, report when the weights are loaded.
+    """The mixin of a vLLM worker class that reports when the weights are loaded.
 
     From then on vLLM runs the model on made-up input to find how much memory is left for the cache,
     which compiles it, and then warms it up.

@@ -33,7 +33,7 @@ class Code(StrEnum):
     BAD_DISTRIBUTION = "BAD_DISTRIBUTION"  # a histogram that contradicts itself
     CONFLICT = "CONFLICT"  # two values for one series
     LABEL_LIMIT = "LABEL_LIMIT"  # more label sets than the registry allows
-    CHIP_COUNT = "CHIP_COUNT"  # more of them than the host has: nobody knows which is which
+    CHIP_COUNT = "CHIP_COUNT"  # more devices than the host has: nobody knows which is which
 
 
 class Raw(BaseModel):

@@ -16,7 +16,7 @@ from serving.telemetry.metric_names import ALL, Kind, Unit
 
 _SOURCES = {rule.metric: name for name, rule in RULES.items()}
 
-# Ray's names of what we have, and what our value times is in its unit. Source: ray 2.60.0
+# Ray's names of what we have, and the factor from our unit to Ray's. Source: ray 2.60.0
 # `dashboard/modules/reporter/reporter_agent.py`, read 2026-11-21.
 _RAYS_NAMES = {
     "tpu_duty_cycle_ratio": ("duty_cycle", 100),
@@ -64,7 +64,7 @@ def device_plugin_families(series: Iterable[Series], identity: Identity) -> list
     """Returns the page that Ray's dashboard reads TPUs from, by chip of the host.
 
     Ray shows nothing unless each chip has a value of TensorCore or bandwidth. It shows an absent
-    value as 0 and refuses more devices than chips. So a chip has its devices' mean share, or sum.
+    value as 0 and refuses more devices than chips. So a chip's devices are averaged or summed.
     """
     by_chip: dict[tuple[str, str], list[float]] = {}
     for one_series in series:

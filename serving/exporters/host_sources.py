@@ -185,7 +185,7 @@ class WorkloadCollector:
         try:
             return any(_DEVICE_NODE.fullmatch(_link(fd)) for fd in (process / "fd").iterdir())
         except PermissionError:
-            # Another user's process: nobody can see what it has open, only that it lives.
+            # Another user's process: we cannot see what it has open, only that it lives.
             return True
         except OSError:
             return False

@@ -74,7 +74,7 @@ class _Slot:
             return self._run
 
     def finish(self, run: _Collection, deadline_s: float) -> CollectorSample:
-        """Returns the run's sample, or after the earlier of both deadlines one that it hangs."""
+        """Returns the run's sample; if there is none by the earlier deadline, one that says so."""
         run.is_done.wait(max(0.0, min(deadline_s, run.deadline_s) - self._clock()))
         if run.sample is not None:
             return run.sample

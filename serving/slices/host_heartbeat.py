@@ -168,7 +168,7 @@ class HostWatcher:
         """Watches until the host is lost, which is then announced, or until it is cancelled.
 
         A stream that ends is connected once more. The host is lost if that fails, or after
-        `heartbeat.timeout_s` of silence, without the time in which our own event loop stood still.
+        `heartbeat.timeout_s` of silence, not counting time in which our own event loop stood still.
         """
         self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
         try:

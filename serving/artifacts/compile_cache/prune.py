@@ -85,8 +85,8 @@ def plan_pruning(
 ) -> Pruning:
     """Chooses the keys that go: those unused for `unused_s`, then the oldest beyond `max_bytes`.
 
-    The longest unused keys go until `max_bytes` is kept. `None` means no such bound. The key used
-    last always stays. Blobs that no key names any more go, once they are `GRACE_S` old. Pure.
+    The longest unused keys go until the rest fits `max_bytes`. `None` means no such bound. The key
+    used last always stays. Blobs that no key names any more go, once they are `GRACE_S` old. Pure.
     """
     kept = list(holding.keys)
     gone: list[KeyUse] = []

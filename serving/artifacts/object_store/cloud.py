@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # Bounds one request, and with `_RETRY` one object. The largest we expect, a program of some hundred
-# MB, comes in seconds from a bucket of the same region. A caller with less time waits no longer.
+# MB, comes in seconds from a bucket of the same region. A caller with less time stops waiting.
 _CLIENT: "ClientConfig" = {
     "connect_timeout": timedelta(seconds=5),
     "timeout": timedelta(seconds=60),

@@ -28,7 +28,7 @@ _DIGEST_CHARS = 32
 def model_revision(source: str, args: Mapping[str, JsonValue]) -> str | None:
     """Returns the revision an engine with `args` would load here; `None` if it is unknown.
 
-    It reads no weights. A change that keeps a file's size is noticed in a bucket only.
+    It reads no weights. A change of weights that keeps the size is noticed in a bucket only.
     """
     folder = Path(resolve_source(source))
     try:

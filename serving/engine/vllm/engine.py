@@ -252,7 +252,7 @@ class VllmEngine:
         await asyncio.to_thread(self._client.shutdown, 0)
 
     async def _warm_up(self) -> None:
-        """Sends short requests that use all of the sampler, before anybody waits for one.
+        """Sends short requests that take the sampler's slow path, before anybody waits for one.
 
         Code that is compiled or built on first use is built here, where a long wait does not count
         as a hang. On a TPU each bucket of requests is filled once: tpu-inference also compiles

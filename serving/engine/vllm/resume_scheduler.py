@@ -70,7 +70,7 @@ class ResumingAsyncScheduler(_Resuming, AsyncScheduler):
 
 
 def resuming_scheduler(*, async_scheduling: bool) -> type[Scheduler]:
-    """Returns the class of scheduler that can resume requests."""
+    """Returns the class of scheduler that resumes requests, for either mode of scheduling."""
     return ResumingAsyncScheduler if async_scheduling else ResumingScheduler
 
 
