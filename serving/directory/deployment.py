@@ -50,7 +50,7 @@ class FleetDirectory:
         self._directory.forget(replica_id)
 
     async def end(self, record: SliceRecord) -> None:
-        """Keeps the end of a session and its cause; the replica may begin another one."""
+        """Records the end of a session and its cause; the replica may begin another one."""
         self._directory.end(record)
 
     async def watch(self, version: str, timeout_s: float) -> Snapshot:

@@ -264,7 +264,7 @@ class _Heard:
             await self._process.wait()
 
     async def end(self) -> None:
-        """Ends the program and everything below it, if it has not ended by itself."""
+        """Ends the program, if it has not ended by itself, and everything below it."""
         self._has_ended = self._process.returncode is not None
         # A group outlives its first process, as long as something below that lives.
         with contextlib.suppress(ProcessLookupError, PermissionError):

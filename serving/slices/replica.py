@@ -47,7 +47,7 @@ class SliceReplica:
         self._running = asyncio.create_task(self._run(), name="run")
 
     async def check_health(self) -> None:
-        """Raises if the engine died on a sound slice or did not start, for Serve to replace us."""
+        """Raises after an engine died on a sound slice or did not start; Serve ends the replica."""
         if self._unfit_reason is not None:
             raise EngineDiedError(self._unfit_reason)
 

@@ -168,7 +168,7 @@ class SliceWatch:
         self._notices.pop((worker_id, source), None)
 
     def take_drains(self, deadlines_s: dict[str, float | None]) -> None:
-        """Takes in the nodes that Ray drains: the deadline by node id."""
+        """Announces the drains of this slice's nodes by Ray; `deadlines_s` are by node id."""
         for node_id, deadline_s in deadlines_s.items():
             worker_id = self._by_node.get(node_id)
             if worker_id is not None:

@@ -87,7 +87,7 @@ class PacedEngine:
         return self._calls[method](args)
 
     async def check(self, timeout_s: float) -> None:
-        """Returns while the loop turns; raises `EngineDiedError` if it hangs for `timeout_s`."""
+        """Checks that the loop turns; raises `EngineDiedError` if it hangs for `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._turning.wait()
