@@ -56,7 +56,7 @@ class DecisionWriter:
 
     def publish(self, board: PlanReport) -> None:
         """Stores the plan report."""
-        self._do("the plan board", self._write_report, board)
+        self._do("the plan report", self._write_report, board)
 
     def close(self) -> None:
         """Has what waits written, then closes the log. Does not wait for it."""

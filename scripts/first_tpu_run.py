@@ -164,7 +164,7 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
     from serving.engine.vllm.engine import engine_config  # noqa: PLC0415
 
     arguments: dict[str, Any] = plan.settings.engine_args
-    told_s: dict[LoadStage, float] = {}
+    reached_s: dict[LoadStage, float] = {}
 
     def start() -> AsyncLLM:
         # With our worker, which tells when it has its weights.
@@ -172,12 +172,12 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
 
     started_s = time.monotonic()
     try:
-        with stages_reported_to(lambda stage: told_s.setdefault(stage, time.monotonic())):
+        with stages_reported_to(lambda stage: reached_s.setdefault(stage, time.monotonic())):
             llm = await asyncio.to_thread(start)
     except (RuntimeError, ValueError, OSError) as error:
         raise MissingError(f"the engine does not start: {error}") from error
     try:
-        found = load_times(started_s, told_s.get(LoadStage.COMPILING), time.monotonic())
+        found = load_times(started_s, reached_s.get(LoadStage.COMPILING), time.monotonic())
         await llm.collective_rpc("watch_compilations")
         config = llm.vllm_config
         found["num_blocks"] = config.cache_config.num_gpu_blocks

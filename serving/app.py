@@ -65,7 +65,7 @@ def build(args: dict[str, Any]) -> Application:
     directory = _FleetDirectory.options(
         name=DIRECTORY,
         ray_actor_options=_actor_options(config, _CONTROL_CPUS),
-        **_heard_replicas(config, 1),
+        **_reporting_replicas(config, 1),
         max_ongoing_requests=_DIRECTORY_MAX_ONGOING,
         health_check_period_s=1.0,
         # Serve hands this to the running directory, which hands it on to the gateways: neither has
@@ -90,7 +90,7 @@ def build(args: dict[str, Any]) -> Application:
             engines.append(pinned.bind(spec, config.link, directory))
     gateway = _Gateway.options(
         name=GATEWAY,
-        **_heard_replicas(config, config.gateway.replicas),
+        **_reporting_replicas(config, config.gateway.replicas),
         ray_actor_options=_actor_options(config, config.gateway.num_cpus)
         | {
             # vLLM would close the handlers of all other loggers to set up its own.
@@ -177,7 +177,7 @@ def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:
     return options
 
 
-def _heard_replicas(config: AppConfig, count: int) -> dict[str, Any]:
+def _reporting_replicas(config: AppConfig, count: int) -> dict[str, Any]:
     """Returns a fixed number of replicas, as scaling bounds where a policy needs stats.
 
     Serve collects stats for a policy only from a deployment that scales.

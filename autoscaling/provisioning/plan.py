@@ -257,8 +257,8 @@ def _names_of_leaving(demand: SliceDemand, group: WorkerGroup) -> frozenset[str]
     known, names = _names_by_address(demand.leaving, group)
     if group.num_hosts == 1:
         others = frozenset(each.name for each in group.slices if each.addresses)
-        told_by_name = frozenset(each.name for each in demand.leaving if each.address is None)
-        names = (names - others) | told_by_name
+        known_by_name = frozenset(each.name for each in demand.leaving if each.address is None)
+        names = (names - others) | known_by_name
     return known | names
 
 

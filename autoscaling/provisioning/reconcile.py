@@ -100,7 +100,7 @@ class Reconciler:
         """Fences the slices to drop, applies the plan, and returns it without what was kept."""
         plan = plan.keeping(await self._kept(plan))
         self._memory = plan.state
-        self._tell(plan, notes)
+        self._log_changes(plan, notes)
         if plan.changes:
             await self._provisioner.apply(plan)
         return plan
@@ -120,7 +120,7 @@ class Reconciler:
         backoff_s: float = min(MAX_BACKOFF_S, self._interval_s * 2 ** min(self._num_failures, 10))
         return max(backoff_s, retry_after_s or 0.0)
 
-    def _tell(self, plan: ProvisioningPlan, notes: Iterable[str]) -> None:
+    def _log_changes(self, plan: ProvisioningPlan, notes: Iterable[str]) -> None:
         for change in plan.changes:
             drops = ", ".join(f"{drop.slice.name} ({drop.reason})" for drop in change.drops)
             logger.info(

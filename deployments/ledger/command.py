@@ -113,7 +113,7 @@ def _record(folder: Path, every_s: float, read: Callable[[], list[LedgerReading]
 
 
 def _read(url: str, api_key: str | None, timeout_s: float) -> str:
-    connection, path = _door(url, timeout_s)
+    connection, path = _connection_to(url, timeout_s)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         connection.request("GET", path, headers=headers)
@@ -132,7 +132,7 @@ def _read(url: str, api_key: str | None, timeout_s: float) -> str:
     return body
 
 
-def _door(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+def _connection_to(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
     # Not `urllib`, which follows redirects and would carry the API key along.
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     try:

@@ -125,7 +125,7 @@ def _check_problems(policy: KubernetesManifest) -> Iterator[Problem]:
 def _health_problems(folder: Folder, route: KubernetesManifest, service: str) -> Iterator[Problem]:
     found = _policies(folder, "HealthCheckPolicy", service)
     if not found:
-        complaint = f"the load balancer would ask {service} for /, and take every gateway for ill"
+        complaint = f"the load balancer would ask {service} for /, and find every gateway unhealthy"
         required = f"required: a HealthCheckPolicy of {service} with {PROXY_HEALTH}"
         yield route.problem("spec.rules.backendRefs", complaint, required, service)
     for policy in found:

@@ -24,7 +24,7 @@ MARKET_LABEL = "ray.io/market-type"
 
 
 # The most slices of a multislice: it is lost whole, so more slices would cost more than they give.
-MAX_JOINED_SLICES = 16
+MAX_SLICES_OF_ENGINE = 16
 
 # The pydantic settings of every section.
 STRICT_SECTION = ConfigDict(
@@ -82,7 +82,7 @@ class SliceConfig(_Section):
         ),
     ] = None
     """Zone its hosts are in; any, when left out."""
-    num_slices: Annotated[int, Field(ge=1, le=MAX_JOINED_SLICES)] = 1
+    num_slices: Annotated[int, Field(ge=1, le=MAX_SLICES_OF_ENGINE)] = 1
     """Slices of this kind that each engine owns, all of them in one zone and joined over the
     data-centre network. Each holds the whole model; requests are spread over them."""
 

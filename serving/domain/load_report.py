@@ -23,7 +23,7 @@ _STARTED = f"directory{_BAR}started"
 # Ends that a scaling policy did not ask for. An expiry was known before, a release requested.
 _LOSSES = frozenset({EndCause.PREEMPTED, EndCause.BOOT_FAILED, EndCause.UNHEALTHY})
 # Long enough that no policy misses one, short enough to keep a report small after a bad night.
-_LOSS_TOLD_FOR_S = 300.0
+_LOSS_REPORTED_FOR_S = 300.0
 
 
 class StatsError(ValueError):
@@ -131,7 +131,7 @@ def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> di
             ("lost", record.model, record.compute_class, record.life_id, str(record.life.cause))
         ): record.life.entered_at_s
         for record in snapshot.ended
-        if record.life.cause in _LOSSES and now_s - record.life.entered_at_s <= _LOSS_TOLD_FOR_S
+        if record.life.cause in _LOSSES and now_s - record.life.entered_at_s <= _LOSS_REPORTED_FOR_S
     }
     return stats
 

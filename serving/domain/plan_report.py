@@ -97,4 +97,4 @@ def decode_report(text: bytes) -> PlanReport:
         return PlanReport.model_validate_json(text)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, each["loc"])) or "all" for each in error.errors())
-        raise PlanReportError(f"not a plan board of this version (wrong at: {where})") from error
+        raise PlanReportError(f"not a plan report of this version (wrong at: {where})") from error

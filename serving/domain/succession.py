@@ -15,7 +15,7 @@ from serving.domain.slice_records import SliceRecord
 
 # The time that a replica of a new version waits for another one to report that it leaves. A replica
 # that comes on top of the others, because the deployment grows too, loses this much.
-WORD_S = 10.0
+REPORT_WAIT_S = 10.0
 
 
 def is_handing_over(record: SliceRecord) -> bool:
@@ -58,7 +58,7 @@ def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float
     )
     free_to_take = len(waiting) - num_successors(deployment)
     if own in waiting[:free_to_take]:
-        is_new = now_s < own.life.transitions[0].at_s + WORD_S
+        is_new = now_s < own.life.transitions[0].at_s + REPORT_WAIT_S
         old = sorted({each.version for each in deployment if _holds_another(each, own)})
         if is_new and old:
             return f"it may be the replacement of a replica of version {', '.join(old)}"

@@ -70,7 +70,7 @@ class EngineHost:
             host_info={"version": spec.version, "described": dict(spec.described)},
         )
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._told_to_end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked_to_end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str) -> tuple[str, int]:
@@ -90,8 +90,8 @@ class EngineHost:
 
     def end(self, reason: str) -> None:
         """Ends the engine as a lost one: its requests go on elsewhere. Returns at once."""
-        if not self._told_to_end.done():
-            self._told_to_end.set_result(reason)
+        if not self._asked_to_end.done():
+            self._asked_to_end.set_result(reason)
 
     async def close(self) -> None:
         """Ends links, then engine. Idempotent."""
@@ -110,7 +110,7 @@ class EngineHost:
         """Ends links and engine once the engine dies, hangs or is asked to end."""
         died = asyncio.create_task(self.server.wait_died())
         turning = asyncio.create_task(self._check_turning())
-        ends = {died, turning, self._told_to_end}
+        ends = {died, turning, self._asked_to_end}
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             reason = done.pop().result()

@@ -63,7 +63,7 @@ def report_stage(stage: LoadStage) -> None:
             os.close(pipe)
 
 
-class TellsStages:
+class ReportsStages:
     """The mixin of a vLLM worker class that reports when the weights are loaded.
 
     From then on vLLM runs the model on made-up input to find how much memory is left for the cache,

@@ -213,7 +213,7 @@ class Gateway:
             self._models, _link_settings(config.link, self._view.gateway_id)
         )
         self._is_autoscaled = config.is_autoscaled
-        self._board: PlanReport | None = None
+        self._plan_report: PlanReport | None = None
         self._ledger = Ledger(to_ms(time.time()))
         self._endings = Endings(self._view.started_at_s)
         self._metrics = self._own_metrics()
@@ -243,7 +243,7 @@ class Gateway:
                 self._prices.patience_s,
                 time.time,
             ),
-            PlanCollector(lambda: self._board),
+            PlanCollector(lambda: self._plan_report),
         ):
             metrics.register(collector)
         return metrics
@@ -329,16 +329,16 @@ class Gateway:
         reported = ""
         while True:
             try:
-                self._board = await asyncio.to_thread(read_plan_report) or self._board
+                self._plan_report = await asyncio.to_thread(read_plan_report) or self._plan_report
             except (PlanReportError, RuntimeError, RayError) as error:
                 # The last plan is shown with its age until there is another.
                 if repr(error) != reported:
                     reported = repr(error)
-                    logger.warning("plan_board_unreadable error=%r", error)
-            if self._board is not None:
+                    logger.warning("plan_report_unreadable error=%r", error)
+            if self._plan_report is not None:
                 now_s = time.time()
                 for name, model in self._models.items():
-                    model.expect_engine(self._board.retry_after_s(name, now_s))
+                    model.expect_engine(self._plan_report.retry_after_s(name, now_s))
             await asyncio.sleep(_PLAN_PERIOD_S)
 
     async def _keep_ledger(self) -> None:
@@ -416,7 +416,7 @@ class Gateway:
             for model in self._models.values()
         ]
         now_s = time.time()
-        autoscaling = describe_plans(self._board, now_s) if self._is_autoscaled else None
+        autoscaling = describe_plans(self._plan_report, now_s) if self._is_autoscaled else None
         return describe_fleet(self._view, models, self._membership.snapshot, now_s, autoscaling)
 
 

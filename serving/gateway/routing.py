@@ -140,7 +140,7 @@ def choose_engine(engines: Iterable[EngineView], *, needs_isolation: bool) -> Ro
     if needs_isolation:
         candidates = [engine for engine in candidates if not engine.has_isolated]
         if not candidates:
-            return Route(None, "every engine has a request on trial")
+            return Route(None, "every engine has an isolated request")
     best = min(candidates, key=lambda e: (e.num_in_flight, e.num_dispatched, e.engine_id))
     return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})")
 

@@ -57,13 +57,13 @@ class EngineUse:
     """The tenants that use an engine.
 
     `tokens` are output tokens since the engine's start, `sequences` are those it has now, both as
-    the engine reported them; `None` until it has. `flights` are the sequences that this gateway has
-    on it.
+    the engine reported them; `None` until it has. `in_flight` are the sequences that this gateway
+    has on it.
     """
 
     tokens: Mapping[str, int] | None = None
     sequences: Mapping[str, int] | None = None
-    flights: Mapping[str, int] = field(default_factory=dict)
+    in_flight: Mapping[str, int] = field(default_factory=dict)
 
 
 NO_USE = EngineUse()
@@ -202,7 +202,7 @@ class Ledger:
             account.tokens = dict(use.tokens)
             for tenant, count in given.items():
                 self._tokens[record.model, record.compute_class, tenant] += count
-        account.weights = given or use.sequences or use.flights
+        account.weights = given or use.sequences or use.in_flight
 
     def _advance(self, account: _Account, now_ms: int) -> None:
         record = account.record

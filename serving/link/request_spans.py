@@ -16,7 +16,7 @@ _FINISHES = {int(finish): finish.name.lower() for finish in Finish}
 
 
 @dataclass(slots=True)
-class _Stay:
+class _OpenSpan:
     """The state of one sampled request; instants are monotonic seconds, `None` until they come."""
 
     span: Span
@@ -32,16 +32,16 @@ class RequestSpans:
     def __init__(self, tracer: Tracer, engine_id: str) -> None:
         self._tracer = tracer
         self._engine_id = engine_id
-        self._stays: dict[str, _Stay] = {}
+        self._open: dict[str, _OpenSpan] = {}
 
     def __bool__(self) -> bool:
         """Returns whether any sampled request is here; without one, steps cost nothing."""
-        return bool(self._stays)
+        return bool(self._open)
 
     def trace_id(self, request_id: str) -> str | None:
         """Returns the trace of a request that is here; `None` if it has none."""
-        stay = self._stays.get(request_id)
-        return None if stay is None else stay.span.trace_id
+        opened = self._open.get(request_id)
+        return None if opened is None else opened.span.trace_id
 
     def taken(self, request: TokenRequest) -> None:
         """Notes that a request waits for the engine."""
@@ -55,59 +55,59 @@ class RequestSpans:
         }
         span = self._tracer.begin("engine", SpanKind.SERVER, attributes, request.traceparent)
         if span is not None:
-            self._stays[request.request_id] = _Stay(span, time.monotonic())
+            self._open[request.request_id] = _OpenSpan(span, time.monotonic())
 
     def scheduled(self, request_id: str, at_s: float) -> None:
         """Notes when the engine began with a request (monotonic); later calls are ignored."""
-        stay = self._stays.get(request_id)
-        if stay is not None and stay.scheduled_at_s is None:
-            stay.scheduled_at_s = at_s
-            stay.span.event("scheduled", {}, _wall_ns(at_s))
+        opened = self._open.get(request_id)
+        if opened is not None and opened.scheduled_at_s is None:
+            opened.scheduled_at_s = at_s
+            opened.span.event("scheduled", {}, _wall_ns(at_s))
 
     def stepped(self, outputs: Iterable[TokenOutput]) -> None:
         """Notes that the engine made a step."""
         now_s = time.monotonic()
         for output in outputs:
-            stay = self._stays.get(output.request_id)
-            if stay is None:
+            opened = self._open.get(output.request_id)
+            if opened is None:
                 continue
-            stay.num_tokens += len(output.token_ids)
-            if stay.first_at_s is None and output.token_ids:
-                stay.first_at_s = now_s
-                stay.span.event("first_token", {})
+            opened.num_tokens += len(output.token_ids)
+            if opened.first_at_s is None and output.token_ids:
+                opened.first_at_s = now_s
+                opened.span.event("first_token", {})
             if output.finish is not None:
                 self.ended(output.request_id, _FINISHES[output.finish])
 
     def ended(self, request_id: str, outcome: str, error: str | None = None) -> None:
         """Notes that a request is no longer here; unknown ones are ignored."""
-        stay = self._stays.pop(request_id, None)
-        if stay is None:
+        opened = self._open.pop(request_id, None)
+        if opened is None:
             return
-        stay.span.annotate(
+        opened.span.annotate(
             {
                 "slicewise.outcome": outcome,
-                "gen_ai.usage.output_tokens": stay.num_tokens,
-                **_durations(stay, time.monotonic()),
+                "gen_ai.usage.output_tokens": opened.num_tokens,
+                **_durations(opened, time.monotonic()),
             }
         )
-        stay.span.end(error)
+        opened.span.end(error)
 
     def end_all(self, reason: str) -> None:
         """Ends all spans, because the engine is gone or is being ended."""
-        for request_id, stay in list(self._stays.items()):
-            stay.span.annotate({"slicewise.reason": reason})
+        for request_id, opened in list(self._open.items()):
+            opened.span.annotate({"slicewise.reason": reason})
             self.ended(request_id, "lost", "lost")
 
 
-def _durations(stay: _Stay, now_s: float) -> dict[str, float]:
+def _durations(opened: _OpenSpan, now_s: float) -> dict[str, float]:
     """Returns the seconds of each part of the time on the engine; a part not begun is left out."""
     durations = {}
-    begun_s = stay.taken_at_s if stay.scheduled_at_s is None else stay.scheduled_at_s
-    if stay.scheduled_at_s is not None:
-        durations["slicewise.engine.queue_s"] = max(0.0, begun_s - stay.taken_at_s)
-    if stay.first_at_s is not None:
-        durations["slicewise.engine.prefill_s"] = max(0.0, stay.first_at_s - begun_s)
-        durations["slicewise.engine.decode_s"] = now_s - stay.first_at_s
+    begun_s = opened.taken_at_s if opened.scheduled_at_s is None else opened.scheduled_at_s
+    if opened.scheduled_at_s is not None:
+        durations["slicewise.engine.queue_s"] = max(0.0, begun_s - opened.taken_at_s)
+    if opened.first_at_s is not None:
+        durations["slicewise.engine.prefill_s"] = max(0.0, opened.first_at_s - begun_s)
+        durations["slicewise.engine.decode_s"] = now_s - opened.first_at_s
     return durations
 
 

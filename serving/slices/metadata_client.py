@@ -180,7 +180,7 @@ class _Watch:
                 has_changed = await self._look()
             except MetadataError as error:
                 if not num_failures:
-                    self._tell_unknown(str(error))
+                    self._announce_unknown(str(error))
                 await asyncio.sleep(min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0**num_failures))
                 num_failures = min(num_failures + 1, 16)
                 continue
@@ -191,7 +191,7 @@ class _Watch:
             elif not has_changed:
                 await asyncio.sleep(max(0.0, asked_at_s + _SHORTEST_POLL_S - loop.time()))
 
-    def _tell_unknown(self, reason: str) -> None:
+    def _announce_unknown(self, reason: str) -> None:
         """Warns, if no other path of this host is unknown for the same reason."""
         is_known = reason in self.failing.values()
         self.failing[self.path] = reason

@@ -218,18 +218,18 @@ async def run_probe_on_host(
     except OSError as error:
         reason = f"the probe could not be started: {error}"
         return HostProbe(spec.process_id, HostOutcome.CRASHED, Stage.STARTING, reason)
-    heard = _Heard(process)
+    output = _ProbeOutput(process)
     try:
         async with asyncio.timeout(timeout_s):
-            await heard.listen(msgspec.json.encode(spec))
+            await output.listen(msgspec.json.encode(spec))
     except TimeoutError:
         pass
     finally:
-        await heard.end()
-    return heard.result(spec, timeout_s, loop.time() - started_s)
+        await output.end()
+    return output.result(spec, timeout_s, loop.time() - started_s)
 
 
-class _Heard:
+class _ProbeOutput:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._stage = Stage.STARTING

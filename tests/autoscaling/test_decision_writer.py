@@ -84,7 +84,7 @@ def test_board_that_cannot_be_written_is_an_alert_until_it_can() -> None:
         writer = DecisionWriter(executor, store.write)
         writer.publish(BOARD)
         executor.submit(lambda: None).result()
-        assert writer.alerts == ("the plan board cannot be written: ConnectionError('away')",)
+        assert writer.alerts == ("the plan report cannot be written: ConnectionError('away')",)
         store.is_away = False
         writer.publish(BOARD)
     assert writer.alerts == ()

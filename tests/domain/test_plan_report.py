@@ -1,4 +1,4 @@
-"""The plan board: whole after its way through the store, and what a refused client is told."""
+"""The plan report: whole after its way through the store, and what a refused client is told."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_board_comes_back_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"written_at_s": 1}', b'{"models": [], "x": 1}'])
 def test_text_that_is_no_board_is_refused(text: bytes) -> None:
-    with pytest.raises(PlanReportError, match="not a plan board"):
+    with pytest.raises(PlanReportError, match="not a plan report"):
         decode_report(text)
 
 

@@ -2,7 +2,7 @@
 
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord
-from serving.domain.succession import WORD_S, num_successors, reason_to_wait
+from serving.domain.succession import REPORT_WAIT_S, num_successors, reason_to_wait
 
 
 def record(replica_id: str, state: SliceState, at_s: float = 0.0, **changes: object) -> SliceRecord:
@@ -66,11 +66,11 @@ def test_replica_of_a_new_version_waits_for_the_word_of_an_old_one() -> None:
     """Serve starts it at the moment at which it tells the old one to stop."""
     old = record("old", READY, version="v1")
     new = record("new", REQUESTED, 100.0, version="v2")
-    assert reason_to_wait([old, new], "new", 100.0 + WORD_S - 0.1) == (
+    assert reason_to_wait([old, new], "new", 100.0 + REPORT_WAIT_S - 0.1) == (
         "it may be the replacement of a replica of version v1"
     )
     # Nobody leaves: the deployment has grown.
-    assert reason_to_wait([old, new], "new", 100.0 + WORD_S) is None
+    assert reason_to_wait([old, new], "new", 100.0 + REPORT_WAIT_S) is None
 
 
 def test_word_is_not_waited_for_where_no_old_replica_holds_a_slice() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from serving.domain.slice_lifecycle import LoadStage, SliceLifecycle, SliceState, TransitionError
 from serving.engine.host import start_engine
-from serving.engine.load_stage import PIPE_VARIABLE, TellsStages, report_stage, stages_reported_to
+from serving.engine.load_stage import PIPE_VARIABLE, ReportsStages, report_stage, stages_reported_to
 from serving.engine.spec import EngineSpec
 
 DEADLINE_S = 30.0
@@ -37,7 +37,7 @@ async def test_worker_tells_before_it_measures_its_memory() -> None:
         def determine_available_memory(self, scale: int = 1) -> int:
             return 42 * scale
 
-    class Telling(TellsStages, Worker):
+    class Telling(ReportsStages, Worker):
         """As our workers are made."""
 
     with stages_reported_to(heard.put_nowait):

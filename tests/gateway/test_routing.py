@@ -48,7 +48,7 @@ def test_suspect_does_not_join_another_suspect() -> None:
     assert choose_engine(engines, needs_isolation=True).engine_id == "b"
     assert choose_engine(engines, needs_isolation=False).engine_id == "a"
     route = choose_engine(engines[:1], needs_isolation=True)
-    assert (route.engine_id, route.reason) == (None, "every engine has a request on trial")
+    assert (route.engine_id, route.reason) == (None, "every engine has an isolated request")
 
 
 @given(fleets, st.booleans())

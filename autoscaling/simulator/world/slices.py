@@ -223,7 +223,7 @@ class SliceFleet:
             # No slice stands ready: one always has to come into being.
             self._enter(life, SliceState.PROVISIONING, now_s)
             known.orders.append(life)
-        self._serve_wishes(known, now_s)
+        self._serve_waiting(known, now_s)
 
     def _begin(self, known: _Class, now_s: float) -> _Life:
         self._num_lives += 1
@@ -233,7 +233,7 @@ class SliceFleet:
         known.active[slice_id] = life
         return life
 
-    def _serve_wishes(self, known: _Class, now_s: float) -> None:
+    def _serve_waiting(self, known: _Class, now_s: float) -> None:
         limit = min(known.capacity, known.setup.terms.max_slices)
         while known.orders and known.occupied < limit:
             life = known.orders.popleft()
@@ -336,7 +336,7 @@ class SliceFleet:
         del known.draining[life.slice_id]
         known.occupied -= 1
         self._end(life, now_s, life.cause)
-        self._serve_wishes(known, now_s)
+        self._serve_waiting(known, now_s)
 
     # Capacity
 
@@ -366,7 +366,7 @@ class SliceFleet:
                     life.is_granted = False
                     known.occupied -= 1
                     known.orders.appendleft(life)
-        self._serve_wishes(known, now_s)
+        self._serve_waiting(known, now_s)
 
     # Events and books
 

@@ -37,7 +37,7 @@ class PacedEngine:
         self.on_scheduled: Callable[[str, float], None] | None = None
         self._config = config
         self._calls = dict(calls or {})
-        self._batch = PacedBatch(config, self._tell_scheduled)
+        self._batch = PacedBatch(config, self._report_scheduled)
         self._changed = asyncio.Event()
         self._turning = asyncio.Event()
         self._turning.set()
@@ -165,7 +165,7 @@ class PacedEngine:
         step.computed_tokens = step.prompt_tokens
         self._meter.stepped(step, now_s, goes_on=self._batch.num_admitted > 0)
 
-    def _tell_scheduled(self, request_id: str, at_s: float) -> None:
+    def _report_scheduled(self, request_id: str, at_s: float) -> None:
         if self.on_scheduled is not None:
             self.on_scheduled(request_id, at_s)
 

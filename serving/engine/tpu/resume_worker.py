@@ -15,7 +15,7 @@ from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
 from tpu_inference.worker.tpu_worker import TPUWorker
 
 from serving.directory.ray_hosts import own_node_id
-from serving.engine.load_stage import TellsStages
+from serving.engine.load_stage import ReportsStages
 from serving.engine.tpu.compile_watch import CompileWatch
 from serving.engine.tpu.step_inputs import compile_step_inputs
 from serving.link.vllm_codec import emitted_token_ids
@@ -38,7 +38,7 @@ class _ResumingInputBatch(InputBatch):
         return super().add_request(request, *args, **kwargs)
 
 
-class ResumingTPUWorker(TellsStages, TPUWorker):
+class ResumingTPUWorker(ReportsStages, TPUWorker):
     """Runs tpu-inference's worker, one process per host; its batch restores emitted tokens."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

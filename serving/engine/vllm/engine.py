@@ -201,7 +201,7 @@ class VllmEngine:
                 goes_on = self._load.num_running > 0
                 self._meter.stepped(_count(outputs), outputs.timestamp, goes_on=goes_on)
                 if self.on_scheduled is not None:
-                    self._tell_scheduled(outputs)
+                    self._report_scheduled(outputs)
                 return encode_outputs(outputs.outputs, self._encoder)
 
     def _drop_unasked_aborts(self, outputs: EngineCoreOutputs) -> None:
@@ -368,7 +368,7 @@ class VllmEngine:
         has_cache = bool(self._config.cache_config.enable_prefix_caching)
         return StatsCollector(prefix_cache=(0, 0) if has_cache else None)
 
-    def _tell_scheduled(self, outputs: EngineCoreOutputs) -> None:
+    def _report_scheduled(self, outputs: EngineCoreOutputs) -> None:
         """Reports when the engine core began with requests; its clock is this host's."""
         assert self.on_scheduled is not None
         for output in outputs.outputs:

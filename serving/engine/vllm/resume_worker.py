@@ -13,7 +13,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-from serving.engine.load_stage import TellsStages
+from serving.engine.load_stage import ReportsStages
 from serving.link.vllm_codec import emitted_token_ids
 
 
@@ -43,7 +43,7 @@ class _ResumingInputBatch(InputBatch):
         return index
 
 
-class ResumingCPUWorker(TellsStages, CPUWorker):
+class ResumingCPUWorker(ReportsStages, CPUWorker):
     """Runs vLLM's CPU worker with a batch that restores emitted tokens."""
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:

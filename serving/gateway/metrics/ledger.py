@@ -20,12 +20,12 @@ _MS_PER_S = 1000
 _S_PER_HOUR = 3600
 
 
-def is_busy(num_flights: int, load: EngineLoad | None) -> bool:
-    """Returns whether an engine has requests: this gateway's `num_flights`, or another's.
+def is_busy(num_in_flight: int, load: EngineLoad | None) -> bool:
+    """Returns whether an engine has requests: this gateway's `num_in_flight`, or another's.
 
     `load` is the engine's over all gateways, `None` until it was reported.
     """
-    return bool(num_flights) or (load is not None and load.num_running + load.num_waiting > 0)
+    return bool(num_in_flight) or (load is not None and load.num_running + load.num_waiting > 0)
 
 
 def engine_use(tenants: Iterable[str], stats: EngineStats | None) -> EngineUse:
@@ -34,7 +34,7 @@ def engine_use(tenants: Iterable[str], stats: EngineStats | None) -> EngineUse:
     `stats` is `None` until it has reported any.
     """
     if stats is None:
-        return EngineUse(flights=Counter(tenants))
+        return EngineUse(in_flight=Counter(tenants))
     return EngineUse(_named(stats.tenant_tokens), _named(stats.tenant_sequences), Counter(tenants))
 
 

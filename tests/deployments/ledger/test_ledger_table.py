@@ -144,7 +144,7 @@ def test_page_without_a_ledger_is_refused(text: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_flights", "load", "expected"),
+    ("num_in_flight", "load", "expected"),
     [
         (0, None, False),
         (1, None, True),
@@ -154,9 +154,9 @@ def test_page_without_a_ledger_is_refused(text: str, complaint: str) -> None:
     ],
 )
 def test_engine_is_busy_with_anybodys_requests(
-    num_flights: int, load: EngineLoad | None, *, expected: bool
+    num_in_flight: int, load: EngineLoad | None, *, expected: bool
 ) -> None:
-    assert is_busy(num_flights, load) == expected
+    assert is_busy(num_in_flight, load) == expected
 
 
 # -- the command --

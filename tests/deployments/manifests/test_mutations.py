@@ -520,7 +520,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "HealthCheckPolicy",
         "llm",
         lambda body: body["spec"]["targetRef"].update(name="other"),
-        "the load balancer would ask llm-gateways for /, and take every gateway for ill",
+        "the load balancer would ask llm-gateways for /, and find every gateway unhealthy",
     ),
     "health check of a port, by default of another": (
         "HealthCheckPolicy",
