@@ -21,7 +21,7 @@ MAX_HOSTS = 256
 _NUM_AT_ONCE = 8
 _TIMEOUT_S = 3.0
 # An exporter's page of a host has some 100 kB at most.
-_MAX_PAGE_BYTES = 4 * 1024 * 1024
+MAX_PAGE_BYTES = 4 * 1024 * 1024
 
 
 def chip_samples(page: str) -> list[TpuSample]:
@@ -87,6 +87,9 @@ def _scrape(address: str, port: int) -> list[TpuSample]:
         answer = connection.getresponse()
         if answer.status != http.HTTPStatus.OK:
             raise http.client.HTTPException(f"status {answer.status}")
-        return chip_samples(answer.read(_MAX_PAGE_BYTES).decode())
+        page = answer.read(MAX_PAGE_BYTES + 1)
+        if len(page) > MAX_PAGE_BYTES:  # cut off, its last line could still be a number
+            raise http.client.HTTPException(f"more than {MAX_PAGE_BYTES} bytes")
+        return chip_samples(page.decode())
     finally:
         connection.close()

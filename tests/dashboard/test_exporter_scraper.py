@@ -6,7 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from serving.dashboard.exporter_scraper import MAX_HOSTS, ExporterScraper, chip_samples
+from serving.dashboard.exporter_scraper import (
+    MAX_HOSTS,
+    MAX_PAGE_BYTES,
+    ExporterScraper,
+    chip_samples,
+)
 from serving.dashboard.history import History, Wanted
 from serving.domain.dashboard_messages import GatewaySample
 
@@ -71,7 +76,9 @@ async def test_chips_of_a_host_that_answers_are_shown() -> None:
         ok('tpu_duty_cycle_ratio{chip="0"} much\n'),
         b"HTTP/1.0 200 OK\r\nContent-Length: 900\r\n\r\ntpu_duty",
         b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe",
+        ok(PAGE + "#" * MAX_PAGE_BYTES),
     ],
+    ids=range(7),
 )
 async def test_host_that_answers_anything_else_shows_nothing(answer: bytes) -> None:
     async with exporter(lambda: answer) as port:
