@@ -155,7 +155,7 @@ async def test_loss_of_all_spot_is_bridged_and_costs_no_stream(
         assert ready(fleet, "spot") == []
         refusals = [each for each in plan(fleet)["refusals"] if each["compute_class"] == "spot"]
         assert refusals
-        assert all("not relied on" in each["reason"] for each in refusals)
+        assert all("backing off" in each["reason"] for each in refusals), refusals
         await load.more_answers(40, SOON_S)
 
         await on(application, "stock_out", compute_class="spot", is_dry=False)
