@@ -140,7 +140,8 @@ async def test_drain_is_heeded_and_the_policy_scales_after_a_head_was_lost(
 ) -> None:
     drained = ready_slice(application.wait_linked(2, LATER_S))
     at_s = time.time()
-    await on(application, "drain", name=simulated_name(application, drained), notice_s=15.0)
+    name = await asyncio.to_thread(simulated_name, application, drained)
+    await on(application, "drain", name=name, notice_s=15.0)
     application.wait_fleet(lambda fleet: has_ended(fleet, drained["name"], at_s), LATER_S)
     application.wait_linked(2, LATER_S)
     since_s = time.monotonic()
