@@ -5,7 +5,8 @@ its end. A replacement that took a slice which happens to be free, or had one bo
 surge of slices. So it waits until the old one has given its slice back. Pure.
 
 The replacement may even be there before the old replica has reported that it leaves. A replica of
-a new version waits a moment for that report while others of an old version hold slices.
+a new version waits a moment for that report while others of another version hold slices, or have
+waited for longer: a rollback replaces replicas that have no slice yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +24,18 @@ def is_handing_over(record: SliceRecord) -> bool:
     return record.state == SliceState.DRAINING and record.drain_deadline_s is None
 
 
-def _holds_another(record: SliceRecord, own: SliceRecord) -> bool:
-    """Returns whether the replica holds a slice, is of another version than `own`, and stays."""
-    has_slice = record.state not in WAITING and record.state != SliceState.DRAINING
-    return has_slice and bool(record.version) and record.version != own.version
+def _may_be_replaced_by(own: SliceRecord, record: SliceRecord) -> bool:
+    """Returns whether the replica stays as yet, is of another version, and was there before `own`.
+
+    One that holds a slice was: `own` holds none.
+    """
+    if record.state == SliceState.DRAINING or record.version in ("", own.version):
+        return False
+    return record.state not in WAITING or _began_s(record) < _began_s(own)
+
+
+def _began_s(record: SliceRecord) -> float:
+    return record.life.transitions[0].at_s
 
 
 def num_successors(records: Iterable[SliceRecord]) -> int:
@@ -54,12 +63,12 @@ def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float
     ]
     waiting = sorted(
         (record for record in deployment if record.state in WAITING),
-        key=lambda record: (record.life.transitions[0].at_s, record.replica_id),
+        key=lambda record: (_began_s(record), record.replica_id),
     )
     free_to_take = len(waiting) - num_successors(deployment)
     if own in waiting[:free_to_take]:
-        is_new = now_s < own.life.transitions[0].at_s + REPORT_WAIT_S
-        old = sorted({each.version for each in deployment if _holds_another(each, own)})
+        is_new = now_s < _began_s(own) + REPORT_WAIT_S
+        old = sorted({each.version for each in deployment if _may_be_replaced_by(own, each)})
         if is_new and old:
             return f"it may be the replacement of a replica of version {', '.join(old)}"
         return None

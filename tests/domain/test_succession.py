@@ -83,3 +83,17 @@ def test_word_is_not_waited_for_where_no_old_replica_holds_a_slice() -> None:
         record("unknown", READY, version=""),
     ):
         assert reason_to_wait([other, new], "new", 100.0) is None
+
+
+def test_replica_of_a_rollback_waits_for_the_word_of_one_that_has_no_slice_yet() -> None:
+    """Else both would take one: the replaced replica before it is told to leave."""
+    stays = record("stays", READY, version="v1")
+    replaced = record("replaced", REQUESTED, 100.0, version="v2")
+    back = record("back", REQUESTED, 104.0, version="v1")
+    assert reason_to_wait([stays, replaced, back], "back", 104.0 + REPORT_WAIT_S - 0.1) == (
+        "it may be the replacement of a replica of version v2"
+    )
+    # It leaves, without a slice or with one.
+    leaves = record("replaced", DRAINING, 100.0, version="v2")
+    assert reason_to_wait([stays, leaves, back], "back", 105.0) is not None
+    assert reason_to_wait([stays, back], "back", 106.0) is None
