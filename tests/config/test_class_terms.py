@@ -4,35 +4,12 @@ import dataclasses
 
 import pytest
 
-from autoscaling.policy_config import read_policy_settings
 from serving.config.slices import ComputeClassConfig
 from serving.domain.compute_class import ComputeClass, Market
+from tests.autoscaling.test_policy_config import terms as planned
 
-PROFILE = {
-    "model": "m",
-    "engine": "paced",
-    "generation": "v6e",
-    "topology": "2x2",
-    "base_s": 0.02,
-    "per_sequence_s": 0.001,
-    "per_prompt_token_s": 0.0,
-    "max_num_seqs": 64,
-    "load_s": 45.0,
-    "measured_on": "2026-11-21",
-    "source": "made up",
-}
-NUM_CHIPS = 4
-
-
-def planned(name: str, **config: object) -> ComputeClass:
-    model = {
-        "profile": PROFILE,
-        "objectives": {"ttft_s": 3.0, "tpot_s": 0.05},
-        "classes": {name: config},
-    }
-    (settings,) = read_policy_settings({"models": {"m": model}}).models
-    (terms,) = settings.terms
-    return terms
+# Of the slice in that module's profile, v6e 2x4.
+NUM_CHIPS = 8
 
 
 def provisioned(name: str, **config: object) -> ComputeClass:
@@ -44,7 +21,7 @@ def provisioned(name: str, **config: object) -> ComputeClass:
 def test_policy_and_manifests_read_the_same_terms(market: str) -> None:
     bounds = {"min_slices": 1, "max_slices": 9}
     shared = {"usd_per_chip_hour": 1.25, "patience_s": 60.0}
-    there = planned(market, **bounds, **shared)
+    there = planned(market, bounds | shared)
     here = provisioned(market, **shared)
     # Only the policy expects times of its slices; only the other knows the notice.
     known = {"provisioning_s": there.provisioning_s, "load_s": there.load_s}
