@@ -50,11 +50,11 @@ def reason_to_wait(records: Sequence[SliceRecord], replica_id: str, now_s: float
 
     `now_s` is wall-clock time. For each slice that is handed over, one waiting replica of the
     deployment has to wait for it; these are the ones that came last. A replica that is not among
-    `records` may take a slice.
+    `records` waits until it is, which takes one renewal: whom it replaces is not known before.
     """
     own = next((record for record in records if record.replica_id == replica_id), None)
     if own is None:
-        return None
+        return "the directory has no record of the replica yet"
     deployment = [
         record
         for record in records

@@ -51,8 +51,13 @@ def test_other_deployments_are_of_no_matter() -> None:
         assert reason_to_wait(records, "new", NOW_S) is None
 
 
-def test_replica_that_the_directory_does_not_know_yet_may_take_a_slice() -> None:
-    assert reason_to_wait([record("old", DRAINING)], "unknown", NOW_S) is None
+def test_replica_waits_until_the_directory_has_its_record() -> None:
+    """Its request for a slice may overtake its first report."""
+    others = [record("old", DRAINING)]
+    assert reason_to_wait(others, "new", NOW_S) == "the directory has no record of the replica yet"
+    records = [record("other", READY), record("new", REQUESTED)]
+    assert reason_to_wait(records[:1], "new", NOW_S) is not None
+    assert reason_to_wait(records, "new", NOW_S) is None
 
 
 def test_more_leave_than_wait_when_the_deployment_shrinks() -> None:
