@@ -33,8 +33,8 @@ from serving.domain.errors import DashboardUnavailableError
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy

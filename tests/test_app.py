@@ -9,8 +9,6 @@ from ray.serve.exceptions import RayServeException
 
 from serving.app import build
 
-pytestmark = pytest.mark.imports_vllm
-
 
 def scaling_of(*deployments: dict[str, Any], **sections: Any) -> dict[str, tuple[Any, Any]]:
     """Fixed number of replicas and scaling of each deployment, by name."""

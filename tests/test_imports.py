@@ -1,4 +1,7 @@
-"""Importing a leaf stays light: no Ray, no vLLM, no torch. Layers are `lint-imports`' business."""
+"""Importing a leaf stays light: no Ray, no vLLM, no torch. Layers are `lint-imports`' business.
+
+Building the application takes Ray and nothing else of these.
+"""
 
 import json
 import subprocess
@@ -24,8 +27,8 @@ LEAVES = [
     "serving.dashboard.pages",
     "serving.dashboard.exporter_scraper",
     "serving.gateway.requests",
-    "serving.gateway.http",
-    "serving.gateway.auth",
+    "serving.gateway.edge.http",
+    "serving.gateway.edge.auth",
     "serving.gateway.membership",
     "serving.gateway.metrics.page",
     "serving.gateway.metrics.ledger",
@@ -98,3 +101,9 @@ def test_framework_that_a_module_imports_would_be_found() -> None:
         "serving.domain.errors": [],
         "jax": ["jax"],
     }
+
+
+@pytest.mark.slow
+def test_building_the_application_loads_no_engine_framework() -> None:
+    """`serve deploy` builds it in a process of its own, and answers only then."""
+    assert frameworks_added(["serving.app"]) == {"serving.app": ["ray"]}

@@ -1,7 +1,7 @@
 """The form of API keys in a file or a variable: `[tenant] key`, divided by commas or line ends.
 
-Owns the form of a key and of a tenant's name. Does not own who is let in (`serving.gateway.auth`).
-Pure.
+Owns the form of a key and of a tenant's name. Does not own who is let in
+(`serving.gateway.edge.auth`). Pure.
 """
 
 import re

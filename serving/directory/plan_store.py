@@ -1,5 +1,6 @@
 """The store of the last plan: one key in Ray's own key-value store, which gateways read."""
 
+from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from serving.domain.plan_report import REPORT_KEY, PlanReport, decode_report
@@ -12,6 +13,10 @@ def read_plan_report() -> PlanReport | None:
 
     Raises:
         PlanReportError: another version wrote it.
+        ConnectionError: Ray's head is away. Ask again later.
     """
-    text: bytes | None = internal_kv._internal_kv_get(REPORT_KEY)
+    try:
+        text: bytes | None = internal_kv._internal_kv_get(REPORT_KEY)
+    except (RuntimeError, RayError) as error:
+        raise ConnectionError(f"Ray's head is away: {error!r}") from error
     return None if text is None else decode_report(text)

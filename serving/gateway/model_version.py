@@ -18,9 +18,9 @@ from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig, ModelConfig
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.edge.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
-from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from serving.domain.errors import DashboardUnavailableError
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
     GatewayView,

@@ -11,8 +11,8 @@ from serving.dashboard.history_page import parse_query
 from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import GatewaySample, ModelCounts, PageAnswer, PageRequest
 from serving.domain.errors import UnknownModelError
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import EdgeRules, HttpEdge
 from tests.gateway.test_http_edge import client_of
 
 NOW_S = 1_795_226_400.5

@@ -195,13 +195,6 @@ def test_farewell_leaves_no_process(number: signal.Signals) -> None:
         assert list(application.folder.glob("sw-*")) == []
 
 
-@pytest.mark.long
-def test_shutdown_ends_the_application(application: RunningApplication) -> None:
-    assert application.serve("shutdown", "-y", timeout_s=90).returncode == 0
-    assert application.processes(Role.ENGINE_HOST) == []
-    assert application.processes(Role.GATEWAY) == []
-
-
 def test_serve_command_refuses_a_bad_config_within_seconds() -> None:
     args = application_args(paced_model(1), gateway={"replicas": 0})
     application = RunningApplication(args, through="slicewise")
@@ -241,3 +234,10 @@ def test_serve_command_refuses_a_port_in_use(application: RunningApplication) ->
         assert f"port {application.port} of 127.0.0.1 is in use" in other.log_text()
     finally:
         other.stop()
+
+
+@pytest.mark.long
+def test_shutdown_ends_the_application(application: RunningApplication) -> None:
+    assert application.serve("shutdown", "-y", timeout_s=90).returncode == 0
+    assert application.processes(Role.ENGINE_HOST) == []
+    assert application.processes(Role.GATEWAY) == []

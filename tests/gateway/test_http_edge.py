@@ -16,8 +16,8 @@ from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
 from serving.gateway.admission import RequestTarget
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge, ModelFrontend
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.routing import CanaryView
 
 DEADLINE_S = 10.0

@@ -8,7 +8,7 @@ import pytest
 
 from serving.config.api_keys import read_keys
 from serving.domain.errors import UnauthorizedError
-from serving.gateway.auth import CHECK_INTERVAL_S, ApiKeys, KeysOfFile, presented_key
+from serving.gateway.edge.auth import CHECK_INTERVAL_S, ApiKeys, KeysOfFile, presented_key
 
 
 @pytest.mark.parametrize("key", ["old-key", "new-key"])

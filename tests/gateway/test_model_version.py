@@ -3,8 +3,8 @@
 import pytest
 
 from serving.config.application import GatewayConfig, ModelConfig
+from serving.gateway.edge.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.model_version import ModelVersion
-from serving.gateway.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 
 pytestmark = pytest.mark.imports_vllm
 

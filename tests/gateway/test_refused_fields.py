@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.domain.errors import MalformedRequestError
-from serving.gateway.refused_fields import (
+from serving.gateway.edge.refused_fields import (
     ON_TPU,
     ON_TPU_WITHOUT_PROMPT_LOGPROBS,
     PROMPT_LOGPROBS,

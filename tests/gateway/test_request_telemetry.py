@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import HttpEdge
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import HttpEdge
 from serving.gateway.metrics.requests import (
     EngineCollector,
     EngineReading,

@@ -16,8 +16,8 @@ from serving.config.application import DeploymentConfig, GatewayConfig, ModelCon
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import ServingCollector

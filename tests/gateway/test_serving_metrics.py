@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
-from serving.gateway.auth import ApiKeys
-from serving.gateway.http import EdgeRules, HttpEdge
+from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.served_model import ServedModel
 
 from .engines import ScriptedLink

@@ -148,7 +148,7 @@ def test_tracing_that_is_off_has_no_spans() -> None:
 
 _PROBE = """
 import sys
-import serving.gateway.http, serving.link.server, serving.engine.host
+import serving.gateway.edge.http, serving.link.server, serving.engine.host
 from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.spans import TraceSettings
 open_tracer(TraceSettings(), "service", "instance")

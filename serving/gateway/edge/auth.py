@@ -10,9 +10,14 @@ owns the form of keys in a file.
 import hashlib
 import hmac
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from serving.artifacts.model_source import resolve_file
+from serving.config.api_keys import read_keys
+from serving.config.application import AuthConfig
 from serving.domain.errors import UnauthorizedError
 
 logger = logging.getLogger(__name__)
@@ -123,3 +128,32 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         elif name == b"x-api-key":
             return value.decode("latin-1")
     return None
+
+
+def load_keys(auth: AuthConfig) -> ApiKeys:
+    """Loads the accepted API keys.
+
+    Raises:
+        ValueError: a named source has no key, and serving without one would open the gateway to
+            everybody; or it names more tenants than are allowed.
+    """
+    if auth.keys_file is not None:
+        source = f"auth.keys_file {auth.keys_file!r}"
+        path = resolve_file(auth.keys_file)
+        return KeysOfFile(path, lambda text: _keys_in(text, source, auth), time.monotonic)
+    if auth.keys_env is not None:
+        return _keys_in(os.environ.get(auth.keys_env, ""), f"auth.keys_env {auth.keys_env!r}", auth)
+    return ApiKeys(())
+
+
+def _keys_in(text: str, source: str, auth: AuthConfig) -> ApiKeys:
+    keys = read_keys(text)
+    if not keys:
+        raise ValueError(f"{source} holds no API key")
+    tenants = {key.key: key.tenant for key in keys if key.tenant is not None}
+    num_tenants = len(set(tenants.values()))
+    if num_tenants > auth.max_tenants:
+        raise ValueError(
+            f"{source} names {num_tenants} tenants; allowed: auth.max_tenants, {auth.max_tenants}"
+        )
+    return ApiKeys((key.key for key in keys), tenants)

@@ -27,8 +27,8 @@ from serving.domain.errors import (
     openai_error_body,
 )
 from serving.gateway.admission import RequestTarget
-from serving.gateway.auth import ApiKeys, presented_key
-from serving.gateway.refused_fields import (
+from serving.gateway.edge.auth import ApiKeys, presented_key
+from serving.gateway.edge.refused_fields import (
     REQUEST_ID,
     check_fields,
     check_open_arguments,

@@ -1,0 +1,1 @@
+"""The HTTP edge: reads a request, checks its key and its fields, answers."""
