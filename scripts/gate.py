@@ -1,8 +1,8 @@
-"""`make test`: every test but the long ones, in as many processes as there are cores.
+"""`make test`: every test but the long ones, in one process more than there are cores.
 
 What starts Ray waits more than it computes, so the jobs below run side by side, the longest first;
-whoever is done takes the next one. Tests that wait for minutes and compute little have a
-place of their own beside them. What a job has printed appears whole once it has ended, and the
+whoever is done takes the next one. Tests that wait for minutes and compute little are a job of
+their own. What a job has printed appears whole once it has ended, and the
 last lines say how long each took.
 """
 
@@ -25,9 +25,9 @@ TESTS = Path("tests")
 GROUPS = (
     ("e2e",),
     ("e2e/test_slices.py", "kuberay"),
-    ("loadtest",),
     ("engine", "gateway"),
     ("slices", "autoscaling"),
+    ("loadtest",),
 )
 
 
@@ -56,13 +56,16 @@ class Ended:
     wall_s: float
 
 
-def jobs(fast: str, starts: str) -> list[Job]:
-    """All that is run on cores, the longest first."""
+def jobs(fast: str, starts: str, waits: str) -> list[Job]:
+    """All that is run, the longest first. What only waits begins with them, beside the cores."""
     groups = [tuple(f"{TESTS / each}" for each in group) for group in GROUPS]
     named = {path for group in groups for path in group}
-    started = [Job(" ".join(group), starts, group, _others(group, named)) for group in groups]
+    longest, second, *shorter = (
+        Job(" ".join(group), starts, group, _others(group, named)) for group in groups
+    )
+    waiting = Job("what waits", waits, (f"{TESTS / 'e2e'}",))
     rest = Job("the rest", starts, (f"{TESTS}",), tuple(sorted(named)))
-    return [started[0], Job("fast", fast, (f"{TESTS}",)), *started[1:], rest]
+    return [longest, second, waiting, Job("fast", fast, (f"{TESTS}",)), rest, *shorter]
 
 
 def _others(group: tuple[str, ...], named: set[str]) -> tuple[str, ...]:
@@ -78,12 +81,9 @@ class Queue:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self.ended: list[Ended] = []
-        self.one_has_ended = threading.Event()
 
-    def work(self, after: threading.Event | None = None) -> None:
-        """Runs one job after the other until none is left; the first one after this event."""
-        if after is not None:
-            after.wait()
+    def work(self) -> None:
+        """Runs one job after the other until none is left."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -105,7 +105,6 @@ class Queue:
         with self._lock:
             self.ended.append(Ended(job, code, time.monotonic() - begun_s))
             print(f"==== {job.name}\n{text}", flush=True)
-        self.one_has_ended.set()
 
     def interrupt(self) -> None:
         """Begins no more jobs, and ends those that run as Ctrl-C does: with what they started."""
@@ -121,19 +120,18 @@ def main() -> None:
     parser.add_argument("--starts", required=True, help="that of tests that start something")
     parser.add_argument("--waits", required=True, help="that of tests that wait for minutes")
     options = parser.parse_args()
-    cores = Queue(jobs(options.fast, options.starts))
-    waits = Queue([Job("what waits", options.waits, (f"{TESTS / 'e2e'}",))])
-    workers = [threading.Thread(target=cores.work) for _ in range(max(2, os.cpu_count() or 1))]
-    # The fast tests are over first: until then every core has enough to do.
-    workers.append(threading.Thread(target=waits.work, args=(cores.one_has_ended,)))
+    queue = Queue(jobs(options.fast, options.starts, options.waits))
+    # One more than there are cores, because what starts Ray also waits.
+    num_workers = 1 + max(2, os.cpu_count() or 1)
+    workers = [threading.Thread(target=queue.work) for _ in range(num_workers)]
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: [queue.interrupt() for queue in (cores, waits)])
+        signal.signal(number, lambda *_: queue.interrupt())
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     failed = 0
-    for each in sorted((*cores.ended, *waits.ended), key=lambda each: -each.wall_s):
+    for each in sorted(queue.ended, key=lambda each: -each.wall_s):
         is_well = each.code in (0, 5)
         failed |= not is_well
         word = "" if is_well else f"  failed ({each.code})"

@@ -15,7 +15,7 @@ def runs(job: Job, path: str) -> bool:
 
 
 def test_every_test_that_starts_something_is_in_one_job() -> None:
-    started = [job for job in jobs("fast", "starts") if job.markers == "starts"]
+    started = [job for job in jobs("fast", "starts", "waits") if job.markers == "starts"]
     assert len(started) > 3
     files = [f"{path.relative_to(ROOT)}" for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(files) > 100
@@ -24,12 +24,12 @@ def test_every_test_that_starts_something_is_in_one_job() -> None:
 
 
 def test_fast_tests_are_one_job_of_all_files() -> None:
-    (fast,) = (job for job in jobs("fast", "starts") if job.markers == "fast")
+    (fast,) = (job for job in jobs("fast", "starts", "waits") if job.markers == "fast")
     assert (fast.paths, fast.ignored) == (("tests",), ())
 
 
 def test_jobs_name_only_what_is_there() -> None:
-    for job in jobs("fast", "starts"):
+    for job in jobs("fast", "starts", "waits"):
         for path in (*job.paths, *job.ignored):
             assert (ROOT / path).exists(), path
 
