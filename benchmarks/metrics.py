@@ -27,7 +27,8 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import DeploymentConfig, ModelConfig
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState

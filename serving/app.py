@@ -11,12 +11,10 @@ from ray.serve.exceptions import RayServeException
 from serving.config.application import (
     AppConfig,
     ControlPlacement,
-    DeploymentConfig,
-    EngineKind,
     ListenOn,
-    ModelConfig,
     parse_app_config,
 )
+from serving.config.models import DeploymentConfig, EngineKind, ModelConfig
 from serving.config.slice_settings import replica_end_s, slice_spec
 from serving.dashboard.deployment import Dashboard, DashboardSettings
 from serving.directory.deployment import FleetDirectory

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from serving.config.slices import STRICT_SECTION, ComputeClassName
+from serving.config.sections import STRICT_SECTION
+from serving.config.slices import ComputeClassName
 
 # KubeRay appends to the name of a RayService, and what comes of it has to fit a label of 63.
 MAX_NAME = 30

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deployments.manifests.cluster_config import ClusterConfig, GkeClassConfig
-from serving.config.application import AppConfig, DeploymentConfig
+from serving.config.application import AppConfig
+from serving.config.models import DeploymentConfig
 from serving.config.slice_settings import drain_s, node_labels, replica_end_s
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import ComputeClass, Market

@@ -17,11 +17,10 @@ from deployments.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
 from serving.config.application import (
     AppConfig,
     ControlPlacement,
-    DeploymentConfig,
-    EngineKind,
     ListenOn,
 )
 from serving.config.check import IMPORT_PATH, check_serve_config
+from serving.config.models import DeploymentConfig, EngineKind
 from serving.config.rules import is_loopback, repeats
 from serving.config.schema import name_hint, problems_of, shown
 from serving.config.vllm_args import VllmArgs

@@ -21,8 +21,9 @@ from deployments.validation.documents import (
     value_at,
 )
 from deployments.validation.groups import FoundGroup, slice_groups_in
-from serving.config.application import AppConfig, DeploymentConfig, check_app_config
+from serving.config.application import AppConfig, check_app_config
 from serving.config.check import IMPORT_PATH
+from serving.config.models import DeploymentConfig
 from serving.config.slice_settings import replica_end_s, slice_spec
 from serving.config.slice_spec import SliceSpec, slice_request
 from serving.domain.compute_class import Market

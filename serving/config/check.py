@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 
 from serving.config.application import (
     AppConfig,
-    DeploymentConfig,
     RolloutConfig,
     check_app_config,
     exposure_problem,
 )
+from serving.config.models import DeploymentConfig
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 from serving.config.rules import mappings_in
 from serving.config.schema import name_hint, path_text, shown

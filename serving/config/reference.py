@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serving.config.application import AppConfig
-from serving.config.rules import CLOSED_ARGS
 from serving.config.schema import Schema, limit_text, resolve, type_text
+from serving.config.vllm_rules import CLOSED_ARGS
 
 START = "<!-- config-reference:start -->"
 END = "<!-- config-reference:end -->"

@@ -3,7 +3,8 @@
 The application reserves and drains by these; manifests give hosts the labels and the time. Pure.
 """
 
-from serving.config.application import AppConfig, DeploymentConfig, ListenOn, ModelConfig
+from serving.config.application import AppConfig, ListenOn
+from serving.config.models import DeploymentConfig, ModelConfig
 from serving.config.slice_spec import SliceSpec
 from serving.config.slices import ComputeClassConfig
 from serving.domain.inventory import ZONE_LABEL

@@ -1,15 +1,15 @@
 """The slices in `serve_config.yaml`: those of a deployment, and their sources.
 
-Owns the fields of slices and compute classes, what a market sets in a class, and how strict every
-section is. Rules between fields are in `serving.config.slice_rules`. Prices are configuration: none
-stands here. Pure.
+Owns the fields of slices and compute classes, and what a market sets in a class. Rules between
+fields are in `serving.config.slice_rules`. Prices are configuration: none stands here. Pure.
 """
 
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
+from serving.config.sections import STRICT_SECTION
 from serving.domain.compute_class import (
     DAY_S,
     MARKETS,
@@ -26,14 +26,6 @@ MARKET_LABEL = "ray.io/market-type"
 # The most slices of a multislice: it is lost whole, so more slices would cost more than they give.
 MAX_SLICES_OF_ENGINE = 16
 
-# The pydantic settings of every section.
-STRICT_SECTION = ConfigDict(
-    frozen=True,
-    extra="forbid",
-    strict=True,
-    allow_inf_nan=False,
-    use_attribute_docstrings=True,
-)
 ComputeClassName = Annotated[
     str,
     Field(

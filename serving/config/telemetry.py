@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from serving.config.slices import STRICT_SECTION
+from serving.config.sections import STRICT_SECTION
 from serving.telemetry.process_log import LogStyle
 from serving.telemetry.spans import TraceSettings
 

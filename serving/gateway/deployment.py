@@ -11,7 +11,11 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from serving.config.application import AppConfig, AuthConfig, exposure_problem
+from serving.config.application import (
+    AppConfig,
+    AuthConfig,
+    exposure_problem,
+)
 from serving.domain.errors import ConfigError
 from serving.domain.slice_records import Snapshot
 from serving.gateway.reports.dashboard_client import DashboardClient

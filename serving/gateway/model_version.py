@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 
 from serving.artifacts.model_source import resolve_source
-from serving.config.application import GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import ModelConfig
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.edge.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS

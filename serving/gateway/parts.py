@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from serving.config.application import AppConfig, LinkConfig, ModelConfig
+from serving.config.application import AppConfig, LinkConfig
+from serving.config.models import ModelConfig
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
 from serving.domain.dashboard_messages import GatewaySample

@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
-from serving.config.application import GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import ModelConfig
 from serving.domain.load_report import LoadSample
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState, RequestTarget
 from serving.gateway.dispatcher import Dispatcher, load_of

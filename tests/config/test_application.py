@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from serving.config.application import (
     AppConfig,
     AuthConfig,
-    EngineKind,
     LinkConfig,
     check_app_config,
     exposure_problem,
     parse_app_config,
 )
+from serving.config.models import EngineKind
 from serving.config.schema import shown
 from serving.config.vllm_args import ArgSpec, VllmArgs
 from serving.domain.errors import ConfigError, Problem

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from serving.config.application import ModelConfig, check_app_config
+from serving.config.application import check_app_config
+from serving.config.models import ModelConfig
 from serving.domain.model_version import LIMIT_ARGS, digest_of, model_version
 
 MODEL: dict[str, Any] = {

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.config.application import GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import ModelConfig
 from serving.gateway.model_version import ModelVersion
 from serving.link.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
 

@@ -12,7 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import DeploymentConfig, ModelConfig
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine

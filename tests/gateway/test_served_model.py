@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.config.application import GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import ModelConfig
 from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, VersionRetiredError
 from serving.gateway.admission import RequestTarget
 from serving.gateway.served_model import ServedModel, VersionUnknownError

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from serving.config.application import DeploymentConfig, GatewayConfig, ModelConfig
+from serving.config.application import GatewayConfig
+from serving.config.models import DeploymentConfig, ModelConfig
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.served_model import ServedModel

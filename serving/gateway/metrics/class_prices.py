@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from serving.config.application import AppConfig, ModelConfig
+from serving.config.application import AppConfig
+from serving.config.models import ModelConfig
 
 
 class ClassPrices:

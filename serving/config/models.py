@@ -1,0 +1,224 @@
+"""The models in `serve_config.yaml`: what is served, on which engines, in which deployments.
+
+Owns their fields. Rules between fields are in `serving.config.rules` and
+`serving.config.slice_rules`. Pure.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, Field, JsonValue, model_validator
+
+from serving.config.sections import ENV_NAME_WORDS, STRICT_SECTION, EnvName, Items, NonEmpty
+from serving.config.slices import ComputeClassName, SliceConfig
+from serving.domain.deployment_names import engine_deployment_name
+from serving.domain.model_version import model_version
+
+# A name travels in URLs, metric labels and the `model` field; it may be a Hugging Face id.
+ModelName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$",
+        json_schema_extra={"allowed": "letters, digits and `._:/@+-`, up to 200 characters"},
+    ),
+]
+# A part of a metric label and of log lines.
+VersionLabel = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$",
+        json_schema_extra={"allowed": "letters, digits and `._-`, up to 40 characters"},
+    ),
+]
+
+
+class _Section(BaseModel):
+    model_config = STRICT_SECTION
+
+
+class EngineKind(StrEnum):
+    """The engines that turn token requests into tokens."""
+
+    VLLM = "vllm"  # vLLM on the CPUs of its host, on a laptop or a simulated slice
+    VLLM_TPU = "vllm-tpu"  # vLLM with tpu-inference on the chips of a slice
+    PACED = "paced"  # a deterministic fake with a fixed pace, for tests and the load test itself
+
+
+class PaceConfig(_Section):
+    """The pace of the `paced` engine. Its timings are inputs, never measurements."""
+
+    ttft_ms: Annotated[float, Field(ge=0, le=600_000)] = 20.0
+    """Time from the start of a request's prefill to its first token, in milliseconds."""
+    tpot_ms: Annotated[float, Field(ge=0, le=60_000)] = 5.0
+    """Time of every later token of a request, in milliseconds."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Requests that run at once; the rest wait."""
+    max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] = 2048
+    """Prompt and output tokens of one request together."""
+    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1_000_000_000)] | None = None
+    """Prompt tokens computed per second, in steps with the tokens of others; `null`: in no time."""
+    tpot_per_seq_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    """What each token of a step adds to the step's time, in milliseconds."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 8192
+    """Tokens of one step, prompts' and output; counts where prompts take time."""
+    load_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    """Time that an engine takes to get its weights, in milliseconds."""
+    compile_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    """Time that it then takes to compile, in milliseconds."""
+    model_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Which model it plays: with another seed the same prompts have other answers."""
+
+
+class CompileCacheConfig(_Section):
+    """Compiled programs, shared by all slices whose engines are set up alike."""
+
+    store: NonEmpty
+    """Folder that all hosts reach, `gs://BUCKET/...` or `s3://BUCKET/...`. Whoever may write there
+    can run code on the engines."""
+    local_dir: Annotated[
+        str, Field(pattern=r"^/.+", json_schema_extra={"allowed": "an absolute path"})
+    ] = "/tmp/slicewise-programs"
+    """Folder on the disk of each host, from which engines read programs and to which they write."""
+    budget_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """How long a pull may keep an engine from starting, and a push may take; then the engine
+    compiles what has not come."""
+
+
+class AdapterConfig(_Section):
+    """One LoRA adapter, served under a name of its own."""
+
+    name: ModelName
+    """The `model` field of requests; unique over all models and adapters."""
+    path: NonEmpty
+    """Adapter folder or Hugging Face id."""
+
+
+class DeploymentConfig(_Section):
+    """One Serve deployment: the engines of one model on one compute class."""
+
+    compute_class: ComputeClassName
+    """Where the slices come from, by the name of the GKE ComputeClass; once per model."""
+    slice: SliceConfig | None = None
+    """The slice of each engine; none is reserved, when left out."""
+    replicas: Annotated[
+        int, Field(ge=0, le=4096, json_schema_extra={"default": "1 or min_replicas"})
+    ] = 1
+    """Engines; of a deployment that scales, those it starts with. At least 1 of one that does
+    not."""
+    min_replicas: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """Fewest engines. With `max_replicas` the deployment scales: the application's
+    `autoscaling_policy` sets their number."""
+    max_replicas: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most engines of a deployment that scales; with `min_replicas`."""
+    num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
+    """CPUs that Ray reserves for each engine host; the engine itself may use more."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_with_the_fewest(cls, given: object) -> object:
+        if not isinstance(given, dict) or given.get("min_replicas") is None:
+            return given
+        return {"replicas": given["min_replicas"]} | given
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """True if a policy sets the number of its engines."""
+        return self.max_replicas is not None
+
+    @property
+    def most_replicas(self) -> int:
+        """The most engines it may have."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts of each engine: those of its slices, 1 without any."""
+        return 1 if self.slice is None else self.slice.num_hosts
+
+
+class ModelConfig(_Section):
+    """One model: its weights, how its engines run, where they run."""
+
+    name: ModelName
+    """The `model` field of requests; unique over all models and adapters."""
+    source: NonEmpty
+    """Folder in Hugging Face layout, or Hugging Face id."""
+    engine: Annotated[EngineKind, Field(strict=False)] = EngineKind.VLLM
+    """`vllm` on CPUs, `vllm-tpu` on the chips of a slice, or `paced`: a deterministic fake for
+    tests and benchmarks."""
+    engine_args: dict[str, JsonValue] = {}
+    """vLLM engine arguments by their Python names. Checked against the installed vLLM."""
+    paced: PaceConfig | None = None
+    """Pace of the `paced` engine; its defaults when left out. Refused with any other engine."""
+    engine_env: Annotated[
+        dict[EnvName, str],
+        Field(json_schema_extra={"allowed": f"strings; names of {ENV_NAME_WORDS}"}),
+    ] = {}
+    """Environment variables of the engine's processes."""
+    compile_cache: CompileCacheConfig | None = None
+    """Where engines of `vllm-tpu` keep compiled programs; lost with the pod, when left out. Refused
+    with any other engine."""
+    frontend_args: dict[str, JsonValue] = {}
+    """Options of vLLM's OpenAI frontend by their Python names. Checked likewise."""
+    lora_adapters: Annotated[tuple[AdapterConfig, ...], Items] = ()
+    """Adapters over this model; need `enable_lora: true` in `engine_args`."""
+    deployments: Annotated[tuple[DeploymentConfig, ...], Items, Field(min_length=1)]
+    """Where the engines run, one Serve deployment per compute class."""
+    version: VersionLabel | None = None
+    """A label of the version, to be changed where nothing else tells that the tokens change: other
+    weights under the same `source`."""
+    canary_of: ModelName | None = None
+    """The model of which this one is a canary: it takes a share of that model's requests, and
+    answers under its name. Asked for by its own name it answers too."""
+    canary_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The canary's share of the requests; only and always with `canary_of`. A request lies in it by
+    its `user`, or by its id where it has none."""
+
+    @property
+    def version_id(self) -> str:
+        """The version of its tokens; see `serving.domain.model_version`."""
+        return model_version(
+            source=self.source,
+            engine=self._token_engine,
+            engine_args=self.engine_args,
+            engine_env=self.engine_env,
+            adapters=[(adapter.name, adapter.path) for adapter in self.lora_adapters],
+            label=self.version,
+        )
+
+    @property
+    def _token_engine(self) -> str:
+        """The engine, as far as its tokens depend on it: the pace of a `paced` one does not."""
+        if self.engine != EngineKind.PACED:
+            return str(self.engine)
+        return f"{self.engine} {0 if self.paced is None else self.paced.model_seed}"
+
+    @property
+    def answers_as(self) -> tuple[str, ...]:
+        """The base names that its frontend takes; answers carry the first."""
+        return (self.name,) if self.canary_of is None else (self.canary_of, self.name)
+
+    def paced_options(self) -> dict[str, float | int | None]:
+        """Returns the options of a `paced` engine, in the engine's own terms; times are seconds."""
+        pace = self.paced or PaceConfig()
+        return {
+            "ttft_s": pace.ttft_ms / 1000,
+            "time_per_token_s": pace.tpot_ms / 1000,
+            "max_num_seqs": pace.max_num_seqs,
+            "max_model_len": pace.max_model_len,
+            "prefill_tokens_per_s": pace.prefill_tokens_per_s,
+            "tpot_per_seq_s": pace.tpot_per_seq_ms / 1000,
+            "max_num_batched_tokens": pace.max_num_batched_tokens,
+            "load_s": pace.load_ms / 1000,
+            "compile_s": pace.compile_ms / 1000,
+            "model_seed": pace.model_seed,
+        }
+
+    @property
+    def is_on_tpu(self) -> bool:
+        """True if its engines compute on the chips of their slices."""
+        return self.engine == EngineKind.VLLM_TPU
+
+    def deployment_name(self, deployment: DeploymentConfig) -> str:
+        """Returns the name of the Serve deployment, which is unique in the application."""
+        return engine_deployment_name(self.name, deployment.compute_class)
