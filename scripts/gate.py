@@ -95,7 +95,12 @@ class Queue:
         begun_s = time.monotonic()
         with tempfile.TemporaryFile("w+") as said:
             run = subprocess.Popen(
-                job.command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, text=True
+                job.command,
+                cwd=ROOT,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=_heed_interrupts,
             )
             self._running.add(run)
             code = run.wait()
@@ -111,6 +116,11 @@ class Queue:
         self._waiting.clear()
         for run in tuple(self._running):
             run.send_signal(signal.SIGINT)
+
+
+def _heed_interrupts() -> None:
+    """A shell that starts something with `&` has it ignore Ctrl-C, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:
