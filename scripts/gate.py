@@ -119,7 +119,7 @@ class Queue:
 
 
 def _heed_interrupts() -> None:
-    """A shell that starts something with `&` has it ignore Ctrl-C, and its children inherit that."""
+    """Undoes what a shell does that starts something with `&`: all below would ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
