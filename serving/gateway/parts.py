@@ -90,7 +90,7 @@ class LatestValue(Generic[_T]):
 
 
 class GatewayParts:
-    """vLLM's OpenAI frontend over the fleet, behind the HTTP edge: start once, close once."""
+    """The parts of one gateway, from the HTTP edge to the links: start once, close once."""
 
     def __init__(self, config: AppConfig, watch: Watch, dashboard: DashboardClient) -> None:
         """Wires the parts; `watch` is the directory's.
