@@ -61,14 +61,16 @@ def wanted_slices(report: CheckReport) -> tuple[WantedSlices, ...]:
 
 
 def check_gateway(url: str, fleet: ReportedFleet | Unknown) -> Finding:
-    """Checks that a gateway answers, and that one of its engines is ready if it has any."""
+    """Checks that a gateway answers, and that one of its engines is ready."""
     what = f"gateway {url}"
     if isinstance(fleet, Unknown):
         return error(what, fleet.reason, "the answer of /fleet", "`serve status`, then Serve's log")
     engines = [engine for model in fleet.models for engine in model.engines]
+    if not engines:
+        return note(what, "it has no engine", "right only while every model is scaled to zero")
     num_ready = sum(engine.state == "ready" for engine in engines)
     words = f"{num_ready} of {len(engines)} engines ready"
-    if engines and not num_ready:
+    if not num_ready:
         return warning(what, words, "at least one", "`slicewise status` says what each waits for")
     return ok(what, words)
 

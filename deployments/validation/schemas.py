@@ -61,10 +61,11 @@ def read_schemas(paths: Iterable[Path]) -> Schemas:
     """
     definitions = []
     for path in paths:
-        for file in sorted(path.rglob("*.yaml")) if path.is_dir() else [path]:
-            definitions += _definitions(file)
-        if not definitions:
+        files = sorted(path.rglob("*.yaml")) if path.is_dir() else [path]
+        found = [each for file in files for each in _definitions(file)]
+        if not found:
             raise SchemaFileError(f"{path}: no CustomResourceDefinition in it")
+        definitions += found
     return Schemas(definitions)
 
 

@@ -455,6 +455,7 @@ def fleet(*states: str) -> ReportedFleet:
 def test_a_gateway_is_asked_for_its_engines() -> None:
     assert check_gateway("http://g", fleet("ready", "loading")).level == Level.OK
     assert only([check_gateway("http://g", fleet("loading"))]).found == "0 of 1 engines ready"
+    assert check_gateway("http://g", fleet()).level == Level.NOTE
     assert only([check_gateway("http://g", Unknown("refused"))]).level == Level.ERROR
 
 

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from deployments.validation.documents import Folder, KubernetesManifest
-from deployments.validation.schemas import Schemas, read_schemas
+from deployments.validation.schemas import SchemaFileError, Schemas, read_schemas
 from serving.domain.topology import slice_shape
 
 from .examples import ROOT, as_folder, found, in_memory, one, raw_values, rendered, shipped
 
+EDGE_CRDS = Path(__file__).with_name("edge_crds.yaml")
 RULES = ROOT / "deployments" / "prometheus" / "rules"
 KINDS = ("Gateway", "HTTPRoute", "HealthCheckPolicy", "GCPBackendPolicy", "PodMonitor")
 
@@ -23,7 +24,13 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def edge_crds() -> Schemas:
-    return read_schemas([Path(__file__).with_name("edge_crds.yaml")])
+    return read_schemas([EDGE_CRDS])
+
+
+def test_every_place_of_schemas_has_some(tmp_path: Path) -> None:
+    for places in ([tmp_path], [EDGE_CRDS, tmp_path]):
+        with pytest.raises(SchemaFileError, match=f"{tmp_path}: no CustomResourceDefinition in it"):
+            read_schemas(places)
 
 
 @pytest.fixture(scope="module")
