@@ -120,7 +120,9 @@ class Cloud:
         cluster = self._store.get("rayclusters", RAYCLUSTER)
         groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
         for pod in pods:
-            pod["status"]["podIP"] = next(_addresses)
+            # A pod has its address before its first container runs, and so before Ray knows it.
+            with self._store.edit("pods", pod["metadata"]["name"]) as stored:
+                stored["status"]["podIP"] = pod["status"]["podIP"] = next(_addresses)
             self._hosts.start(groups[_label(pod, GROUP_LABEL)], pod)
         for pod in pods:
             with self._store.edit("pods", pod["metadata"]["name"]) as stored:
