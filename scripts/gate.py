@@ -2,8 +2,8 @@
 
 What starts Ray waits more than it computes, so the jobs below run side by side, the longest first;
 whoever is done takes the next one. Tests that wait for minutes and compute little are a job of
-their own. What a job has printed appears whole once it has ended, and the
-last lines say how long each took.
+their own. What a job has printed appears whole once it has ended, and the last lines say how long
+each took.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = Path("tests")
@@ -60,12 +62,14 @@ def jobs(fast: str, starts: str, waits: str) -> list[Job]:
     """All that is run, the longest first. What only waits begins with them, beside the cores."""
     groups = [tuple(f"{TESTS / each}" for each in group) for group in GROUPS]
     named = {path for group in groups for path in group}
-    longest, second, *shorter = (
-        Job(" ".join(group), starts, group, _others(group, named)) for group in groups
-    )
-    waiting = Job("what waits", waits, (f"{TESTS / 'e2e'}",))
-    rest = Job("the rest", starts, (f"{TESTS}",), tuple(sorted(named)))
-    return [longest, second, waiting, Job("fast", fast, (f"{TESTS}",)), rest, *shorter]
+    started = [Job(" ".join(group), starts, group, _others(group, named)) for group in groups]
+    return [
+        *started[:2],
+        Job("what waits", waits, (f"{TESTS / 'e2e'}",)),
+        Job("fast", fast, (f"{TESTS}",)),
+        Job("the rest", starts, (f"{TESTS}",), tuple(sorted(named))),
+        *started[2:],
+    ]
 
 
 def _others(group: tuple[str, ...], named: set[str]) -> tuple[str, ...]:
@@ -100,7 +104,7 @@ class Queue:
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 text=True,
-                preexec_fn=_heed_interrupts,
+                preexec_fn=heed_interrupts,
             )
             self._running.add(run)
             code = run.wait()
@@ -116,11 +120,6 @@ class Queue:
         self._waiting.clear()
         for run in tuple(self._running):
             run.send_signal(signal.SIGINT)
-
-
-def _heed_interrupts() -> None:
-    """Undoes what a shell does that starts something with `&`: all below would ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:

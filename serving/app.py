@@ -8,12 +8,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from serving.config.application import (
-    AppConfig,
-    ControlPlacement,
-    ListenOn,
-    parse_app_config,
-)
+from serving.config.application import AppConfig, ControlPlacement, ListenOn, parse_app_config
 from serving.config.models import DeploymentConfig, EngineKind, ModelConfig
 from serving.config.slice_settings import replica_end_s, slice_spec
 from serving.dashboard.deployment import Dashboard, DashboardSettings

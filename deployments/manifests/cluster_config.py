@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from serving.config.sections import STRICT_SECTION
+from serving.config.sections import STRICT_SECTION, Items
 from serving.config.slices import ComputeClassName
 
 # KubeRay appends to the name of a RayService, and what comes of it has to fit a label of 63.
@@ -44,7 +44,6 @@ Image = Annotated[
         json_schema_extra={"allowed": "an image with a tag or a digest"},
     ),
 ]
-_LIST = Field(strict=False)
 
 
 class _Section(BaseModel):
@@ -134,7 +133,7 @@ class GkeClassConfig(_Section):
     """Name of the reservation; of a class of the market `reserved`."""
     reservation_project: str | None = None
     """The project that owns it, when left out the cluster's."""
-    zones: Annotated[tuple[Zone, ...], _LIST] = ()
+    zones: Annotated[tuple[Zone, ...], Items] = ()
     """Zones its slices may be in, when left out `cluster.zones`."""
 
 
@@ -176,7 +175,7 @@ class ClusterConfig(_Section):
     """Name of the RayService, and the beginning of most others."""
     namespace: ShortName = "serving"
     """Namespace of everything that has one."""
-    zones: Annotated[tuple[Zone, ...], _LIST, Field(min_length=1)]
+    zones: Annotated[tuple[Zone, ...], Items, Field(min_length=1)]
     """Zones that slices may be in."""
     provisioning: Annotated[Provisioning, Field(strict=False)] = Provisioning.AUTO
     """Who makes node pools: `auto` (GKE) or `node-pools` (you, with the rendered script)."""
@@ -186,7 +185,7 @@ class ClusterConfig(_Section):
     """Where Ray's head keeps its state."""
     secrets: SecretsConfig = SecretsConfig()
     """Names of Secrets that you make."""
-    classes: Annotated[tuple[GkeClassConfig, ...], _LIST] = ()
+    classes: Annotated[tuple[GkeClassConfig, ...], Items] = ()
     """Bounds, reservations and zones by compute class."""
     host: HostConfig = HostConfig()
     """What a pod on a TPU host asks for."""

@@ -14,11 +14,7 @@ from deployments.manifests.cluster_config import ClusterConfig, Provisioning, Re
 from deployments.manifests.kuberay_labels import why_not_in_group
 from deployments.manifests.names import DATA_FOLDER
 from deployments.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
-from serving.config.application import (
-    AppConfig,
-    ControlPlacement,
-    ListenOn,
-)
+from serving.config.application import AppConfig, ControlPlacement, ListenOn
 from serving.config.check import IMPORT_PATH, check_serve_config
 from serving.config.models import DeploymentConfig, EngineKind
 from serving.config.rules import is_loopback, repeats

@@ -1,7 +1,7 @@
 """The models in `serve_config.yaml`: what is served, on which engines, in which deployments.
 
-Owns their fields. Rules between fields are in `serving.config.rules` and
-`serving.config.slice_rules`. Pure.
+Owns their fields. Rules between fields are in `serving.config.rules` and `slice_rules` beside it,
+those of vLLM's arguments in `vllm_rules`. Pure.
 """
 
 from enum import StrEnum

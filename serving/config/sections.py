@@ -4,10 +4,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-# The form of the name of an environment variable.
-ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 ENV_NAME_WORDS = "letters, digits and `_`, not starting with a digit"
-EnvName = Annotated[str, Field(pattern=ENV_NAME)]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 OptionalEnvName = Annotated[EnvName | None, Field(json_schema_extra={"allowed": ENV_NAME_WORDS})]
 NonEmpty = Annotated[str, Field(min_length=1, json_schema_extra={"allowed": "not empty"})]
 # Lists become tuples, which is why these alone are not strict; their items are.

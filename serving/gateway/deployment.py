@@ -4,25 +4,18 @@ Imports no vLLM: whoever builds the application takes the class by name, and onl
 serves pays for vLLM's import (8 s of a core).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from serving.config.application import (
-    AppConfig,
-    AuthConfig,
-    exposure_problem,
-)
+from serving.config.application import AppConfig, AuthConfig, exposure_problem
 from serving.domain.errors import ConfigError
 from serving.domain.slice_records import Snapshot
 from serving.gateway.reports.dashboard_client import DashboardClient
 from serving.telemetry.process_log import log_as_replica
-
-if TYPE_CHECKING:
-    pass
 
 
 def ensure_not_exposed(auth: AuthConfig) -> None:
@@ -60,7 +53,7 @@ class Gateway:
 
         parts = GatewayParts(config, watch, DashboardClient(dashboard))
         await parts.start()
-        self._parts: GatewayParts = parts
+        self._parts = parts
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Builds the ASGI application; Serve calls it when the constructor is done."""

@@ -16,6 +16,7 @@ from dashboard.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, r
 
 from deployments.status import fetch_fleet, fleet_report, parse_fleet
 from deployments.terminal import plain_lines
+from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30.0
@@ -37,7 +38,7 @@ async def watching(url: str, output: int) -> AsyncIterator[asyncio.subprocess.Pr
         stdout=output,
         stderr=asyncio.subprocess.PIPE,
         # A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.
-        preexec_fn=_heed_interrupts,
+        preexec_fn=heed_interrupts,
     )
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -46,10 +47,6 @@ async def watching(url: str, output: int) -> AsyncIterator[asyncio.subprocess.Pr
         if process.returncode is None:
             process.kill()
         await process.communicate()
-
-
-def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def test_slices_are_shown_after_the_engines() -> None:

@@ -24,6 +24,7 @@ import yaml
 
 from deployments.serve import child_environment, free_ports
 from deployments.simulation.control import call
+from tests.interrupts import heed_interrupts
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 270.0
@@ -170,7 +171,7 @@ class RunningApplication:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # Below a shell's background job it would be ignored.
-                preexec_fn=_heed_interrupts,
+                preexec_fn=heed_interrupts,
             )
 
     def environment(self) -> dict[str, str]:
@@ -348,10 +349,6 @@ class RunningApplication:
         if self._through != "serve" and "Try it:" not in self.log_text():
             return False  # the command has not noticed yet
         return linked_engines(fleet) == wanted
-
-
-def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def linked_engines(fleet: Mapping[str, Any]) -> dict[str, int]:
