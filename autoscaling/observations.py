@@ -139,15 +139,16 @@ def slices_of(
 ) -> tuple[SliceView, ...]:
     """The model's slices on the classes of `terms`, ordered by id.
 
-    A slice's expiry counts from when its replica got it, so it is the latest that it can be.
+    A slice's expiry is the one that its hosts tell. Where they do not know it, it counts from when
+    the replica got the slice, so it is the latest that it can be.
     """
     views = []
     for each in report.slices:
         if each.model != model or each.compute_class not in terms:
             continue
         max_run_s = terms[each.compute_class].max_run_s
-        expires_at_s = None
-        if max_run_s is not None and each.held_since_s is not None:
+        expires_at_s = each.ends_at_s
+        if expires_at_s is None and max_run_s is not None and each.held_since_s is not None:
             expires_at_s = each.held_since_s + max_run_s
         views.append(
             SliceView(
@@ -157,6 +158,7 @@ def slices_of(
                 since_s=each.since_s,
                 requested_at_s=each.requested_at_s,
                 expires_at_s=expires_at_s,
+                coming_since_s=each.coming_since_s,
             )
         )
     return tuple(sorted(views, key=lambda view: view.slice_id))

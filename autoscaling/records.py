@@ -35,7 +35,9 @@ class SliceView:
     """The slice that a replica has or waits for; `slice_id` is the replica's life.
 
     `since_s` is when it entered its state, `requested_at_s` when it was requested.
-    `expires_at_s` is when its maximum run duration ends, `None` without one.
+    `expires_at_s` is when its maximum run duration ends, `None` without one. Of a replica that
+    waits, `coming_since_s` is since when the machines of its slice are there; `None` while they
+    are not.
     """
 
     slice_id: str
@@ -45,6 +47,7 @@ class SliceView:
     requested_at_s: float
     num_in_flight: int = 0
     expires_at_s: float | None = None
+    coming_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

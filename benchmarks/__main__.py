@@ -3,14 +3,17 @@
 The pages lie in `docs/results`. `python -m benchmarks capacity` runs that part alone;
 `--ray-python` names the interpreter that has what Ray Serve LLM needs, if this one has not. The
 part `clients` writes `load-test-clients.md`; `--guidellm` names guidellm's command, without which
-it is left out. The part `metrics` only prints.
+it is left out. The part `metrics` only prints. The part `provisioner` writes `provisioner.md`; it
+runs only where it is named, takes three quarters of an hour, and needs `KUBEBUILDER_ASSETS`.
 """
 
 import argparse
+import asyncio
 import datetime
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,9 +31,11 @@ from benchmarks import (
     metrics_share,
     overhead,
     pause,
+    provisioner,
+    provisioner_report,
 )
 
-_PARTS = ("engine", "metrics", "capacity", "calibration", "clients")
+_PARTS = ("engine", "metrics", "capacity", "calibration", "clients", "provisioner")
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/benchmarks.md"
 
 _TEXT = """# What Slicewise adds to the engine
@@ -114,10 +119,18 @@ def _run_clients(guidellm: str | None) -> None:
     print(f"written: {clients_report.REPORT}")
 
 
+def _run_provisioner() -> None:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    runs = [asyncio.run(provisioner.measure(print)) for _ in range(provisioner.NUM_RUNS)]
+    provisioner_report.write_report(runs, commit)
+    print(f"written: {provisioner_report.REPORT}")
+
+
 def main() -> None:
     """Runs all benchmarks, or one part, in a session of its own (see `servers`)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("part", nargs="?", choices=_PARTS, help="all, if left out")
+    parser.add_argument("part", nargs="?", choices=_PARTS, help="all but provisioner, if left out")
     parser.add_argument("--ray-python", default=sys.executable, help="for Ray Serve LLM")
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), help="its command")
     given = parser.parse_args()
@@ -134,6 +147,8 @@ def main() -> None:
         _run_calibration()
     if given.part in (None, "clients"):
         _run_clients(given.guidellm)
+    if given.part == "provisioner":
+        _run_provisioner()
 
 
 if __name__ == "__main__":

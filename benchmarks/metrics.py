@@ -36,6 +36,7 @@ from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.readiness import Readiness
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
@@ -152,7 +153,7 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
     if not has_ours:
         model.current.dispatcher.telemetry = UncountedTelemetry()
     edge = HttpEdge(
-        {_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), _empty_page, dict, _no_dashboard
+        {_MODEL: model}, EdgeRules(ApiKeys(()), 1 << 20), _empty_page, dict, _no_dashboard, _ready
     )
     if not has_ours:
         edge.metrics = UncountedEdge()
@@ -211,6 +212,10 @@ def _scraper(
 
 async def _no_dashboard(_request: PageRequest) -> PageAnswer:
     raise DashboardUnavailableError("nobody asks for it here")
+
+
+def _ready() -> Readiness:
+    return Readiness(is_ready=True, reason="engines take requests")
 
 
 async def _empty_page(_accept: str) -> tuple[bytes, str]:

@@ -18,6 +18,7 @@ from deployments.engine_plan import engine_plan_command
 from deployments.ledger.command import ledger_command
 from deployments.manifests.command import render_command
 from deployments.observe.command import observe_command
+from deployments.rollout.command import rollout_command
 from deployments.serve import serve_command
 from deployments.simulation.command import sim
 from deployments.status import status_command
@@ -40,6 +41,7 @@ _OWN_COMMANDS: dict[str, Any] = {
     "observe": observe_command,
     "render": render_command,
     "validate": validate_command,
+    "rollout": rollout_command,
     "programs": programs,
     "sim": sim,
 }

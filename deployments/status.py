@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -21,6 +21,8 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
+from deployments.applied import describe_applied
+from deployments.kubectl import Kubectl, KubectlError
 from deployments.terminal import build_table, plain_lines, printable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -36,6 +38,10 @@ HOUR_S = 60 * MINUTE_S
 DAY_S = 24 * HOUR_S
 
 WATCH_PERIOD_S = 2.0
+_HELD = "held"
+_SUPPLY_HEADER = (
+    "SLICE", "COMPUTE CLASS", "STATE", "SINCE", "UNTIL", "SHAPE", "FAILURES", "REASON",
+)  # fmt: skip
 _SLICE_HEADER = (
     "SLICE", "COMPUTE CLASS", "STATE", "SINCE", "SHAPE", "HOSTS", "MODEL", "IN FLIGHT", "REASON",
 )  # fmt: skip
@@ -82,6 +88,21 @@ class ReportedSlice(_Reported):
     hosts: tuple[ReportedHost, ...] = ()
     model: str | None = None
     in_flight: int | None = None
+
+
+class ReportedSupply(_Reported):
+    """The report of one slice that exists or was asked for, whoever has it."""
+
+    name: str
+    state: str
+    since_s: float
+    reason: str
+    compute_class: str | None = None
+    generation: str | None = None
+    topology: str | None = None
+    ends_in_s: float | None = None
+    num_failures: int = 0
+    replica_id: str | None = None
 
 
 class ReportedModel(_Reported):
@@ -135,6 +156,7 @@ class ReportedFleet(_Reported):
     models: tuple[ReportedModel, ...]
     gateway: ReportedGateway
     slices: tuple[ReportedSlice, ...] | None = None
+    supply: tuple[ReportedSupply, ...] = ()
     autoscaling: ReportedAutoscaling | None = None
 
 
@@ -147,12 +169,22 @@ def status_command(
     is_watching: Annotated[
         bool, typer.Option("--watch", help="Print it again every 2 s until Ctrl-C.")
     ] = False,
+    rayservice: Annotated[
+        str | None,
+        typer.Option(help="Show as well what kubectl's cluster lacks of this RayService."),
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Namespace of --rayservice.")] = "serving",
 ) -> None:
     """Show the models, their engines and slices, and their load, as one gateway sees them."""
 
     def read_report() -> str:
         body = fetch_fleet(url, api_key, timeout_s)
-        return body if as_json else "\n".join(plain_lines(fleet_report(parse_fleet(body))))
+        if as_json:
+            return body
+        lines = plain_lines(fleet_report(parse_fleet(body)))
+        if rayservice is not None:
+            lines += ["", *map(printable, _applied_lines(rayservice, namespace))]
+        return "\n".join(lines)
 
     try:
         if is_watching:
@@ -162,6 +194,14 @@ def status_command(
     except FleetUnavailableError as error:
         typer.echo(f"slicewise status: {error}", err=True)
         raise typer.Exit(_UNUSABLE) from error
+
+
+def _applied_lines(rayservice: str, namespace: str) -> Iterator[str]:
+    try:
+        yield from describe_applied(Kubectl(), rayservice, namespace)
+    except KubectlError as error:
+        # The fleet is what was asked for first.
+        yield f"RayService {namespace}/{rayservice}: not read: {error}"
 
 
 def _watch(read_report: Callable[[], str]) -> None:
@@ -253,6 +293,12 @@ def fleet_report(fleet: ReportedFleet) -> Group:
         if fleet.slices:
             rows = map(_slice_cells, sorted(fleet.slices, key=_slice_order))
             parts.append(Padding.indent(build_table(_SLICE_HEADER, rows, 9), 2))
+    # A slice that a replica has is above, with its engine.
+    unheld = [row for row in fleet.supply if row.state != _HELD]
+    if unheld:
+        parts += [Text(), _line(f"not held: {_counts(unheld)}")]
+        rows = map(_supply_cells, sorted(unheld, key=_supply_order))
+        parts.append(Padding.indent(build_table(_SUPPLY_HEADER, rows, 8), 2))
     if fleet.autoscaling is not None:
         parts += [Text(), *map(_line, _plan_lines(fleet.autoscaling))]
     return Group(*parts)
@@ -335,7 +381,25 @@ def _slice_order(row: ReportedSlice) -> tuple[str, bool, str]:
     return row.compute_class or "", row.name is None, row.name or row.replica_id or ""
 
 
-def _counts(slices: tuple[ReportedSlice, ...]) -> str:
+def _supply_cells(row: ReportedSupply) -> tuple[object, ...]:
+    shape = [word for word in (row.generation, row.topology) if word is not None]
+    return (
+        row.name,
+        row.compute_class,
+        row.state,
+        format_duration(row.since_s),
+        None if row.ends_in_s is None else format_duration(row.ends_in_s),
+        " ".join(shape) or None,
+        row.num_failures or None,
+        row.reason,
+    )
+
+
+def _supply_order(row: ReportedSupply) -> tuple[str, str]:
+    return row.compute_class or "", row.name
+
+
+def _counts(slices: Iterable[ReportedSlice | ReportedSupply]) -> str:
     counts = Counter(row.state or "unknown" for row in slices)
     words = [f"{count} {state}" for state, count in sorted(counts.items())]
     return ", ".join(words) or "none"

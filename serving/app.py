@@ -1,7 +1,7 @@
 """The application: `serve_config.yaml` in, Serve deployments out. No other module wires parts."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ray import serve
@@ -19,7 +19,7 @@ from serving.domain.inventory import ACCELERATOR_LABEL
 from serving.domain.topology import TPU_ACCELERATOR_TYPES
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.gateway.deployment import Gateway
-from serving.pinned_version import pin_version
+from serving.pinned_version import pin_version, version_of
 from serving.slices.replica import SliceReplica
 
 # Wrapped here and not where they are written: Serve sends a decorated class by value, with all its
@@ -65,7 +65,7 @@ def build(args: dict[str, Any]) -> Application:
         # to be replaced when a model changes.
         user_config={"models": [model.model_dump(mode="json") for model in config.models]},
     )
-    directory = pin_version(directory, {}).bind()
+    directory = pin_version(directory, _plain(config.link.model_dump())).bind(config.link)
     settings = DashboardSettings(config.logging.style, config.gateway.tpu_exporter_port)
     dashboard = _Dashboard.options(
         name=DASHBOARD,
@@ -79,8 +79,9 @@ def build(args: dict[str, Any]) -> Application:
         for deployment in model.deployments:
             spec = engine_spec(config, model, deployment)
             engine = _engine(config, model, deployment, spec)
-            pinned = pin_version(engine, _engine_part(config, spec))
-            engines.append(pinned.bind(spec, config.link, directory))
+            part = _engine_part(config, spec)
+            spec = replace(spec, fingerprint=version_of(part))
+            engines.append(pin_version(engine, part).bind(spec, config.link, directory))
     gateway = _Gateway.options(
         name=GATEWAY,
         **_reporting_replicas(config, config.gateway.replicas),
@@ -123,11 +124,13 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         version=model.version_id,
         described=model.model_dump(mode="json"),
         stay_s=config.rollout.drain_s,
+        lease_s=config.health.engine_lease_s,
+        handover_s=config.health.engine_handover_s,
     )
 
 
 # Fields of an engine's spec whose change replaces no running engine; a new engine gets them.
-_NOT_OF_THE_ENGINE = ("described", "stay_s")
+_NOT_OF_THE_ENGINE = ("described", "stay_s", "lease_s", "handover_s", "fingerprint")
 
 
 def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:

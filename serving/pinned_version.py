@@ -29,14 +29,19 @@ class _PinnedConfig(DeploymentConfig):
         super().__setattr__(name, value)
 
 
+def version_of(settings: object) -> str:
+    """Returns the version of a deployment with these settings, under this runtime environment."""
+    runtime_env = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
+    return digest_of([settings, dict(runtime_env)])
+
+
 def pin_version(deployment: serve.Deployment, settings: object) -> serve.Deployment:
     """Returns the deployment with a version of its own: a digest of `settings`, a value of JSON.
 
     Its replicas are replaced when `settings` changes. They are also replaced when the application's
     runtime environment changes, because their code comes from there.
     """
-    runtime_env = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
-    version = digest_of([settings, dict(runtime_env)])
+    version = version_of(settings)
     ours = deployment._deployment_config
     fields = {name: getattr(ours, name) for name in DeploymentConfig.model_fields}
     pinned = _PinnedConfig.model_construct(**fields)

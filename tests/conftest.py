@@ -4,7 +4,9 @@ import atexit
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for reason in filter(None, map(missing, marker.args)):
             do_without(reason)
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[Any]:
+    """A `control_plane.server.ControlPlane`: one for all tests of a process that ask for it."""
+    from control_plane.shared import shared_control_plane
+
+    with shared_control_plane() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def webhook(control_plane: Any) -> Iterator[Any]:
+    """A `kuberay.webhook_server.Webhook` in that control plane: the emulated TPU webhook."""
+    from kuberay.webhook_server import Webhook
+
+    with Webhook(control_plane) as running:
+        yield running
 
 
 @pytest.hookimpl(trylast=True)

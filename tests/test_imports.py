@@ -44,7 +44,7 @@ LEAVES = [
     "serving.slices.host_heartbeat",
     "serving.domain.slice_lifecycle",
     "serving.slices.probe",
-    "serving.directory.quarantine",
+    "serving.directory.supply_book",
     "serving.domain.topology",
     "serving.tpu.plan",
     "deployments.engine_plan",

@@ -137,8 +137,8 @@ class ClassHistory:
         return each.since_s + self.load_s
 
     def _learn_times(self, slices: Sequence[SliceView]) -> bool:
-        """Records how long slices took; returns whether one has come since the last call."""
-        delivered = False
+        """Records how long slices took; returns whether one has come, or its machines have."""
+        delivered = any(each.coming_since_s is not None for each in slices)
         observed: dict[str, _Observed] = {}
         for each in slices:
             before = self._observed.get(each.slice_id)
@@ -159,7 +159,12 @@ class ClassHistory:
         return delivered
 
     def _oldest_order_s(self, now_s: float, slices: Sequence[SliceView]) -> float:
-        ages = (now_s - each.requested_at_s for each in slices if each.state in WAITING)
+        """Returns how long the oldest order waits for machines; what boots is not late."""
+        ages = (
+            now_s - each.requested_at_s
+            for each in slices
+            if each.state in WAITING and each.coming_since_s is None
+        )
         return max(ages, default=0.0)
 
     def _back_off(self, now_s: float, why: str) -> None:

@@ -27,7 +27,9 @@ def provision_command(
     application: Annotated[
         str, typer.Option(help="Serve application whose directory is read.")
     ] = "slicewise",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two rounds.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two rounds while nothing changes.")
+    ] = 10.0,
     idle: Annotated[
         float, typer.Option(help="Seconds after which an unwanted slice is dropped.")
     ] = _RULES.idle_s,

@@ -6,6 +6,7 @@ SlicewiseError
     ├── RefusedError             401, 403: grant the permission it names; asked again, slowly
     ├── MissingError             404: no such object; correct the name, or wait for it
     ├── OutdatedError            409, 422: it changed meanwhile: read again and plan anew
+    ├── ExpiredError             410: the version to go on from is too old: list anew
     ├── ThrottledError           429: wait `retry_after_s`, then the same again
     ├── UnreachableError         5xx, no connection, no answer in time: back off, try again
     └── UnusableError            an answer that is not what it should be: give up on it, alert
@@ -41,6 +42,10 @@ class MissingError(ProvisioningError):
 
 class OutdatedError(ProvisioningError):
     """The object is not what the change was planned for. Read again and plan anew."""
+
+
+class ExpiredError(ProvisioningError):
+    """The server no longer has the version that a list or a watch was to go on from. List anew."""
 
 
 class ThrottledError(ProvisioningError):

@@ -16,7 +16,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no 
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason, NodeState, NodeStatus
 
-from autoscaling.provisioning.groups import ObservedSlice
+from serving.domain.supply.pods import ObservedSlice
 
 _SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
 _WORKER_ID_LABEL = "ray.io/tpu-worker-id"
@@ -26,8 +26,8 @@ _IDLE_TERMINATION = DrainNodeReason.Value("DRAIN_NODE_REASON_IDLE_TERMINATION")
 class RayFence:
     """The fence of a Ray cluster. A slice without Ray nodes (still to come) needs none."""
 
-    def __init__(self, gcs_address: str) -> None:
-        self._gcs = GcsClient(address=gcs_address)
+    def __init__(self, gcs: GcsClient) -> None:
+        self._gcs = gcs
 
     async def __call__(self, each: ObservedSlice) -> str | None:
         """Closes the slice; see `AskFence`. Takes tens of milliseconds and cannot be cancelled."""

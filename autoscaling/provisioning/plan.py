@@ -7,25 +7,43 @@ out as `PlannerState`; to forget it costs time, never a slice that a replica has
 
 The rules:
 
-1. A slice that a replica has is never dropped.
-2. Slices are dropped by name, never more of them than the count falls by, measured from the slices
-   that exist or the count, whichever is more. (A fallen count without names would leave the choice
-   to others; names without a fallen count would only replace.)
-3. A slice is dropped once it has been unwanted for `idle_s`; at once if it is being taken away and
-   its replica has left it, because its replacement was ordered long before.
-4. The count stays between the group's bounds; what they refuse is reported. Slices that one replica
+1. A slice that somebody has is never dropped.
+2. Slices are dropped by name, and the count never falls below those that are not named. (A fallen
+   count without names would leave the choice to others.)
+3. A condemned slice is no supply. It is dropped as soon as nobody has it; where as many slices are
+   needed as before, the count stays, and KubeRay makes another one in its place.
+4. Any other slice is dropped once it has been unwanted for `idle_s`, and one that nobody has found
+   machines for once it has been unwanted for `PENDING_IDLE_S`: it costs nothing but its place.
+5. The count stays between the group's bounds; what they refuse is reported. Slices that one replica
    joins are requested together or not at all.
-5. While pods that were named for deletion are still there, nothing changes: Ray's provider waits
+6. While pods that were named for deletion are still there, nothing changes: Ray's provider waits
    for the same.
-6. Two changes of a group are `min_change_interval_s` apart.
+7. Two changes of a group are `min_change_interval_s` apart.
+8. Slices whose pods are of an older template are replaced, one of a group at a time
+   (`carry.rolling`).
 """
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoscaling.provisioning.demand import SliceDemand, SliceKind, TakenSlice
-from autoscaling.provisioning.groups import ObservedSlice, WorkerGroup
+from autoscaling.provisioning.carry.rolling import replaced_now
+from autoscaling.provisioning.demand import (
+    SliceDemand,
+    demands_of,
+    is_condemned,
+    records_by_slice,
+)
+from autoscaling.provisioning.groups import WorkerGroup
 from serving.domain.slice_records import LEASE_S
+from serving.domain.supply.pods import ObservedSlice, PodPhase
+from serving.domain.supply.records import SupplyRecord, SupplyReport, SupplyState
+
+# After this a slice that was asked for in vain is given up, if nobody wants it any more. Longer
+# than a directory or a replica takes to come back.
+PENDING_IDLE_S = 30.0
+# A group that has not found machines for so long is dry: who waits is counted in another group of
+# the kind, if there is one. Longer than GKE takes for a node pool that it can have (3 to 5 min).
+DRY_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +69,20 @@ class ProvisioningRules:
 class PlannerState:
     """The memory that one plan passes to the next; times as its caller counts them, in seconds.
 
-    `unwanted_since_s` is by incarnation, `changed_at_s` by group. `condemned` are the names of
-    slices that were announced to be taken away, by group.
+    `unwanted_since_s` and `pending_since_s` are by incarnation, `changed_at_s` by group.
+    `replacing` are the slices, by incarnation, that are being replaced because their pods are of an
+    older template, with what their replicas are told.
     """
 
     unwanted_since_s: Mapping[str, float] = field(default_factory=dict)
-    condemned: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    pending_since_s: Mapping[str, float] = field(default_factory=dict)
     changed_at_s: Mapping[str, float] = field(default_factory=dict)
+    replacing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The slice to be dropped. `is_condemned`: it is taken away anyway."""
+    """The slice to be dropped. `is_condemned`: it goes whether it is wanted or not."""
 
     slice: ObservedSlice
     is_condemned: bool
@@ -71,16 +91,20 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one group: it gets `replicas` in all, without the slices of `drops`."""
+    """The change of one group: it gets `replicas` in all, without the slices of `drops`.
+
+    `num_made` of the slices that it gets are to take the place of dropped ones.
+    """
 
     group: WorkerGroup
     replicas: int
     drops: tuple[Drop, ...]
     reason: str
+    num_made: int = 0
 
     @property
     def is_scaling(self) -> bool:
-        """Returns whether the group itself changes, and not only the count that mirrors it."""
+        """Returns whether anything changes."""
         return self.replicas != self.group.replicas or bool(self.drops)
 
     def keeping(self, kept: Container[str]) -> "Change | None":
@@ -88,10 +112,13 @@ class Change:
         drops = tuple(drop for drop in self.drops if drop.slice.incarnation not in kept)
         if drops == self.drops:
             return self
-        replicas = self.replicas + len(self.drops) - len(drops)
+        num_kept = len(self.drops) - len(drops)
+        # What is kept needs a place in the count, and is made by nobody.
+        replicas = self.replicas + max(0, num_kept - self.num_made)
         # Where fewer slices were asked for than exist, keeping one must not ask for more.
         replicas = min(replicas, max(self.group.replicas, self.group.max_replicas))
-        less = replace(self, replicas=replicas, drops=drops)
+        num_made = max(0, self.num_made - num_kept)
+        less = replace(self, replicas=replicas, drops=drops, num_made=num_made)
         return less if less.is_scaling else None
 
 
@@ -114,191 +141,142 @@ class ProvisioningPlan:
     def keeping(self, kept: Mapping[str, str]) -> "ProvisioningPlan":
         """Returns the plan without drops of `kept`, which has the reason of each by incarnation."""
         refusals = list(self.refusals)
-        condemned = dict(self.state.condemned)
         for change in self.changes:
-            group = change.group.name
             for drop in change.drops:
                 if reason := kept.get(drop.slice.incarnation):
-                    name = drop.slice.name
-                    refusals.append(Refusal(group, f"{name} is not dropped: {reason}"))
-                    if drop.is_condemned:
-                        condemned[group] = condemned.get(group, frozenset()) | {name}
+                    text = f"{drop.slice.name} is not dropped: {reason}"
+                    refusals.append(Refusal(change.group.name, text))
+        changes = (change.keeping(kept) for change in self.changes)
         return ProvisioningPlan(
-            tuple(less for change in self.changes if (less := change.keeping(kept)) is not None),
-            tuple(refusals),
-            replace(self.state, condemned=condemned),
+            tuple(change for change in changes if change is not None), tuple(refusals), self.state
         )
 
 
 def plan_slices(
-    demands: Mapping[SliceKind, SliceDemand],
+    report: SupplyReport,
     groups: Iterable[WorkerGroup],
     rules: ProvisioningRules,
     now_s: float,
     state: PlannerState,
 ) -> ProvisioningPlan:
-    """The changes that bring `groups` to what `demands` ask for, as far as `rules` allow now.
+    """The changes that bring `groups` to what the replicas in `report` need, as far as `rules` go.
 
     `now_s` is on the clock of `state`. A group without any request is brought down to its minimum.
     """
-    by_kind: dict[SliceKind, list[WorkerGroup]] = {}
-    for group in groups:
-        by_kind.setdefault(group.kind, []).append(group)
+    groups = sorted(groups, key=lambda group: (group.kind, group.name))
+    by_slice = records_by_slice(report, groups)
+    pending_since_s = {
+        each.incarnation: state.pending_since_s.get(each.incarnation, now_s)
+        for group in groups
+        for each in group.lasting
+        if is_pending(each, by_slice.get(each.incarnation))
+    }
+    dry = frozenset(
+        name for name, since_s in pending_since_s.items() if now_s - since_s >= DRY_AFTER_S
+    )
+    demands = demands_of(report, groups, dry, state.replacing)
     changes: list[Change] = []
-    refusals: list[Refusal] = []
+    refusals = [
+        Refusal(str(kind), "no worker group makes slices of this kind") for kind in demands.unmade
+    ]
     unwanted_since_s: dict[str, float] = {}
-    condemned: dict[str, frozenset[str]] = {}
     changed_at_s: dict[str, float] = {}
-    for kind in sorted(by_kind.keys() | demands.keys()):
-        demand = demands.get(kind, SliceDemand(kind))
-        match by_kind.get(kind, []):
-            case [group]:
-                done = _plan_group(demand, group, rules, now_s, state)
-                changes += done.changes
-                refusals += done.refusals
-                unwanted_since_s |= done.state.unwanted_since_s
-                condemned |= done.state.condemned
-                changed_at_s |= done.state.changed_at_s
-            case []:
-                if demand.num_to_exist:
-                    refusals.append(Refusal(str(kind), "no worker group makes slices of this kind"))
-            case several:
-                names = ", ".join(sorted(group.name for group in several))
-                reason = f"several worker groups make slices of this kind ({names}): none is used"
-                refusals.append(Refusal(str(kind), reason))
+    for group in groups:
+        done = _plan_group(demands.by_group[group.name], group, by_slice, rules, now_s, state)
+        changes += done.changes
+        refusals += done.refusals
+        unwanted_since_s |= done.state.unwanted_since_s
+        changed_at_s |= done.state.changed_at_s
     changes.sort(key=lambda change: change.replicas <= change.group.replicas)
-    known = PlannerState(unwanted_since_s, condemned, changed_at_s)
+    num_waiting = {name: demand.num_waiting for name, demand in demands.by_group.items()}
+    replacing = replaced_now(groups, by_slice, state.replacing, num_waiting)
+    known = PlannerState(unwanted_since_s, pending_since_s, changed_at_s, replacing)
     return ProvisioningPlan(tuple(changes), tuple(refusals), known)
+
+
+def is_pending(each: ObservedSlice, record: SupplyRecord | None) -> bool:
+    """Returns whether a slice has not got all of its machines; of one without a record by its pods.
+
+    The pods are newer than the record, so a slice that has its machines has them.
+    """
+    if record is not None and record.state != SupplyState.PENDING:
+        return False
+    return any(pod.machine is None and pod.phase == PodPhase.PENDING for pod in each.pods)
 
 
 def _plan_group(
     demand: SliceDemand,
     group: WorkerGroup,
+    by_slice: Mapping[str, SupplyRecord],
     rules: ProvisioningRules,
     now_s: float,
     state: PlannerState,
 ) -> ProvisioningPlan:
     # Where a count was lowered without a name, more slices exist than are asked for.
-    base = max(group.asked_for, len(group.lasting))
+    num_exist = max(group.asked_for, len(group.lasting))
     wanted = demand.to_exist_within(group.max_replicas)
     target = min(max(wanted, group.min_replicas), group.max_replicas)
-    surplus = max(0, base - target)
-    condemned = _condemned(demand, group, surplus, state)
-    unwanted = _unwanted(demand, group, surplus, condemned, state)
+    free = [each for each in group.lasting if each.incarnation not in demand.occupied]
+    condemned = [each for each in free if is_condemned(by_slice.get(each.incarnation))]
+    surplus = max(0, num_exist - len(condemned) - target)
+    unwanted = _unwanted([each for each in free if each not in condemned], surplus, by_slice, state)
     since_s = {
         each.incarnation: state.unwanted_since_s.get(each.incarnation, now_s) for each in unwanted
     }
-    drops = tuple(
-        drop
-        for each in unwanted
-        if (drop := _drop(each, condemned, now_s - since_s[each.incarnation], rules)) is not None
-    )
-    replicas = target if not surplus else base - len(drops)
-    replicas = min(replicas, max(group.replicas, group.max_replicas))
-    change = Change(group, replicas, drops, _change_reason(demand, group, surplus))
+    drops = [
+        Drop(each, is_condemned=True, reason=by_slice[each.incarnation].reason)
+        for each in condemned
+    ]
+    for each in unwanted:
+        idle_s = rules.idle_s
+        if is_pending(each, by_slice.get(each.incarnation)):
+            idle_s = min(idle_s, PENDING_IDLE_S)
+        if (for_s := now_s - since_s[each.incarnation]) >= idle_s:
+            reason = f"nobody has wanted it for {for_s:.0f} s"
+            drops.append(Drop(each, is_condemned=False, reason=reason))
+    reason = _change_reason(demand, group, surplus, len(condemned))
+    # What is not wanted and not dropped yet stays in the count.
+    num_stay = num_exist - len(drops)
+    replicas = min(max(target, num_stay), max(group.replicas, group.max_replicas))
+    num_made = max(0, replicas - num_stay)
+    change = Change(group, replicas, tuple(drops), reason, num_made)
     refusals = _refused(demand, group)
     changed_at_s = state.changed_at_s.get(group.name)
-    is_mirrored = group.mirrored_replicas in (None, replicas)
-    changes: tuple[Change, ...] = (change,) if change.is_scaling or not is_mirrored else ()
+    changes: tuple[Change, ...] = (change,) if change.is_scaling else ()
     if change.is_scaling:
         hindrance = _hindrance(group, rules, now_s, changed_at_s)
         if hindrance is None:
             changed_at_s = now_s
-            # Whatever gets the name of a dropped slice from now on was asked for.
-            condemned -= {drop.slice.name for drop in drops}
         else:
             changes = ()
             refusals.append(Refusal(group.name, hindrance))
     known = PlannerState(
-        since_s,
-        {group.name: condemned} if condemned else {},
-        {} if changed_at_s is None else {group.name: changed_at_s},
+        unwanted_since_s=since_s,
+        changed_at_s={} if changed_at_s is None else {group.name: changed_at_s},
     )
     return ProvisioningPlan(changes, tuple(refusals), known)
 
 
-def _condemned(
-    demand: SliceDemand, group: WorkerGroup, surplus: int, state: PlannerState
-) -> frozenset[str]:
-    """Returns the names of slices with an ordered replacement: they may go at once.
-
-    That holds for what KubeRay puts in the place of such a slice too, until somebody takes it or
-    there is nothing too many.
-    """
-    known = state.condemned.get(group.name, frozenset())
-    if not surplus:
-        known = frozenset()
-    present = frozenset(each.name for each in group.slices)
-    held = frozenset[str]().union(*_names_by_address(demand.held, group))
-    return (known & present - held) | _names_of_leaving(demand, group)
-
-
-def _names_by_address(
-    taken: frozenset[TakenSlice], group: WorkerGroup
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the group's names for slices it knows by address, and the names of the other slices.
-
-    Slices of several hosts go by their name. The group's name for a slice of one host may be the
-    name of another slice in Ray.
-    """
-    if group.num_hosts > 1:
-        return frozenset(), frozenset(each.name for each in taken)
-    names = {address: each.name for each in group.slices for address in each.addresses}
-    known = {each: names[each.address] for each in taken if each.address in names}
-    return frozenset(known.values()), frozenset(each.name for each in taken - known.keys())
-
-
-def _names_of_leaving(demand: SliceDemand, group: WorkerGroup) -> frozenset[str]:
-    """Returns the group's names for slices that are taken away, or for what replaces them.
-
-    A slice is gone if the group does not know its address. Then a slice with the same name and
-    another address is not meant.
-    """
-    known, names = _names_by_address(demand.leaving, group)
-    if group.num_hosts == 1:
-        others = frozenset(each.name for each in group.slices if each.addresses)
-        known_by_name = frozenset(each.name for each in demand.leaving if each.address is None)
-        names = (names - others) | known_by_name
-    return known | names
-
-
 def _unwanted(
-    demand: SliceDemand,
-    group: WorkerGroup,
+    free: Iterable[ObservedSlice],
     surplus: int,
-    condemned: frozenset[str],
+    by_slice: Mapping[str, SupplyRecord],
     state: PlannerState,
 ) -> list[ObservedSlice]:
     """The slices that are neither held nor needed, as many as there are too many of.
 
-    Those that will be taken away come first, then those that have been unwanted longest (who was
-    chosen once stays chosen), then those that are still to come, then the youngest.
+    Those that have been unwanted longest come first (who was chosen once stays chosen), then those
+    that are still to come, then those that have failed, then the youngest.
     """
-    occupied = frozenset[str]().union(*_names_by_address(demand.occupied, group))
-    free = [
-        each
-        for each in group.lasting
-        if each.name not in occupied and not each.addresses & demand.addresses
-    ]
-    since_s = state.unwanted_since_s
 
-    def rank(each: ObservedSlice) -> tuple[bool, float, bool]:
-        unwanted_since_s = since_s.get(each.incarnation, float("inf"))
-        return each.name not in condemned, unwanted_since_s, each.is_running
+    def rank(each: ObservedSlice) -> tuple[float, bool, int]:
+        record = by_slice.get(each.incarnation)
+        unwanted_since_s = state.unwanted_since_s.get(each.incarnation, float("inf"))
+        failures = 0 if record is None else record.num_failures
+        return unwanted_since_s, each.is_running, -failures
 
     youngest_first = sorted(free, key=lambda each: (len(each.name), each.name), reverse=True)
     return sorted(youngest_first, key=rank)[:surplus]
-
-
-def _drop(
-    each: ObservedSlice, condemned: frozenset[str], unwanted_s: float, rules: ProvisioningRules
-) -> Drop | None:
-    if each.name in condemned:
-        return Drop(each, is_condemned=True, reason="it is taken away, its replica has left it")
-    if unwanted_s >= rules.idle_s:
-        reason = f"nobody has wanted it for {unwanted_s:.0f} s"
-        return Drop(each, is_condemned=False, reason=reason)
-    return None
 
 
 def _hindrance(
@@ -325,7 +303,10 @@ def _refused(demand: SliceDemand, group: WorkerGroup) -> list[Refusal]:
     return [Refusal(group.name, reason)]
 
 
-def _change_reason(demand: SliceDemand, group: WorkerGroup, surplus: int) -> str:
+def _change_reason(
+    demand: SliceDemand, group: WorkerGroup, surplus: int, num_condemned: int
+) -> str:
     exist = f"{len(group.lasting)} exist, {group.asked_for} asked for"
     bounds = f"bounds {group.min_replicas} to {group.max_replicas}"
-    return f"{demand.arithmetic}; {exist}, {bounds}, {surplus} too many"
+    condemned = f", {num_condemned} condemned" if num_condemned else ""
+    return f"{demand.arithmetic}; {exist}{condemned}, {bounds}, {surplus} too many"

@@ -29,6 +29,16 @@ class Provisioner(Protocol):
         """
         ...
 
+    async def catch_up(self) -> None:
+        """Brings the groups to what was applied, as far as that takes effect in place.
+
+        What it cannot bring there is among the notes of the next observation.
+
+        Raises:
+            ProvisioningError: it could not be read or done. It is tried again when called again.
+        """
+        ...
+
     async def apply(self, plan: ProvisioningPlan) -> None:
         """Makes the plan's changes, each as a whole or not at all, in their order.
 

@@ -1,20 +1,19 @@
-"""Reads RayClusters, RayServices and pods as worker groups, and makes JSON patches to scale them.
+"""Reads RayClusters, RayServices and their pods as worker groups.
 
-Owns the names of fields and labels. Pure: objects as the API returns them in, records or patches
-out. KubeRay's rules that matter here (v1.7.0, numOfHosts above 1): one replica is one slice;
-`workersToDelete` naming any pod of it deletes all; nothing else is deleted while Ray's autoscaler
-is on, however far the count falls; a new replica gets the lowest free index, which is part of its
-slice's name. For slices of one host it sets neither replica name nor host index. The TPU webhook
-may then give two living ones the same name, so slices here go by KubeRay's index.
+Owns the names of fields and labels. Pure: objects as the API returns them in, records out. KubeRay
+(v1.7.0) gives a new replica the lowest free index, which is part of its slice's name. For slices of
+one host it sets neither replica name nor host index. The TPU webhook may then give two living ones
+the same name, so slices here go by KubeRay's index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from autoscaling.provisioning.demand import SliceKind
+import msgspec
+
 from autoscaling.provisioning.errors import UnusableError
-from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
-from autoscaling.provisioning.plan import Change
+from autoscaling.provisioning.groups import SliceKind, WorkerGroup
 from serving.domain.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
@@ -22,7 +21,11 @@ from serving.domain.gke_names import (
     GKE_COMPUTE_CLASS,
     GKE_TOPOLOGY,
     HOST_INDEX_LABEL,
+    TEMPLATE_HASH_ANNOTATION,
+    hash_of_template,
 )
+from serving.domain.inventory import ZONE_LABEL
+from serving.domain.supply.pods import ObservedPod, ObservedSlice, PodPhase
 from serving.domain.topology import Generation, TopologyError, shapes, slice_shape
 
 # KubeRay's labels on pods. Source: KubeRay 1.7.0 `utils/constant.go`; `replicaIndex` is the TPU
@@ -34,12 +37,48 @@ REPLICA_NAME_LABEL = "ray.io/worker-group-replica-name"
 REPLICA_INDEX_LABEL = "ray.io/worker-group-replica-index"
 WEBHOOK_SLICE_LABEL = "replicaIndex"
 
+# What the kubelet says of every container before it starts.
+_ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
+
 Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPod:
+    """The pod of a worker group. Pods with the same `replica` are the hosts of one slice.
+
+    `slice_name` is what the webhook puts into `TPU_NAME`, and Ray into its label for the slice,
+    wherever the webhook goes by KubeRay's index too. `lone_name` is the slice's name if this is its
+    only host. `owner_uid` is that of the RayCluster that made it; `None` if nobody did.
+    `template_hash` names the template that it was made from; `None` if that had no name.
+    """
+
+    observed: ObservedPod
+    group: str
+    replica: str
+    host_index: int
+    slice_name: str
+    lone_name: str
+    is_being_deleted: bool = False
+    owner_uid: str | None = None
+    template_hash: str | None = None
 
 
 def worker_pods_selector(raycluster: str) -> str:
     """The label selector of a cluster's worker pods."""
     return f"{CLUSTER_LABEL}={raycluster},{NODE_TYPE_LABEL}=worker"
+
+
+def decode_worker_pod(text: bytes | msgspec.Raw) -> WorkerPod:
+    """Reads a pod in the API's JSON; what is not needed is never made into objects.
+
+    Raises:
+        UnusableError: it is not a pod of a worker group as KubeRay 1.7 makes them.
+    """
+    try:
+        return _worker_pod(msgspec.json.decode(text, type=_Pod))
+    except (KeyError, ValueError) as error:
+        raise UnusableError(f"not a pod as KubeRay 1.7 has it: {error!r}") from error
 
 
 def owning_service(raycluster: Json) -> str | None:
@@ -50,82 +89,32 @@ def owning_service(raycluster: Json) -> str | None:
     return None
 
 
-def mirrored_groups(rayservice: Json, raycluster: str) -> list[Json]:
-    """The RayService's worker groups, if their counts are to follow those of `raycluster`.
-
-    They are not while it upgrades: there are two clusters then, each with counts of its own. The
-    new one started from what was mirrored last.
-    """
-    status = rayservice.get("status") or {}
-    active = (status.get("activeServiceStatus") or {}).get("rayClusterName")
-    pending = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
-    if active != raycluster or pending not in (None, "", raycluster):
-        return []
-    return list(rayservice["spec"]["rayClusterConfig"].get("workerGroupSpecs") or ())
-
-
-def read_groups(
-    raycluster: Json, pods: Iterable[Json], mirrored: Sequence[Json]
-) -> tuple[list[WorkerGroup], list[str]]:
+def read_groups(raycluster: Json, pods: Iterable[WorkerPod]) -> tuple[list[WorkerGroup], list[str]]:
     """The groups that make TPU slices, and why other TPU groups cannot be used.
 
+    Pods of an earlier cluster of the same name are left out: they go with it.
+
     Raises:
-        UnusableError: the objects are not of the form that KubeRay 1.7 gives them.
+        UnusableError: the cluster is not of the form that KubeRay 1.7 gives it.
     """
-    by_group: dict[str, list[Json]] = {}
+    by_group: dict[str, list[WorkerPod]] = {}
     groups: list[WorkerGroup] = []
     notes: list[str] = []
     try:
+        uid = raycluster["metadata"].get("uid")
         for pod in pods:
-            by_group.setdefault(pod["metadata"]["labels"][GROUP_LABEL], []).append(pod)
-        counts = {spec["groupName"]: int(spec["replicas"]) for spec in mirrored}
+            if None in (uid, pod.owner_uid) or pod.owner_uid == uid:
+                by_group.setdefault(pod.group, []).append(pod)
         for spec in raycluster["spec"].get("workerGroupSpecs") or ():
             kind = _kind_of(spec)
             name = spec["groupName"]
             if isinstance(kind, str):
                 notes.append(f"worker group {name} is not used: {kind}")
             elif kind is not None:
-                groups.append(_read_group(spec, kind, by_group.get(name, []), counts.get(name)))
+                groups.append(_read_group(spec, kind, by_group.get(name, [])))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnusableError(f"not a RayCluster as KubeRay 1.7 has it: {error!r}") from error
     return groups, notes
-
-
-def scaling_patch(change: Change, position: int) -> list[dict[str, Any]]:
-    """Returns one JSON patch with the new count and one pod of each slice to drop.
-
-    Count and names travel together, or KubeRay would act on half of it. The tests refuse it when
-    groups were reordered, or when another writer (Ray's autoscaler, a user) has changed the count
-    that the plan started from.
-    """
-    path = f"/spec/workerGroupSpecs/{position}"
-    doomed = [drop.slice.pods[0].name for drop in change.drops]
-    return [
-        {"op": "test", "path": f"{path}/groupName", "value": change.group.name},
-        {"op": "test", "path": f"{path}/replicas", "value": change.group.replicas},
-        {"op": "replace", "path": f"{path}/replicas", "value": change.replicas},
-        # `add` also replaces; the field is not there before the first deletion.
-        {"op": "add", "path": f"{path}/scaleStrategy", "value": {"workersToDelete": doomed}},
-    ]
-
-
-def mirror_patch(change: Change, mirrored: Sequence[Json]) -> list[dict[str, Any]]:
-    """Returns a JSON patch that writes the new count into the RayService as well.
-
-    A RayService copies its counts over the cluster's when a group is appended or the operator is
-    upgraded; a stale count there would come back.
-    """
-    position = positions(mirrored)[change.group.name]
-    path = f"/spec/rayClusterConfig/workerGroupSpecs/{position}"
-    return [
-        {"op": "test", "path": f"{path}/groupName", "value": change.group.name},
-        {"op": "replace", "path": f"{path}/replicas", "value": change.replicas},
-    ]
-
-
-def positions(specs: Iterable[Json]) -> dict[str, int]:
-    """Returns the position of each worker group in its list, by name."""
-    return {spec["groupName"]: position for position, spec in enumerate(specs)}
 
 
 def _kind_of(spec: Json) -> SliceKind | str | None:
@@ -161,12 +150,10 @@ def _generation_of(gke_accelerator: str | None) -> Generation | None:
     return None
 
 
-def _read_group(
-    spec: Json, kind: SliceKind, pods: Sequence[Json], mirrored_replicas: int | None
-) -> WorkerGroup:
+def _read_group(spec: Json, kind: SliceKind, pods: Sequence[WorkerPod]) -> WorkerGroup:
     # Pods that are being deleted count for nobody any more, Ray's autoscaler included.
-    present = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-    names = {pod["metadata"]["name"] for pod in present}
+    present = [pod for pod in pods if not pod.is_being_deleted]
+    names = {pod.observed.name for pod in present}
     doomed = (spec.get("scaleStrategy") or {}).get("workersToDelete") or ()
     return WorkerGroup(
         name=spec["groupName"],
@@ -175,51 +162,107 @@ def _read_group(
         min_replicas=int(spec["minReplicas"]),
         max_replicas=int(spec["maxReplicas"]),
         num_hosts=int(spec.get("numOfHosts", 1)),
-        slices=_read_slices(present),
+        slices=_read_slices(present, hash_of_template(spec["template"])),
         pods_pending_deletion=frozenset(names) & frozenset(doomed),
-        mirrored_replicas=mirrored_replicas,
+        zone=(spec.get("labels") or {}).get(ZONE_LABEL),
     )
 
 
-def _read_slices(pods: Iterable[Json]) -> tuple[ObservedSlice, ...]:
-    """Gathers pods into slices, ordered by name, each with its hosts in order."""
-    replicas: dict[str, list[Json]] = {}
+def _read_slices(pods: Iterable[WorkerPod], template_hash: str | None) -> tuple[ObservedSlice, ...]:
+    """Gathers a group's pods into slices, ordered by name, each with its hosts in order.
+
+    `template_hash` is that of the group's template; `None` if it has none, then nothing is older.
+    """
+    replicas: dict[str, list[WorkerPod]] = {}
     for pod in pods:
-        name = pod["metadata"]["name"]
-        replicas.setdefault(_labels(pod).get(REPLICA_NAME_LABEL, name), []).append(pod)
-    slices = [
-        ObservedSlice(
-            _slice_name(members), tuple(_read_pod(pod) for pod in sorted(members, key=_in_order))
-        )
-        for members in replicas.values()
-    ]
+        replicas.setdefault(pod.replica, []).append(pod)
+    slices = [_slice_of(members, template_hash) for members in replicas.values()]
     return tuple(sorted(slices, key=lambda each: (each.name, each.incarnation)))
 
 
-def _slice_name(members: Sequence[Json]) -> str:
-    """Returns one name for each existing slice of a group.
-
-    It is what the webhook puts into `TPU_NAME`, and Ray into its label for the slice, wherever the
-    webhook goes by KubeRay's index too.
-    """
-    pod, labels = members[0], _labels(members[0])
-    if index := labels.get(REPLICA_INDEX_LABEL):
-        return f"{labels[GROUP_LABEL]}-{index}"
-    if len(members) == 1:
-        return str(pod["metadata"]["name"])
-    return str(labels.get(WEBHOOK_SLICE_LABEL, pod["metadata"]["name"]))
+def _slice_of(members: Sequence[WorkerPod], template_hash: str | None) -> ObservedSlice:
+    first = members[0]
+    name = first.lone_name if len(members) == 1 else first.slice_name
+    in_order = sorted(members, key=lambda pod: (pod.host_index, pod.observed.name))
+    is_outdated = template_hash is not None and any(
+        pod.template_hash != template_hash for pod in members
+    )
+    return ObservedSlice(name, tuple(pod.observed for pod in in_order), is_outdated)
 
 
-def _read_pod(pod: Json) -> ObservedPod:
-    status = pod.get("status") or {}
-    phase = status.get("phase", PodPhase.PENDING)
-    return ObservedPod(pod["metadata"]["name"], PodPhase(phase), status.get("podIP"))
+class _Owner(msgspec.Struct, rename="camel"):
+    uid: str = ""
+    controller: bool = False
 
 
-def _in_order(pod: Json) -> tuple[int, str]:
-    return int(_labels(pod).get(HOST_INDEX_LABEL, 0)), pod["metadata"]["name"]
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[_Owner] = []
+    deletion_timestamp: str | None = None
 
 
-def _labels(pod: Json) -> Mapping[str, str]:
-    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
-    return labels
+class _Spec(msgspec.Struct, rename="camel"):
+    node_name: str | None = None
+
+
+class _Waiting(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _State(msgspec.Struct):
+    waiting: _Waiting | None = None
+
+
+class _Container(msgspec.Struct):
+    state: _State = msgspec.field(default_factory=_State)
+
+
+class _PodStatus(msgspec.Struct, rename={"pod_ip": "podIP"}):
+    phase: str = PodPhase.PENDING
+    pod_ip: str | None = None
+    init_containers: list[_Container] = msgspec.field(name="initContainerStatuses", default=[])
+    containers: list[_Container] = msgspec.field(name="containerStatuses", default=[])
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+def _worker_pod(pod: _Pod) -> WorkerPod:
+    name, labels = pod.metadata.name, pod.metadata.labels
+    group = labels[GROUP_LABEL]
+    index = labels.get(REPLICA_INDEX_LABEL)
+    indexed = f"{group}-{index}" if index else None
+    status = pod.status
+    owners = (each.uid for each in pod.metadata.owner_references if each.controller)
+    return WorkerPod(
+        observed=ObservedPod(
+            name,
+            PodPhase(status.phase),
+            status.pod_ip,
+            pod.spec.node_name,
+            _hindrance((*status.init_containers, *status.containers)),
+        ),
+        group=group,
+        replica=labels.get(REPLICA_NAME_LABEL, name),
+        host_index=int(labels.get(HOST_INDEX_LABEL, 0)),
+        slice_name=indexed or labels.get(WEBHOOK_SLICE_LABEL, name),
+        lone_name=indexed or name,
+        is_being_deleted=pod.metadata.deletion_timestamp is not None,
+        owner_uid=next(owners, None),
+        template_hash=pod.metadata.annotations.get(TEMPLATE_HASH_ANNOTATION),
+    )
+
+
+def _hindrance(containers: Iterable[_Container]) -> str | None:
+    """Returns what keeps the first hindered container from starting."""
+    for each in containers:
+        waiting = each.state.waiting
+        if waiting is not None and waiting.reason not in _ORDINARY:
+            return ": ".join(text for text in (waiting.reason, waiting.message) if text) or None
+    return None

@@ -5,11 +5,11 @@ Nothing can be added or dropped: each group's bounds are the slices that it has.
 
 from collections.abc import Mapping, Sequence
 
-from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import OutdatedError
-from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
+from autoscaling.provisioning.groups import SliceKind, WorkerGroup
 from autoscaling.provisioning.plan import ProvisioningPlan
 from autoscaling.provisioning.protocol import ClusterObservation
+from serving.domain.supply.pods import ObservedPod, ObservedSlice, PodPhase
 
 
 class StaticProvisioner:
@@ -21,6 +21,9 @@ class StaticProvisioner:
     async def observe(self) -> ClusterObservation:
         """Returns the same groups every time."""
         return ClusterObservation(self._groups)
+
+    async def catch_up(self) -> None:
+        """Does nothing: nothing is applied to slices that simply exist."""
 
     async def apply(self, plan: ProvisioningPlan) -> None:
         """Accepts a plan that changes nothing.

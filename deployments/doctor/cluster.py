@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from deployments.doctor.findings import Finding, error, note, ok, warning
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
@@ -13,9 +14,9 @@ from serving.domain.inventory import (
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
     SliceRequest,
-    match_slices,
     observe_hosts,
 )
+from serving.domain.supply.found import find_slices, match_slices
 from serving.domain.topology import SliceShape, TopologyError, slice_shape
 from serving.exporters.chips import named_generation
 
@@ -240,7 +241,7 @@ def check_wanted(
     free = {str(node["NodeID"]): node.get("Resources") or {} for node in all_nodes}
     hosts = observe_hosts(all_nodes, free, ())
     for wanted_slice in wanted:
-        found = match_slices(hosts, wanted_slice.want)
+        found = match_slices(find_slices(hosts), wanted_slice.want)
         what = f"slices for {wanted_slice.deployment}"
         words = (
             f"{len(found.free)} whole of {wanted_slice.want.pod_type} {wanted_slice.want.topology}"
@@ -249,12 +250,14 @@ def check_wanted(
             yield ok(what, words)
             continue
         broken = "; ".join(f"{name}: {why}" for name, why in found.refused.items())
-        labels = ", ".join(
-            f"{name}={value}" for name, value in sorted(wanted_slice.want.labels.items())
-        )
+        wanted_labels = {
+            **wanted_slice.want.labels,
+            COMPUTE_CLASS_LABEL: wanted_slice.want.compute_class,
+        }
+        labels = ", ".join(f"{name}={value}" for name, value in sorted(wanted_labels.items()))
         yield warning(
             what,
             f"{words}{f' ({broken})' if broken else ''}",
-            f"{wanted_slice.num_slices}, labels {labels or 'any'}",
+            f"{wanted_slice.num_slices}, labels {labels}",
             "replicas wait until there are: the slice provisioner's log says what it asked for",
         )

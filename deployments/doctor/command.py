@@ -27,6 +27,7 @@ from deployments.doctor.serving_config import (
 from deployments.doctor.simulated import what_is_simulated
 from deployments.doctor.tpu_environment import check_tpu_environment, is_tpu_host
 from deployments.doctor.versions import check_versions
+from deployments.kubectl import Kubectl, KubectlError
 from deployments.status import ApiKeyOption
 from deployments.terminal import printable
 from serving.config.check import CheckReport
@@ -53,10 +54,25 @@ def doctor_command(
         Path | None,
         typer.Option(envvar="SLICEWISE_LOCK", help="Versions to compare with, as name==version."),
     ] = None,
+    manifests: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, help="Values or rendered folder, to be held against kubectl's cluster."
+        ),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="kubectl's context. [default: the current one]")
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="kubectl's file. [default: as kubectl has it]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this environment and say what to fix. Exits with 1 if something will not work."""
-    findings = list(_examine(url, api_key, config, ray_address, lock, os.environ))
+    if manifests is None:
+        findings = list(_examine(url, api_key, config, ray_address, lock, os.environ))
+    else:
+        findings = list(_examine_kubernetes(manifests, context, kubeconfig))
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
@@ -99,6 +115,25 @@ def _examine(
     if url is not None:
         yield check_gateway(url, gather.gateway(url, api_key))
     yield from what_is_simulated(environment, packages.installed, chips, metadata, ray.nodes)
+
+
+def _examine_kubernetes(
+    manifests: Path, context: str | None, kubeconfig: str | None
+) -> Iterator[Finding]:
+    # Only those who have manifests need the libraries that read them.
+    from deployments.doctor.kubernetes import ask_kubernetes, check_kubernetes  # noqa: PLC0415
+    from deployments.rollout.gather import (  # noqa: PLC0415
+        ManifestsUnreadableError,
+        read_manifests,
+    )
+
+    try:
+        folder = read_manifests(manifests)
+        kubectl = Kubectl(context, kubeconfig)
+    except (ManifestsUnreadableError, KubectlError) as reason:
+        yield error("manifests and kubectl", f"{reason}", "both readable", "mend what it says")
+        return
+    yield from check_kubernetes(folder, ask_kubernetes(kubectl, folder))
 
 
 def _ports(report: CheckReport | Unknown | None, *, is_gcs_ours: bool) -> Iterator[Finding]:

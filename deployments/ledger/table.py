@@ -25,6 +25,8 @@ _TOKENS = "slicewise_output_tokens_total"
 _S_PER_HOUR = 3600
 _MILLION = 1_000_000
 _STATES = tuple(LedgerState)
+# For people, the chips that no replica has are one column.
+_HELD_STATES = tuple(state for state in LedgerState if state.is_held)
 
 
 class LedgerPageError(ValueError):
@@ -142,17 +144,18 @@ def to_csv(rows: Iterable[Row], read_at_s: float) -> str:
 
 def hours_table(rows: Iterable[Row]) -> Table:
     """Returns the rows for people, in chip-hours."""
-    head = ["MODEL", "COMPUTE CLASS", *(state.upper() for state in _STATES)]
+    head = ["MODEL", "COMPUTE CLASS", *(state.upper() for state in _HELD_STATES), "NOBODY'S"]
     return build_table([*head, "USD", "USD/M OUTPUT TOKENS"], map(_cells, rows), 2)
 
 
 def _cells(row: Row) -> list[str | None]:
-    hours = [row.chip_seconds.get(state, 0.0) / _S_PER_HOUR for state in _STATES]
+    hours = [row.chip_seconds.get(state, 0.0) / _S_PER_HOUR for state in _HELD_STATES]
+    hours.append((sum(row.chip_seconds.values()) / _S_PER_HOUR) - sum(hours))
     price = row.usd_per_million_output_tokens
     return [
-        row.model,
+        row.model or None,
         row.compute_class,
-        *(f"{value:.2f}" for value in hours),
+        *(f"{abs(value):.2f}" for value in hours),
         None if row.usd is None else f"{row.usd:.2f}",
         None if price is None else f"{price:.2f}",
     ]

@@ -6,7 +6,7 @@ Gateway API v1 and the Prometheus operator's v1; on GKE the first is built in, t
 from deployments.manifests.cluster_config import ClusterConfig
 from deployments.manifests.names import (
     EXPORTER_PORT,
-    PROXY_HEALTH,
+    READY_PATH,
     SERVE_PORT,
     Component,
     Json,
@@ -75,7 +75,7 @@ def load_balancer_policies(cluster: ClusterConfig, service: str) -> list[Json]:
                 "port": SERVE_PORT,
                 # Without it the API server refuses a port.
                 "portSpecification": FIXED_PORT,
-                "requestPath": PROXY_HEALTH,
+                "requestPath": READY_PATH,
             },
             "type": "HTTP",
         },

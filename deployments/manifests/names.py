@@ -15,8 +15,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 
 GATEWAY_GROUP = "gateway"
 SERVE_PORT = 8000
-# Where a proxy says whether requests may come to it; no key is asked for.
-PROXY_HEALTH = "/-/healthz"
+# Where a gateway says, through any proxy, whether its cluster can serve; no key is asked for.
+READY_PATH = "/ready"
 METRICS_PORT = 8080
 DATA_FOLDER = "/data"  # of pods: where a bucket of weights is mounted
 DASHBOARD_PORT = 8265

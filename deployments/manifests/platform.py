@@ -24,9 +24,9 @@ from serving.domain.gke_names import GKE_CHIPS
 # What `autoscaling.provisioning.kuberay` asks of the API, no more; a test compares the two. KubeRay
 # grants the head's service account the autoscaler's rights by itself.
 PROVISIONER_RULES: tuple[Json, ...] = (
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
-    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "patch"]},
-    {"apiGroups": ["ray.io"], "resources": ["rayservices"], "verbs": ["get", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "patch", "watch"]},
+    {"apiGroups": ["ray.io"], "resources": ["rayservices"], "verbs": ["list", "watch"]},
 )
 _PRIORITIES = {Component.GATEWAY: 1_000_000, Component.ENGINE: 900_000}
 _RBAC = "rbac.authorization.k8s.io"
@@ -60,7 +60,8 @@ def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
     """The slice provisioner's Role, bound to the head's service account."""
     name = f"{cluster.name}-slice-provisioner"
     rules = [dict(rule) for rule in PROVISIONER_RULES]
-    # The RayService's name is known; KubeRay makes up those of its clusters.
+    # The RayService's name is known; KubeRay makes up those of its clusters. A name covers a list
+    # or a watch whose field selector is that name.
     rules[-1]["resourceNames"] = [cluster.name]
     role = namespaced_object(cluster, f"{_RBAC}/v1", "Role", name) | {"rules": rules}
     binding = namespaced_object(cluster, f"{_RBAC}/v1", "RoleBinding", name) | {

@@ -13,7 +13,7 @@ from deployments.manifests.names import (
     DATA_FOLDER,
     METRICS_PORT,
     NETWORK_CLAIMS,
-    PROXY_HEALTH,
+    READY_PATH,
     SERVE_PORT,
     Component,
     Json,
@@ -28,7 +28,7 @@ from deployments.manifests.pod_environment import (
     secret_mounts,
     secret_volumes,
 )
-from deployments.manifests.slice_groups import SliceGroup
+from deployments.manifests.slice_groups import NODE_END_S, SliceGroup
 from deployments.manifests.values import Values
 from serving.config.slice_settings import replica_end_s
 from serving.domain.gke_names import (
@@ -46,9 +46,10 @@ _CACHE_FOLDER = "/var/cache/slicewise"
 _GCS_PORT = 6379
 # Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.
 _AGENT_PORT, _AGENT_HEALTH = 52365, "/api/healthz"
-# Above it GKE finds no time of its own before it ends a pod. Source: GKE's page on TPU disruption,
-# read 2026-11-20.
-_CONTROL_GRACE_S = 120
+# Nothing of the application is on it, so there is nothing to wait for but its own end.
+_HEAD_GRACE_S = 120
+# Serve ends a gateway whose node drains once another one has taken its place.
+_SUCCESSOR_S = 120
 
 
 def head_template(values: Values) -> Json:
@@ -62,7 +63,7 @@ def head_template(values: Values) -> Json:
         "serve": SERVE_PORT,
     }
     container = _container(values, "ray-head", cluster.images.cpu, _size(cluster.head), ports)
-    spec = _control_spec(cluster, Component.HEAD)
+    spec = _control_spec(cluster, Component.HEAD, _HEAD_GRACE_S)
     # It patches worker groups, as Ray's autoscaler does.
     spec["automountServiceAccountToken"] = True
     spec |= {"containers": [container], "initContainers": [_provisioner(values)]}
@@ -76,14 +77,21 @@ def head_template(values: Values) -> Json:
 
 
 def gateway_template(values: Values) -> Json:
-    """Returns one gateway's pod: Serve's proxy, gateways, the directory and slice replicas."""
+    """Returns one gateway's pod: Serve's proxy, gateways, the directory and slice replicas.
+
+    At its end all of them have time to leave; it is gone as soon as they have.
+    """
     cluster = values.cluster
     ports = {"serve": SERVE_PORT, "metrics": METRICS_PORT}
     size = _size(cluster.gateway_pod)
     container = _container(values, "ray-worker", cluster.images.cpu, size, ports)
-    # Traffic goes where a proxy answers: not to one that has no gateway yet, or drains.
-    container["readinessProbe"] = _ready(PROXY_HEALTH, SERVE_PORT)
-    spec = _control_spec(cluster, Component.GATEWAY)
+    # Traffic goes where a proxy reaches a gateway, once its cluster has had an engine.
+    container["readinessProbe"] = _ready(READY_PATH, SERVE_PORT)
+    leave_s = math.ceil(values.app.rollout.gateway_drain_s) + _SUCCESSOR_S
+    # A head that is away, as it may be in the same upgrade, is told once it is back.
+    tell = f"until {_drain_command(leave_s)}; do sleep 5; done"
+    container["lifecycle"] = _before_end(f"{tell}; sleep {leave_s}")
+    spec = _control_spec(cluster, Component.GATEWAY, leave_s + NODE_END_S)
     spec |= {"containers": [container]}
     spec["volumes"] = [_memory("dshm", 4), *secret_volumes(values)]
     spec["topologySpreadConstraints"] = [
@@ -120,7 +128,10 @@ def host_template(values: Values, group: SliceGroup) -> Json:
     ]
     # No proxy runs here, which is what KubeRay would wait for.
     container["readinessProbe"] = _ready(_AGENT_HEALTH, _AGENT_PORT)
-    container["lifecycle"] = {"preStop": {"exec": {"command": _leave_command(group)}}}
+    # Where Ray's node has ended already, as on a slice that was dropped by name, nobody waits.
+    drain = _drain_command(math.floor(group.drain_s))
+    wait_s = math.ceil(replica_end_s(group.drain_s))
+    container["lifecycle"] = _before_end(f"{drain} && sleep {wait_s} || true")
     container["volumeMounts"] += [{"name": "cache", "mountPath": _CACHE_FOLDER}]
     spec: Json = {
         "automountServiceAccountToken": False,
@@ -163,18 +174,17 @@ def host_template(values: Values, group: SliceGroup) -> Json:
     return template
 
 
-def _leave_command(group: SliceGroup) -> list[str]:
-    """Returns the command of a pod to be deleted: it notifies Ray, and its slice drains.
-
-    Where Ray's node has ended already, as on a slice that was dropped by name, it does not wait.
-    """
-    drain_s = math.floor(group.drain_s)
-    wait_s = math.ceil(replica_end_s(group.drain_s))
-    tell = (
+def _drain_command(deadline_s: int) -> str:
+    """Returns what tells Ray in a pod that its node ends in so long: all that is there leaves."""
+    return (
         "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION "
-        f"--reason-message 'its pod is deleted' --deadline-remaining-seconds {drain_s}"
+        f"--reason-message 'its pod is deleted' --deadline-remaining-seconds {deadline_s}"
     )
-    return ["/bin/sh", "-c", f"{tell} && sleep {wait_s} || true"]
+
+
+def _before_end(command: str) -> Json:
+    """What a container does before it is ended; if its Ray node ends sooner, so does this."""
+    return {"preStop": {"exec": {"command": ["/bin/sh", "-c", command]}}}
 
 
 def _provisioner(values: Values) -> Json:
@@ -245,13 +255,13 @@ def _mount_bucket(template: Json, bucket: str) -> None:
     spec["containers"][0]["volumeMounts"].append(mount)
 
 
-def _control_spec(cluster: ClusterConfig, component: Component) -> Json:
+def _control_spec(cluster: ClusterConfig, component: Component, grace_s: int) -> Json:
     spec: Json = {
         "automountServiceAccountToken": False,
         "priorityClassName": priority_class(cluster, component),
         "securityContext": pod_security(),
         "serviceAccountName": service_account(cluster, component),
-        "terminationGracePeriodSeconds": _CONTROL_GRACE_S,
+        "terminationGracePeriodSeconds": grace_s,
     }
     if cluster.provisioning == Provisioning.AUTO:
         spec["nodeSelector"] = {GKE_COMPUTE_CLASS: control_class_name(cluster)}

@@ -16,7 +16,7 @@ from deployments.manifests.redis import PASSWORD_KEY, redis_address
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
 from serving.domain.compute_class import DAY_S, Market
-from serving.domain.gke_names import NEVER_IDLE_S
+from serving.domain.gke_names import NEVER_IDLE_S, with_template_hash
 
 # The Ray that images hold; a test compares it with the installed one.
 RAY_VERSION = "2.60.0"
@@ -75,17 +75,24 @@ def _cluster_spec(values: Values, groups: Sequence[SliceGroup]) -> Json:
             "redisAddress": redis_address(cluster),
             "redisPassword": {"valueFrom": password},
         },
-        "headGroupSpec": {
-            # Nothing of the application is lost with the head.
-            "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
-            "template": head_template(values),
-        },
+        "headGroupSpec": _stamped(
+            {
+                # Nothing of the application is lost with the head.
+                "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
+                "template": head_template(values),
+            }
+        ),
         "rayVersion": RAY_VERSION,
         "workerGroupSpecs": [
-            _gateway_group(values),
-            *(_slice_group(values, group) for group in groups),
+            _stamped(_gateway_group(values)),
+            *(_stamped(_slice_group(values, group)) for group in groups),
         ],
     }
+
+
+def _stamped(group: Json) -> Json:
+    """Puts the hash of what pods are made from on them, by which older ones are told."""
+    return group | {"template": with_template_hash(group)}
 
 
 def _gateway_group(values: Values) -> Json:

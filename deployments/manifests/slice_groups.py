@@ -25,8 +25,8 @@ from serving.domain.topology import SliceShape, slice_shape
 
 # A slice is named after its group, `-` and a number, and that name is a label's value.
 MAX_GROUP_NAME = 58
-# Beyond the replica's own end: for Ray's node to end its processes.
-_NODE_END_S = 20
+# Beyond the end of what was on it: for Ray's node to end its processes.
+NODE_END_S = 20
 # A slice that is taken away is replaced from the notice on: both exist for a while.
 _ROOM_FOR_REPLACEMENTS = 2
 
@@ -74,7 +74,7 @@ class SliceGroup:
     @property
     def grace_s(self) -> int:
         """Returns how long Kubernetes waits from notifying a pod of its end to killing it."""
-        return math.ceil(replica_end_s(self.drain_s)) + _NODE_END_S
+        return math.ceil(replica_end_s(self.drain_s)) + NODE_END_S
 
 
 def shape_name(shape: SliceShape) -> str:

@@ -1,9 +1,9 @@
-"""Checks that routes lead to gateways alone, and the policies of Google's load balancers. Pure."""
+"""Checks that routes lead to gateways that are ready, and Google's load balancers. Pure."""
 
 from collections.abc import Iterator
 
 from deployments.manifests.edges import FIXED_PORT, is_googles
-from deployments.manifests.names import PROXY_HEALTH, kuberay_services
+from deployments.manifests.names import READY_PATH, kuberay_services
 from deployments.validation.documents import (
     Folder,
     Json,
@@ -51,6 +51,9 @@ def edge_problems(folder: Folder) -> Iterator[Problem]:
         yield from _service_problems(folder, pods, policy, "spec.targetRef.name", service)
     for policy in folder.of_kind("HealthCheckPolicy"):
         yield from _check_problems(policy)
+    for pod in pods:
+        if pod.is_gateway:
+            yield from _probe_problems(pod)
 
 
 def _services(route: KubernetesManifest) -> list[str]:
@@ -122,17 +125,26 @@ def _check_problems(policy: KubernetesManifest) -> Iterator[Problem]:
         yield policy.problem(_TIMEOUT, complaint, f"allowed: at most {interval_s}", timeout_s)
 
 
+def _probe_problems(pod: FoundPod) -> Iterator[Problem]:
+    probe = mapping(pod.spec, "containers", 0, "readinessProbe")
+    path = value_at(probe, "httpGet", "path")
+    if path != READY_PATH:
+        field = f"{pod.path}.spec.containers[0].readinessProbe.httpGet.path"
+        complaint = "requests would come before the cluster has an engine"
+        yield pod.manifest.problem(field, complaint, f"allowed: {READY_PATH}", path)
+
+
 def _health_problems(folder: Folder, route: KubernetesManifest, service: str) -> Iterator[Problem]:
     found = _policies(folder, "HealthCheckPolicy", service)
     if not found:
         complaint = f"the load balancer would ask {service} for /, and find every gateway unhealthy"
-        required = f"required: a HealthCheckPolicy of {service} with {PROXY_HEALTH}"
+        required = f"required: a HealthCheckPolicy of {service} with {READY_PATH}"
         yield route.problem("spec.rules.backendRefs", complaint, required, service)
     for policy in found:
         path = value_at(policy.body, *_HEALTH_PATH.split("."))
-        if path not in (PROXY_HEALTH, "/health"):
-            complaint = "a gateway answers this path only with a key"
-            yield policy.problem(_HEALTH_PATH, complaint, f"allowed: {PROXY_HEALTH}, /health", path)
+        if path != READY_PATH:
+            complaint = "only one path says whether the cluster can serve, and needs no key"
+            yield policy.problem(_HEALTH_PATH, complaint, f"allowed: {READY_PATH}", path)
 
 
 def _timeout_problems(folder: Folder, route: KubernetesManifest, service: str) -> Iterator[Problem]:

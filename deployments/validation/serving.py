@@ -20,6 +20,7 @@ from deployments.validation.documents import (
     sequence,
     value_at,
 )
+from deployments.validation.found_pods import FoundPod, ray_pods
 from deployments.validation.groups import FoundGroup, slice_groups_in
 from serving.config.application import AppConfig, check_app_config
 from serving.config.check import IMPORT_PATH
@@ -35,8 +36,8 @@ from serving.domain.inventory import (
     TOPOLOGY_LABEL,
     WORKER_ID_LABEL,
     ObservedHost,
-    match_slices,
 )
+from serving.domain.supply.found import find_slices, match_slices
 
 
 def serving_problems(folder: Folder) -> Iterator[Problem]:
@@ -59,6 +60,9 @@ def serving_problems(folder: Folder) -> Iterator[Problem]:
         offers = [(group, hosts_of(group)) for group in groups]
         yield from _deployment_problems(app, offers, manifest, path)
         yield from _spot_problems(app, offers, folder)
+        for pod in ray_pods(folder):
+            if pod.manifest is manifest and pod.is_gateway:
+                yield from _gateway_end_problems(pod, app.rollout.gateway_drain_s)
 
 
 # A group, and the hosts of its first slice: made once, for slices may have a thousand.
@@ -116,7 +120,9 @@ def _deployment_problems(
             if spec is None:
                 continue
             want = slice_request(spec)
-            takes = [group for group, hosts in offers if match_slices(hosts, want).free]
+            takes = [
+                group for group, hosts in offers if match_slices(find_slices(hosts), want).free
+            ]
             if not takes:
                 yield _no_slices(manifest, path, model.deployment_name(deployment), spec, groups)
             for group in takes:
@@ -152,7 +158,7 @@ def _no_slices(
         return manifest.problem(f"{path}.workerGroupSpecs", complaint, allowed)
     differences = _differences(labels, nearest)
     if not differences:
-        refused = match_slices(hosts_of(nearest), want).refused
+        refused = match_slices(find_slices(hosts_of(nearest)), want).refused
         reason = "; ".join(refused.values()) or "its slices are not whole"
         return nearest.problem("template", f"{complaint}: {reason}", allowed)
     label, value = next(iter(differences.items()))
@@ -177,6 +183,21 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
             f"{spec.drain_notice_s:g} s"
         )
         yield group.problem(field, complaint, f"allowed: at least {needed_s}", grace_s)
+
+
+def _gateway_end_problems(pod: FoundPod, drain_s: float) -> Iterator[Problem]:
+    """Yields what would cut the answers of a gateway whose pod is evicted or deleted."""
+    grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
+    if not isinstance(grace_s, int) or grace_s < drain_s:
+        field = f"{pod.path}.spec.terminationGracePeriodSeconds"
+        complaint = "shorter than rollout.gateway_drain_s: answers would be cut"
+        yield pod.manifest.problem(
+            field, complaint, f"allowed: at least {math.ceil(drain_s)}", grace_s
+        )
+    if not value_at(pod.spec, "containers", 0, "lifecycle", "preStop"):
+        field = f"{pod.path}.spec.containers[0].lifecycle.preStop"
+        complaint = "missing: Ray ends at the first signal, and answers would be cut"
+        yield pod.manifest.problem(field, complaint, "required: a command that drains the node")
 
 
 def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> Iterator[Problem]:
@@ -206,7 +227,7 @@ def _deployment_of(app: AppConfig, hosts: Sequence[ObservedHost]) -> DeploymentC
     for model in app.models:
         for deployment in model.deployments:
             spec = slice_spec(app, model, deployment)
-            if spec is not None and match_slices(hosts, slice_request(spec)).free:
+            if spec is not None and match_slices(find_slices(hosts), slice_request(spec)).free:
                 return deployment
     return None
 

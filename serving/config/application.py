@@ -111,6 +111,11 @@ class HealthConfig(_Section):
     """Time without an answer after which an engine counts as hung; more than one period."""
     probe_timeout_s: Annotated[float, Field(ge=0, le=3600)] = limits.PROBE_TIMEOUT_S
     """How long the probe of a slice may take before an engine starts on it; 0: no probe."""
+    engine_lease_s: Annotated[float, Field(ge=60, le=86400)] = limits.ENGINE_LEASE_S
+    """How long an engine goes on serving after its control process is gone, if no other one takes
+    it over; then it drains and gives its slice back."""
+    engine_handover_s: Annotated[float, Field(ge=0, le=86400)] = limits.ENGINE_HANDOVER_S
+    """The same after a shutdown of Serve, which may be the first half of deploying again."""
 
 
 class RolloutConfig(_Section):

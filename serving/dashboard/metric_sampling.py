@@ -210,7 +210,8 @@ def _ledger_gauges(samples: Iterable[GatewaySample]) -> dict[Key, float]:
 def _ledger_keys(entry: LedgerEntry) -> Iterator[Key]:
     for scope in _scopes(entry.model):
         yield Key(scope, "chips", entry.state)
-        if entry.state != LedgerState.PROVISIONING:  # only requested, held by nobody
+        # Neither what is only requested nor what nobody has.
+        if entry.model and entry.state != LedgerState.PROVISIONING:
             yield Key(scope, "chips_held", entry.compute_class)
 
 

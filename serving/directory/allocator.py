@@ -1,83 +1,72 @@
-"""Allocates free slices to the replicas that ask, one after the other.
+"""Allocates free slices to the replicas that ask: all at once, the oldest wish first.
 
-Owns the pending grants and the quarantine, for the life of this directory. Observes the nodes no
-more than twice a second, however many replicas wait.
+Owns those who wait and the pending grants, for the life of this directory. Used from one event
+loop. Does not look by itself: whoever looks calls `decide` afterwards.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from serving.directory.pending_grants import Grant, PendingGrants
-from serving.directory.quarantine import Quarantine
-from serving.domain.inventory import ObservedHost, Slice, SliceRequest, match_slices
+from serving.directory.pending_grants import Grant, PendingGrants, SliceWish
+from serving.domain.inventory import SliceRequest
+from serving.domain.supply.found import SliceMatches
 
-logger = logging.getLogger(__name__)
 
-_OBSERVE_PERIOD_S = 0.5
+@dataclass(slots=True)
+class _Asker:
+    wish: SliceWish
+    answer: asyncio.Future[Grant]
+    # The last reason why it got nothing.
+    refused: Grant = field(default_factory=lambda: Grant((), "nobody has looked yet"))
 
 
 class SliceAllocator:
-    """Grants slices to replicas. `observe` returns the present hosts. Used from one event loop."""
+    """Grants slices to replicas. `has_askers` is set while somebody waits."""
 
-    def __init__(self, observe: Callable[[], Awaitable[list[ObservedHost]]]) -> None:
-        self._observe = observe
+    def __init__(self) -> None:
         self._grants = PendingGrants()
-        self._quarantine = Quarantine()
-        self._observed: tuple[ObservedHost, ...] = ()
-        self._observed_at_s = float("-inf")
-        self._observing = asyncio.Lock()
+        self._askers: dict[str, _Asker] = {}
+        self.has_askers = asyncio.Event()
 
-    async def acquire(
-        self,
-        replica_id: str,
-        request: SliceRequest,
-        excluded: frozenset[frozenset[str]],
-        timeout_s: float,
-    ) -> Grant:
+    async def acquire(self, wish: SliceWish, timeout_s: float) -> Grant:
         """Grants free slices to this replica alone, as soon as there are as many as it requests.
 
-        After `timeout_s` it returns none, with the reason. `excluded` are the node ids of slices
-        that the replica could not reserve a moment ago.
+        After `timeout_s` it returns none, with the reason. A replica that asks again takes the
+        place of its earlier call.
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        while True:
-            hosts = await self._hosts()
-            grant = self._grants.grant(
-                replica_id,
-                match_slices(hosts, request),
-                loop.time(),
-                self._quarantined_until_s,
-                num_slices=request.num_slices,
-                excluded=excluded,
-            )
-            if grant.slices or loop.time() + _OBSERVE_PERIOD_S > deadline_s:
-                return grant
-            await asyncio.sleep(_OBSERVE_PERIOD_S)
+        asker = _Asker(wish, asyncio.get_running_loop().create_future())
+        self._askers[wish.replica_id] = asker
+        self.has_askers.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asker.answer
+        except TimeoutError:
+            return asker.refused
+        finally:
+            if self._askers.get(wish.replica_id) is asker:
+                del self._askers[wish.replica_id]
+            if not self._askers:
+                self.has_askers.clear()
 
-    def quarantine(self, whole: Slice, suspects: frozenset[str], reason: str) -> None:
-        """Keeps replicas off a slice that failed; `suspects`: node ids of the hosts to blame."""
-        now_s = asyncio.get_running_loop().time()
-        until_s = self._quarantine.note_failure(
-            whole.name, whole.node_ids, now_s, suspects=suspects
-        )
-        logger.warning(
-            "slice_quarantined slice=%s for_s=%.0f reason=%r", whole.name, until_s - now_s, reason
-        )
+    def decide(
+        self,
+        match: Callable[[SliceRequest], SliceMatches],
+        failed_at_s: Mapping[frozenset[str], float],
+        now_s: float,
+    ) -> None:
+        """Answers everybody who can have slices now; `now_s` is monotonic."""
+        found: dict[SliceRequest, SliceMatches] = {}
 
-    def clear_quarantine(self, slice_name: str) -> None:
-        """Forgets the failures of a slice that serves now."""
-        self._quarantine.note_success(slice_name)
+        def match_once(request: SliceRequest) -> SliceMatches:
+            if request not in found:
+                found[request] = match(request)
+            return found[request]
 
-    def _quarantined_until_s(self, whole: Slice) -> float | None:
-        now_s = asyncio.get_running_loop().time()
-        return self._quarantine.quarantined_until_s(whole.node_ids, now_s)
-
-    async def _hosts(self) -> tuple[ObservedHost, ...]:
-        loop = asyncio.get_running_loop()
-        async with self._observing:
-            if loop.time() - self._observed_at_s >= _OBSERVE_PERIOD_S:
-                self._observed = tuple(await self._observe())
-                self._observed_at_s = loop.time()
-            return self._observed
+        wishes = [asker.wish for asker in self._askers.values() if not asker.answer.done()]
+        for replica_id, grant in self._grants.share(wishes, match_once, now_s, failed_at_s).items():
+            asker = self._askers[replica_id]
+            if grant.slices:
+                asker.answer.set_result(grant)
+            else:
+                asker.refused = grant

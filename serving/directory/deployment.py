@@ -1,24 +1,35 @@
 """The fleet directory as a Serve deployment: one replica of soft state, restarted by Serve.
 
-It also grants free slices to the replicas that wait for one. A restart forgets pending grants and
-quarantine. That costs a race or another failed probe: the placement groups are the locks.
+It also keeps the records of all slices and grants free ones to the replicas that wait. A restart
+forgets pending grants, which costs a race: the placement groups are the locks. What is held against
+slices is stored.
 """
 
 import asyncio
 import logging
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue
+from ray import serve
 
+from serving.config.application import LinkConfig
 from serving.directory.allocator import SliceAllocator
-from serving.directory.pending_grants import Grant
-from serving.directory.ray_hosts import observe_cluster
+from serving.directory.cluster_secret import cluster_secret
+from serving.directory.engine_notes import EngineNotes
+from serving.directory.orphan_keeper import OrphanKeeper
+from serving.directory.orphans import OrphanOffers, fits, is_wanted
+from serving.directory.pending_grants import Grant, SliceWish
+from serving.directory.supply_book import life_key
+from serving.directory.survey_loop import SurveyLoop
 from serving.domain.inventory import Slice, SliceRequest
 from serving.domain.load_report import directory_stats
 from serving.domain.slice_records import RENEWAL_S, Directory, SliceRecord, Snapshot
-from serving.domain.succession import reason_to_wait
+from serving.domain.supply.faults import FaultCause
+from serving.domain.supply.keys import SupplyKeys
+from serving.domain.supply.succession import reason_to_wait
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +39,33 @@ _POLL_S = 1.0
 class FleetDirectory:
     """Serves `domain.slice_records.Directory` and the allocator. `serving.app` deploys it."""
 
-    async def __init__(self) -> None:  # type: ignore[misc] # Serve awaits it
-        self._directory = Directory(uuid.uuid4().hex[:8])
+    async def __init__(self, link: LinkConfig) -> None:  # type: ignore[misc] # Serve awaits it
+        instance_id = uuid.uuid4().hex[:8]
+        self._directory = Directory(instance_id)
         self._started_at_s = time.time()
-        self._allocator = SliceAllocator(observe_cluster)
-        self._expiry = asyncio.create_task(self._expire())
+        keys = SupplyKeys(serve.get_replica_context().app_name)
+        self._offers = OrphanOffers()
+        self._notes = EngineNotes(keys)
+        for record in await self._notes.read():
+            # Its replica has one lease to renew it. Else the engine looks for another one.
+            self._directory.renew(replace(record, is_orphan=False), time.monotonic())
+        self._keeper = OrphanKeeper(
+            self._directory, f"directory {instance_id}", cluster_secret(link)
+        )
+        self._allocator = SliceAllocator()
+        self._survey = SurveyLoop(
+            instance_id,
+            keys,
+            self._allocator,
+            lambda: self._directory.lives(time.monotonic()),
+            self._directory.set_supply,
+        )
+        self._tasks = (
+            asyncio.create_task(self._expire(), name="expire"),
+            asyncio.create_task(self._survey.run(), name="survey"),
+            asyncio.create_task(self._keeper.run(), name="keep-orphans"),
+            asyncio.create_task(self._keep_notes(), name="keep-notes"),
+        )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Takes Serve's `user_config`, at the start and when the models change."""
@@ -41,9 +74,13 @@ class FleetDirectory:
         names = ",".join(str(model["name"]) for model in models)
         logger.info("models_told models=%s", names)
 
-    async def renew(self, record: SliceRecord) -> None:
-        """Registers a slice replica and its state, or renews it."""
+    async def renew(self, record: SliceRecord) -> str | None:
+        """Registers a slice replica and its state, or renews it.
+
+        Returns why the replica is to leave its slice; `None` if it may stay.
+        """
         self._directory.renew(record, time.monotonic())
+        return self._survey.book.leave_reason(record.replica_id)
 
     async def forget(self, replica_id: str) -> None:
         """Removes a slice replica that leaves."""
@@ -52,6 +89,38 @@ class FleetDirectory:
     async def end(self, record: SliceRecord) -> None:
         """Records the end of a session and its cause; the replica may begin another one."""
         self._directory.end(record)
+        self._survey.book.note_end(record, time.time())
+
+    async def hand_on(self, replica_id: str, *, is_shutdown: bool) -> bool:
+        """Returns whether another replica is to have the engine of one that ends, which leaves it.
+
+        `is_shutdown` says that Serve ends the whole application, and may be told to begin again.
+        """
+        records = self._directory.snapshot().records
+        own = self._record_of(replica_id)
+        if own is not None and not (is_shutdown or is_wanted(own, records)):
+            return False
+        self._directory.hand_on(replica_id)
+        return True
+
+    async def find_engine(self, replica_id: str, timeout_s: float) -> SliceRecord | None:
+        """Offers a replica an engine that has lost its own; `None` if there is none for it.
+
+        It waits for replicas that are late, because theirs may be one.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            snapshot = self._directory.snapshot()
+            own = self._record_of(replica_id)
+            if own is not None:
+                engine = self._offers.offer(own, snapshot.records, time.monotonic())
+                if engine is not None:
+                    return engine
+                late = self._directory.late(time.monotonic())
+                if not any(fits(own, each) for each in late):
+                    return None
+            await self._directory.wait_change(snapshot.version, min(left_s, _POLL_S))
+        return None
 
     async def watch(self, version: str, timeout_s: float) -> Snapshot:
         """Returns a snapshot once it differs from `version`, at the latest after `timeout_s`."""
@@ -66,20 +135,43 @@ class FleetDirectory:
     ) -> Grant:
         """Grants a free slice to a slice replica; see `SliceAllocator.acquire`.
 
-        A replica whose predecessor still has its slice gets no other one.
+        A replica whose predecessor still has its slice gets no other one. It may get an engine
+        instead that has lost its replica meanwhile.
         """
+        deadline_s = time.monotonic() + timeout_s
         wait = await self._wait_for_predecessor(replica_id, timeout_s)
-        if wait is not None:
-            return Grant((), wait)
-        return await self._allocator.acquire(replica_id, request, excluded, timeout_s)
+        own = self._record_of(replica_id)
+        if own is None:
+            return Grant((), wait or "the directory has no record of the replica any more")
+        while True:
+            records = self._directory.snapshot().records
+            engine = self._offers.offer(own, records, time.monotonic())
+            if engine is not None:
+                return Grant((), f"the engine of {engine.replica_id} goes on without it", engine)
+            if wait is not None:
+                return Grant((), wait)
+            wish = SliceWish(replica_id, request, own.life.transitions[0].at_s, excluded)
+            left_s = deadline_s - time.monotonic()
+            grant = await self._allocator.acquire(wish, max(0.0, min(left_s, _POLL_S)))
+            if grant.slices or left_s <= _POLL_S:
+                return grant
 
-    async def quarantine(self, whole: Slice, suspects: frozenset[str], reason: str) -> None:
-        """Quarantines a slice that failed; `suspects` are the node ids of the hosts to blame."""
-        self._allocator.quarantine(whole, suspects, reason)
+    async def note_failure(
+        self,
+        replica_id: str,
+        whole: Slice,
+        suspects: frozenset[str],
+        cause: FaultCause,
+        reason: str,
+    ) -> None:
+        """Holds a failure against a slice; `suspects` are the node ids of the hosts to blame."""
+        own = self._record_of(replica_id)
+        life_id = "" if own is None else life_key(own)
+        self._survey.book.note_failure(whole, suspects, cause, reason, time.time(), life_id=life_id)
 
-    async def clear_quarantine(self, slice_name: str) -> None:
-        """Clears the failures of a slice that serves."""
-        self._allocator.clear_quarantine(slice_name)
+    async def note_leaving(self, whole: Slice, ends_at_s: float, reason: str) -> None:
+        """Keeps replicas off a slice that is taken away at `ends_at_s` (wall clock)."""
+        self._survey.book.note_leaving(whole, ends_at_s, reason, time.time())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Reports all slices to the autoscaling policy; see `domain.load_report`."""
@@ -96,6 +188,18 @@ class FleetDirectory:
                 return wait
             # Some reasons end with time alone.
             await self._directory.wait_change(snapshot.version, min(left_s, _POLL_S))
+
+    def _record_of(self, replica_id: str) -> SliceRecord | None:
+        records = self._directory.snapshot().records
+        return next((record for record in records if record.replica_id == replica_id), None)
+
+    async def _keep_notes(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWAL_S)
+            try:
+                await self._notes.write(self._directory.snapshot().records)
+            except Exception as error:  # noqa: BLE001 - whatever ails the head, it is tried again
+                logger.warning("engine_notes_not_written error=%r", error)
 
     async def _expire(self) -> None:
         while True:

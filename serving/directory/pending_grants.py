@@ -1,27 +1,51 @@
-"""The grants of free slices: a slice is granted to one replica at a time.
+"""The grants of free slices: who gets which, the one that has waited longest first.
 
-Owns the pending grants. They only keep replicas from racing for one slice; the lock is the
-placement group, and a directory that restarts and forgets its grants does no harm. A replica that
-needs several slices is granted all of them or none, so that no two replicas wait for each other's.
-Pure: callers pass `now_s`, on one monotonic clock.
+Owns the pending grants and the order of those who wait. Grants only keep replicas from racing for
+one slice; the lock is the placement group, and a directory that restarts and forgets its grants
+does no harm. A replica that needs several slices is granted all of them or none, so that no two
+replicas wait for each other's. Slices that are too few for it are kept for it for a while, or those
+who need one would take each as it comes. Pure: callers pass `now_s`, on one monotonic clock.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from serving.domain.inventory import Slice, SliceMatches
+from serving.domain.inventory import Slice, SliceRequest
+from serving.domain.slice_records import SliceRecord
+from serving.domain.supply.found import SliceMatches
 
 # How long a grant keeps others away. The placement group stands in less (0.2 to 1.4 s, Ray 2.60),
 # and from then on the slice is not free.
 GRANT_S = 15.0
+# For how long slices are kept for a replica that needs more of them, and then for how long not:
+# chips that wait are paid for.
+KEEP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The slices that a replica may reserve now, with the reason; without any it has to wait."""
+    """The slices that a replica may reserve now, with the reason; without any it has to wait.
+
+    An `engine` is one without a replica, which it may take over instead.
+    """
 
     slices: tuple[Slice, ...]
     reason: str
+    engine: SliceRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWish:
+    """A replica that waits: `since_s` is on any clock, the same for all.
+
+    `excluded` are the node ids of slices that it could not reserve a moment ago: they come last.
+    """
+
+    replica_id: str
+    request: SliceRequest
+    since_s: float
+    excluded: frozenset[frozenset[str]] = field(default_factory=frozenset)
 
 
 class PendingGrants:
@@ -29,52 +53,92 @@ class PendingGrants:
 
     def __init__(self) -> None:
         self._out: dict[str, tuple[frozenset[str], float]] = {}
+        # Since when slices have been kept for a replica that needs more.
+        self._kept_since_s: dict[str, float] = {}
 
-    def grant(
+    def share(
         self,
-        replica_id: str,
-        match_slices: SliceMatches,
+        wishes: Iterable[SliceWish],
+        match: Callable[[SliceRequest], SliceMatches],
         now_s: float,
-        quarantined_until_s: Callable[[Slice], float | None],
-        *,
-        num_slices: int = 1,
-        excluded: Iterable[frozenset[str]] = (),
-    ) -> Grant:
-        """Grants `num_slices` free slices to this replica alone and withdraws its earlier grant.
+        failed_at_s: Mapping[frozenset[str], float] = MappingProxyType({}),
+    ) -> dict[str, Grant]:
+        """Returns a grant for each of `wishes`, by replica; their earlier grants are withdrawn.
 
-        `quarantined_until_s` returns the end of a slice's quarantine (`None`: it is in none).
-        `excluded` are the slices that the replica could not reserve a moment ago: they come last.
-        Several slices are of one zone, because they work as one.
+        `match` says which slices are of a kind. `failed_at_s` has the last failure of slices by
+        their nodes: those that failed latest come last. Several slices are of one zone, because
+        they work as one.
         """
-        self._out.pop(replica_id, None)
-        self._out = {who: grant for who, grant in self._out.items() if grant[1] > now_s}
+        ordered = sorted(wishes, key=lambda wish: (wish.since_s, wish.replica_id))
+        waiting = {wish.replica_id for wish in ordered}
+        self._out = {
+            who: grant
+            for who, grant in self._out.items()
+            if grant[1] > now_s and who not in waiting
+        }
+        self._kept_since_s = {
+            who: since_s for who, since_s in self._kept_since_s.items() if who in waiting
+        }
+        kept: dict[str, str] = {}  # for whom a host is kept, by node id
+        grants = {}
+        for wish in ordered:
+            grants[wish.replica_id] = self._grant(
+                wish, match(wish.request), now_s, failed_at_s, kept
+            )
+        return grants
+
+    def _grant(
+        self,
+        wish: SliceWish,
+        matches: SliceMatches,
+        now_s: float,
+        failed_at_s: Mapping[frozenset[str], float],
+        kept: dict[str, str],
+    ) -> Grant:
         promised = frozenset[str]().union(*(node_ids for node_ids, _ in self._out.values()))
-        refused = dict(match_slices.refused)
+        refused = dict(matches.refused)
         candidates = []
-        for free in match_slices.free:
-            quarantined_until = quarantined_until_s(free)
-            if quarantined_until is not None:
-                refused[free.name] = f"in quarantine for another {quarantined_until - now_s:.0f} s"
-            elif free.node_ids & promised:
+        for free in matches.free:
+            keeper = next((kept[each] for each in free.node_ids if each in kept), None)
+            if free.node_ids & promised:
                 refused[free.name] = "granted to another replica"
+            elif keeper is not None:
+                refused[free.name] = f"kept for {keeper}, which needs several and waited longer"
             else:
                 candidates.append(free)
-        chosen = _choose(candidates, num_slices, frozenset(excluded))
+        chosen = _choose(candidates, wish, failed_at_s)
         if not chosen:
-            return Grant((), _no_grant_reason(refused, candidates, num_slices))
+            if candidates and self._is_kept_for(wish, now_s):
+                kept |= dict.fromkeys(
+                    (each for free in candidates for each in free.node_ids), wish.replica_id
+                )
+            return Grant((), _no_grant_reason(refused, candidates, wish.request.num_slices))
         node_ids = frozenset[str]().union(*(each.node_ids for each in chosen))
-        self._out[replica_id] = (node_ids, now_s + GRANT_S)
+        self._out[wish.replica_id] = (node_ids, now_s + GRANT_S)
+        self._kept_since_s.pop(wish.replica_id, None)
         names = " and ".join(each.name for each in chosen)
         return Grant(chosen, f"{names} {'is' if len(chosen) == 1 else 'are'} free")
 
+    def _is_kept_for(self, wish: SliceWish, now_s: float) -> bool:
+        """Returns whether slices that are too few for this replica are kept for it now."""
+        if wish.request.num_slices == 1:
+            return False
+        since_s = self._kept_since_s.setdefault(wish.replica_id, now_s)
+        return (now_s - since_s) % (2 * KEEP_S) < KEEP_S
+
 
 def _choose(
-    candidates: Iterable[Slice], num_slices: int, excluded: frozenset[frozenset[str]]
+    candidates: Iterable[Slice], wish: SliceWish, failed_at_s: Mapping[frozenset[str], float]
 ) -> tuple[Slice, ...]:
-    """Returns `num_slices` of one zone, with `excluded` ones last; an empty tuple if too few."""
+    """Returns as many as are wished, of one zone; an empty tuple if there are too few.
 
-    def rank(each: Slice) -> tuple[bool, str]:
-        return each.node_ids in excluded, each.name
+    Those that never failed come first, then those whose failure is longest ago, and last those that
+    the replica could not reserve.
+    """
+    num_slices = wish.request.num_slices
+
+    def rank(each: Slice) -> tuple[bool, float, str]:
+        return each.node_ids in wish.excluded, failed_at_s.get(each.node_ids, 0.0), each.name
 
     by_zone: dict[str | None, list[Slice]] = {}
     for each in sorted(candidates, key=rank):

@@ -1,17 +1,19 @@
-"""The whole slices that exist, and those of them that a replica may take.
+"""The hosts that Ray has, and the words for the slices that they make and replicas request.
 
-Owns the reading of Ray's nodes as hosts of slices. Does not own the reservation: a slice is free
-here until its placement group exists, and only the group decides who has it. Pure.
+Owns the reading of Ray's nodes as hosts. Which slices they make is found by `supply.found`. Pure.
 
 A slice's name is no identity: KubeRay gives the replacement of a lost slice the lost one's name,
 and the TPU webhook has given one host's slice the name of a living one, as its worker 1 (recorded
-from v1.3.5 on 2026-11-22). The set of its hosts' node ids is the identity.
+from v1.3.5 on 2026-11-22). Its pods are the identity where Kubernetes is known, and otherwise the
+set of its hosts' node ids.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+from serving.domain.topology import Generation, SliceShape, TopologyError, shapes, slice_shape
 
 # Labels that Ray puts on every node of a slice (ray/_private/accelerators/tpu.py, 2.60).
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
@@ -24,11 +26,16 @@ ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _CHIPS = "TPU"
 # Digits that are shown of a node id's 56: enough to distinguish the nodes of any fleet.
 _SHOWN_ID = 12
+# Ray's spelling of a generation, as pod types begin with it.
+_GENERATIONS = {shapes(each)[0].ray_pod_type.rpartition("-")[0]: each for each in Generation}
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedHost:
-    """The state of one live Ray node with TPU chips."""
+    """The state of one live Ray node with TPU chips.
+
+    `instance_id` is the name of its pod where KubeRay made it, and empty where nobody told Ray.
+    """
 
     node_id: str
     address: str
@@ -38,13 +45,27 @@ class ObservedHost:
     num_free_chips: int
     is_draining: bool
     labels: Mapping[str, str] = field(hash=False)
+    instance_id: str = ""
+
+    @property
+    def shape(self) -> SliceShape | None:
+        """The shape of the slice that the host says it is of; `None` if there is none such."""
+        generation = _GENERATIONS.get(self.labels.get(POD_TYPE_LABEL, "").rpartition("-")[0])
+        if generation is None:
+            return None
+        try:
+            shape = slice_shape(generation, self.labels.get(TOPOLOGY_LABEL, ""), self.num_chips)
+        except TopologyError:
+            return None
+        return shape if shape.ray_pod_type == self.labels[POD_TYPE_LABEL] else None
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRequest:
     """The kind of slice that a replica requests; `labels` are those of its compute class and zone.
 
-    The replica gets `num_slices` such slices, all in one zone, or none.
+    Hosts that name their compute class must name this one. The replica gets `num_slices` such
+    slices, all in one zone, or none.
     """
 
     compute_class: str
@@ -74,23 +95,17 @@ class Slice:
         return self.hosts[0].labels.get(ZONE_LABEL)
 
 
-@dataclass(frozen=True, slots=True)
-class SliceMatches:
-    """The slices of the requested kind: those that are free, and why each other one is not."""
-
-    free: tuple[Slice, ...]
-    refused: Mapping[str, str] = field(hash=False)
-
-
 def observe_hosts(
     nodes: Iterable[Mapping[str, Any]],
     available: Mapping[str, Mapping[str, float]],
     draining: Iterable[str],
+    instance_ids: Mapping[str, str] = MappingProxyType({}),
 ) -> list[ObservedHost]:
     """Returns the live hosts among Ray's `nodes`.
 
     `available` holds the free resources by node id. A node without a `TPU` entry there has no free
     chip, because Ray leaves out what is used up. `draining` are the node ids that Ray drains.
+    `instance_ids` are the pods' names by node id, where there are any.
     """
     leaving = frozenset(draining)
     hosts = []
@@ -111,72 +126,10 @@ def observe_hosts(
                 num_free_chips=int(available.get(node_id, {}).get(_CHIPS, 0)),
                 is_draining=node_id in leaving,
                 labels=labels,
+                instance_id=instance_ids.get(node_id, ""),
             )
         )
     return hosts
-
-
-def match_slices(hosts: Iterable[ObservedHost], request: SliceRequest) -> SliceMatches:
-    """Returns the slices of the requested kind, free ones and others, both sorted by name."""
-    wanted = {**request.labels, POD_TYPE_LABEL: request.pod_type, TOPOLOGY_LABEL: request.topology}
-    fitting = [host for host in hosts if _has_labels(host, wanted)]
-    slices = _each_alone(fitting) if request.num_hosts == 1 else _by_name(fitting)
-    free, refused = [], {}
-    for name in sorted(slices):
-        members = tuple(sorted(slices[name], key=lambda host: host.worker_id))
-        reason = _refusal(members, request)
-        if reason is None:
-            free.append(Slice(name, members))
-        else:
-            refused[name] = reason
-    return SliceMatches(tuple(free), refused)
-
-
-def _has_labels(host: ObservedHost, wanted: Mapping[str, str]) -> bool:
-    return all(host.labels.get(name) == value for name, value in wanted.items())
-
-
-def _by_name(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
-    slices: dict[str, list[ObservedHost]] = {}
-    for host in hosts:
-        slices.setdefault(host.slice_name, []).append(host)
-    return slices
-
-
-def _each_alone(hosts: Iterable[ObservedHost]) -> dict[str, list[ObservedHost]]:
-    """Returns every host as a slice of its own, regardless of its name and worker id.
-
-    A worker 0 keeps its name unless another has it too. All others get their node's id appended.
-    """
-    hosts = list(hosts)
-    num_firsts = Counter(host.slice_name for host in hosts if host.worker_id == 0)
-    slices = {}
-    for host in hosts:
-        name = host.slice_name
-        if host.worker_id != 0 or num_firsts[name] > 1:
-            name = f"{name}-{host.node_id[:_SHOWN_ID]}"
-        slices[name] = [replace(host, slice_name=name, worker_id=0)]
-    return slices
-
-
-def _refusal(members: tuple[ObservedHost, ...], request: SliceRequest) -> str | None:
-    """Returns why nobody may take this slice now; `None` if somebody may."""
-    ids = [host.worker_id for host in members]
-    if len(set(ids)) < len(ids):
-        return f"two hosts have one worker id (of {ids}): it is being replaced"
-    missing = sorted(set(range(request.num_hosts)) - set(ids))
-    if missing:
-        return f"host {missing[0]} of {request.num_hosts} is missing"
-    if len(ids) > request.num_hosts:
-        return f"it has {len(ids)} hosts, not {request.num_hosts}"
-    for host in members:
-        if host.num_chips != request.chips_per_host:
-            return f"host {host.worker_id} has {host.num_chips} chips, not {request.chips_per_host}"
-        if host.is_draining:
-            return f"host {host.worker_id} drains"
-        if host.num_free_chips < host.num_chips:
-            return "it is taken"
-    return None
 
 
 def _worker_id(label: str | None) -> int:

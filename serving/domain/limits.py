@@ -22,6 +22,9 @@ CHECK_PERIOD_S = 1.0
 HANG_TIMEOUT_S = 4.0
 # How long the probe of a slice may take.
 PROBE_TIMEOUT_S = 120.0
+# How long an engine goes on without a control process, and how long after one has left in order.
+ENGINE_LEASE_S = 3600.0
+ENGINE_HANDOVER_S = 600.0
 
 # Of the time that a draining engine has left, this share is kept to migrate what did not finish.
 _MIGRATION_SHARE = 0.25

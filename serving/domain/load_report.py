@@ -5,7 +5,8 @@ not a number stands in the name, between bars. No model, compute class or replic
 
     load|<model>|<what>                                                         value
     directory|started                                                           when it started
-    slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>    since when so
+    slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>|<ends>|<coming since>
+                                                                                since when so
     lost|<model>|<compute class>|<replica>|<cause>                              when
 
 Times are wall-clock seconds. What a newer report does not repeat is over. Owns the encoding and
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.coming import coming_since
+from serving.domain.supply.survey import waiting_replicas
 
 _BAR = "|"
 _STARTED = f"directory{_BAR}started"
@@ -48,7 +51,12 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class ListedSlice:
-    """The entry of one slice replica in the directory. `held_since_s` is `None` while it waits."""
+    """The entry of one slice replica in the directory.
+
+    `held_since_s` is `None` while it waits. `ends_at_s` is when the maximum run of its slice ends,
+    as the hosts tell, or `None`. Of a replica that waits, `coming_since_s` is since when its slice
+    is on its way (`supply.coming`); `None` while none is.
+    """
 
     model: str
     compute_class: str
@@ -57,6 +65,8 @@ class ListedSlice:
     since_s: float
     requested_at_s: float
     held_since_s: float | None
+    ends_at_s: float | None = None
+    coming_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +130,13 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
 def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> dict[str, float]:
     """Returns all slices that stand for an engine, and the losses of the last five minutes."""
     stats = {_STARTED: started_at_s}
+    coming_s = coming_since(waiting_replicas(snapshot.records), snapshot.supply)
+    ends_s = _ends_s(snapshot)
     # A policy counts what engines own: a multislice is one.
     stats |= {
-        _slice_name(record): record.life.entered_at_s
+        _slice_name(
+            record, ends_s.get(record.life_id), coming_s.get(record.life_id)
+        ): record.life.entered_at_s
         for record in snapshot.records
         if record.has_engine
     }
@@ -160,8 +174,19 @@ def fleet_report_of_stats(stats: Mapping[str, float]) -> FleetReport | None:
     return FleetReport(stats[_STARTED], tuple(slices), tuple(losses))
 
 
-def _slice_name(record: SliceRecord) -> str:
-    held_since_s = _held_since_s(record.life)
+def _ends_s(snapshot: Snapshot) -> dict[str, float]:
+    """Returns when the first slice of each life ends, of those whose end is known."""
+    lives = {record.replica_id: record.life_id for record in snapshot.records}
+    ends_s: dict[str, float] = {}
+    for record in snapshot.supply:
+        if record.ends_at_s is not None and record.holder is not None:
+            life_id = lives.get(record.holder.life_id)
+            if life_id is not None:
+                ends_s[life_id] = min(record.ends_at_s, ends_s.get(life_id, record.ends_at_s))
+    return ends_s
+
+
+def _slice_name(record: SliceRecord, ends_at_s: float | None, coming_since_s: float | None) -> str:
     return _BAR.join(
         (
             "slice",
@@ -169,14 +194,21 @@ def _slice_name(record: SliceRecord) -> str:
             record.compute_class,
             record.replica_id,
             str(record.state),
-            f"{record.life.transitions[0].at_s:.3f}",
-            "" if held_since_s is None else f"{held_since_s:.3f}",
+            _optional(record.life.transitions[0].at_s),
+            _optional(_held_since_s(record.life)),
+            _optional(ends_at_s),
+            _optional(coming_since_s),
         )
     )
 
 
+def _optional(time_s: float | None) -> str:
+    return "" if time_s is None else f"{time_s:.3f}"
+
+
 def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
-    model, compute_class, replica_id, state, requested_at_s, held_since_s = fields
+    model, compute_class, replica_id, state, requested_at_s, *optional = fields
+    held_since_s, ends_at_s, coming_since_s = (float(each) if each else None for each in optional)
     return ListedSlice(
         model,
         compute_class,
@@ -184,7 +216,9 @@ def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
         SliceState(state),
         since_s,
         float(requested_at_s),
-        float(held_since_s) if held_since_s else None,
+        held_since_s,
+        ends_at_s,
+        coming_since_s,
     )
 
 

@@ -36,6 +36,7 @@ class EndCause(StrEnum):
     EXPIRED = "expired"  # its maximum run duration is over
     BOOT_FAILED = "boot_failed"  # probe or engine start failed, or it came up partially
     UNHEALTHY = "unhealthy"  # the engine died or hung on it
+    ADOPTED = "adopted"  # another replica has taken over slice and engine
 
 
 # A replica that loses its slice may request another, which starts a new life. Within one life this

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from serving.domain.slice_lifecycle import WAITING, EndCause, SliceLifecycle, SliceState
+from serving.domain.supply.records import SupplyRecord
 
 # A replica that has not reported for this long is presumed gone.
 LEASE_S = 5.0
@@ -35,6 +36,8 @@ class HostRecord:
     """The record of one host of a held slice: a Ray node, its place in the slice and its id.
 
     `tpu_log_dir` is the folder of libtpu's logs there; `None` where libtpu writes none.
+    `ends_at_s` is when its maximum run duration ends (wall clock), as its agent has it; `None`
+    where there is no such end, or the host does not tell when it started.
     """
 
     worker_id: int
@@ -42,6 +45,7 @@ class HostRecord:
     address: str
     num_chips: int
     tpu_log_dir: str | None = None
+    ends_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class SliceRecord:
     until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
     slice ends, `None` when it is not draining or nothing takes it away. `version` is that of the
     model's tokens (`serving.domain.model_version`), empty where none was reported.
+    `zone` is the one that the slice has to be in; `None`: any.
+
+    `fingerprint` is that of the engine (`EngineSpec`). `control` is where it is commanded, once it
+    is ready to have another owner; `group_id` the placement group around it, once there is one. An
+    orphan is served by an engine whose replica is gone, and waits for another one.
     """
 
     replica_id: str
@@ -71,6 +80,11 @@ class SliceRecord:
     drain_deadline_s: float | None = None
     part: int = 0
     version: str = ""
+    zone: str | None = None
+    fingerprint: str = ""
+    control: tuple[str, int] | None = None
+    group_id: str | None = None
+    is_orphan: bool = False
 
     @property
     def has_engine(self) -> bool:
@@ -87,6 +101,23 @@ class SliceRecord:
         """The slice's state."""
         return self.life.state
 
+    @property
+    def engine_kind(self) -> tuple[str, str, str]:
+        """What this replica's engine has in common with every one that may take its place."""
+        return self.model, self.compute_class, self.fingerprint
+
+    @property
+    def may_go_on(self) -> bool:
+        """Returns whether the engine serves without its replica, and another one may have it."""
+        return self.state == SliceState.READY and self.control is not None
+
+    @property
+    def ends_at_s(self) -> float | None:
+        """When the first of its hosts ends, as `HostRecord`; `None` if none is known to end."""
+        return min(
+            (host.ends_at_s for host in self.hosts if host.ends_at_s is not None), default=None
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -94,13 +125,15 @@ class Snapshot:
 
     `ended` are the lives that have ended lately, in the order in which the directory learned it.
     `models` are the application's models as the configuration has them now, in its own form;
-    `None` until Serve has sent them.
+    `None` until Serve has sent them. `supply` has every slice that exists or is asked for, whoever
+    has it.
     """
 
     version: str
     records: tuple[SliceRecord, ...] = ()
     ended: tuple[SliceRecord, ...] = ()
     models: tuple[Mapping[str, JsonValue], ...] | None = None
+    supply: tuple[SupplyRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +163,34 @@ class Directory:
         self._instance_id = instance_id
         self._counter = 0
         self._leases: dict[str, _Lease] = {}  # by replica id
+        # Records of engines that go on though their replica is gone, by that replica's id.
+        self._orphans: dict[str, SliceRecord] = {}
         # By replica and the start of its life: one replica may lose a slice and take another one.
         self._ended: dict[tuple[str, float], _Ended] = {}
         self._models: tuple[Mapping[str, JsonValue], ...] | None = None
+        self._supply: tuple[SupplyRecord, ...] = ()
         self._changed = asyncio.Event()
 
     def snapshot(self) -> Snapshot:
         """Returns the present snapshot."""
         return Snapshot(
             f"{self._instance_id}:{self._counter}",
-            tuple(lease.record for lease in self._leases.values()),
+            (*(lease.record for lease in self._leases.values()), *self._orphans.values()),
             tuple(ended.record for ended in self._ended.values()),
             self._models,
+            self._supply,
         )
 
     def set_models(self, models: Iterable[Mapping[str, JsonValue]]) -> None:
         """Takes in the models of the configuration."""
         if (new := tuple(models)) != self._models:
             self._models = new
+            self._note_change()
+
+    def set_supply(self, supply: tuple[SupplyRecord, ...]) -> None:
+        """Takes in the records of all slices."""
+        if supply != self._supply:
+            self._supply = supply
             self._note_change()
 
     def renew(self, record: SliceRecord, now_s: float) -> None:
@@ -161,14 +204,57 @@ class Directory:
             if not ended.is_presumed:
                 return
             del self._ended[_life_of(record)]
+        self._orphans.pop(record.replica_id, None)
+        self._end_adopted(record)
         known = self._leases.get(record.replica_id)
         self._leases[record.replica_id] = _Lease(record, now_s + LEASE_S)
         if known is None or known.record != record:
             self._note_change()
 
+    def late(self, now_s: float) -> tuple[SliceRecord, ...]:
+        """Returns the records whose replicas are late: they renew them soon, or are gone."""
+        late_s = now_s + LEASE_S - 2 * RENEWAL_S
+        return tuple(each.record for each in self._leases.values() if each.until_s < late_s)
+
+    def lives(self, now_s: float) -> tuple[SliceRecord, ...]:
+        """Returns all records; engines of late replicas that somebody waits for are orphans there.
+
+        A successor may be there before that lease has run out, and needs no other slice.
+        """
+        records = self.snapshot().records
+        waiting = {record.engine_kind for record in records if record.state in WAITING}
+        late = {
+            each.replica_id
+            for each in self.late(now_s)
+            if each.may_go_on and each.engine_kind in waiting
+        }
+        return tuple(
+            replace(record, is_orphan=True) if record.replica_id in late else record
+            for record in records
+        )
+
+    def hand_on(self, replica_id: str) -> None:
+        """Makes an orphan of an engine that its replica leaves to another one."""
+        lives = [
+            lease.record for lease in self._leases.values() if lease.record.life_id == replica_id
+        ]
+        for record in lives:
+            del self._leases[record.replica_id]
+            self._orphan(record, "its replica has left it to another one")
+        self._note_change()
+
+    def end_orphan(self, replica_id: str, cause: EndCause, reason: str, wall_s: float) -> None:
+        """Ends an orphan's life; nothing if it has been adopted meanwhile."""
+        orphan = self._orphans.pop(replica_id, None)
+        if orphan is not None:
+            life = orphan.life.end(cause, wall_s, reason)
+            ended = replace(orphan, life=life, is_orphan=False)
+            self._keep_ended(_Ended(ended, is_presumed=False))
+            self._note_change()
+
     def forget(self, replica_id: str) -> None:
         """Drops a replica that leaves without a report on the end of its life."""
-        if self._leases.pop(replica_id, None) is not None:
+        if self._leases.pop(replica_id, None) or self._orphans.pop(replica_id, None):
             self._note_change()
 
     def end(self, record: SliceRecord) -> None:
@@ -183,15 +269,19 @@ class Directory:
         # A replica that already lives its next life keeps it.
         if known is not None and _life_of(known.record) == _life_of(record):
             del self._leases[record.replica_id]
+        self._orphans.pop(record.replica_id, None)
         self._keep_ended(_Ended(record, is_presumed=False))
         self._note_change()
 
     def expire(self, now_s: float, wall_s: float) -> None:
-        """Ends the lives of the replicas whose lease has run out."""
+        """Ends the lives of the replicas whose lease has run out; an engine may live on."""
         late = [lease.record for lease in self._leases.values() if lease.until_s <= now_s]
         for record in late:
             del self._leases[record.replica_id]
             reason = f"its replica was not heard of for {LEASE_S:g} s"
+            if record.may_go_on:
+                self._orphan(record, f"{reason}; the engine goes on")
+                continue
             life = record.life.end(_presumed_cause(record), wall_s, reason)
             self._keep_ended(_Ended(replace(record, life=life), is_presumed=True))
         if late:
@@ -206,6 +296,23 @@ class Directory:
         except TimeoutError:
             pass
         return self.snapshot()
+
+    def _orphan(self, record: SliceRecord, reason: str) -> None:
+        # The state stays, so no time is needed.
+        life = record.life.enter(record.state, record.life.entered_at_s, reason)
+        self._orphans[record.replica_id] = replace(record, life=life, is_orphan=True)
+
+    def _end_adopted(self, record: SliceRecord) -> None:
+        """Ends the lives of those whose engine this record has now."""
+        if record.engine_id is None:
+            return
+        adopted = [
+            orphan for orphan in self._orphans.values() if orphan.engine_id == record.engine_id
+        ]
+        for orphan in adopted:
+            at_s = record.life.entered_at_s
+            reason = f"{record.life_id} has taken it over"
+            self.end_orphan(orphan.replica_id, EndCause.ADOPTED, reason, at_s)
 
     def _keep_ended(self, ended: _Ended) -> None:
         key = _life_of(ended.record)

@@ -55,8 +55,11 @@ async def _start_paced(options: dict[str, Any], on_stage: OnStage) -> PacedEngin
 class EngineHost:
     """Holds one engine, its link server, and the watch over both."""
 
-    def __init__(self, spec: EngineSpec, engine: Engine, secret: bytes) -> None:
-        self.engine_id = uuid.uuid4().hex[:12]
+    def __init__(
+        self, spec: EngineSpec, engine: Engine, secret: bytes, engine_id: str | None = None
+    ) -> None:
+        """Takes the engine; `engine_id` of `None`: one is made up."""
+        self.engine_id = engine_id or uuid.uuid4().hex[:12]
         self.engine = engine
         self._spec = spec
         self._tracer = open_tracer(spec.tracing, "slicewise-engine", self.engine_id)

@@ -37,15 +37,18 @@ def stages_reported_to(on_stage: OnStage) -> Iterator[None]:
         os.environ[PIPE_VARIABLE] = f"{path}"
 
         def read() -> None:
-            for line in os.read(pipe, _READ_BYTES).decode("ascii", "replace").splitlines():
-                if line in set(LoadStage):
-                    on_stage(LoadStage(line))
+            with suppress(BlockingIOError):
+                for line in os.read(pipe, _READ_BYTES).decode("ascii", "replace").splitlines():
+                    if line in set(LoadStage):
+                        on_stage(LoadStage(line))
 
         loop.add_reader(pipe, read)
         try:
             yield
         finally:
             loop.remove_reader(pipe)
+            # What was written while the loop was busy, or just before the end.
+            read()
             os.environ.pop(PIPE_VARIABLE, None)
             os.close(pipe)
 

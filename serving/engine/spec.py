@@ -50,6 +50,10 @@ class EngineSpec:
     terms of `serving.config.application`. An engine that drains waits `stay_s` for requests that no
     other engine can continue, unless its slice is being taken away.
 
+    An engine without a replica to command it ends after `lease_s`, or after `handover_s` where its
+    replica left it in order. A replica takes over an engine whose `fingerprint` is its own: that of
+    everything whose change replaces an engine. Empty: it takes none over, and none takes its own.
+
     `programs` are derived from all the rest on the first host of its slice; `None` before that, and
     without a compile cache.
     """
@@ -73,4 +77,7 @@ class EngineSpec:
     version: str = ""
     described: Mapping[str, JsonValue] = field(default_factory=dict)
     stay_s: float = 0.0
+    lease_s: float = limits.ENGINE_LEASE_S
+    handover_s: float = limits.ENGINE_HANDOVER_S
+    fingerprint: str = ""
     programs: Programs | None = None

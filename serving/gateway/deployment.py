@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from serving.config.application import AppConfig, AuthConfig, exposure_problem
 from serving.domain.errors import ConfigError
 from serving.domain.slice_records import Snapshot
+from serving.gateway.edge.open_latch import OpenLatch
 from serving.gateway.reports.dashboard_client import DashboardClient
 from serving.telemetry.process_log import log_as_replica
 
@@ -51,7 +52,7 @@ class Gateway:
                 raise ConnectionError(f"the directory is away: {error!r}") from error
             return snapshot
 
-        parts = GatewayParts(config, watch, DashboardClient(dashboard))
+        parts = GatewayParts(config, watch, DashboardClient(dashboard), OpenLatch())
         await parts.start()
         self._parts = parts
 

@@ -20,6 +20,7 @@ from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.edge.auth import load_keys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.readiness_keeper import Latch, ReadinessKeeper
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.class_prices import ClassPrices
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
@@ -92,8 +93,10 @@ class LatestValue(Generic[_T]):
 class GatewayParts:
     """The parts of one gateway, from the HTTP edge to the links: start once, close once."""
 
-    def __init__(self, config: AppConfig, watch: Watch, dashboard: DashboardClient) -> None:
-        """Wires the parts; `watch` is the directory's.
+    def __init__(
+        self, config: AppConfig, watch: Watch, dashboard: DashboardClient, latch: Latch
+    ) -> None:
+        """Wires the parts; `watch` is the directory's, `latch` the Ray cluster's.
 
         Raises:
             ValueError: the API keys cannot be used; see `load_keys`.
@@ -107,6 +110,7 @@ class GatewayParts:
         self._tasks: list[asyncio.Task[None]] = []  # they live as long as the gateway
         self._leaving: list[ServedModel] = []  # no longer served, with requests in flight
         self._prices = ClassPrices(config)
+        self._readiness = ReadinessKeeper(latch, self._num_ready, time.monotonic)
         self._listed_models: LatestValue[tuple[Mapping[str, Any], ...]] = LatestValue()
         rules = EdgeRules(keys=load_keys(config.auth), max_body_bytes=config.gateway.max_body_bytes)
         self._tracer = open_tracer(
@@ -118,6 +122,7 @@ class GatewayParts:
             self._render_metrics,
             self._describe_fleet,
             self._dashboard.ask,
+            self._readiness.readiness,
             tracer=self._tracer,
         )
         self._membership = Membership(
@@ -142,6 +147,7 @@ class GatewayParts:
             asyncio.create_task(self._membership.follow(self._watch_directory)),
             asyncio.create_task(self._follow_models()),
             asyncio.create_task(self._keep_ledger()),
+            asyncio.create_task(self._readiness.open_when_ready()),
         ]
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
@@ -164,6 +170,10 @@ class GatewayParts:
             stats |= load_stats(name, model.load)
         return stats
 
+    def _num_ready(self) -> int:
+        connections = (engine for model in self._models.values() for engine in model.connections)
+        return sum(not engine.is_draining for engine in connections)
+
     def _own_metrics(self) -> CollectorRegistry:
         """Makes the registry of this gateway's own counters."""
         metrics = CollectorRegistry(auto_describe=False)
@@ -174,7 +184,7 @@ class GatewayParts:
             LinkCollector(self._read_links),
             LedgerCollector(self._ledger, self._prices.usd_per_chip_hour),
             SliceCollector(
-                lambda: self._membership.snapshot.records,
+                lambda: self._membership.snapshot,
                 self._endings,
                 self._prices.patience_s,
                 time.time,
@@ -186,6 +196,7 @@ class GatewayParts:
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
         snapshot = await self._watch(version, timeout_s)
+        self._readiness.set_snapshot(snapshot)
         if snapshot.models is not None:
             self._listed_models.set(snapshot.models)
         return snapshot
@@ -216,6 +227,7 @@ class GatewayParts:
         """
         wanted = [ModelConfig.model_validate(model) for model in raw]
         self._prices.update(wanted)
+        self._readiness.set_models(wanted)
         refused = []
         for model in wanted:
             try:

@@ -17,14 +17,17 @@ from types import MappingProxyType
 
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.records import SupplyRecord
 from serving.domain.topology import slice_shape
-from serving.ledger.states import LedgerState, spans, state_of, to_ms
+from serving.ledger.states import LedgerState, spans, state_of, state_of_supply, to_ms
 
 # Lives no longer listed that are remembered, so that one which comes back is not counted twice:
 # many times what the directory keeps of them, in a few megabytes.
 MAX_UNLISTED = 10_000
 # The tenant of serving that is attributed to nobody.
 UNATTRIBUTED = "unattributed"
+# The model and the class of slices that nobody has, and whose hosts name no class.
+NO_MODEL = NO_CLASS = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,9 @@ class Ledger:
         self._chip_ms: Counter[tuple[str, str, LedgerState]] = Counter()
         self._tenant_ms: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str, str]] = Counter()
+        self._supply: tuple[SupplyRecord, ...] = ()
+        # Up to when slices that nobody has were counted.
+        self._supply_until_ms = started_at_ms
 
     def observe(
         self,
@@ -113,11 +119,14 @@ class Ledger:
 
         `is_busy` has every engine that can be reached, by id; its present report stands for the
         time since the last call. `uses` has their tenants, by the same id. A snapshot is read anew
-        only if it is another object.
+        only if it is another object. Slices that nobody has count from when the directory saw them
+        in their present state.
         """
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             self._take(snapshot.records, snapshot.ended)
+            self._supply = snapshot.supply
+        self._advance_supply(now_ms)
         for account in self._listed.values():
             record = account.record
             if record.state is SliceState.READY:
@@ -157,7 +166,19 @@ class Ledger:
             state = state_of(record.life, account.ready_as)
             if state is not None:
                 chips[record.model, record.compute_class, state] += account.num_chips
+        for supply in self._supply:
+            if (state := state_of_supply(supply)) is not None:
+                chips[NO_MODEL, supply.compute_class or NO_CLASS, state] += supply.num_chips
         return [LedgerSum(*key, amount) for key, amount in sorted(chips.items())]
+
+    def _advance_supply(self, now_ms: int) -> None:
+        for record in self._supply:
+            state = state_of_supply(record)
+            length_ms = now_ms - max(self._supply_until_ms, to_ms(record.since_s))
+            if state is not None and length_ms > 0:
+                key = NO_MODEL, record.compute_class or NO_CLASS, state
+                self._chip_ms[key] += length_ms * record.num_chips
+        self._supply_until_ms = max(self._supply_until_ms, now_ms)
 
     def _take(self, records: Iterable[SliceRecord], ended: Iterable[SliceRecord]) -> None:
         before, self._listed = self._listed, {}

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from serving.domain.slice_lifecycle import LoadStage, SliceLifecycle, SliceState, Transition
+from serving.domain.supply.records import SupplyRecord, SupplyState
 
 _S_MS = 1000
 
@@ -20,10 +21,21 @@ class LedgerState(StrEnum):
     SERVING = "serving"  # the engine has requests
     DRAINING = "draining"  # it takes no more
     LOST = "lost"  # listed as ready, and its engine cannot be reached
+    # Of slices that no replica has: somebody pays for them all the same.
+    BOOTING = "booting"  # its machines are there, and not every host is in Ray
+    FREE = "free"  # a replica could take it
+    LEASED = "leased"  # its chips are taken, and no replica reports that it has them
+    QUARANTINED = "quarantined"  # kept from replicas for a while
+    CONDEMNED = "condemned"  # it goes
+
+    @property
+    def is_held(self) -> bool:
+        """True if a replica has the chips, or waits for them."""
+        return self not in _OF_SUPPLY.values()
 
     @property
     def is_paid(self) -> bool:
-        """True if the replica holds the chips meanwhile."""
+        """True if the machines are there meanwhile."""
         return self is not LedgerState.PROVISIONING
 
 
@@ -36,6 +48,15 @@ _OF_LIFE = {
     SliceState.PROBING: LedgerState.PROBING,
     SliceState.LOADING: LedgerState.LOADING,
     SliceState.DRAINING: LedgerState.DRAINING,
+}
+
+# A slice that nobody has; a held one counts by its life, and one without machines costs nothing.
+_OF_SUPPLY = {
+    SupplyState.BOOTING: LedgerState.BOOTING,
+    SupplyState.FREE: LedgerState.FREE,
+    SupplyState.LEASED: LedgerState.LEASED,
+    SupplyState.QUARANTINED: LedgerState.QUARANTINED,
+    SupplyState.CONDEMNED: LedgerState.CONDEMNED,
 }
 
 
@@ -56,6 +77,16 @@ def state_of(life: SliceLifecycle, ready_as: LedgerState) -> LedgerState | None:
     if life.state is SliceState.GONE:
         return None
     return _of_phase(life.transitions[-1], ready_as)
+
+
+def state_of_supply(record: SupplyRecord) -> LedgerState | None:
+    """Returns the state of a slice that nobody has; `None` if it counts otherwise, or not at all.
+
+    A condemned slice that never had a machine costs nothing either.
+    """
+    if record.holder is not None or not any(host.node_id or host.machine for host in record.hosts):
+        return None
+    return _OF_SUPPLY.get(record.state)
 
 
 def _of_phase(transition: Transition, ready_as: LedgerState) -> LedgerState:

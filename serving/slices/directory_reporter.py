@@ -7,7 +7,7 @@ slices (`session`).
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,15 +29,23 @@ _FAILURES = (EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.PREEMPTED)
 class DirectoryReporter:
     """The records of one session, one for each slice. All have the same state until the end.
 
-    A record that the directory did not get is sent again with the next renewal.
+    A record that the directory did not get is sent again with the next renewal. `on_leave` is
+    called with the part and the reason, whenever the directory wants one of the slices left.
     """
 
-    def __init__(self, first: SliceRecord, num_slices: int, directory: DeploymentHandle) -> None:
+    def __init__(
+        self,
+        first: SliceRecord,
+        num_slices: int,
+        directory: DeploymentHandle,
+        on_leave: Callable[[int, str], None],
+    ) -> None:
         self._records = tuple(
             replace(first, replica_id=f"{first.replica_id}{part_suffix(part)}", part=part)
             for part in range(num_slices)
         )
         self._directory = directory
+        self._on_leave = on_leave
         self._renewing = asyncio.create_task(self._keep_renewed(), name="keep-registered")
 
     @property
@@ -71,17 +79,48 @@ class DirectoryReporter:
             self._change(part, life=life)
         await self._renew()
 
-    async def hold(self, hosts: Sequence[tuple[HostRecord, ...]]) -> None:
-        """Sets the hosts of each slice."""
-        for part, of_slice in enumerate(hosts):
-            self._change(part, hosts=of_slice)
+    async def reserve(self, group_id: str) -> None:
+        """Sets the placement group, which stands; its hosts are not known to be there yet."""
+        for part in range(len(self._records)):
+            self._change(part, group_id=group_id)
         await self._renew()
 
-    async def serve(self, engine_id: str, address: tuple[str, int]) -> None:
-        """Sets the engine, which listens on the first slice."""
-        for part in range(len(self._records)):
-            self._change(part, engine_id=engine_id, address=None if part else address)
+    async def hold(self, hosts: Sequence[tuple[HostRecord, ...]], group_id: str) -> None:
+        """Sets the hosts of each slice, and the placement group around all."""
+        for part, of_slice in enumerate(hosts):
+            self._change(part, hosts=of_slice, group_id=group_id)
         await self._renew()
+
+    async def serve(
+        self, engine_id: str, address: tuple[str, int], control: tuple[str, int]
+    ) -> None:
+        """Sets the engine, which listens on the first slice, and where it is commanded."""
+        for part in range(len(self._records)):
+            self._change(
+                part,
+                engine_id=engine_id,
+                address=None if part else address,
+                control=control,
+            )
+        await self._renew()
+
+    async def hand_on(self, *, is_shutdown: bool) -> bool:
+        """Asks whether another replica is to have the engine; then this life is over.
+
+        Without a directory it is: somebody may come.
+        """
+        self.close()
+        try:
+            async with asyncio.timeout(_CALL_S):
+                kept: bool = await self._directory.hand_on.remote(
+                    self.life_id, is_shutdown=is_shutdown
+                )
+        except Exception as error:  # noqa: BLE001 - whatever ails the directory
+            logger.warning("directory_unreachable error=%r", str(error))
+            return True
+        if not kept:
+            self._renewing = asyncio.create_task(self._keep_renewed(), name="keep-registered")
+        return kept
 
     async def set_deadlines(self, deadlines_s: Sequence[float | None]) -> None:
         """Sets the wall-clock end of each slice; `None` if nothing takes it away."""
@@ -104,6 +143,7 @@ class DirectoryReporter:
             self._change(
                 part,
                 life=ended.life, hosts=(), engine_id=None, address=None, drain_deadline_s=None,
+                control=None, group_id=None,
             )  # fmt: skip
 
     async def restart(self, reason: str) -> None:
@@ -112,12 +152,6 @@ class DirectoryReporter:
         for part in range(len(self._records)):
             self._change(part, life=SliceLifecycle.begin(now_s, reason))
         await self._renew()
-
-    async def clear_quarantine(self) -> None:
-        """Clears the failures of the slices, because they serve now."""
-        for record in self._records:
-            if record.life.slice_name is not None:
-                await self._send(self._directory.clear_quarantine.remote(record.life.slice_name))
 
     def close(self) -> None:
         """Stops the renewals."""
@@ -131,7 +165,12 @@ class DirectoryReporter:
         for record in self._records:
             if record.state != SliceState.GONE:
                 # `_keep_renewed` makes up for a failure.
-                await self._send(self._directory.renew.remote(record))
+                await self._send(self._renew_one(record))
+
+    async def _renew_one(self, record: SliceRecord) -> None:
+        reason: str | None = await self._directory.renew.remote(record)
+        if reason is not None:
+            self._on_leave(record.part, reason)
 
     @staticmethod
     async def _send(call: Awaitable[Any]) -> None:

@@ -10,15 +10,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from serving.config.slice_settings import MAX_DRAIN_S
 from serving.config.slice_spec import SliceSpec, slice_request
 from serving.directory.pending_grants import Grant
 from serving.directory.ray_hosts import draining_nodes
-from serving.domain.inventory import Slice, SliceRequest
+from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
-from serving.slices.notices import DrainOrder
+from serving.domain.slice_records import HostRecord, SliceRecord
+from serving.domain.supply.faults import FaultCause
+from serving.ownership.deed import DeedSlice, EngineDeed
+from serving.slices.host_agent import AgentReport
+from serving.slices.notices import DrainOrder, Notice, NoticeKind
 from serving.slices.reservation import Reservation, ReservationError, names_of, reserve
 from serving.slices.watch import AGENT_CPUS, SliceLostError, SliceWatch
 from serving.tpu.multislice import End, multislice_ends
@@ -43,18 +49,24 @@ async def acquire_slices(
     spec: SliceSpec,
     directory: DeploymentHandle,
     waiting: Callable[[str], Awaitable[None]],
-) -> "HeldSlices":
+    adopt: Callable[[SliceRecord], Awaitable[bool]],
+    reserved: Callable[[str], Awaitable[None]],
+) -> "HeldSlices | None":
     """Waits for slices, for hours if it must; returns them reserved and watched.
 
     They are as many as `spec` requires, or none are held. A cancelled wait holds nothing. `waiting`
-    gets the reason why there are none, whenever it changes.
+    gets the reason why there are none, whenever it changes. `adopt` gets an engine that has lost
+    its replica meanwhile; returns `None` if that succeeds. `reserved` gets the id of each placement
+    group as soon as it stands: one that nobody reports is removed.
     """
     request = slice_request(spec)
     excluded: frozenset[frozenset[str]] = frozenset()
     reported = ""
     started_s = time.monotonic()
     while True:
-        grant = await _acquire(directory, replica_id, request, excluded)
+        grant: Grant = await _ask(directory.acquire, replica_id, request, excluded, _ACQUIRE_S)
+        if grant.engine is not None and await adopt(grant.engine):
+            return None
         if not grant.slices:
             excluded = frozenset()
             reason = _out_of_patience(spec, time.monotonic() - started_s) + grant.reason
@@ -63,7 +75,7 @@ async def acquire_slices(
                 await waiting(reason)
             continue
         try:
-            return await _hold(grant.slices, spec, directory)
+            return await _hold(grant.slices, spec, directory, reserved)
         except (ReservationError, SliceLostError) as error:
             name = names_of(grant.slices)
             logger.info("slice_not_had slice=%s reason=%r", name, str(error))
@@ -83,6 +95,7 @@ class HeldSlices:
     ) -> None:
         self.reservation = reservation
         self._directory = directory
+        self._life_id = "" if spec.work is None else spec.work.replica
         self._order: asyncio.Future[DrainOrder] = asyncio.get_running_loop().create_future()
         self._watching: tuple[asyncio.Task[None], ...] = ()
         self.watches = tuple(
@@ -102,10 +115,44 @@ class HeldSlices:
             SliceLostError: a host could not be watched: it has ended already.
         """
         await asyncio.gather(*(each.start() for each in self.watches))
+        self._watch_all()
+
+    def adopt(self, deed: EngineDeed) -> None:
+        """Goes on watching slices that another replica had taken."""
+        for each, of_slice in zip(self.watches, deed.slices, strict=True):
+            each.listen(
+                [
+                    AgentReport(
+                        host.worker_id, host.node_id, agent, host.tpu_log_dir, host.ends_at_s
+                    )
+                    for host, agent in zip(of_slice.hosts, of_slice.agents, strict=True)
+                ]
+            )
+        self._watch_all()
+
+    def deeds(self) -> tuple[DeedSlice, ...]:
+        """Returns what a successor has to know of the slices."""
+        return tuple(
+            DeedSlice(
+                each.slice,
+                host_records(each),
+                tuple(each.reports[host.worker_id].address for host in each.slice.hosts),
+            )
+            for each in self.watches
+        )
+
+    def _watch_all(self) -> None:
         self._watching = (
             asyncio.create_task(self._watch_ray(), name="watch-ray"),
             asyncio.create_task(self._watch_clock(), name="watch-clock"),
         )
+
+    def ask_to_leave(self, part: int, reason: str) -> None:
+        """Orders all slices to be left in time, because slice number `part` is replaced."""
+        watch = self.watches[part]
+        if watch.order is None:
+            ends_at_s = time.time() + MAX_DRAIN_S
+            watch.announce(Notice(NoticeKind.REPLACEMENT, 0, ends_at_s, reason, "directory"))
 
     async def probe(self, timeout_s: float) -> None:
         """Probes every host and the interconnect of each slice; not the network between slices.
@@ -120,7 +167,10 @@ class HeldSlices:
                 continue
             nodes = {host.worker_id: host.node_id for host in each.slice.hosts}
             suspects = frozenset(nodes[worker_id] for worker_id in verdict.failing)
-            await self._keep_others_off(each.slice, suspects, verdict.reason)
+            await self._tell_directory(
+                self._directory.note_failure,
+                self._life_id, each.slice, suspects, FaultCause.PROBE, verdict.reason,
+            )  # fmt: skip
             failures.append(self._with_name(each, verdict.reason))
         if failures:
             raise ProbeFailedError(f"the probe failed: {'; '.join(failures)}")
@@ -137,22 +187,34 @@ class HeldSlices:
     async def release(self) -> None:
         """Stops watching and releases the slices. Idempotent.
 
-        Ray sees a slice that is about to end as whole and free until it has ended. So it goes into
-        quarantine, which keeps other replicas off it.
+        Ray sees a slice that is about to end as whole and free until it has ended. So the directory
+        learns of it, and keeps other replicas off it.
         """
         for each in self.watches:
-            if each.order is not None:
-                await self._keep_others_off(each.slice, each.slice.node_ids, each.order.reason)
+            if each.order is not None and each.order.is_lost:
+                await self._tell_directory(
+                    self._directory.note_failure,
+                    self._life_id, each.slice, frozenset(), FaultCause.HOST, each.order.reason,
+                )  # fmt: skip
+            elif each.order is not None:
+                await self._tell_directory(
+                    self._directory.note_leaving,
+                    each.slice, each.order.deadline_s, each.order.reason,
+                )  # fmt: skip
+        await self.leave()
+        await self.reservation.release()
+
+    async def leave(self) -> None:
+        """Stops watching, and leaves the slices to whoever has them now. Idempotent."""
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
         await asyncio.gather(*(each.stop() for each in self.watches))
-        await self.reservation.release()
 
-    async def _keep_others_off(self, whole: Slice, suspects: frozenset[str], reason: str) -> None:
+    async def _tell_directory(self, method: Any, *arguments: Any) -> None:
         try:
             async with asyncio.timeout(_RETRY_S):
-                await self._directory.quarantine.remote(whole, suspects, reason)
+                await method.remote(*arguments)
         except Exception as error:  # noqa: BLE001 - then somebody acquires the slice, and learns
             logger.warning("directory_unreachable error=%r", str(error))
 
@@ -185,35 +247,53 @@ class HeldSlices:
             await asyncio.sleep(_RAY_POLL_S)
 
 
+def host_records(watch: SliceWatch) -> tuple[HostRecord, ...]:
+    """Returns the records of a slice's hosts, as its agents told them."""
+    return tuple(
+        HostRecord(
+            host.worker_id,
+            host.node_id,
+            host.address,
+            host.num_chips,
+            watch.reports[host.worker_id].tpu_log_dir,
+            watch.reports[host.worker_id].ends_at_s,
+        )
+        for host in watch.slice.hosts
+    )
+
+
+async def find_engine(replica_id: str, directory: DeploymentHandle) -> SliceRecord | None:
+    """Returns an engine that this replica may take over; `None` if there is none."""
+    found: SliceRecord | None = await _ask(directory.find_engine, replica_id, _ACQUIRE_S)
+    return found
+
+
 def _out_of_patience(spec: SliceSpec, waited_s: float) -> str:
     if spec.patience_s is None or waited_s < spec.patience_s:
         return ""
     return f"longer than the {spec.patience_s:g} s that {spec.compute_class} is given: "
 
 
-async def _acquire(
-    directory: DeploymentHandle,
-    replica_id: str,
-    request: SliceRequest,
-    excluded: frozenset[frozenset[str]],
-) -> Grant:
+async def _ask(method: Any, *arguments: Any) -> Any:
+    """Asks the directory until it answers."""
     while True:
         try:
-            grant: Grant = await directory.acquire.remote(replica_id, request, excluded, _ACQUIRE_S)
-            return grant
-        except asyncio.CancelledError:
-            raise
+            return await method.remote(*arguments)
         except Exception as error:  # noqa: BLE001 - the directory comes back, and is asked again
             logger.warning("directory_unreachable error=%r", str(error))
             await asyncio.sleep(_RETRY_S)
 
 
 async def _hold(
-    slices: tuple[Slice, ...], spec: SliceSpec, directory: DeploymentHandle
+    slices: tuple[Slice, ...],
+    spec: SliceSpec,
+    directory: DeploymentHandle,
+    reserved: Callable[[str], Awaitable[None]],
 ) -> HeldSlices:
     cpus = spec.cpus_per_host + AGENT_CPUS
     held = HeldSlices(await reserve(slices, spec.shape, cpus), spec, directory)
     try:
+        await reserved(held.reservation.group_id)
         await held.watch()
     except BaseException:
         await asyncio.shield(held.release())

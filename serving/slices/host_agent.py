@@ -25,6 +25,7 @@ from serving.slices.metadata_client import (
     MetadataClient,
     watch_notices,
 )
+from serving.slices.notices import Notice
 from serving.slices.probe import (
     SIMULATED_VARIABLE,
     HostProbe,
@@ -43,12 +44,13 @@ NO_METADATA = "none"
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """The node of an agent, the address of its stream, and the folder of libtpu's logs."""
+    """The node of an agent, the address of its stream, and what `HostRecord` has of its host."""
 
     worker_id: int
     node_id: str
     address: tuple[str, int]
     tpu_log_dir: str | None = None  # None: libtpu writes none
+    ends_at_s: float | None = None
 
 
 class HostAgent:
@@ -66,8 +68,9 @@ class HostAgent:
         """Opens the stream and begins to listen to the metadata server."""
         self._stream = HostStreamServer(self._worker_id)
         address = await self._stream.listen(self._ip)
-        if self._spec.max_run_duration_s is not None:
-            self._announce_expiry(self._stream, self._spec.max_run_duration_s)
+        expiry = self._expiry()
+        if expiry is not None:
+            self._stream.announce(expiry)
         # A machine that is no VM has no metadata server; simulated hosts have one of their own.
         host = os.environ.get(HOST_VARIABLE)
         if host != NO_METADATA:
@@ -86,16 +89,20 @@ class HostAgent:
         # A simulated host has no libtpu.
         is_simulated = SIMULATED_VARIABLE in os.environ
         log_dir = None if is_simulated else tpu_log_dir(self._spec.engine_env, os.environ)
-        return AgentReport(self._worker_id, node_id, address, log_dir)
+        ends_at_s = None if expiry is None else expiry.deadline_s
+        return AgentReport(self._worker_id, node_id, address, log_dir, ends_at_s)
 
-    def _announce_expiry(self, stream: HostStreamServer, max_run_duration_s: float) -> None:
+    def _expiry(self) -> Notice | None:
+        """Returns the notice of the end of the host's run; `None` if it has none, or unknown."""
+        if self._spec.max_run_duration_s is None:
+            return None
         try:
             started_s = started_at_s(os.environ)
         except BootTimeError as error:
             # Then its end comes like that of a host that dies.
             logger.warning("expiry_unknown worker_id=%d error=%r", self._worker_id, str(error))
-            return
-        stream.announce(expiry_notice(self._worker_id, started_s, max_run_duration_s))
+            return None
+        return expiry_notice(self._worker_id, started_s, self._spec.max_run_duration_s)
 
     async def free_port(self) -> tuple[str, int]:
         """Returns an address on this host for the probe's coordinator: free now, taken at once."""

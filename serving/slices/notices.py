@@ -16,6 +16,7 @@ from serving.domain.slice_lifecycle import EndCause
 class NoticeKind(StrEnum):
     """The kinds of notices, the mildest first."""
 
+    REPLACEMENT = "replacement"  # the slice is replaced, because its pods are of an older template
     EXPIRY = "expiry"  # the host's maximum run duration ends
     MAINTENANCE = "maintenance"  # the host will be stopped for maintenance
     NODE_DRAINING = "node_draining"  # Kubernetes or Ray is clearing the node
@@ -58,11 +59,15 @@ class NoticeSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
-    """The slice takes no more requests, and is left for `cause` by `deadline_s` (wall clock)."""
+    """The slice takes no more requests, and is left for `cause` by `deadline_s` (wall clock).
+
+    `is_lost` says that a host is gone already, as far as its own end of a connection tells.
+    """
 
     deadline_s: float
     reason: str
     cause: EndCause
+    is_lost: bool = False
 
 
 def combine(notices: Iterable[Notice]) -> Notice | None:
@@ -94,7 +99,8 @@ def plan_drain(notices: Iterable[Notice], drain_notice_s: float, now_s: float) -
     if worst is None or worst.deadline_s is None:
         return None
     deadline_s = max(worst.deadline_s, now_s)
-    return DrainOrder(deadline_s, f"host {worst.worker_id}: {worst.reason}", _cause(due))
+    is_lost = worst.kind == NoticeKind.HOST_LOST
+    return DrainOrder(deadline_s, f"host {worst.worker_id}: {worst.reason}", _cause(due), is_lost)
 
 
 def _is_due(notice: Notice, drain_notice_s: float, now_s: float) -> bool:
@@ -110,8 +116,13 @@ def _end_s(notice: Notice, drain_notice_s: float, now_s: float) -> float:
 
 
 def _cause(due: list[Notice]) -> EndCause:
-    """Returns the cause of an end: an expiry outranks the signals and drains that carry it out."""
+    """Returns the cause of an end: an expiry outranks the signals and drains that carry it out.
+
+    What we replace ourselves nobody took away.
+    """
     kinds = {each.kind for each in due}
+    if kinds == {NoticeKind.REPLACEMENT}:
+        return EndCause.RELEASED
     taken_away = {NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE}
     if NoticeKind.EXPIRY in kinds and not kinds & taken_away:
         return EndCause.EXPIRED

@@ -11,6 +11,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
 
 from serving.config.application import LinkConfig
 from serving.config.slice_settings import DRAIN_GRACE_S
@@ -22,6 +23,8 @@ from serving.slices.session import SessionEnd, SliceSession
 from serving.telemetry.process_log import log_as_replica
 
 logger = logging.getLogger(__name__)
+
+_ASK_S = 3.0
 
 
 class SliceReplica:
@@ -56,10 +59,13 @@ class SliceReplica:
         return await self._current.status()
 
     async def __del__(self) -> None:
-        """Stops: gateways migrate what is in flight, then engine and slice end."""
+        """Leaves the engine to another replica, or drains and ends it with its slice."""
         if hasattr(self, "_running"):
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+            if await self._current.hand_on(is_shutdown=await _is_application_ending()):
+                await asyncio.gather(*self._stopping)
+                return
             end = SessionEnd(
                 EndCause.RELEASED,
                 "the replica is leaving",
@@ -93,6 +99,19 @@ class SliceReplica:
         tag = serve.get_replica_context().replica_tag
         life_id = tag if self._num_sessions == 1 else f"{tag}~{self._num_sessions}"
         return SliceSession(life_id, self._spec, self._secret, self._directory)
+
+
+async def _is_application_ending() -> bool:
+    """Returns whether Serve ends the whole application; `False` if it does not say so."""
+    name = serve.get_replica_context().app_name
+    try:
+        async with asyncio.timeout(_ASK_S):
+            status = await asyncio.to_thread(serve.status)
+    except Exception as error:  # noqa: BLE001 - then the directory decides
+        logger.warning("serve_unreachable error=%r", str(error))
+        return False
+    application = status.applications.get(name)
+    return application is None or application.status == ApplicationStatus.DELETING
 
 
 def _boot_failed(error: BaseException) -> SessionEnd:

@@ -1,24 +1,21 @@
 """Holds whole slices in one placement group: each bundle is pinned to its host by name and node id.
 
 Several slices stand in one group as well, one after the other: Ray grants all of it or nothing
-(`docs/adr/0013`). Owns the placement group. The group belongs to the process that reserved it, so
-Ray removes it when that process ends, however it ends; nothing is ever left to clean up. Does not
-own the choice of the slices (`inventory`, `allocator`) nor what runs on them.
+(`docs/adr/0013`). Owns the making of the group. The group is detached: it outlives the process that
+reserved it, with the engine on it, until it is removed (`ownership.group`). Does not own the choice
+of the slices (`inventory`, `allocator`) nor what runs on them.
 """
 
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import SlicePlacementGroup
 
@@ -31,6 +28,7 @@ from serving.domain.inventory import (
     Slice,
 )
 from serving.domain.topology import SliceShape
+from serving.ownership.group import GROUP_PREFIX, remove_group
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class Reservation:
     """The held slices, all of one kind. Give them back with `release`."""
 
     slices: tuple[Slice, ...]
-    group: SlicePlacementGroup
+    placement_group: PlacementGroup  # the bundles are the hosts, slice after slice
 
     @property
     def name(self) -> str:
@@ -57,9 +55,9 @@ class Reservation:
         return names_of(self.slices)
 
     @property
-    def placement_group(self) -> PlacementGroup:
-        """The handle of Ray; the bundles are the hosts, slice after slice."""
-        return self.group.placement_group
+    def group_id(self) -> str:
+        """Ray's id of the group, in hexadecimal."""
+        return str(self.placement_group.id.hex())
 
     def on_host(self, worker_id: int, part: int = 0) -> PlacementGroupSchedulingStrategy:
         """Returns the scheduling strategy for an actor on that host of slice `part`."""
@@ -73,10 +71,9 @@ class Reservation:
     async def release(self) -> None:
         """Gives the slices back and ends what runs in them. Idempotent.
 
-        It returns when Ray's head has removed the group, however long there is no head. A group
-        that Ray has not removed stays reserved as long as this process lives.
+        It returns when Ray's head has removed the group, however long there is no head.
         """
-        await asyncio.to_thread(_remove, self.group)
+        await asyncio.to_thread(remove_group, self.group_id)
         for each in self.slices:
             logger.info("slice_released slice=%s", each.name)
 
@@ -119,7 +116,7 @@ async def reserve(
     except GetTimeoutError as error:
         # Measured with Ray 2.60: what it has not made by then it does not make later.
         raise ReservationError("Ray has no head that could reserve a slice") from error
-    reservation = Reservation(tuple(slices), group)
+    reservation = Reservation(tuple(slices), group.placement_group)
     try:
         async with asyncio.timeout(timeout_s):
             node_ids = await _node_ids(reservation.placement_group)
@@ -152,27 +149,15 @@ def _create(
         resources_per_bundle={"CPU": cpus_per_host} if cpus_per_host else None,
         num_slices=len(slices),
         bundle_label_selector=bundle_selectors(slices),
+        lifetime="detached",
+        name=f"{GROUP_PREFIX}{names_of(slices)}:{uuid.uuid4().hex[:8]}",
     )
-
-
-def _remove(group: SlicePlacementGroup) -> None:
-    """Removes the group. `shutdown` alone abandons it when Ray does not answer for a minute.
-
-    Measured with Ray 2.60: a removal that timed out while the head was away is not made good when
-    it is back. The group stands, and nobody has the slice.
-    """
-    while (standing := group.placement_group) is not None:
-        try:
-            remove_placement_group(standing)
-        except GetTimeoutError:
-            logger.warning("release_waits reason='Ray has no head'")
-        else:
-            group.shutdown()
 
 
 def _shut_down_unwanted(creation: "asyncio.Task[SlicePlacementGroup]") -> None:
     if not creation.cancelled() and creation.exception() is None:
-        asyncio.get_running_loop().run_in_executor(None, _remove, creation.result())
+        group_id = creation.result().placement_group.id.hex()
+        asyncio.get_running_loop().run_in_executor(None, remove_group, group_id)
 
 
 async def _node_ids(group: PlacementGroup) -> list[str]:

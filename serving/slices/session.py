@@ -9,6 +9,7 @@ any Ray node that has room.
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,15 +19,30 @@ from ray.serve.handle import DeploymentHandle
 
 from serving.config.slice_spec import SliceSpec, Work
 from serving.domain.deployment_names import engine_deployment_name
+from serving.domain.inventory import ZONE_LABEL
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
-from serving.domain.slice_records import HostRecord, SliceRecord
+from serving.domain.slice_records import SliceRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu.settings import resolve_settings_here
+from serving.link.engine_protocol import EngineDiedError
+from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
+from serving.ownership.actors import ACTOR_PREFIX, is_actor_dead
+from serving.ownership.control_client import EngineControl, EngineGoneError, SupersededError
+from serving.ownership.deed import DeedError, EngineDeed, decode_deed, encode_deed
+from serving.ownership.group import placement_group
+from serving.ownership.lease import ClaimRefusedError
 from serving.slices.compile_cache_sync import CompileCacheSync
 from serving.slices.directory_reporter import DirectoryReporter, best_effort
-from serving.slices.held import HeldSlices, ProbeFailedError, acquire_slices
-from serving.slices.watch import SliceLostError, SliceWatch
+from serving.slices.held import (
+    HeldSlices,
+    ProbeFailedError,
+    acquire_slices,
+    find_engine,
+    host_records,
+)
+from serving.slices.reservation import Reservation
+from serving.slices.watch import SliceLostError
 from serving.tpu.multislice import multislice_environment
 
 logger = logging.getLogger(__name__)
@@ -35,6 +51,9 @@ logger = logging.getLogger(__name__)
 _RELEASE_S = 1.5
 # Longer than the end of a host's stream takes to be noticed (`host_heartbeat`).
 _HOST_LOST_S = 1.5
+# For the answer of an engine host that is told to end.
+_END_S = 3.0
+_RETRY_S = 2.0
 _STAGE_WORDS = {
     LoadStage.WEIGHTS: "the engine gets its weights",
     LoadStage.COMPILING: "the engine has its weights: it compiles and warms up",
@@ -69,7 +88,11 @@ class SliceSession:
         self._secret = secret
         self._directory = directory
         self._held: HeldSlices | None = None
-        self._host: Any = None
+        self._host: Any = None  # while it starts; then `_control` commands it
+        self._control: EngineControl | None = None
+        self._actor = ""
+        # What could not be given back yet: somebody else may own it by now.
+        self._giving_back: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self._sync: CompileCacheSync | None = None
         self._pushing: asyncio.Task[None] | None = None
@@ -82,14 +105,18 @@ class SliceSession:
             life=SliceLifecycle.begin(time.time()),
             generation=None if shape is None else str(shape.generation),
             topology=None if shape is None else shape.topology,
+            zone=None if spec.slice is None else spec.slice.node_labels.get(ZONE_LABEL),
+            fingerprint=spec.fingerprint,
         )
         self._num_slices = 1 if spec.slice is None else spec.slice.num_slices
-        self._reporter = DirectoryReporter(first, self._num_slices, directory)
+        self._reporter = DirectoryReporter(
+            first, self._num_slices, directory, self._leave_when_asked
+        )
 
     # -- up --
 
     async def start(self) -> None:
-        """Waits for slices, for hours if it must, and starts an engine on them.
+        """Takes over an engine, or waits for slices, for hours if it must, and starts one on them.
 
         When it is cancelled, `stop` cleans up.
 
@@ -99,8 +126,11 @@ class SliceSession:
         """
         while True:
             try:
+                if await self._find_engine():
+                    return
                 if self._spec.slice is not None:
-                    await self._acquire_slices(self._spec.slice)
+                    if not await self._acquire_slices(self._spec.slice):
+                        return
                 else:
                     await self._reporter.enter(
                         SliceState.RESERVED, "this compute class has no slices"
@@ -112,16 +142,18 @@ class SliceSession:
                 await self._give_up(error.cause, str(error))
                 await self._reporter.restart("the slice before was lost")
                 continue
-            await self._reporter.serve(report.engine_id, report.address)
+            await self._reporter.serve(
+                report.engine_id, report.address, await self._store_deed(report)
+            )
             await self._reporter.enter(SliceState.READY, "the engine takes requests")
-            await self._reporter.clear_quarantine()
             # Only now: they are programs of an engine that works, and nobody waits for the push.
             self._pushing = asyncio.create_task(self._push_programs(), name="push-programs")
             return
 
     async def wait_end(self) -> SessionEnd:
         """Waits for the first event that ends the service of these slices."""
-        died = asyncio.create_task(self._wait_engine_died())
+        assert self._control is not None
+        died = asyncio.create_task(self._control.wait_end())
         waits: set[asyncio.Task[Any]] = {died}
         if self._held is not None:
             waits.add(asyncio.create_task(self._held.wait_order()))
@@ -137,14 +169,27 @@ class SliceSession:
             order = ordered.result()
             grace_s = max(0.0, order.deadline_s - time.time() - _RELEASE_S)
             return SessionEnd(order.cause, order.reason, grace_s, order.deadline_s)
-        reason: str = died.result()
+        try:
+            reason = died.result()
+        except SupersededError as error:
+            logger.warning("engine_superseded life=%s reason=%r", self._reporter.life_id, error)
+            return SessionEnd(EndCause.ADOPTED, f"another replica has the engine: {error}", 0.0)
         logger.error("engine_died life=%s reason=%r", self._reporter.life_id, reason)
         return SessionEnd(EndCause.UNHEALTHY, reason, 0.0)
 
+    def _leave_when_asked(self, part: int, reason: str) -> None:
+        if self._held is not None:
+            self._held.ask_to_leave(part, reason)
+
     async def status(self) -> dict[str, Any]:
-        """Returns the host's requests, gateways and process ids."""
-        status: dict[str, Any] = await self._host.status.remote()
-        return status
+        """Returns the host's requests, gateways and process ids.
+
+        Raises:
+            LinkClosedError: there is no engine, or it cannot be reached.
+        """
+        if self._control is None:
+            raise LinkClosedError("there is no engine")
+        return await self._control.status()
 
     # -- down --
 
@@ -154,12 +199,32 @@ class SliceSession:
             self._stopping = asyncio.create_task(self._drain_and_give_up(end), name="leave")
         await asyncio.shield(self._stopping)
 
+    async def hand_on(self, *, is_shutdown: bool) -> bool:
+        """Leaves slices and engine to another replica; returns whether it did.
+
+        It does not if the directory wants the engine ended, or there is none that could go on.
+        `is_shutdown` says that Serve ends the whole application: nobody is there to want it.
+        """
+        if self._stopping is not None or self._reporter.state != SliceState.READY:
+            return False
+        if self._control is None or not self._spec.fingerprint:
+            return False
+        if not await self._reporter.hand_on(is_shutdown=is_shutdown):
+            return False
+        within_s = self._spec.handover_s if is_shutdown else self._spec.lease_s
+        await best_effort(self._control.leave(within_s), "leave_failed")
+        if self._pushing is not None:
+            self._pushing.cancel()
+        if self._held is not None:
+            await self._held.leave()
+        return True
+
     async def _drain_and_give_up(self, end: SessionEnd) -> None:
-        if self._reporter.state == SliceState.READY and end.cause != EndCause.UNHEALTHY:
+        is_ended = end.cause in (EndCause.UNHEALTHY, EndCause.ADOPTED)
+        if self._reporter.state == SliceState.READY and not is_ended:
+            assert self._control is not None
             # The link first: it is the shorter way to the gateways.
-            drain = asyncio.ensure_future(
-                self._host.drain.remote(end.reason, end.grace_s, end.stay_s)
-            )
+            drain = asyncio.ensure_future(self._control.drain(end.reason, end.grace_s, end.stay_s))
             await self._reporter.set_deadlines(self._deadlines_s(end))
             await self._reporter.enter(SliceState.DRAINING, end.reason)
             pushing = asyncio.create_task(self._push_programs(), name="push-programs-last")
@@ -169,9 +234,6 @@ class SliceSession:
             # What was compiled since the warm-up; it has the time of the drain and no more.
             await asyncio.wait({pushing}, timeout=max(0.0, leave_by_s - time.monotonic()))
             pushing.cancel()
-            await best_effort(
-                asyncio.wait_for(self._host.close.remote(), _RELEASE_S), "close_failed"
-            )
         await self._give_up(end.cause, end.reason)
         self._reporter.close()
 
@@ -187,35 +249,126 @@ class SliceSession:
             self._pushing.cancel()
             await asyncio.gather(self._pushing, return_exceptions=True)
         self._pushing = self._sync = None
-        if self._host is not None:
-            ray.kill(self._host)
-            self._host = None
-        ends = [(cause, reason)] * self._num_slices
-        if self._held is not None:
-            held, self._held = self._held, None
-            ends = list(held.ends(cause, reason))
+        control, self._control = self._control, None
+        host, self._host = self._host, None
+        held, self._held = self._held, None
+        ends = [(cause, reason)] * self._num_slices if held is None else held.ends(cause, reason)
+        if control is None:
+            if host is not None:
+                ray.kill(host)
+            is_ours: bool | None = True
+        else:
+            is_ours = await self._end_engine(control)
+        if held is not None and is_ours:
             await best_effort(held.release(), "release_failed")
+        elif held is not None:
+            await held.leave()
+        if is_ours is None:
+            # As long as this process lives; the directory finds what it leaves.
+            giving_back = asyncio.create_task(
+                self._give_back_later(control, held), name="give-back"
+            )
+            self._giving_back.add(giving_back)
+            giving_back.add_done_callback(self._giving_back.discard)
         await self._reporter.end(ends)
+
+    async def _end_engine(self, control: EngineControl) -> bool | None:
+        """Ends the engine; returns whether the slices are this replica's to give back.
+
+        `None`: it cannot be known now. The engine is out of reach and may have another owner.
+        """
+        try:
+            await asyncio.wait_for(control.end(), _END_S)
+        except SupersededError as error:
+            logger.warning("engine_superseded life=%s reason=%r", self._reporter.life_id, error)
+            return False
+        except (LinkClosedError, LinkCallError, TimeoutError) as error:
+            logger.warning("engine_out_of_reach life=%s reason=%r", self._reporter.life_id, error)
+            return True if await is_actor_dead(self._actor) else None
+        finally:
+            await control.close()
+        return True
+
+    async def _give_back_later(
+        self, control: EngineControl | None, held: HeldSlices | None
+    ) -> None:
+        """Gives the slices back once the engine can be ended, or its process is gone."""
+        is_ours: bool | None = None
+        while control is not None and is_ours is None:
+            await asyncio.sleep(_RETRY_S)
+            is_ours = await self._end_engine(control)
+        if is_ours and held is not None:
+            await best_effort(held.release(), "release_failed")
 
     # -- the steps of the start --
 
-    async def _acquire_slices(self, spec: SliceSpec) -> None:
+    async def _find_engine(self) -> bool:
+        """Takes over an engine whose replica is gone; returns whether there was one."""
+        if not self._spec.fingerprint:
+            return False
+        engine = await find_engine(self._reporter.life_id, self._directory)
+        return engine is not None and await self._adopt(engine)
+
+    async def _adopt(self, engine: SliceRecord) -> bool:
+        """Becomes the owner of a ready engine and its slices; returns whether it could."""
+        assert engine.control is not None
+        control = EngineControl(engine.control, self._reporter.life_id, self._secret)
+        try:
+            deed = decode_deed(await control.claim())
+        except (ClaimRefusedError, EngineGoneError, HandshakeError, LinkClosedError) as error:
+            logger.warning(
+                "engine_not_adopted life=%s engine_id=%s reason=%r",
+                self._reporter.life_id, engine.engine_id, str(error),
+            )  # fmt: skip
+            return False
+        except DeedError as error:
+            logger.warning("engine_not_understood engine_id=%s reason=%r", engine.engine_id, error)
+            await best_effort(control.leave(self._spec.lease_s), "leave_failed")
+            return False
+        self._control, self._actor = control, deed.actor
+        names = None
+        if self._spec.slice is not None and deed.group_id is not None:
+            slices = tuple(each.whole for each in deed.slices)
+            reservation = Reservation(slices, placement_group(deed.group_id))
+            self._held = HeldSlices(
+                reservation, self._slice_spec(self._spec.slice), self._directory
+            )
+            self._held.adopt(deed)
+            names = [each.name for each in slices]
+            await self._reporter.hold([each.hosts for each in deed.slices], deed.group_id)
+        reason = f"takes over the engine of {engine.replica_id}"
+        await self._reporter.enter(SliceState.RESERVED, reason, names=names)
+        await self._reporter.enter(SliceState.LOADING, "the engine runs already")
+        await self._reporter.serve(deed.engine_id, deed.address, control.address)
+        await self._reporter.enter(SliceState.READY, f"took over the engine of {engine.replica_id}")
+        return True
+
+    def _slice_spec(self, spec: SliceSpec) -> SliceSpec:
+        deployment = engine_deployment_name(self._spec.model, self._spec.compute_class)
+        return replace(
+            spec,
+            log_style=self._spec.log_style,
+            engine_env=self._spec.engine_env,
+            work=Work(self._spec.model, deployment, self._reporter.life_id),
+        )
+
+    async def _acquire_slices(self, spec: SliceSpec) -> bool:
+        """Holds slices, probed; returns `False` if it took over an engine instead."""
+
         async def waiting(reason: str) -> None:
             await self._reporter.enter(SliceState.PROVISIONING, reason)
 
         life_id = self._reporter.life_id
-        spec = replace(
-            spec,
-            log_style=self._spec.log_style,
-            engine_env=self._spec.engine_env,
-            work=Work(
-                self._spec.model,
-                engine_deployment_name(self._spec.model, self._spec.compute_class),
-                life_id,
-            ),
+        spec = self._slice_spec(spec)
+        held = await acquire_slices(
+            life_id, spec, self._directory, waiting, self._adopt, self._reporter.reserve
         )
-        self._held = held = await acquire_slices(life_id, spec, self._directory, waiting)
-        await self._reporter.hold([_host_records(each) for each in held.watches])
+        if held is None:
+            return False
+        self._held = held
+        await self._reporter.hold(
+            [host_records(each) for each in held.watches], held.reservation.group_id
+        )
         names = [each.name for each in held.slices]
         reason = f"holds every host of {held.reservation.name}"
         await self._reporter.enter(SliceState.RESERVED, reason, names=names)
@@ -223,6 +376,7 @@ class SliceSession:
             reason = "chips and interconnect are probed"
             await self._reporter.enter(SliceState.PROBING, reason)
             await self._unless_lost(held.probe(spec.probe_timeout_s))
+        return True
 
     async def _start_engine(self) -> HostReport:
         spec = self._spec if self._spec.tpu is None else await self._resolve()
@@ -234,17 +388,55 @@ class SliceSession:
             # vLLM gives it to its workers on other hosts as well, for when their processes begin.
             "runtime_env": {"env_vars": {**spec.engine_env, **joined}},
         }
+        group_id = None
         if self._held is not None:
             options["scheduling_strategy"] = self._held.reservation.on_host(0)
-        # Not detached: Ray ends the host when this replica's process ends, however it ends.
-        self._host = ray.remote(EngineHostActor).options(**options).remote(spec, self._secret)
+            group_id = self._held.reservation.group_id
+        # By its group, where it has one: who finds that finds the engine.
+        self._actor = f"{ACTOR_PREFIX}{group_id or uuid.uuid4().hex}"
+        # Detached: it outlives this process, and a successor takes it over.
+        options |= {"lifetime": "detached", "name": self._actor}
+        actor = ray.remote(EngineHostActor).options(**options)
+        self._host = actor.remote(spec, self._secret, group_id)
+        await self._command(await self._host.open.remote(self._reporter.life_id))
         stages = asyncio.create_task(self._follow_stages(self._host), name="follow-stages")
         try:
             report: HostReport = await self._host.start.remote()
+            # The last stage may come after the start has ended; it is told before what follows.
+            await asyncio.wait({stages})
         finally:
             stages.cancel()
             await asyncio.gather(stages, return_exceptions=True)
         return report
+
+    async def _command(self, address: tuple[str, int]) -> None:
+        """Becomes the first owner of the engine that is to be.
+
+        Raises:
+            EngineDiedError: its host is gone already, or cannot be reached from here.
+        """
+        control = EngineControl(address, self._reporter.life_id, self._secret)
+        try:
+            await control.claim()
+        except (ClaimRefusedError, EngineGoneError, HandshakeError, LinkClosedError) as error:
+            raise EngineDiedError(f"the engine host cannot be commanded: {error}") from error
+        self._control = control
+
+    async def _store_deed(self, report: HostReport) -> tuple[str, int]:
+        """Stores what a successor needs with the engine; returns where it is commanded.
+
+        Raises:
+            EngineDiedError: it ended in this moment.
+        """
+        assert self._control is not None
+        slices = () if self._held is None else self._held.deeds()
+        group_id = None if self._held is None else self._held.reservation.group_id
+        deed = EngineDeed(report.engine_id, report.address, self._actor, group_id, slices)
+        try:
+            await self._control.store_deed(encode_deed(deed))
+        except (LinkClosedError, LinkCallError, TimeoutError) as error:
+            raise EngineDiedError(f"the engine host ended: {error}") from error
+        return self._control.address
 
     async def _pull_programs(self, spec: EngineSpec) -> None:
         """Brings compiled programs to all hosts of the slices; without them the engine compiles."""
@@ -260,15 +452,16 @@ class SliceSession:
         self._sync = sync
 
     async def _push_programs(self) -> None:
-        if self._sync is None or self._host is None:
+        if self._sync is None or self._control is None:
             return
-        await best_effort(self._host.note_programs.remote(self._sync.moved), "programs_not_noted")
+        control = self._control
+        await best_effort(control.note_programs(self._sync.moved), "programs_not_noted")
         await self._sync.push()
-        await best_effort(self._host.note_programs.remote(self._sync.moved), "programs_not_noted")
+        await best_effort(control.note_programs(self._sync.moved), "programs_not_noted")
 
     async def _follow_stages(self, host: Any) -> None:
-        while True:
-            stage: LoadStage = await host.next_stage.remote()
+        stage: LoadStage | None
+        while (stage := await host.next_stage.remote()) is not None:
             await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
 
     async def _resolve(self) -> EngineSpec:
@@ -309,22 +502,3 @@ class SliceSession:
             working.cancel()
             ordered.cancel()
             await asyncio.gather(working, ordered, return_exceptions=True)
-
-    async def _wait_engine_died(self) -> str:
-        try:
-            return str(await self._host.wait_died.remote())
-        except ray.exceptions.RayError as error:
-            return f"engine host actor died: {error}"
-
-
-def _host_records(watch: SliceWatch) -> tuple[HostRecord, ...]:
-    return tuple(
-        HostRecord(
-            host.worker_id,
-            host.node_id,
-            host.address,
-            host.num_chips,
-            watch.tpu_log_dirs.get(host.worker_id),
-        )
-        for host in watch.slice.hosts
-    )

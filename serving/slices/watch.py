@@ -7,7 +7,7 @@ the reservation, nor what the replica does (`held`).
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -60,7 +60,7 @@ class SliceWatch:
         self.slice: Slice = reservation.slices[part]
         self.part = part
         self.order: DrainOrder | None = None
-        self.tpu_log_dirs: dict[int, str | None] = {}  # by worker id, when `start` is done
+        self.reports: dict[int, AgentReport] = {}  # by worker id, when `start` is done
         self._reservation = reservation
         self._spec = spec
         self._on_order = on_order
@@ -88,6 +88,9 @@ class SliceWatch:
             options = {
                 "num_cpus": AGENT_CPUS,
                 "max_concurrency": 8,
+                # As the group is: a successor finds them at work.
+                "lifetime": "detached",
+                "name": f"{self._reservation.group_id}:agent:{self.part}:{host.worker_id}",
                 "scheduling_strategy": self._reservation.on_host(host.worker_id, self.part),
             }
             agent = actor.options(**options).remote(host.worker_id, self._spec)
@@ -99,19 +102,20 @@ class SliceWatch:
                 )
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise SliceLostError(f"not every host of {self.slice.name} came up: {error}") from error
-        self.tpu_log_dirs = {report.worker_id: report.tpu_log_dir for report in reports}
+        self.listen(reports)
+
+    def listen(self, reports: Sequence[AgentReport]) -> None:
+        """Listens to agents that are at work already."""
+        self.reports = {report.worker_id: report for report in reports}
         for report in reports:
             watcher = HostWatcher(report.worker_id, report.address, self)
             self._tasks.append(asyncio.create_task(watcher.run(), name=f"host-{report.worker_id}"))
 
     async def stop(self) -> None:
-        """Stops watching. Idempotent."""
+        """Stops watching; the agents go on until the slice is given back. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for agent in self._agents:
-            ray.kill(agent)
-        self._agents.clear()
 
     async def probe(self, timeout_s: float) -> ProbeVerdict:
         """Probes every host and the interconnect between them."""

@@ -44,6 +44,7 @@ class Scope(StrEnum):
     CLASS = "class"  # the engines of one model on one compute class
     MODEL = "model"  # one served model
     GATEWAY = "gateway"
+    SUPPLY = "supply"  # all slices of one compute class, whoever has them
     SLICE = "slice"  # one slice, as long as it is held
     ENGINE = "engine"  # one linked engine; without `slice` on a class that has none (`local`)
 
@@ -84,13 +85,17 @@ _SCOPE_LABELS: Mapping[Scope, tuple[str, ...]] = {
     # Without `model` for a request that named none that is served.
     Scope.MODEL: ("model",),
     Scope.GATEWAY: (),
+    # Empty for slices whose hosts name no class.
+    Scope.SUPPLY: ("compute_class",),
     Scope.SLICE: ("slice", "model", "compute_class"),
     Scope.ENGINE: ("engine", "slice", "model", "compute_class"),
 }
 # The reports of gateways. Several may answer behind one address: `gateway` on each series of the
 # page distinguishes them.
 GATEWAY_LABEL = "gateway"
-_OF_GATEWAYS = frozenset({Scope.CLASS, Scope.MODEL, Scope.GATEWAY, Scope.SLICE, Scope.ENGINE})
+_OF_GATEWAYS = frozenset(
+    {Scope.CLASS, Scope.MODEL, Scope.GATEWAY, Scope.SUPPLY, Scope.SLICE, Scope.ENGINE}
+)
 
 # Finite bounds of an exported histogram.
 MAX_BUCKETS = 20
@@ -106,9 +111,12 @@ _ERROR_CODES = 16
 _OUTCOMES = 13
 # Admitted, or refused with one of the errors that the edge raises.
 _ADMISSIONS = 8
+# Of an incarnation of a slice (`serving.domain.supply.records`).
+_SUPPLY_STATES = 7
 # Routes of the edge, and the statuses that one is answered with.
 _ROUTES, _STATUSES = 21, 10
-_LEDGER_STATES = 8
+# Of a slice that a replica has or waits for; and of any, those that nobody has included.
+_HELD_STATES, _LEDGER_STATES = 8, 13
 # The most names that API keys may have (`auth.max_tenants`); then one more for keys without.
 MAX_TENANTS = 50
 _TENANTS = MAX_TENANTS + 1
@@ -591,7 +599,7 @@ LEDGER = (
         Scope.SLICE,
         "slicewise_ledger_slice_chip_seconds_total",
         "As chip_seconds_total, of one slice; gone with it",
-        state=_LEDGER_STATES,
+        state=_HELD_STATES,
     ),
     _gauge(
         Scope.GATEWAY,
@@ -606,6 +614,12 @@ SLICES = (
         "slicewise_slice_state_seconds",
         "Time since the slice entered its state; of replicas that have none yet the longest",
         state=1,
+    ),
+    _gauge(
+        Scope.SUPPLY,
+        "slicewise_supply_slices",
+        "Slices that exist or were asked for, held or not, by their state as supply",
+        state=_SUPPLY_STATES,
     ),
     _counter(
         Scope.CLASS,

@@ -1,18 +1,25 @@
-"""Records and worker groups in few words, and KubeRay's answer to a plan."""
+"""Slices, replicas and worker groups in few words, and KubeRay's answer to a plan."""
 
 import itertools
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from autoscaling.provisioning.demand import SliceKind
-from autoscaling.provisioning.groups import ObservedPod, ObservedSlice, PodPhase, WorkerGroup
+from autoscaling.provisioning.groups import SliceKind, WorkerGroup
 from autoscaling.provisioning.plan import Change, ProvisioningPlan
-from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import HostRecord, SliceRecord, part_suffix
+from serving.domain.slice_lifecycle import SliceState
+from serving.domain.supply.pods import GroupPods, ObservedPod, ObservedSlice, PodPhase
+from serving.domain.supply.records import (
+    SliceHolder,
+    SupplyHost,
+    SupplyRecord,
+    SupplyReport,
+    SupplyState,
+    WaitingReplica,
+)
 
 SPOT = SliceKind("spot", "v6e", "2x4")
 RESERVED = SliceKind("reserved", "v6e", "2x4")
 _ids = itertools.count()
-_WAY = (SliceState.RESERVED, SliceState.LOADING, SliceState.READY)
 
 
 async def no_fence(_: ObservedSlice) -> str | None:
@@ -20,53 +27,112 @@ async def no_fence(_: ObservedSlice) -> str | None:
     return None
 
 
-def waiting(kind: SliceKind = SPOT) -> SliceRecord:
+async def no_report(_: tuple[GroupPods, ...]) -> None:
+    """Tells nobody of the pods."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the directory says of the slice `name`, wherever it is."""
+
+    name: str
+    state: SupplyState
+    kind: SliceKind = SPOT
+    holder: SliceHolder | None = None
+    num_failures: int = 0
+    until_s: float | None = None
+
+
+Entry = Said | WaitingReplica
+
+
+def waiting(
+    kind: SliceKind = SPOT, *, num_slices: int = 1, zone: str | None = None, since_s: float = 0.0
+) -> WaitingReplica:
     """A replica that has no slice yet."""
-    return SliceRecord(
-        replica_id=f"replica-{next(_ids)}",
+    return WaitingReplica(
+        life_id=f"replica-{next(_ids)}",
         model="demo",
         compute_class=kind.compute_class,
-        life=SliceLifecycle.begin(0.0).enter(SliceState.PROVISIONING, 0.0, "none is free"),
         generation=kind.generation,
         topology=kind.topology,
+        since_s=since_s,
+        zone=zone,
+        num_slices=num_slices,
     )
 
 
-def joining(num_slices: int, kind: SliceKind = SPOT) -> list[SliceRecord]:
-    """A replica that waits for so many slices at once: a record for each."""
-    first = waiting(kind)
-    return [
-        replace(first, replica_id=f"{first.replica_id}{part_suffix(part)}", part=part)
-        for part in range(num_slices)
-    ]
-
-
-def holding(name: str, kind: SliceKind = SPOT, *, address: str | None = None) -> SliceRecord:
+def holding(name: str, kind: SliceKind = SPOT) -> Said:
     """A replica whose engine runs on the slice `name`."""
-    record = waiting(kind)
-    life = record.life
-    for state in _WAY:
-        life = life.enter(state, 0.0, "so it goes", slice_name=name)
-    hosts = () if address is None else (HostRecord(0, "node", address, 4),)
-    return replace(record, life=life, hosts=hosts)
+    return Said(name, SupplyState.HELD, kind, _holder(kind, SliceState.READY))
 
 
-def leaving(name: str, kind: SliceKind = SPOT) -> SliceRecord:
+def leaving(name: str, kind: SliceKind = SPOT) -> Said:
     """A replica whose slice will be taken away, as it has just learned."""
-    record = holding(name, kind)
-    life = record.life.enter(SliceState.DRAINING, 100.0, "preemption notice")
-    return replace(record, life=life, drain_deadline_s=130.0)
+    holder = _holder(kind, SliceState.DRAINING, drain_deadline_s=130.0)
+    return Said(name, SupplyState.CONDEMNED, kind, holder)
 
 
-def released(name: str, kind: SliceKind = SPOT) -> SliceRecord:
+def released(name: str, kind: SliceKind = SPOT) -> Said:
     """A replica that drains because it is no longer wanted."""
-    return replace(leaving(name, kind), drain_deadline_s=None)
+    return Said(name, SupplyState.HELD, kind, _holder(kind, SliceState.DRAINING))
 
 
-def gone(name: str, kind: SliceKind = SPOT) -> SliceRecord:
-    """A replica whose slice is gone."""
-    record = holding(name, kind)
-    return replace(record, life=record.life.end(EndCause.PREEMPTED, 200.0, "it was taken"))
+def condemned(name: str, kind: SliceKind = SPOT) -> Said:
+    """A slice that goes, and that nobody has."""
+    return Said(name, SupplyState.CONDEMNED, kind)
+
+
+def leased(name: str, kind: SliceKind = SPOT) -> Said:
+    """A slice whose chips are taken, nobody says by whom."""
+    return Said(name, SupplyState.LEASED, kind)
+
+
+def changing_hands(name: str, kind: SliceKind = SPOT) -> Said:
+    """A slice that a replica takes or has left, and has not said so yet."""
+    return Said(name, SupplyState.LEASED, kind, until_s=60.0)
+
+
+def report_of(entries: Iterable[Entry], groups: Iterable[WorkerGroup]) -> SupplyReport:
+    """The directory's report: what `entries` say, and of slices that they leave out nothing.
+
+    Slices that no group has are such as were, and are gone from Kubernetes.
+    """
+    entries = tuple(entries)
+    seen = {(group.kind, each.name): each.pods for group in groups for each in group.slices}
+    return SupplyReport(
+        "test:1",
+        tuple(
+            _record(each, seen.get((each.kind, each.name), (ObservedPod("gone", PodPhase.FAILED),)))
+            for each in entries
+            if isinstance(each, Said)
+        ),
+        tuple(each for each in entries if isinstance(each, WaitingReplica)),
+    )
+
+
+def _holder(
+    kind: SliceKind, state: SliceState, drain_deadline_s: float | None = None
+) -> SliceHolder:
+    return SliceHolder(f"replica-{next(_ids)}", "demo", kind.compute_class, state, drain_deadline_s)
+
+
+def _record(each: Said, pods: tuple[ObservedPod, ...]) -> SupplyRecord:
+    return SupplyRecord(
+        incarnation=pods[0].name if pods[0].name != "gone" else f"gone-{each.name}",
+        name=each.name,
+        state=each.state,
+        reason="the test says so",
+        since_s=0.0,
+        compute_class=each.kind.compute_class,
+        generation=each.kind.generation,
+        topology=each.kind.topology,
+        num_chips=8,
+        hosts=tuple(SupplyHost(index, pod.name) for index, pod in enumerate(pods)),
+        holder=each.holder,
+        num_failures=each.num_failures,
+        until_s=each.until_s,
+    )
 
 
 def observed(
@@ -90,13 +156,14 @@ def group(
     max_replicas: int = 10,
     min_replicas: int = 0,
     doomed: tuple[str, ...] = (),
-    mirrored: int | None = None,
     num_hosts: int = 2,
+    name: str | None = None,
+    zone: str | None = None,
 ) -> WorkerGroup:
     """A worker group with these slices; asked for are as many, unless `replicas` says otherwise."""
     seen = tuple(observed(each) if isinstance(each, str) else each for each in slices)
     return WorkerGroup(
-        name=f"{kind.compute_class}-group",
+        name=name or f"{kind.compute_class}-group",
         kind=kind,
         replicas=len(seen) if replicas is None else replicas,
         min_replicas=min_replicas,
@@ -104,7 +171,7 @@ def group(
         num_hosts=num_hosts,
         slices=seen,
         pods_pending_deletion=frozenset(doomed),
-        mirrored_replicas=mirrored,
+        zone=zone,
     )
 
 
@@ -117,15 +184,12 @@ def carried_out(groups: list[WorkerGroup], plan: ProvisioningPlan) -> list[Worke
 def _carried_out(each: WorkerGroup, change: Change | None) -> WorkerGroup:
     replicas = each.replicas if change is None else change.replicas
     dropped = {drop.slice.incarnation for drop in change.drops} if change else set()
-    mirrored = None if each.mirrored_replicas is None else replicas
     if change is None or not change.is_scaling:
         # What was named before goes first; nothing else happens meanwhile.
         dropped = {
             one.incarnation for one in each.slices if _pods(one) & each.pods_pending_deletion
         }
-    after = replace(
-        each, replicas=replicas, pods_pending_deletion=frozenset(), mirrored_replicas=mirrored
-    )
+    after = replace(each, replicas=replicas, pods_pending_deletion=frozenset())
     left = tuple(one for one in each.lasting if one.incarnation not in dropped)
     taken = {one.name for one in left}
     free = (name for name in map("s-{}".format, itertools.count()) if name not in taken)

@@ -12,7 +12,9 @@ print(" ".join({"ray", "vllm", "torch", "jax"} & sys.modules.keys()))
 """
 
 
-@pytest.mark.parametrize("module", ["command", "kuberay", "plan", "reconcile", "static"])
+@pytest.mark.parametrize(
+    "module", ["command", "kuberay", "objects.cluster", "plan", "reconcile", "static"]
+)
 def test_importing_loads_no_framework(module: str) -> None:
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE, f"autoscaling.provisioning.{module}"],
@@ -22,3 +24,14 @@ def test_importing_loads_no_framework(module: str) -> None:
         check=True,
     )
     assert probe.stdout.split() == []
+
+
+def test_running_provisioner_loads_neither_serve_nor_vllm() -> None:
+    """It shares the head's pod, and needs a client of Ray's control store only."""
+    code = "import sys, autoscaling.provisioning.sidecar; print(*sys.modules)"
+    probe = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(probe.stdout.split())
+    assert "ray._raylet" in loaded
+    assert loaded.isdisjoint({"ray.serve", "vllm", "torch", "jax"})

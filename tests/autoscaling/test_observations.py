@@ -17,7 +17,13 @@ from autoscaling.observations import (
 )
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
-from serving.domain.load_report import LoadSample, directory_stats, load_stats
+from serving.domain.load_report import (
+    FleetReport,
+    ListedSlice,
+    LoadSample,
+    directory_stats,
+    load_stats,
+)
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 
@@ -126,6 +132,16 @@ def test_slices_are_those_of_model_and_classes_with_their_end() -> None:
         ),
         SliceView("r-2", "flex-start", SliceState.REQUESTED, NOW_S - 9, NOW_S - 9),
     )  # fmt: skip
+
+
+def test_end_that_hosts_tell_counts_before_the_one_that_is_reckoned() -> None:
+    reckoned = ListedSlice("m", "flex", "r-1", SliceState.READY, NOW_S, NOW_S - 50, NOW_S - 20)
+    told = replace(reckoned, replica_id="r-2", ends_at_s=NOW_S + 600)
+    waits = ListedSlice("m", "flex", "r-3", SliceState.PROVISIONING, NOW_S, NOW_S, None, None, 7.0)
+    terms = {"flex": ComputeClass("flex", 1.0, max_run_s=3600.0)}
+    views = slices_of("m", FleetReport(0.0, (reckoned, told, waits), ()), terms)
+    assert [each.expires_at_s for each in views] == [NOW_S - 20 + 3600, NOW_S + 600, None]
+    assert [each.coming_since_s for each in views] == [None, None, 7.0]
 
 
 def test_losses_are_those_of_the_model() -> None:

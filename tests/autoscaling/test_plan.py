@@ -1,29 +1,37 @@
 """What a plan does, rule by rule."""
 
+from dataclasses import replace
+
 import pytest
 from provisioning_builders import (
     RESERVED,
     SPOT,
+    Entry,
     carried_out,
+    condemned,
     group,
     holding,
-    joining,
+    leased,
     leaving,
     observed,
     released,
+    report_of,
     waiting,
 )
 
-from autoscaling.provisioning.demand import demand_by_kind
-from autoscaling.provisioning.groups import PodPhase, WorkerGroup
+from autoscaling.provisioning.groups import WorkerGroup
 from autoscaling.provisioning.plan import (
+    DRY_AFTER_S,
+    PENDING_IDLE_S,
     Change,
     PlannerState,
     ProvisioningPlan,
     ProvisioningRules,
     plan_slices,
 )
-from serving.domain.slice_records import LEASE_S, SliceRecord
+from serving.domain.slice_records import LEASE_S
+from serving.domain.supply.pods import PodPhase
+from serving.domain.supply.records import SupplyHost, SupplyReport, SupplyState
 
 RULES = ProvisioningRules(idle_s=60.0, min_change_interval_s=5.0)
 
@@ -36,9 +44,10 @@ class Planner:
         self.state = PlannerState()
 
     def plan(
-        self, records: list[SliceRecord], *groups: WorkerGroup, at_s: float = 0.0
+        self, entries: list[Entry], *groups: WorkerGroup, at_s: float = 0.0
     ) -> ProvisioningPlan:
-        plan = plan_slices(demand_by_kind(records), groups, self._rules, at_s, self.state)
+        report = report_of(entries, groups)
+        plan = plan_slices(report, groups, self._rules, at_s, self.state)
         self.state = plan.state
         return plan
 
@@ -118,46 +127,52 @@ def test_plan_drops_a_condemned_slice_at_once_when_its_replica_has_left() -> Non
     before = group("s-0")
     plan = planner.plan([leaving("s-0"), waiting()], before)
     (after,) = carried_out([before], plan)
-    change = only(planner.plan([waiting()], after, at_s=10.0))
+    change = only(planner.plan([condemned("s-0"), waiting()], after, at_s=10.0))
     assert (change.replicas, dropped(change)) == (1, ["s-0"])
-    assert change.drops[0].reason == "it is taken away, its replica has left it"
+    assert change.drops[0].reason == "the test says so"
 
 
-def test_plan_drops_what_came_back_under_a_condemned_name_nobody_asked_for() -> None:
-    """GKE took the slice before we dropped it, and KubeRay has made another one in its place."""
+def test_plan_replaces_a_condemned_slice_by_name_where_it_is_needed() -> None:
+    """The count stays, so KubeRay makes another one, also where the bound allows no more."""
+    full = group("s-0", "s-1", max_replicas=2)
+    change = only(Planner().plan([condemned("s-0"), holding("s-1"), waiting()], full))
+    assert (change.replicas, dropped(change), change.is_scaling) == (2, ["s-0"], True)
+
+
+def test_plan_does_not_take_a_condemned_slice_for_supply() -> None:
+    change = only(Planner().plan([condemned("s-0"), waiting(), waiting()], group("s-0", "s-1")))
+    assert (change.replicas, dropped(change)) == (2, ["s-0"])
+
+
+def test_plan_gives_a_successor_up_that_nobody_wants_before_it_has_machines() -> None:
+    """GKE took the slice before we dropped it, and KubeRay has asked for another in its place."""
     planner = Planner()
-    planner.plan([leaving("s-0")], group("s-0"))
-    replaced = group(observed("s-0", PodPhase.PENDING, PodPhase.PENDING), "s-1")
-    change = only(planner.plan([holding("s-1")], replaced, at_s=40.0))
+    pending = group(observed("s-0", PodPhase.PENDING, PodPhase.PENDING), "s-1")
+    assert not planner.plan([holding("s-1")], pending).changes
+    assert not planner.plan([holding("s-1")], pending, at_s=PENDING_IDLE_S - 1).changes
+    change = only(planner.plan([holding("s-1")], pending, at_s=PENDING_IDLE_S))
     assert dropped(change) == ["s-0"]
 
 
-def test_plan_keeps_what_came_back_under_a_condemned_name_where_it_is_needed() -> None:
-    """At the bound no replacement could be asked for; the one under the old name is it."""
-    planner = Planner()
-    planner.plan([leaving("s-0")], group("s-0", max_replicas=1))
-    came_back = group("s-0", max_replicas=1)
-    assert not planner.plan([waiting()], came_back, at_s=40.0).changes
-    # From here on it is a slice like any other, and idles for as long.
-    assert not planner.plan([], came_back, at_s=50.0).changes
-    assert planner.plan([], came_back, at_s=110.0).changes
-
-
-@pytest.mark.parametrize("record", [holding("s-0"), leaving("s-0"), released("s-0")])
-def test_plan_never_drops_a_slice_that_a_replica_has(record: SliceRecord) -> None:
+@pytest.mark.parametrize("entry", [holding("s-0"), leaving("s-0"), released("s-0"), leased("s-0")])
+def test_plan_never_drops_a_slice_that_somebody_has(entry: Entry) -> None:
     planner = Planner()
     # Nothing may exist here, and still the slice stays until its replica lets go.
     groups = group("s-0", max_replicas=0)
     for at_s in (0.0, 100.0, 1000.0):
-        assert not planner.plan([record], groups, at_s=at_s).changes
+        assert not planner.plan([entry], groups, at_s=at_s).changes
 
 
 def test_plan_knows_a_held_slice_by_the_address_of_its_host() -> None:
-    planner = Planner()
     alone = group(observed("pod-7", num_hosts=1, address="10.0.0.7"), num_hosts=1, max_replicas=0)
-    record = holding("node-a1b2", address="10.0.0.7")
+    (held,) = report_of([holding("node-a1b2")], []).slices
+    host = SupplyHost(0, node_id="a1b2", address="10.0.0.7")
+    report = SupplyReport("test:1", (replace(held, incarnation="node-a1b2", hosts=(host,)),))
+    state = PlannerState()
     for at_s in (0.0, 100.0):
-        assert not planner.plan([record], alone, at_s=at_s).changes
+        plan = plan_slices(report, [alone], RULES, at_s, state)
+        assert not plan.changes
+        state = plan.state
 
 
 def test_plan_stays_within_max_replicas_and_says_what_it_refused() -> None:
@@ -168,8 +183,8 @@ def test_plan_stays_within_max_replicas_and_says_what_it_refused() -> None:
 
 def test_plan_asks_for_joined_slices_together_or_not_at_all() -> None:
     three = group("s-0", max_replicas=3)
-    assert only(Planner().plan(joining(2), three)).replicas == 2
-    plan = Planner().plan([*joining(2), *joining(2)], three)
+    assert only(Planner().plan([waiting(num_slices=2)], three)).replicas == 2
+    plan = Planner().plan([waiting(num_slices=2), waiting(num_slices=2)], three)
     assert only(plan).replicas == 2
     assert "2 more would be part" not in reasons(plan)
     assert "1 more would be part of what a replica joins, and serve nobody" in reasons(plan)
@@ -228,21 +243,69 @@ def test_plan_does_not_count_a_slice_that_lacks_a_host() -> None:
     assert not planner.plan([holding("s-0")], torn, at_s=100.0).changes
 
 
-def test_plan_mirrors_a_count_that_differs() -> None:
-    change = only(Planner().plan([holding("s-0")], group("s-0", mirrored=3)))
-    assert not change.is_scaling
-    assert change.replicas == 1
-
-
 def test_plan_of_a_kind_nobody_makes_is_refused() -> None:
     plan = Planner().plan([waiting(RESERVED)], group())
     assert reasons(plan) == "reserved v6e 2x4: no worker group makes slices of this kind"
 
 
-def test_plan_of_a_kind_that_two_groups_make_is_refused() -> None:
-    plan = Planner().plan([waiting()], group(), group())
-    assert not plan.changes
-    assert "several worker groups make slices of this kind" in reasons(plan)
+def two_zones(*slices: str, max_replicas: int = 10) -> tuple[WorkerGroup, WorkerGroup]:
+    """Two groups of one kind; the first has `slices`."""
+    first = group(*slices, name="spot-a", zone="us-a", max_replicas=max_replicas)
+    return first, group(name="spot-b", zone="us-b", max_replicas=max_replicas)
+
+
+def counts(plan: ProvisioningPlan) -> dict[str, int]:
+    return {change.group.name: change.replicas for change in plan.changes}
+
+
+def test_plan_counts_who_waits_in_one_of_two_groups_of_the_kind() -> None:
+    assert counts(Planner().plan([waiting()], *two_zones())) == {"spot-a": 1}
+    # Where there is a slice to spare, nothing is asked for.
+    assert counts(Planner().plan([waiting()], *two_zones("s-0"))) == {}
+
+
+def test_plan_goes_on_in_the_other_group_where_one_is_full() -> None:
+    groups = two_zones("s-0", max_replicas=1)
+    assert counts(Planner().plan([holding("s-0"), waiting()], *groups)) == {"spot-b": 1}
+
+
+def test_plan_asks_for_a_slice_of_a_zone_in_the_group_of_that_zone() -> None:
+    groups = two_zones("s-0")
+    assert counts(Planner().plan([waiting(zone="us-b")], *groups)) == {"spot-b": 1}
+    plan = Planner().plan([waiting(zone="us-c")], *groups)
+    assert "no worker group makes slices of this kind" in reasons(plan)
+
+
+def test_plan_asks_another_group_of_the_kind_when_one_is_dry_for_long() -> None:
+    planner = Planner()
+    pending = observed("s-0", PodPhase.PENDING, PodPhase.PENDING)
+    first, second = group(pending, name="spot-a"), group(name="spot-b")
+    assert counts(planner.plan([waiting()], first, second)) == {}
+    assert counts(planner.plan([waiting()], first, second, at_s=DRY_AFTER_S - 1)) == {}
+    asked = planner.plan([waiting()], first, second, at_s=DRY_AFTER_S)
+    assert counts(asked) == {"spot-b": 1}
+    # The old wish is given up, unless its slice comes first.
+    both = first, group(observed("s-1", PodPhase.PENDING, PodPhase.PENDING), name="spot-b")
+    later_s = DRY_AFTER_S + PENDING_IDLE_S
+    dropping = only(planner.plan([waiting()], *both, at_s=later_s))
+    assert (dropping.group.name, dropping.replicas, dropped(dropping)) == ("spot-a", 0, ["s-0"])
+
+
+def test_plan_drops_in_the_group_that_has_the_slice_and_in_no_other_of_the_kind() -> None:
+    planner = Planner()
+    groups = group("s-0", name="spot-a"), group("s-0", name="spot-b")
+    entries: list[Entry] = []
+    planner.plan(entries, *groups)
+    plan = planner.plan(entries, *groups, at_s=60.0)
+    assert counts(plan) == {"spot-a": 0, "spot-b": 0}
+
+
+def test_plan_drops_first_what_has_failed() -> None:
+    planner, groups = Planner(), group("s-0", "s-1", "s-2")
+    failed = replace(holding("s-0"), state=SupplyState.QUARANTINED, holder=None, num_failures=2)
+    planner.plan([failed, waiting(), waiting()], groups)
+    change = only(planner.plan([failed, waiting(), waiting()], groups, at_s=60.0))
+    assert dropped(change) == ["s-0"]
 
 
 def test_plan_after_a_restart_forgets_how_long_slices_were_idle_and_nothing_else() -> None:
@@ -284,8 +347,8 @@ def test_plan_drops_a_condemned_slice_that_was_kept_as_soon_as_it_may() -> None:
     planner = Planner()
     planner.plan([leaving("s-0")], group("s-0"))
     both = group("s-0", "s-1")
-    successor = holding("s-1")
-    plan = planner.plan([successor], both, at_s=10.0)
+    left = [condemned("s-0"), holding("s-1")]
+    plan = planner.plan(left, both, at_s=10.0)
     planner.state = plan.keeping({both.slices[0].incarnation: "host 0 is in use"}).state
-    change = only(planner.plan([successor], both, at_s=20.0))
+    change = only(planner.plan(left, both, at_s=20.0))
     assert dropped(change) == ["s-0"]

@@ -5,26 +5,32 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from provisioning_builders import (
-    SPOT,
+    Entry,
+    Said,
     carried_out,
+    condemned,
     group,
     holding,
+    leased,
     leaving,
     observed,
     released,
+    report_of,
     waiting,
 )
 
-from autoscaling.provisioning.demand import demand_by_kind
-from autoscaling.provisioning.groups import PodPhase, WorkerGroup
+from autoscaling.provisioning.demand import demands_of
+from autoscaling.provisioning.groups import WorkerGroup
 from autoscaling.provisioning.plan import (
+    PENDING_IDLE_S,
     Change,
     PlannerState,
     ProvisioningPlan,
     ProvisioningRules,
     plan_slices,
 )
-from serving.domain.slice_records import LEASE_S, SliceRecord
+from serving.domain.slice_records import LEASE_S
+from serving.domain.supply.pods import PodPhase
 
 IDLE_S = 60.0
 RULES = ProvisioningRules(idle_s=IDLE_S, min_change_interval_s=0.0)
@@ -32,17 +38,13 @@ NAMES = [f"s-{index}" for index in range(5)]
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> list[SliceRecord]:
+def fleets(draw: st.DrawFn) -> list[Entry]:
     """Replicas that wait, have slices, and are about to lose them; some on slices long gone."""
-    records = [waiting() for _ in range(draw(st.integers(0, 3)))]
+    records: list[Entry] = [waiting() for _ in range(draw(st.integers(0, 3)))]
     for name in NAMES:
-        match draw(st.integers(0, 5)):
-            case 0:
-                records.append(holding(name))
-            case 1:
-                records.append(leaving(name))
-            case 2:
-                records.append(released(name))
+        made = draw(st.sampled_from([holding, leaving, released, condemned, leased, None, None]))
+        if made is not None:
+            records.append(made(name))
     return records
 
 
@@ -60,7 +62,6 @@ def worker_groups(draw: st.DrawFn) -> WorkerGroup:
         replicas=draw(st.integers(0, 6)),
         min_replicas=bounds[0],
         max_replicas=bounds[1],
-        mirrored=draw(st.none() | st.integers(0, 6)),
     )
     pods = [pod.name for each in slices for pod in each.pods]
     is_deleting = draw(st.integers(0, 4)) == 0 and pods
@@ -72,9 +73,8 @@ def memories(draw: st.DrawFn, of: WorkerGroup) -> PlannerState:
     since_s = {
         each.incarnation: draw(st.floats(0.0, 100.0)) for each in of.slices if draw(st.booleans())
     }
-    condemned = frozenset(draw(st.sets(st.sampled_from(NAMES))))
     changed = {of.name: draw(st.floats(0.0, 100.0))} if draw(st.booleans()) else {}
-    return PlannerState(since_s, {of.name: condemned}, changed)
+    return PlannerState(since_s, {}, changed)
 
 
 situations = worker_groups().flatmap(
@@ -83,25 +83,46 @@ situations = worker_groups().flatmap(
 
 
 def plan_of(
-    records: list[SliceRecord],
+    records: list[Entry],
     each: WorkerGroup,
     state: PlannerState,
     now_s: float,
     rules: ProvisioningRules = RULES,
 ) -> ProvisioningPlan:
-    return plan_slices(demand_by_kind(records), [each], rules, now_s, state)
+    return plan_slices(report_of(records, [each]), [each], rules, now_s, state)
 
 
-def check(change: Change, records: list[SliceRecord]) -> None:
+def said(records: list[Entry]) -> list[Said]:
+    return [each for each in records if isinstance(each, Said)]
+
+
+def after_drops(records: list[Entry]) -> list[Entry]:
+    """Once all condemned slices have gone: what comes under their names is another slice."""
+    going = condemned_names(records)
+    return [each for each in records if not (isinstance(each, Said) and each.name in going)]
+
+
+def condemned_names(records: list[Entry]) -> set[str]:
+    """Of those that nobody has."""
+    return {each.name for each in said(records) if each == condemned(each.name)}
+
+
+def check(change: Change, records: list[Entry]) -> None:
     """What must hold of any change."""
     each = change.group
-    occupied = {record.life.slice_name for record in records}
+    going = condemned_names(records)
+    occupied = {each.name for each in said(records)} - going
     dropped = [drop.slice for drop in change.drops]
     assert not occupied & {one.name for one in dropped}
     assert set(dropped) <= set(each.slices)
     assert len(set(dropped)) == len(dropped)
-    # Never more names than the count falls by, measured from what is there.
-    assert len(dropped) <= max(0, max(each.replicas, len(each.lasting)) - change.replicas)
+    # The count covers all that are not named: none of them is left for others to choose.
+    num_left = len(each.lasting) - len(dropped)
+    assert change.replicas >= min(num_left, max(each.replicas, each.max_replicas))
+    # What goes although it is not condemned is not asked for again.
+    idle = [one for one in dropped if one.name not in going]
+    exist = max(each.replicas, len(each.lasting))
+    assert not idle or change.replicas <= exist - len(idle)
     assert min(each.replicas, each.min_replicas) <= change.replicas
     assert change.replicas <= max(each.replicas, each.max_replicas)
 
@@ -109,7 +130,7 @@ def check(change: Change, records: list[SliceRecord]) -> None:
 @given(situations)
 @settings(deadline=None)
 def test_change_drops_no_held_slice_and_stays_within_bounds(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float],
 ) -> None:
     records, each, state, now_s = situation
     for change in plan_of(records, each, state, now_s).changes:
@@ -119,7 +140,7 @@ def test_change_drops_no_held_slice_and_stays_within_bounds(
 @given(situations, st.data())
 @settings(deadline=None)
 def test_change_that_keeps_some_slices_stays_within_bounds(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float], data: st.DataObject
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float], data: st.DataObject
 ) -> None:
     records, each, state, now_s = situation
     plan = plan_of(records, each, state, now_s)
@@ -133,30 +154,32 @@ def test_change_that_keeps_some_slices_stays_within_bounds(
 @given(situations)
 @settings(deadline=None)
 def test_drop_comes_only_after_the_slice_was_unwanted_for_long_or_announced_to_go(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float],
 ) -> None:
     records, each, state, now_s = situation
     for change in plan_of(records, each, state, now_s).changes:
         for drop in change.drops:
             since_s = state.unwanted_since_s.get(drop.slice.incarnation, now_s)
-            was_announced = drop.slice.name in state.condemned[each.name]
-            assert drop.is_condemned <= was_announced
-            assert drop.is_condemned or now_s - since_s >= IDLE_S
+            assert drop.is_condemned == (drop.slice.name in condemned_names(records))
+            is_pending = any(pod.phase == PodPhase.PENDING for pod in drop.slice.pods)
+            idle_s = PENDING_IDLE_S if is_pending else IDLE_S
+            assert drop.is_condemned or now_s - since_s >= idle_s
 
 
 @given(situations)
 @settings(deadline=None)
-def test_plan_without_memory_drops_nothing(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
+def test_plan_without_memory_drops_only_what_is_condemned(
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float],
 ) -> None:
     records, each, _, now_s = situation
-    assert not any(change.drops for change in plan_of(records, each, PlannerState(), now_s).changes)
+    for change in plan_of(records, each, PlannerState(), now_s).changes:
+        assert {drop.slice.name for drop in change.drops} <= condemned_names(records)
 
 
 @given(situations)
 @settings(deadline=None)
 def test_plan_changes_nothing_while_named_pods_are_there(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float],
 ) -> None:
     records, each, state, now_s = situation
     if each.pods_pending_deletion:
@@ -167,7 +190,7 @@ def test_plan_changes_nothing_while_named_pods_are_there(
 @given(situations, st.floats(0.0, 300.0))
 @settings(deadline=None)
 def test_plan_keeps_the_time_between_changes(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float], interval_s: float
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float], interval_s: float
 ) -> None:
     records, each, state, now_s = situation
     rules = ProvisioningRules(idle_s=LEASE_S, min_change_interval_s=interval_s)
@@ -179,29 +202,31 @@ def test_plan_keeps_the_time_between_changes(
 @given(situations)
 @settings(deadline=None)
 def test_plan_carried_out_and_planned_again_asks_for_nothing(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float],
 ) -> None:
     records, each, state, now_s = situation
     # What KubeRay itself deletes and makes anew meanwhile is a new situation.
     assume(not each.pods_pending_deletion and each.lasting == each.slices)
     plan = plan_of(records, each, state, now_s)
     (after,) = carried_out([each], plan)
-    assert plan_of(records, after, plan.state, now_s).changes == ()
+    assert plan_of(after_drops(records), after, plan.state, now_s).changes == ()
 
 
 @given(situations)
 @settings(max_examples=50, deadline=None)
 def test_plans_settle_at_what_is_wanted(
-    situation: tuple[list[SliceRecord], WorkerGroup, PlannerState, float],
+    situation: tuple[list[Entry], WorkerGroup, PlannerState, float],
 ) -> None:
     """Under constant demand: within two rounds of patience, and then nothing moves."""
     records, each, state, now_s = situation
-    demand = demand_by_kind(records).get(SPOT)
-    wanted = demand.num_to_exist if demand else 0
+    demands = demands_of(report_of(records, [each]), [each])
+    wanted = demands.by_group[each.name].num_to_exist
     for _ in range(4):
         plan = plan_of(records, each, state, now_s)
         (each,) = carried_out([each], plan)
         state, now_s = plan.state, now_s + IDLE_S
+        if not each.pods_pending_deletion and plan.changes:
+            records = after_drops(records)
     assert plan_of(records, each, state, now_s).changes == ()
     assert each.replicas >= min(wanted, each.max_replicas)
     assert each.replicas <= max(wanted, each.min_replicas, len(each.lasting))

@@ -1,6 +1,7 @@
 """One contract for every provisioner: what it shows, and what it makes of a plan.
 
-KubeRay's is the real client over HTTPS, against an operator and a cloud that move when told to.
+KubeRay's is the real client, against a real control plane with an operator and a cloud that move
+when told to.
 """
 
 from abc import ABC, abstractmethod
@@ -9,20 +10,36 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from control_plane.server import ControlPlane
 from kuberay.by_hand import ClusterByHand
+from kuberay.cloud import Loss
+from kuberay.listed import listing
 from kuberay.objects import RAYCLUSTER, raycluster, worker_group
-from provisioning_builders import RESERVED, SPOT, holding, leaving, no_fence, waiting
+from kuberay.webhook_server import Webhook
+from provisioning_builders import (
+    RESERVED,
+    SPOT,
+    Entry,
+    condemned,
+    holding,
+    leaving,
+    no_fence,
+    no_report,
+    report_of,
+    waiting,
+)
 
-from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import OutdatedError
-from autoscaling.provisioning.kuberay import KubeRayProvisioner
+from autoscaling.provisioning.groups import SliceKind
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan, ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
 from autoscaling.provisioning.reconcile import Reconciler
 from autoscaling.provisioning.static import StaticProvisioner
-from serving.domain.slice_records import SliceRecord
+from serving.domain.supply.records import SupplyReport
 from serving.domain.topology import slice_shape
+
+pytestmark = pytest.mark.process
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 GROUPS = {SPOT: "spot-group", RESERVED: "reserved-group"}
@@ -54,7 +71,7 @@ class World(ABC):
 class KubeRayWorld(World):
     def __init__(self, cluster: ClusterByHand, api: KubernetesApi) -> None:
         self._cluster = cluster
-        self.provisioner = KubeRayProvisioner(api, RAYCLUSTER)
+        self.provisioner = listing(api, RAYCLUSTER)
 
     def settle(self) -> None:
         self._cluster.settle()
@@ -64,29 +81,31 @@ class KubeRayWorld(World):
         return {name for name, running in found.items() if running == SHAPE.num_hosts}
 
     def interfere(self, kind: SliceKind) -> None:
-        with self._cluster.store.edit("rayclusters", RAYCLUSTER) as stored:
+        with self._cluster.edit() as stored:
             for spec in stored["spec"]["workerGroupSpecs"]:
                 spec["replicas"] += spec["groupName"] == GROUPS[kind]
 
     def lose(self, kind: SliceKind, name: str) -> None:
-        self._cluster.cloud.preempt(name, host=1)
+        self._cluster.lose(name, host=1, how=Loss.FAILED)
 
 
 @asynccontextmanager
-async def kuberay_world(folder: Path) -> AsyncIterator[World]:
+async def kuberay_world(plane: ControlPlane, folder: Path) -> AsyncIterator[World]:
     groups = [
         worker_group(name, SHAPE, kind.compute_class, max_replicas=MAX_REPLICAS)
         for kind, name in GROUPS.items()
     ]
-    with ClusterByHand(raycluster(*groups), folder) as cluster:
+    with ClusterByHand(plane, raycluster(*groups), folder) as cluster:
         api = KubernetesApi(cluster.access)
         yield KubeRayWorld(cluster, api)
         await api.aclose()
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with kuberay_world(tmp_path) as made:
+async def world(
+    control_plane: ControlPlane, webhook: Webhook, tmp_path: Path
+) -> AsyncIterator[World]:
+    async with kuberay_world(control_plane, tmp_path) as made:
         yield made
 
 
@@ -94,7 +113,7 @@ class Driver:
     """A reconciler whose clock stands until it is told the time."""
 
     def __init__(self, world: World) -> None:
-        self.records: list[SliceRecord] = []
+        self._entries: tuple[Entry, ...] = ()
         self.now_s = 0.0
         self._world = world
         rules = ProvisioningRules(idle_s=60.0, min_change_interval_s=0.0)
@@ -103,18 +122,19 @@ class Driver:
             world.provisioner,
             rules,
             fence=no_fence,
+            report_pods=no_report,
             interval_s=1.0,
             clock=lambda: self.now_s,
         )
 
-    async def round(self, *records: SliceRecord, at_s: float = 0.0) -> ProvisioningPlan:
-        self.records, self.now_s = list(records), at_s
+    async def round(self, *entries: Entry, at_s: float = 0.0) -> ProvisioningPlan:
+        self._entries, self.now_s = entries, at_s
         plan = await self._reconciler.tick()
         self._world.settle()
         return plan
 
-    async def _read(self) -> list[SliceRecord]:
-        return self.records
+    async def _read(self) -> SupplyReport:
+        return report_of(self._entries, (await self._world.provisioner.observe()).groups)
 
 
 async def change_of(world: World, kind: SliceKind, replicas: int, *dropped: str) -> Change:
@@ -215,7 +235,7 @@ async def test_rounds_replace_a_leaving_slice_before_it_goes(world: World) -> No
     await driver.round(waiting())
     await driver.round(leaving("spot-group-0"), waiting(), at_s=1.0)
     assert world.slices(SPOT) == {"spot-group-0", "spot-group-1"}
-    await driver.round(holding("spot-group-1"), at_s=2.0)
+    await driver.round(condemned("spot-group-0"), holding("spot-group-1"), at_s=2.0)
     assert world.slices(SPOT) == {"spot-group-1"}
 
 
@@ -229,12 +249,19 @@ async def test_static_shows_the_slices_that_are_there_and_refuses_every_change()
 
 
 async def test_static_plans_never_change_anything_and_say_what_is_missing() -> None:
-    async def read() -> list[SliceRecord]:
-        return [waiting(), waiting(), holding("tpu-vm-0")]
-
     provisioner = StaticProvisioner({SPOT: ["tpu-vm-0", "tpu-vm-1"]})
+
+    async def read() -> SupplyReport:
+        entries = [waiting(), waiting(), holding("tpu-vm-0")]
+        return report_of(entries, (await provisioner.observe()).groups)
+
     plan = await Reconciler(
-        read, provisioner, ProvisioningRules(), fence=no_fence, interval_s=1.0
+        read,
+        provisioner,
+        ProvisioningRules(),
+        fence=no_fence,
+        report_pods=no_report,
+        interval_s=1.0,
     ).tick()
     assert plan.changes == ()
     assert "maxReplicas is 2: 1 refused" in plan.refusals[0].reason

@@ -1,16 +1,22 @@
 """Reading worker groups out of RayClusters and pods."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
-from kuberay.objects import RAYCLUSTER, raycluster, rayservice, replica_pods, worker_group
+from kuberay.objects import raycluster, replica_pods, worker_group
 from provisioning_builders import SPOT
 
-from autoscaling.provisioning.demand import SliceKind
 from autoscaling.provisioning.errors import UnusableError
-from autoscaling.provisioning.groups import PodPhase, WorkerGroup
-from autoscaling.provisioning.raycluster import mirrored_groups, owning_service, read_groups
+from autoscaling.provisioning.groups import SliceKind, WorkerGroup
+from autoscaling.provisioning.raycluster import (
+    WorkerPod,
+    decode_worker_pod,
+    owning_service,
+    read_groups,
+)
+from serving.domain.supply.pods import PodPhase
 from serving.domain.topology import slice_shape
 
 SHAPE = slice_shape("v6e", "2x4", 4)
@@ -20,14 +26,18 @@ def spec(**fields: Any) -> dict:
     return worker_group("v6e-spot", SHAPE, "spot", max_replicas=3) | fields
 
 
+def decoded(pods: list[dict]) -> list[WorkerPod]:
+    return [decode_worker_pod(json.dumps(pod).encode()) for pod in pods]
+
+
 def read(made: dict, pods: list[dict] | None = None) -> WorkerGroup:
-    (group,), notes = read_groups(raycluster(made), pods or [], [])
+    (group,), notes = read_groups(raycluster(made), decoded(pods or []))
     assert notes == []
     return group
 
 
 def note_on(made: dict) -> str:
-    groups, (note,) = read_groups(raycluster(made), [], [])
+    groups, (note,) = read_groups(raycluster(made), [])
     assert groups == []
     return note
 
@@ -92,7 +102,7 @@ def test_group_that_cannot_be_used_is_noted(made: dict, expected: str) -> None:
 def test_group_without_tpus_is_none_of_ours() -> None:
     made = spec()
     made["template"]["spec"]["containers"][0]["resources"]["limits"] = {"cpu": "8"}
-    assert read_groups(raycluster(made), [], []) == ([], [])
+    assert read_groups(raycluster(made), []) == ([], [])
 
 
 def test_pods_become_slices_by_name_with_hosts_in_order() -> None:
@@ -144,14 +154,14 @@ def test_single_host_pod_without_kuberays_index_is_called_by_its_own_name() -> N
 )
 def test_object_of_another_form_is_unusable(broken: dict) -> None:
     with pytest.raises(UnusableError, match="not a RayCluster as KubeRay"):
-        read_groups(raycluster(broken), [], [])
+        read_groups(raycluster(broken), [])
 
 
 def test_pod_of_another_form_is_unusable() -> None:
     pod = replica_pods(spec(), 0)[0]
     pod["status"]["phase"] = "Evaporated"
-    with pytest.raises(UnusableError):
-        read_groups(raycluster(spec()), [pod], [])
+    with pytest.raises(UnusableError, match="not a pod as KubeRay"):
+        decoded([pod])
 
 
 def test_owner_is_the_rayservice_and_nobody_else() -> None:
@@ -159,10 +169,54 @@ def test_owner_is_the_rayservice_and_nobody_else() -> None:
     assert owning_service(raycluster(spec())) is None
 
 
-def test_counts_follow_the_active_cluster_alone() -> None:
-    made = raycluster(spec())
-    assert mirrored_groups(rayservice(made), RAYCLUSTER) == [spec()]
-    assert mirrored_groups(rayservice(made), "another") == []
-    assert mirrored_groups(rayservice(made, pending="next"), RAYCLUSTER) == []
-    group = read_groups(made, [], [spec(replicas=7)])[0][0]
-    assert group.mirrored_replicas == 7
+def test_zone_of_a_group_is_its_label() -> None:
+    made = spec()
+    assert read(made).zone is None
+    made["labels"] = {**made["labels"], "ray.io/availability-zone": "us-east5-a"}
+    assert read(made).zone == "us-east5-a"
+
+
+def test_machine_is_the_node_that_the_pod_was_given() -> None:
+    pods = replica_pods(spec(replicas=1), 0)
+    pods[0]["spec"]["nodeName"] = "gke-tpu-7"
+    (found,) = read(spec(replicas=1), pods).slices
+    assert [pod.machine for pod in found.pods] == ["gke-tpu-7", None]
+
+
+PULL = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}}
+CRASH = {"waiting": {"reason": "CrashLoopBackOff"}}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ({}, None),
+        ({"containerStatuses": [{"state": {"running": {}}}]}, None),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, None),
+        (
+            {"containerStatuses": [{"state": {"running": {}}}, {"state": PULL}]},
+            'ImagePullBackOff: Back-off pulling image "x"',
+        ),
+        (
+            {
+                "initContainerStatuses": [{"state": {"terminated": {}}}, {"state": CRASH}],
+                "containerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+            "CrashLoopBackOff",
+        ),
+    ],
+)
+def test_pod_says_what_keeps_it_from_starting(statuses: dict, expected: str | None) -> None:
+    pod = replica_pods(spec(), 0)[0]
+    pod["status"] = {"phase": "Pending", **statuses}
+    assert decoded([pod])[0].observed.waiting == expected
+
+
+def test_pods_of_an_earlier_cluster_of_that_name_are_none_of_its_slices() -> None:
+    made = raycluster(spec(replicas=2))
+    made["metadata"]["uid"] = "later"
+    pods = replica_pods(spec(replicas=2), 0) + replica_pods(spec(replicas=2), 1)
+    for pod, uid in zip(pods, ("earlier", "earlier", "later", "later"), strict=True):
+        pod["metadata"]["ownerReferences"] = [{"uid": uid, "controller": True}]
+    (group,), _ = read_groups(made, decoded(pods))
+    assert [each.name for each in group.slices] == ["v6e-spot-1"]

@@ -1,1 +1,1 @@
-"""Our manifests against a real kube-apiserver with the real CRDs, started for the tests alone."""
+"""A real Kubernetes control plane for tests, and our manifests against it with the real CRDs."""

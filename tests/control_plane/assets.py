@@ -4,11 +4,14 @@ Binaries go by the convention of controller-runtime's envtest: a folder named by
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 VARIABLE = "KUBEBUILDER_ASSETS"
+# What takes objects and keeps them; envtest brings no more than these.
 BINARIES = ("etcd", "kube-apiserver")
+# What acts on them: controllers, the scheduler, and KWOK in the place of every kubelet.
+ACTING = ("kube-controller-manager", "kube-scheduler", "kwok")
 # Of what `slicewise render` makes. RayJobs it does not.
 CRD_FILES = (
     "computeclass/cloud.google.com_computeclasses.yaml",
@@ -21,17 +24,18 @@ CRD_FILES = (
     "prometheus-operator/monitoring.coreos.com_podmonitors.yaml",
 )
 _HOW = (
-    "`setup-envtest use 1.34 -p path` says a folder that has them; `make test` finds an archive of "
-    "ours by itself (CONTRIBUTING.md)"
+    "`setup-envtest use 1.34 -p path` says a folder that has etcd and kube-apiserver, releases of "
+    "Kubernetes and KWOK bring the others; `make test` finds an archive of ours with all of them "
+    "by itself (CONTRIBUTING.md)"
 )
 
 
-def missing_binaries(environment: Mapping[str, str]) -> str | None:
-    """What is missing and how to get it; `None` if everything is there."""
+def missing_binaries(environment: Mapping[str, str], names: Sequence[str] = BINARIES) -> str | None:
+    """What is missing of `names` and how to get it; `None` if everything is there."""
     folder = environment.get(VARIABLE)
     if not folder:
-        return f"{VARIABLE} names no folder with {' and '.join(BINARIES)}: {_HOW}"
-    missing = [name for name in BINARIES if not os.access(Path(folder) / name, os.X_OK)]
+        return f"{VARIABLE} names no folder with {' and '.join(names)}: {_HOW}"
+    missing = [name for name in names if not os.access(Path(folder) / name, os.X_OK)]
     if missing:
         return f"{VARIABLE}={folder} lacks {' and '.join(missing)}: {_HOW}"
     return None

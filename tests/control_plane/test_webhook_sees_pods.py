@@ -44,6 +44,8 @@ def webhook(control_plane: ControlPlane) -> Iterator[Recorder]:
             if each["kind"] == "MutatingWebhookConfiguration"
         )
         bundle = base64.b64encode(authority.ca_file.read_bytes()).decode()
+        # Beside the emulated webhook, which may be registered by the recorded name.
+        mutating["metadata"]["name"] = "recorder"
         for each in mutating["webhooks"]:
             each["clientConfig"] = {"url": recorder.url, "caBundle": bundle}
         control_plane.api.apply(mutating)

@@ -20,6 +20,7 @@ from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.readiness import Readiness
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
     GatewayView,
@@ -207,6 +208,7 @@ class Stage:
             render_metrics=lambda _accept: asyncio.sleep(0, (b"", "text/plain")),
             describe_fleet=self.describe,
             ask_dashboard=self.ask_dashboard,
+            readiness=lambda: Readiness(is_ready=True, reason="engines take requests"),
         )
 
     @classmethod

@@ -13,6 +13,7 @@ from serving.domain.dashboard_messages import GatewaySample, ModelCounts, PageAn
 from serving.domain.errors import UnknownModelError
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.readiness import Readiness
 from tests.gateway.test_http_edge import client_of
 
 NOW_S = 1_795_226_400.5
@@ -39,7 +40,12 @@ def client_over(history: History, *keys: str) -> httpx.AsyncClient:
         return pages.answer(request)
 
     edge = HttpEdge(
-        {}, EdgeRules(ApiKeys(keys), 1000), lambda: (b"", "text/plain"), lambda: {}, ask_dashboard
+        {},
+        EdgeRules(ApiKeys(keys), 1000),
+        lambda: (b"", "text/plain"),
+        lambda: {},
+        ask_dashboard,
+        lambda: Readiness(is_ready=True, reason="engines take requests"),
     )
     return client_of(edge)
 

@@ -1,6 +1,7 @@
 """`slicewise status` against the real edge, which answers for an example fleet."""
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -77,6 +78,29 @@ async def test_slices_are_shown_after_the_engines() -> None:
     assert "ENGINE COMPUTE CLASS STATE SINCE RUNNING WAITING KV IN FLIGHT" in lines[:start]
 
 
+def test_slices_that_nobody_has_are_shown_with_their_reason() -> None:
+    supply = [
+        {"name": "v6e-spot-0", "state": "held", "since_s": 9.0, "reason": "r1 has it"},
+        {
+            "name": "v6e-spot-1",
+            "state": "quarantined",
+            "since_s": 12.0,
+            "reason": "it failed 2 times, last: no HBM",
+            "compute_class": "spot",
+            "generation": "v6e",
+            "topology": "2x4",
+            "ends_in_s": 48.0,
+            "num_failures": 2,
+        },
+    ]
+    fleet = {"models": [], "gateway": {"id": "g", "uptime_s": 1.0}, "supply": supply}
+    report = "\n".join(plain_lines(fleet_report(parse_fleet(json.dumps(fleet)))))
+    assert "not held: 1 quarantined" in report
+    (row,) = [line.split() for line in report.splitlines() if "v6e-spot-1" in line]
+    assert row[:7] == ["v6e-spot-1", "spot", "quarantined", "12s", "48s", "v6e", "2x4"]
+    assert "v6e-spot-0" not in report
+
+
 async def test_fleet_without_slices_says_so() -> None:
     assert (await lines_of(Stage()))[-1] == "slices: none"
 
@@ -89,6 +113,23 @@ async def test_names_from_elsewhere_cannot_command_the_terminal() -> None:
 
 
 @pytest.mark.slow
+async def test_rayservice_that_cannot_be_read_is_told_under_the_fleet() -> None:
+    async with serving(Stage.example()) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deployments.cli", "status", "--url", url),
+            *("--rayservice", "llm"),
+            cwd=ROOT,
+            env={**os.environ, "PATH": ""},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            printed, _ = await process.communicate()
+    lines = printed.decode().splitlines()
+    assert process.returncode == 0
+    assert lines[0].startswith("gateway ")
+    assert lines[-1].startswith("RayService serving/llm: not read: kubectl is not on the PATH")
+
+
 async def test_watch_prints_again_until_interrupted() -> None:
     stage = Stage.example()
     async with serving(stage) as url, watching(url, asyncio.subprocess.PIPE) as process:

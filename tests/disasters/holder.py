@@ -14,7 +14,8 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from serving.directory.ray_hosts import observe_cluster
-from serving.domain.inventory import Slice, SliceRequest, match_slices
+from serving.domain.inventory import Slice, SliceRequest
+from serving.domain.supply.found import find_slices, match_slices
 from serving.domain.topology import slice_shape
 from serving.slices.reservation import ReservationError, reserve
 
@@ -54,7 +55,7 @@ class Holder:
         self._say(f"groups: {sorted(each['state'] for each in table.values())}")
 
     async def _two_slices(self) -> tuple[Slice, Slice]:
-        while len(free := match_slices(await observe_cluster(), WANT).free) < 2:  # noqa: ASYNC110 - Ray has no event
+        while len(free := match_slices(find_slices(await observe_cluster()), WANT).free) < 2:  # noqa: ASYNC110 - Ray has no event
             await asyncio.sleep(_POLL_S)
         return free[0], free[1]
 

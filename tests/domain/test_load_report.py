@@ -16,6 +16,10 @@ from serving.domain.load_report import (
 )
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.faults import SliceFaults
+from serving.domain.supply.found import find_slices
+from serving.domain.supply.survey import survey
+from tests.supply_builders import group_of, hosts_of, life, pods_of
 
 # As a model may be called and a life of a second slice is.
 MODEL, LIFE = "google/gemma-3:27b-it@v1+x", "engine-a#b7~2"
@@ -59,7 +63,26 @@ def test_wished_and_expected_ends_are_no_losses(cause: EndCause) -> None:
         directory_stats(Snapshot("v", (), (ended,)), 10.0, now_s=200.0)
     )
     assert fleet_report is not None
-    assert bool(fleet_report.losses) == (cause not in (EndCause.RELEASED, EndCause.EXPIRED))
+    assert bool(fleet_report.losses) == (
+        cause not in (EndCause.RELEASED, EndCause.EXPIRED, EndCause.ADOPTED)
+    )
+
+
+def test_end_of_a_slice_and_what_comes_are_those_of_the_record_of_supply() -> None:
+    hosts, booting = hosts_of("s-0"), pods_of("s-1")
+    # The agents of the engine that has it now did not tell; those of the one before did.
+    before = (replace(life("r-0", hosts, ends_at_s=9000.0), generation="v6e"),)
+    lives = (life("r-1", hosts), life("r-2", at_s=5.0), life("r-3", at_s=6.0))
+    found = find_slices(hosts, [group_of(pods_of("s-0"), booting)])
+    known = survey(found, before, SliceFaults(), {}, 10.0)
+    records = {record.incarnation: record for record in known}
+    supply = survey(found, lives, SliceFaults(), records, 20.0)
+    stats = directory_stats(Snapshot("v", lives, supply=supply), 0.0, now_s=30.0)
+    fleet_report = fleet_report_of_stats(stats)
+    assert fleet_report is not None
+    told = {each.replica_id: (each.ends_at_s, each.coming_since_s) for each in fleet_report.slices}
+    # One slice boots, and two wait: it is for the one that came first.
+    assert told == {"r-1": (9000.0, None), "r-2": (None, 10.0), "r-3": (None, None)}
 
 
 def test_old_loss_is_told_no_more() -> None:

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState, Transition
-from serving.domain.slice_records import LEASE_S, MAX_ENDED, Directory, HostRecord, SliceRecord
+from serving.domain.slice_records import (
+    LEASE_S,
+    MAX_ENDED,
+    RENEWAL_S,
+    Directory,
+    HostRecord,
+    SliceRecord,
+)
 
 DEADLINE_S = 10.0
 HOST = HostRecord(0, "node", "10.0.0.1", 4)
@@ -190,3 +197,98 @@ async def test_wait_without_a_change_returns_the_present_snapshot() -> None:
     async with asyncio.timeout(DEADLINE_S):
         snapshot = await directory.wait_change(version, timeout_s=0.01)
     assert snapshot.version == version
+
+
+# -- engines that outlive their replica --
+
+READY = replace(
+    record(state=SliceState.READY, hosts=(HOST,)),
+    engine_id="e",
+    address=("10.0.0.1", 1),
+    control=("10.0.0.1", 2),
+    fingerprint="f",
+)
+
+
+def orphaned() -> Directory:
+    directory = Directory("d")
+    directory.renew(READY, now_s=100.0)
+    directory.expire(100.0 + LEASE_S, wall_s=50.0)
+    return directory
+
+
+def test_engine_of_a_silent_replica_goes_on_being_listed() -> None:
+    snapshot = orphaned().snapshot()
+    (orphan,) = snapshot.records
+    assert orphan.is_orphan
+    assert orphan.life.reason == f"{SILENT}; the engine goes on"
+    assert replace(orphan, life=READY.life, is_orphan=False) == READY
+    assert snapshot.ended == ()
+
+
+def test_replica_that_comes_back_has_its_engine_again() -> None:
+    directory = orphaned()
+    directory.renew(READY, now_s=106.0)
+    assert directory.snapshot().records == (READY,)
+
+
+def test_replica_that_takes_the_engine_over_ends_the_life_before() -> None:
+    directory = orphaned()
+    successor = replace(READY, replica_id="s")
+    directory.renew(successor, now_s=106.0)
+    snapshot = directory.snapshot()
+    assert snapshot.records == (successor,)
+    assert [(each.replica_id, each.life.cause) for each in snapshot.ended] == [
+        ("r", EndCause.ADOPTED)
+    ]
+    # The one before was only slow, and has not learned of it yet.
+    directory.renew(READY, now_s=107.0)
+    assert directory.snapshot().records == (successor,)
+
+
+def test_engine_that_its_replica_leaves_is_an_orphan_at_once() -> None:
+    directory = Directory("d")
+    part = replace(READY, replica_id="r+1", part=1, address=None)
+    for each in (READY, part, replace(READY, replica_id="other", engine_id="o")):
+        directory.renew(each, now_s=100.0)
+    directory.hand_on("r")
+    records = {each.replica_id: each.is_orphan for each in directory.snapshot().records}
+    assert records == {"r": True, "r+1": True, "other": False}
+
+
+def test_orphan_that_ends_is_among_the_ended() -> None:
+    directory = orphaned()
+    directory.end_orphan("r", EndCause.UNHEALTHY, "its process is gone", wall_s=60.0)
+    directory.end_orphan("r", EndCause.UNHEALTHY, "once more", wall_s=61.0)
+    snapshot = directory.snapshot()
+    assert snapshot.records == ()
+    (over,) = snapshot.ended
+    assert (over.life.cause, over.life.reason) == (EndCause.UNHEALTHY, "its process is gone")
+    assert not over.is_orphan
+
+
+def test_replicas_that_are_late_are_known_before_their_lease_ends() -> None:
+    directory = Directory("d")
+    directory.renew(READY, now_s=100.0)
+    assert directory.late(100.0 + 2 * RENEWAL_S) == ()
+    assert directory.lives(100.0 + 2 * RENEWAL_S) == (READY,)
+    assert directory.late(100.1 + 2 * RENEWAL_S) == (READY,)
+    # It is only slow, as far as anybody knows.
+    assert directory.lives(102.5) == (READY,)
+
+
+def test_successor_that_is_there_before_the_lease_has_run_out_needs_no_other_slice() -> None:
+    directory = Directory("d")
+    directory.renew(READY, now_s=100.0)
+    waits = replace(record("s", SliceState.REQUESTED), fingerprint="f")
+    directory.renew(waits, now_s=102.5)
+    assert directory.lives(102.5) == (replace(READY, is_orphan=True), waits)
+    assert directory.snapshot().records == (READY, waits)
+    directory.renew(replace(waits, fingerprint="of a new version"), now_s=102.5)
+    assert READY in directory.lives(102.5)
+
+
+def test_last_word_of_a_replica_ends_its_orphan_too() -> None:
+    directory = orphaned()
+    directory.end(ended(READY, EndCause.RELEASED, 60.0, "the replica is leaving"))
+    assert directory.snapshot().records == ()

@@ -2,7 +2,7 @@
 
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord
-from serving.domain.succession import REPORT_WAIT_S, num_successors, reason_to_wait
+from serving.domain.supply.succession import REPORT_WAIT_S, num_successors, reason_to_wait
 
 
 def record(replica_id: str, state: SliceState, at_s: float = 0.0, **changes: object) -> SliceRecord:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +25,8 @@ import yaml
 from deployments.serve import child_environment, free_ports
 from deployments.simulation.control import call
 from tests.interrupts import heed_interrupts
+
+from .answers import Answers
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 270.0
@@ -96,7 +98,7 @@ def serve_config(args: Mapping[str, Any], port: int, host: str = "127.0.0.1") ->
     }
 
 
-class RunningApplication:
+class RunningApplication(Answers):
     """One application, from its start to the end of its last process. A context manager.
 
     `through` is the command that starts it: `serve` (`serve run FILE`), `slicewise` (`slicewise
@@ -117,14 +119,13 @@ class RunningApplication:
         self.plan = plan
         self.args = dict(args)
         self.port = free_ports(1)[0]
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        super().__init__(f"http://127.0.0.1:{self.port}", api_key)
         # Ray's and HAProxy's sockets lie below it, and their paths have to be short.
         self.folder = Path(tempfile.mkdtemp(prefix="sw-" if through == "serve" else "s-"))
         self.config_path = self.folder / "serve_config.yaml"
         self.plan_path = self.folder / "cluster.yaml"
         self.control_socket = self.folder / "c" / "control.sock"
         self.log_path = self.folder / "output.log"
-        self.api_key = api_key
         self._through = through
         self._options = tuple(options)
         self._environment = dict(environment or {})
@@ -230,33 +231,6 @@ class RunningApplication:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- what it says --
-
-    def fleet(self) -> dict[str, Any]:
-        """`/fleet` at this moment."""
-        headers = {"Authorization": f"Bearer {self.api_key}"}
-        # Plain HTTP: without `verify` every call would read all root certificates anew.
-        answer = httpx.get(f"{self.base_url}/fleet", headers=headers, timeout=5, verify=False)
-        answer.raise_for_status()
-        fleet: dict[str, Any] = answer.json()
-        return fleet
-
-    def wait_fleet(
-        self, is_so: Callable[[dict[str, Any]], bool], timeout_s: float = 10.0
-    ) -> dict[str, Any]:
-        """Waits until `/fleet` is as wanted; a gateway that is away for a moment is asked again."""
-        deadline_s = time.monotonic() + timeout_s
-        fleet: dict[str, Any] | None = None
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                fleet = self.fleet()
-                if is_so(fleet):
-                    return fleet
-            assert time.monotonic() < deadline_s, f"not so within {timeout_s:g} s: {fleet}"
-            time.sleep(_POLL_S / 2)
-
-    def wait_idle(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Waits until nothing is in flight anywhere."""
-        return self.wait_fleet(is_idle, timeout_s)
 
     def log_text(self) -> str:
         """What the command has printed."""
@@ -369,15 +343,6 @@ def engine_ids(fleet: Mapping[str, Any]) -> set[str]:
         for engine in model["engines"]
         if engine["linked"]
     }
-
-
-def is_idle(fleet: Mapping[str, Any]) -> bool:
-    """Whether no request is in flight: in frontends, in the fleet client, on engines."""
-    return all(
-        model["in_flight"] == model["frontend_in_flight"] == model["waiting"] == 0
-        and all(engine.get("num_running", 0) == 0 for engine in model["engines"])
-        for model in fleet["models"]
-    )
 
 
 def title(process: psutil.Process) -> str:

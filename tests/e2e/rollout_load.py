@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from .streams import Answer, Request, client_of
 
 # A busy machine starts six Ray nodes in minutes.
 START_S = 400.0
+# Of an answer's end: no two places of a few hundred letters have so many in common.
+_STOP_LETTERS = 8
 
 
 @contextlib.contextmanager
@@ -36,6 +38,19 @@ def patiently(application: RunningApplication) -> Iterator[RunningApplication]:
 def prompt_of(number: int) -> list[int]:
     """As tokens: then nobody's tokenizer adds any."""
     return list(f"Stream {number}".encode())
+
+
+def letters_of(tokens: Sequence[int]) -> str:
+    """The text of an answer's tokens: each is a letter."""
+    return "".join(chr(ord("a") + token - LETTERS[0]) for token in tokens)
+
+
+def stop_of(number: int, num_tokens: int, seed: int) -> str:
+    """A text that stands at the end of the first `num_tokens` of an answer, and nowhere before."""
+    text = letters_of(paced_tokens(prompt_of(number), num_tokens, LETTERS, seed))
+    stop = text[-_STOP_LETTERS:]
+    assert text.find(stop) == num_tokens - _STOP_LETTERS, "it stands in the answer twice"
+    return stop
 
 
 def seeds_of(number: int, answer: Answer, num_tokens: int, seeds: tuple[int, ...]) -> list[int]:
@@ -61,7 +76,11 @@ class Outcome:
 
 
 class StreamLoad(threading.Thread):
-    """Keeps `width` streams open until it is finished, one after the other in each place."""
+    """Keeps `width` streams open until it is finished, one after the other in each place.
+
+    With a `bound` that many tokens are asked for, and answers end after `num_tokens` all the same,
+    by a stop text: nobody who looks at the bound can tell that they will end soon.
+    """
 
     def __init__(
         self,
@@ -72,9 +91,13 @@ class StreamLoad(threading.Thread):
         num_tokens: int,
         seeds: tuple[int, ...],
         num_users: int = 0,
+        bound: int | None = None,
+        api_key: str = "none",
     ) -> None:
         super().__init__(daemon=True)
         self.outcome = Outcome()
+        self._bound = bound
+        self._api_key = api_key
         self._base_url = base_url
         self._model = model
         self._width = width
@@ -95,7 +118,7 @@ class StreamLoad(threading.Thread):
         return self.outcome
 
     async def _run(self) -> None:
-        async with client_of(self._base_url) as client:
+        async with client_of(self._base_url, self._api_key) as client:
 
             async def place() -> None:
                 while not self._ending.is_set():
@@ -114,6 +137,9 @@ class StreamLoad(threading.Thread):
             "ignore_eos": True,
             "return_token_ids": True,
         }
+        if self._bound is not None:
+            stops = [stop_of(number, self._num_tokens, seed) for seed in self._seeds]
+            body |= {"max_tokens": self._bound, "stop": stops, "include_stop_str_in_output": True}
         if self._num_users:
             body["user"] = f"user-{number % self._num_users}"
         return Request("/v1/completions", body)

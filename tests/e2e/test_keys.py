@@ -1,4 +1,4 @@
-"""API keys: every route but `/health` asks for one, and no key is shown anywhere."""
+"""API keys: every route but those of probes asks for one, and no key is shown anywhere."""
 
 import anthropic
 import httpx
@@ -42,8 +42,12 @@ def test_route_without_a_valid_key_is_401(
     assert kind == ("authentication_error" if is_anthropic else "invalid_request_error")
 
 
-def test_health_needs_no_key(keyed_application: RunningApplication) -> None:
+def test_probes_need_no_key_and_an_engine_makes_the_cluster_ready(
+    keyed_application: RunningApplication,
+) -> None:
     assert httpx.get(f"{keyed_application.base_url}/health").status_code == 200
+    ready = httpx.get(f"{keyed_application.base_url}/ready")
+    assert (ready.status_code, ready.text) == (200, "engines take requests\n")
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["first", "second"])

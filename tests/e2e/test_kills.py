@@ -213,10 +213,22 @@ def survive(application: RunningApplication, undisturbed: list[Answer], plan: Pl
         num_resumes_before = num_resumes(application.fleet())
         line = kill_and_compare(application, undisturbed, plan)
         moved = num_resumes(application.fleet()) - num_resumes_before
-        # A killed replica's engine host works on until Ray has ended it: then nothing has to move.
-        if moved or plan.kill == Kill.SLICE_REPLICA:
+        if plan.kill == Kill.SLICE_REPLICA:
+            assert moved == 0
+            return line
+        if moved:
             return f"{line}, {moved} requests moved"
     pytest.fail(f"{plan.kill}: the streams had ended each time before the client saw them begin")
+
+
+def replicas(fleet: dict[str, Any]) -> set[str]:
+    return {row["replica_id"] for row in fleet["slices"] if row["state"] == "ready"}
+
+
+def engines(application: RunningApplication) -> set[int]:
+    """The processes of engines that would be new ones if an engine had been loaded again."""
+    roles = (Role.ENGINE_HOST, Role.ENGINE_CORE, Role.ENGINE_WORKER)
+    return {process.pid for role in roles for process in application.processes(role)}
 
 
 def num_resumes(fleet: dict[str, Any]) -> int:
@@ -248,6 +260,28 @@ def kill_and_compare(application: RunningApplication, undisturbed: list[Answer],
         wait_ended(victim)
 
 
+def test_killed_replica_leaves_its_engine_to_the_next_one(
+    demo_application: RunningApplication,
+    undisturbed: list[Answer],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two real vLLM engines, of which none is loaded again and none loses a request."""
+    had, before = replicas(demo_application.fleet()), engines(demo_application)
+    assert len(before) >= 4
+    line = survive(demo_application, undisturbed, Plan.from_seed(5, Kill.SLICE_REPLICA))
+    fleet = demo_application.wait_fleet(
+        lambda fleet: len(replicas(fleet) & had) == 1 and len(replicas(fleet)) == 2,
+        REPLACEMENT_TIMEOUT_S,
+    )
+    (new,) = replicas(fleet) - had
+    (old,) = had - replicas(fleet)
+    history = next(row["history"] for row in fleet["slices"] if row["replica_id"] == new)
+    assert f"took over the engine of {old}" in history[-1]["reason"]
+    assert engines(demo_application) == before
+    adopted_s = history[-1]["at_s"] - history[0]["at_s"]
+    report(capsys, f"{line}; adopted {adopted_s:.1f} s after the next replica began")
+
+
 def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
     with capsys.disabled():
         sys.stdout.write(f"\n    {line}\n")
@@ -263,8 +297,8 @@ def test_undisturbed_streams_repeat_exactly(
     )
 
 
-# Each costs the start of a new engine. `make test` has a SIGKILL, a SIGTERM and a SIGSTOP; the
-# other processes and signals are long tests.
+# Each but a killed replica costs the start of a new engine. `make test` has a SIGKILL, a SIGTERM
+# and a SIGSTOP; the other processes and signals are long tests.
 ALWAYS_TRIED = {Kill.ENGINE_HOST, Kill.CORE_TERMINATED, Kill.HANG}
 
 

@@ -13,7 +13,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 
-from .application import RunningApplication, engine_ids, is_idle
+from .answers import is_idle
+from .application import RunningApplication, engine_ids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 

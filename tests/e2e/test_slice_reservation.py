@@ -127,7 +127,8 @@ def test_more_replicas_than_slices_wait_and_are_cancelled_within_five_seconds(
     replicas = application.processes(Role.SLICE_REPLICA)
     _, alive = psutil.wait_procs(replicas, timeout=5)
     assert len(alive) == 2
-    assert sorted(map(str, standing_groups())) == sorted(map(str, groups_before))
+    # One may have begun to take a slice out of its quarantine; the directory finds what it left.
+    wait_until(lambda: sorted(map(str, standing_groups())) == sorted(map(str, groups_before)), 60.0)
     application.wait_fleet(is_ready, READY_S)
     assert {row["replica_id"] for row in slices(application)} == held
 
@@ -149,7 +150,7 @@ def test_nothing_leaks_whoever_is_killed(application: RunningApplication) -> Non
     application.wait_fleet(is_ready, READY_S)
     names = sorted(row["name"] for row in slices(application))
     assert len(set(names)) == 2
-    wait_until(lambda: len(standing_groups()) == num_groups, 30.0)
+    wait_until(lambda: len(standing_groups()) == num_groups, 60.0)
     held = {frozenset(host["node_id"] for host in row["hosts"]) for row in slices(application)}
     assert {frozenset(group.values()) for group in standing_groups()} == held
     free = free_chips()

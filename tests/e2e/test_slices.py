@@ -15,10 +15,11 @@ import httpx
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
+from ray._raylet import GcsClient
 from ray.util.placement_group import placement_group_table
 
+from autoscaling.provisioning.directory import DirectoryRoad
 from autoscaling.provisioning.errors import RecordsUnavailableError
-from autoscaling.provisioning.sidecar import DirectoryRecords
 from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 from .application import RunningApplication, application_args, linked_engines, paced_model
@@ -231,15 +232,17 @@ def test_each_replica_owns_one_whole_slice_bundle_by_host(
 async def test_provisioner_reads_this_directory_and_knows_one_that_is_not_there(
     cluster: None,
 ) -> None:
-    records = await DirectoryRecords("slicewise")()
-    assert sorted(str(record.life.slice_name) for record in records) == [
-        "kept-0",
-        "spot-0",
-        "spot-1",
-    ]
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    report = await DirectoryRoad(gcs, "slicewise").read_supply()
+    assert {record.name: str(record.state) for record in report.slices} == dict.fromkeys(
+        ("kept-0", "spot-0", "spot-1"), "held"
+    )
+    assert {record.compute_class for record in report.slices} == {"reserved", "spot"}
+    assert all(record.holder is not None for record in report.slices)
+    assert report.waiting == ()
     # Not the same as a directory without records.
-    with pytest.raises(RecordsUnavailableError, match="directory of application another"):
-        await DirectoryRecords("another")()
+    with pytest.raises(RecordsUnavailableError, match="no directory of another has reported"):
+        await DirectoryRoad(gcs, "another").read_supply()
 
 
 def test_states_of_every_slice_sum_to_its_lifetime(application: RunningApplication) -> None:
@@ -363,6 +366,9 @@ def test_slice_whose_run_is_over_expires_and_is_replaced() -> None:
     args = application_args(paced_model(deployments=[deployment]), compute_classes=[flex_start])
     with RunningApplication(args, through="sim", plan=plan) as running:
         since_s = running.fleet()["slices"][0]["history"][0]["at_s"]
+        # Counted from the start of the host, which was before its replica had it.
+        (supply,) = running.fleet()["supply"]
+        assert 0 < supply["run_ends_in_s"] < since_s + 60 - time.time()
         fleet = running.wait_fleet(lambda fleet: bool(fleet["ended"]), 90.0)
         row = fleet["ended"][0]
         assert (row["name"], row["cause"]) == ("flex-0", "expired")

@@ -178,7 +178,7 @@ async def test_spec_with_a_pace_starts_the_paced_engine() -> None:
 
 async def test_request_on_its_way_when_the_engine_is_told_to_drain_is_answered() -> None:
     """A gateway has let it in, and not sent it yet, when it hears that the engine drains."""
-    actor = EngineHostActor(replace(SPEC, listens_on_loopback=True), SECRET)
+    actor = EngineHostActor(replace(SPEC, listens_on_loopback=True), SECRET, "0" * 36)
     peer = Peer()
     try:
         async with asyncio.timeout(DEADLINE_S):

@@ -30,6 +30,13 @@ async def test_stage_of_a_process_below_arrives() -> None:
     assert PIPE_VARIABLE not in os.environ
 
 
+async def test_stage_told_while_the_loop_is_busy_arrives_before_the_end() -> None:
+    heard: list[LoadStage] = []
+    with stages_reported_to(heard.append):
+        report_stage(LoadStage.COMPILING)
+    assert heard == [LoadStage.COMPILING]
+
+
 async def test_worker_tells_before_it_measures_its_memory() -> None:
     heard: asyncio.Queue[LoadStage] = asyncio.Queue()
 

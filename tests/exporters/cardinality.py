@@ -96,6 +96,8 @@ def _series_on_a_page(metric: Metric, size: FleetSize) -> int:
         Scope.GATEWAY: 1,
         Scope.MODEL: size.num_models,
         Scope.CLASS: size.num_models * size.classes_per_model,
+        # No more classes than if no two models shared one.
+        Scope.SUPPLY: size.num_models * size.classes_per_model,
         Scope.SLICE: size.num_slices,
         Scope.ENGINE: size.num_slices,
     }

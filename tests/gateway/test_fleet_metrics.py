@@ -2,11 +2,14 @@
 
 from prometheus_client.registry import Collector
 
+from serving.directory.supply_book import SupplyBook
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.faults import SliceFaults
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
 from serving.ledger.endings import Endings
+from tests.supply_builders import group_of, hosts_of, pods_of
 
 NOW_S = 1000.0
 
@@ -54,7 +57,9 @@ def test_slice_says_how_long_it_is_in_its_state() -> None:
     )
     endings = Endings(0.0)
     endings.observe(Snapshot("1", records))
-    collector = SliceCollector(lambda: records, endings, {("chat", "spot"): 900.0}, lambda: NOW_S)
+    collector = SliceCollector(
+        lambda: Snapshot("1", records), endings, {("chat", "spot"): 900.0}, lambda: NOW_S
+    )
     assert samples(collector, "slicewise_slice_state_seconds") == {
         ("spot-0", "spot", "ready"): 600.0,
         ("spot-1", "spot", "loading"): 0.0,
@@ -65,9 +70,28 @@ def test_slice_says_how_long_it_is_in_its_state() -> None:
 
 
 def test_replicas_without_a_slice_show_the_longest_of_their_waits() -> None:
-    records = [record(SliceState.PROVISIONING, at_s) for at_s in (700.0, 300.0, 900.0)]
-    collector = SliceCollector(lambda: records, Endings(0.0), {}, lambda: NOW_S)
+    waits = Snapshot(
+        "1", tuple(record(SliceState.PROVISIONING, at_s) for at_s in (700.0, 300.0, 900.0))
+    )
+    collector = SliceCollector(lambda: waits, Endings(0.0), {}, lambda: NOW_S)
     assert samples(collector, "slicewise_slice_state_seconds") == {("spot", "provisioning"): 700.0}
+
+
+def test_supply_is_counted_by_class_and_state_whoever_has_it() -> None:
+    hosts = [*hosts_of("s-0"), *hosts_of("s-1", num_free_chips=0)]
+    book = SupplyBook(SliceFaults())
+    group = group_of(pods_of("s-0"), pods_of("s-1"), pods_of("s-2", machine=None))
+    book.look(hosts, [group], [], 1.0)
+    fleet = Snapshot("1", supply=book.records)
+    collector = SliceCollector(lambda: fleet, Endings(0.0), {}, lambda: NOW_S)
+    counts = samples(collector, "slicewise_supply_slices")
+    assert {key: count for key, count in counts.items() if count} == {
+        ("spot", "free"): 1,
+        ("spot", "leased"): 1,
+        ("spot", "pending"): 1,
+    }
+    # What is not there is at 0, for who alerts on it.
+    assert counts["spot", "condemned"] == 0
 
 
 def test_plan_is_shown_with_what_it_refuses_and_zero_where_it_refuses_nothing() -> None:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from serving.directory.supply_book import SupplyBook
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
+from serving.domain.supply.faults import SliceFaults
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
     GatewayView,
@@ -16,6 +18,7 @@ from serving.gateway.reports.fleet_view import (
     describe_plans,
 )
 from serving.link.messages import EngineLoad
+from tests.supply_builders import group_of, hosts_of, life, pods_of
 
 NOW_S = 1000.0
 HOSTS = tuple(
@@ -71,6 +74,7 @@ def test_gateway_and_model_say_who_they_are() -> None:
         "gateway": {"id": "gw", "uptime_s": 600.0},
         "models": [{"name": "demo", "waiting": 5, "in_flight": 8, "engines": []}],
         "slices": [],
+        "supply": [],
         "ended": [],
         "autoscaling": None,
     }
@@ -310,3 +314,23 @@ def test_fleet_carries_what_is_planned() -> None:
     plans = describe_plans(None, NOW_S)
     fleet = describe_fleet(GatewayView("gw", NOW_S), [], Snapshot("v"), NOW_S, plans)
     assert fleet["autoscaling"] == plans
+
+
+def test_every_slice_that_exists_is_shown_whoever_has_it() -> None:
+    held = hosts_of("s-0", num_free_chips=0)
+    book = SupplyBook(SliceFaults())
+    group = group_of(pods_of("s-0"), pods_of("s-1", machine=None))
+    book.look(held, [group], [life("r1", held)], NOW_S - 5.0)
+    gateway = GatewayView("g-1", NOW_S)
+    snapshot = Snapshot("v", supply=book.records)
+    first, second = describe_fleet(gateway, (), snapshot, NOW_S)["supply"]
+    assert (first["name"], first["state"], first["replica_id"]) == ("s-0", "held", "r1")
+    assert first["hosts"][1] == {
+        "worker_id": 1,
+        "pod": "s-0-pod-1",
+        "machine": "machine-of-s-0-1",
+        "node_id": "node-of-s-0-pod-1",
+        "address": "address-of-s-0-pod-1",
+    }
+    assert (second["state"], second["since_s"]) == ("pending", 5.0)
+    assert second["reason"] == "host 0 has no machine yet"

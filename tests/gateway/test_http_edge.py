@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,10 +18,12 @@ from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
+from serving.gateway.edge.readiness import Readiness
 from serving.gateway.routing import CanaryView
 
 DEADLINE_S = 10.0
 MAX_BODY_BYTES = 1000
+READY = Readiness(is_ready=True, reason="engines take requests")
 
 
 class EchoFrontend:
@@ -70,7 +72,11 @@ class EchoFrontend:
         await send({"type": "http.response.body", "body": text[5:]})
 
 
-def edge_over(*frontends: EchoFrontend, keys: tuple[str, ...] | ApiKeys = ()) -> HttpEdge:
+def edge_over(
+    *frontends: EchoFrontend,
+    keys: tuple[str, ...] | ApiKeys = (),
+    readiness: Callable[[], Readiness] = lambda: READY,
+) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
     return HttpEdge(
         models,
@@ -78,6 +84,7 @@ def edge_over(*frontends: EchoFrontend, keys: tuple[str, ...] | ApiKeys = ()) ->
         render_metrics=lambda _accept: asyncio.sleep(0, (b"up 1\n", "text/plain; version=0.0.4")),
         describe_fleet=lambda: {"models": []},
         ask_dashboard=ask_dashboard,
+        readiness=readiness,
     )
 
 
@@ -201,6 +208,15 @@ async def test_own_routes_answer() -> None:
     assert health.status_code == 200
 
 
+async def test_ready_is_503_with_the_reason_until_the_gateway_is_ready() -> None:
+    answers = [Readiness(is_ready=True, reason="engines take requests")]
+    answers += [Readiness(is_ready=False, reason="no engine has been ready yet")]
+    async with client_of(edge_over(EchoFrontend("one"), readiness=answers.pop)) as client:
+        before, after = await client.get("/ready"), await client.get("/ready")
+    assert (before.status_code, before.text) == (503, "no engine has been ready yet\n")
+    assert (after.status_code, after.text) == (200, "engines take requests\n")
+
+
 # -- the fleet, for programs and for people --
 
 CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -285,6 +301,7 @@ async def test_page_without_a_dashboard_is_503_with_the_reason_and_all_else_goes
         render_metrics=lambda _accept: asyncio.sleep(0, (b"", "text/plain")),
         describe_fleet=lambda: {"models": []},
         ask_dashboard=nobody,
+        readiness=lambda: READY,
     )
     async with client_of(edge) as client:
         page = await client.get("/fleet", headers={"Accept": CHROMIUM})
@@ -334,14 +351,15 @@ async def test_errors_of_the_messages_route_have_anthropics_shape() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/metrics", "/fleet", "/v1/chat/completions", "/no/such/route"]
 )
-async def test_every_route_but_health_needs_a_key(path: str) -> None:
+async def test_every_route_but_those_of_probes_needs_a_key(path: str) -> None:
     edge = edge_over(EchoFrontend("one"), keys=("k1",))
     async with client_of(edge) as client:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             answer = await client.post(path, json={"model": "one"}, headers=headers)
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert answer.json()["error"]["code"] == "invalid_api_key"
-        assert (await client.get("/health")).status_code == 200
+        for open_path in ("/health", "/ready"):
+            assert (await client.get(open_path)).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{"Authorization": "Bearer k2"}, {"x-api-key": "k2"}])

@@ -29,7 +29,7 @@ from serving.telemetry.otlp import OtlpTracer
 from serving.telemetry.spans import NO_TRACER, Tracer
 from tests.telemetry.collector import Collector, collecting, tracer_to
 
-from .test_http_edge import ask_dashboard, client_of, post_scope
+from .test_http_edge import READY, ask_dashboard, client_of, post_scope
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -73,6 +73,7 @@ class Stage:
             lambda accept: render_metrics([metrics], "gw", accept),
             lambda: {},
             ask_dashboard,
+            lambda: READY,
             tracer=tracer,
         )
         metrics.register(ServingCollector({"demo": model}, self.edge.metrics))

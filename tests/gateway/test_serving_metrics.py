@@ -13,7 +13,7 @@ from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.served_model import ServedModel
 
 from .engines import ScriptedLink
-from .test_http_edge import ask_dashboard, client_of
+from .test_http_edge import READY, ask_dashboard, client_of
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -43,6 +43,7 @@ async def test_times_of_a_request_reach_through_vllms_frontend(
         lambda _accept: asyncio.sleep(0, (b"", "")),
         lambda: {},
         ask_dashboard,
+        lambda: READY,
     )
     body = {"model": "demo", "prompt": [5, 6], "max_tokens": 4, "stream": is_streamed}
     async with asyncio.timeout(DEADLINE_S), client_of(edge) as client:

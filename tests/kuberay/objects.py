@@ -5,10 +5,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from autoscaling.provisioning.raycluster import (
-    CLUSTER_LABEL,
-    GROUP_LABEL,
-    NODE_TYPE_LABEL,
-    REPLICA_INDEX_LABEL,
     REPLICA_NAME_LABEL,
 )
 from serving.domain.gke_names import (
@@ -22,11 +18,12 @@ from serving.domain.gke_names import (
 )
 from serving.domain.topology import SliceShape
 
-from .webhook import admit
+from .ray_pods import worker_pod
+from .webhook import admitted
 
 RAYCLUSTER = "llm-tpu-raycluster"
 RAYSERVICE = "llm-tpu"
-HEAD_POD = f"{RAYCLUSTER}-head"
+HEAD_ACCOUNT = "llm-tpu-head"
 
 _numbers = itertools.count()
 
@@ -72,7 +69,11 @@ def worker_group(
                     GKE_ACCELERATOR: shape.gke_accelerator,
                     GKE_TOPOLOGY: shape.topology,
                 },
-                "containers": [{"name": "ray-worker", "resources": {"limits": limits}}],
+                # As GKE adds them to pods that ask for chips.
+                "tolerations": [{"key": GKE_CHIPS, "operator": "Exists"}],
+                "containers": [
+                    {"name": "ray-worker", "image": "none", "resources": {"limits": limits}}
+                ],
             },
         },
     }
@@ -85,7 +86,8 @@ def raycluster(
     is_of_service: bool = False,
 ) -> dict[str, Any]:
     """A RayCluster with these worker groups."""
-    head = {"name": "ray-head", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
+    limits = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    head = {"name": "ray-head", "image": "none", "resources": limits}
     metadata: dict[str, Any] = {"name": RAYCLUSTER, "namespace": "serving"}
     if is_of_service:
         owner = {"apiVersion": "ray.io/v1", "kind": "RayService", "name": RAYSERVICE, "uid": "1"}
@@ -100,7 +102,7 @@ def raycluster(
             "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": idle_timeout_s},
             "headGroupSpec": {
                 "rayStartParams": {"num-cpus": "1"},
-                "template": {"spec": {"containers": [head]}},
+                "template": {"spec": {"serviceAccountName": HEAD_ACCOUNT, "containers": [head]}},
             },
             "workerGroupSpecs": list(groups),
         },
@@ -123,55 +125,26 @@ def rayservice(
     }
 
 
-def head_pod() -> dict[str, Any]:
-    """The pod of the head, which runs."""
-    labels = {CLUSTER_LABEL: RAYCLUSTER, NODE_TYPE_LABEL: "head", GROUP_LABEL: "headgroup"}
-    status = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [running_container()]}
-    return {"metadata": {"name": HEAD_POD, "labels": labels}, "status": status}
-
-
 def replica_pods(
     group: dict[str, Any], index: int, others: Iterable[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The pods of a new replica, without nodes yet; named, numbered and labelled as on GKE.
+    """The pods of a new replica, without nodes yet, as KubeRay and the TPU webhook make them.
 
-    `others` are the group's pods that stay, which the TPU webhook looks at.
+    `others` are the group's pods that stay, which the webhook looks at.
     """
-    name, num_hosts = group["groupName"], group["numOfHosts"]
-    labels = group["template"].get("metadata", {}).get("labels", {}) | {
-        CLUSTER_LABEL: RAYCLUSTER,
-        NODE_TYPE_LABEL: "worker",
-        GROUP_LABEL: name,
-        REPLICA_INDEX_LABEL: str(index),
-    }
-    replica = f"{name}-{next(_numbers):05x}"
+    cluster = raycluster(group)
+    cluster["metadata"]["uid"] = "1"
+    num_hosts = group["numOfHosts"]
+    replica = f"{group['groupName']}-{next(_numbers):05x}" if num_hosts > 1 else None
     pods = []
     for host in range(num_hosts):
-        # Of a slice of one host KubeRay says neither.
-        several = {REPLICA_NAME_LABEL: replica, HOST_INDEX_LABEL: str(host)}
-        pod = {
-            "metadata": {
-                "name": f"{RAYCLUSTER}-{name}-worker-{next(_numbers):05x}",
-                "labels": labels | (several if num_hosts > 1 else {}),
-            },
-            "spec": {"containers": [{"name": "ray-worker"}]},
-            "status": {"phase": "Pending"},
-        }
-        admit(pod, others)
-        pods.append(pod)
+        pod = admitted(worker_pod(cluster, group, index, host, replica), others)
+        prefix = pod["metadata"].pop("generateName")
+        pod["metadata"]["name"] = f"{prefix}{next(_numbers):05x}"
+        pods.append(pod | {"status": {"phase": "Pending"}})
     return pods
 
 
 def replica_of(pod: dict[str, Any]) -> str:
     """The replica, which is a slice, that a pod is of: its own name where it is the only one."""
     return str(pod["metadata"]["labels"].get(REPLICA_NAME_LABEL, pod["metadata"]["name"]))
-
-
-def running_container() -> dict[str, Any]:
-    """The status of Ray's container while it runs."""
-    return {"name": "ray-worker", "state": {"running": {}}}
-
-
-def ended_container() -> dict[str, Any]:
-    """The same once Ray's process has ended."""
-    return {"name": "ray-worker", "state": {"terminated": {"exitCode": 1}}}

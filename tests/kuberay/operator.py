@@ -1,124 +1,199 @@
-"""KubeRay's operator, as far as worker groups go: which pods it deletes and creates, and when.
+"""KubeRay's operator as a client of the API server: the pods, Services and rights of RayClusters.
 
-The rules are those of KubeRay 1.7.0, `reconcileMultiHostWorkerGroup`, which the team read and wrote
-down (`reference/gke-kuberay.md`, section 6). Where the operator looks again at once, so does this
-one; otherwise it looks when something has changed.
+The shell around pure parts: `worker_groups` decides, `ray_pods` and `ray_services` say what is
+made, `status` what is said of it. RayServices are `service_controller.py`'s. One look lists what is
+there; nothing is remembered between two looks but the events that were written.
 """
 
 import logging
 import random
+import secrets
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
-from autoscaling.provisioning.raycluster import (
-    CLUSTER_LABEL,
-    GROUP_LABEL,
-    NODE_TYPE_LABEL,
-    REPLICA_INDEX_LABEL,
-)
+from control_plane.api import Api, RefusedByServerError
 
-from .objects import RAYCLUSTER, replica_of, replica_pods
-from .store import Json, Store
+from autoscaling.provisioning.raycluster import CLUSTER_LABEL, GROUP_LABEL, NODE_TYPE_LABEL
+
+from .dashboard import Dashboard
+from .events import Events, made_now
+from .ray_pods import head_pod, worker_pod
+from .ray_services import cluster_services, rights
+from .service_controller import ServiceController
+from .spec_hash import spec_hash
+from .status import cluster_status
+from .worker_groups import Deletion, look
 
 logger = logging.getLogger(__name__)
 
-# Also without a change the operator looks again; the real one after minutes.
-_RESYNC_S = 1.0
+Json = dict[str, Any]
+
+_LOOK_PERIOD_S = 0.2
+# Kubernetes makes up names from these: no vowels, so that no words come out.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_REDIS_CLEANUP = "ray.io/gcs-ft-redis-cleanup-finalizer"
+_GONE_CODES = (404, 409)
 
 
 class Operator:
-    """Keeps the pods of one RayCluster at what its groups ask for."""
+    """Keeps one namespace at what its RayClusters and RayServices ask for.
 
-    def __init__(self, store: Store, dice: random.Random) -> None:
-        self._store = store
-        self._dice = dice
+    `dashboard` answers in the place of Ray's: it takes Serve's configuration and says how the
+    applications are. `dice` name what gets a made-up name, and choose the surplus.
+    """
 
-    def step(self) -> None:
-        """Looks until there is nothing to do."""
-        while any(self._reconcile(group) for group in self._groups()):
-            pass
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        dashboard: Dashboard,
+        dice: random.Random | None = None,
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._dice = dice or random.Random(secrets.randbits(64))
+        self._events = Events(api, "raycluster-controller")
+        self._services = ServiceController(api, namespace, dashboard, self._suffix)
 
-    def _groups(self) -> list[Json]:
-        spec = self._store.get("rayclusters", RAYCLUSTER)["spec"]
-        return list(spec.get("workerGroupSpecs", ()))
+    def step(self) -> bool:
+        """One look at everything; whether anything was done."""
+        is_changed = self._services.step()
+        for cluster in self._api.list("RayCluster", self._namespace):
+            is_changed |= self._look_at(cluster)
+        return is_changed
 
-    def _reconcile(self, group: Json) -> bool:
-        """One look at one group; whether it has to look again."""
-        for name, pods in self._replicas(group).items():
-            if len(pods) < group["numOfHosts"]:
-                self._delete(name, pods, "it is incomplete")
-                return True
-        for name, pods in self._replicas(group).items():
-            if any(pod["status"]["phase"] in ("Failed", "Succeeded") for pod in pods):
-                self._delete(name, pods, "a pod of it is unhealthy")
-        if self._delete_named(group):
+    def _look_at(self, cluster: Json) -> bool:
+        if "deletionTimestamp" in cluster["metadata"]:
+            return self._let_go(cluster)
+        if self._hold(cluster):
             return True
-        return self._create_missing(group) or self._delete_surplus(group)
+        done = self._make_around(cluster)
+        # Of one moment: what is done for one group changes no other's pods.
+        pods = self._pods(cluster)
+        failure = None
+        try:
+            done |= self._make_head(cluster, pods)
+            for group in cluster["spec"].get("workerGroupSpecs", ()):
+                did, looks_again = self._look_at_group(cluster, group, pods)
+                done |= did
+                if looks_again:
+                    break
+        except RefusedByServerError as error:
+            # Groups after this one wait until it can be made.
+            failure = str(error)
+            words = f"Failed to create worker Pod for the cluster {_place(cluster)}, {failure}"
+            self._note(cluster, "FailedToCreateWorkerPod", "Create", words, is_bad=True)
+        is_told = self._tell(cluster, self._pods(cluster) if done or failure else pods, failure)
+        # What cannot be made is tried again and again, under another name each time.
+        return done or (is_told and failure is None)
 
-    def _delete_named(self, group: Json) -> bool:
-        named = set(group.get("scaleStrategy", {}).get("workersToDelete") or ())
-        doomed = {
-            name: pods
-            for name, pods in self._replicas(group).items()
-            if any(pod["metadata"]["name"] in named for pod in pods)
-        }
-        for name, pods in doomed.items():
-            self._delete(name, pods, "a pod of it is in workersToDelete")
-        return bool(doomed)
-
-    def _create_missing(self, group: Json) -> bool:
-        replicas = self._replicas(group)
-        used = {int(_label(pods[0], REPLICA_INDEX_LABEL)) for pods in replicas.values()}
-        missing = _wanted(group) - len(replicas)
-        for _ in range(missing):
-            index = min(set(range(len(used) + 1)) - used)
-            used.add(index)
-            others = [pod for pods in self._replicas(group).values() for pod in pods]
-            for pod in replica_pods(group, index, others):
-                self._store.create("pods", pod)
-            logger.info("replica_created slice=%s-%d", group["groupName"], index)
-        return missing > 0
-
-    def _delete_surplus(self, group: Json) -> bool:
-        """Only without Ray's autoscaler does the operator choose by itself."""
-        replicas = self._replicas(group)
-        surplus = len(replicas) - _wanted(group)
-        if self._has_autoscaler() or surplus <= 0:
+    def _hold(self, cluster: Json) -> bool:
+        """A cluster with Redis is not gone before Redis was cleaned up."""
+        finalizers = cluster["metadata"].get("finalizers", [])
+        if not cluster["spec"].get("gcsFaultToleranceOptions") or _REDIS_CLEANUP in finalizers:
             return False
-        for name in self._dice.sample(sorted(replicas), surplus):
-            self._delete(name, replicas[name], "surplus, chosen at random")
+        changes = {"metadata": {"finalizers": [*finalizers, _REDIS_CLEANUP]}}
+        self._api.merge(cluster, changes)
         return True
 
-    def _has_autoscaler(self) -> bool:
-        spec = self._store.get("rayclusters", RAYCLUSTER)["spec"]
-        return bool(spec.get("enableInTreeAutoscaling"))
+    def _let_go(self, cluster: Json) -> bool:
+        """Nothing is kept in Redis here, so nothing is cleaned up."""
+        if not cluster["metadata"].get("finalizers"):
+            return False
+        self._api.merge(cluster, {"metadata": {"finalizers": None}})
+        return True
 
-    def _replicas(self, group: Json) -> dict[str, list[Json]]:
-        """The group's pods by replica, without those being deleted."""
-        labels = {
-            CLUSTER_LABEL: RAYCLUSTER,
-            NODE_TYPE_LABEL: "worker",
-            GROUP_LABEL: group["groupName"],
-        }
-        replicas: dict[str, list[Json]] = {}
-        for pod in self._store.list("pods", labels):
-            if "deletionTimestamp" not in pod["metadata"]:
-                replicas.setdefault(replica_of(pod), []).append(pod)
-        return replicas
+    def _make_around(self, cluster: Json) -> bool:
+        """Rights, where the autoscaler is on, and Services."""
+        has_autoscaler = cluster["spec"].get("enableInTreeAutoscaling")
+        wanted = [*(rights(cluster) if has_autoscaler else ()), *cluster_services(cluster)]
+        done = False
+        for body in wanted:
+            kind, name = body["kind"], body["metadata"]["name"]
+            if self._api.find(kind, self._namespace, name) is None and made_now(self._api, body):
+                words = {"Role": "role", "RoleBinding": "role binding", "Service": "service"}
+                what = words.get(kind, "service account")
+                words_of = f"Created {what} {self._namespace}/{name}"
+                self._note(cluster, f"Created{kind}", "Create", words_of)
+                done = True
+        return done
 
-    def _delete(self, replica: str, pods: list[Json], reason: str) -> None:
-        """Asks for deletion; the host ends the pod and then it is gone."""
-        logger.info("replica_deleted replica=%s hosts=%d reason=%r", replica, len(pods), reason)
-        for pod in pods:
-            with self._store.edit("pods", pod["metadata"]["name"]) as stored:
-                stored["metadata"]["deletionTimestamp"] = "2026-11-20T00:00:00Z"
+    def _make_head(self, cluster: Json, pods: list[Json]) -> bool:
+        if any(_label(pod, NODE_TYPE_LABEL) == "head" for pod in pods):
+            return False
+        pod = self._api.create(head_pod(cluster, spec_hash(cluster["spec"])))
+        self._note(cluster, "CreatedHeadPod", "Create", f"Created head Pod {_place(pod)}")
+        return True
+
+    def _look_at_group(self, cluster: Json, group: Json, pods: list[Json]) -> tuple[bool, bool]:
+        """Whether anything was done, and whether the rest has to wait."""
+        members = [
+            pod
+            for pod in pods
+            if _label(pod, GROUP_LABEL) == group["groupName"]
+            and _label(pod, NODE_TYPE_LABEL) == "worker"
+        ]
+        has_autoscaler = bool(cluster["spec"].get("enableInTreeAutoscaling"))
+        step = look(group, members, has_autoscaler=has_autoscaler, dice=self._dice)
+        for deletion in step.deletions:
+            self._delete(cluster, deletion)
+        for index in step.indexes:
+            self._make_slice(cluster, group, index)
+        return bool(step.deletions or step.indexes), step.looks_again
+
+    def _make_slice(self, cluster: Json, group: Json, index: int) -> None:
+        hosts = group.get("numOfHosts", 1)
+        name = f"{group['groupName']}-{self._suffix()}" if hosts > 1 else None
+        for host in range(hosts):
+            pod = self._api.create(worker_pod(cluster, group, index, host, name))
+            words = f"Created worker Pod {_place(pod)}"
+            self._note(cluster, "CreatedWorkerPod", "Create", words)
+        logger.info("slice_made group=%s index=%d hosts=%d", group["groupName"], index, hosts)
+
+    def _delete(self, cluster: Json, deletion: Deletion) -> None:
+        """Asks for the deletion, with the pod's own grace; who is gone already is not spoken of."""
+        pod = deletion.pod
+        try:
+            self._api.delete(pod | {"apiVersion": "v1", "kind": "Pod"}, grace_s=None)
+        except RefusedByServerError as error:
+            if error.code in _GONE_CODES:
+                return
+            raise
+        words = f"Deleted worker Pod {_place(pod)}: {deletion.reason}"
+        self._note(cluster, "DeletedWorkerPod", "Delete", words)
+        logger.info("pod_deleted pod=%s reason=%r", pod["metadata"]["name"], deletion.reason)
+
+    def _tell(self, cluster: Json, pods: list[Json], failure: str | None) -> bool:
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        status = cluster_status(cluster, pods, failure, now)
+        if status == cluster.get("status"):
+            return False
+        try:
+            self._api.replace(cluster | {"status": status}, "status")
+        except RefusedByServerError as error:
+            if error.code not in _GONE_CODES:
+                raise
+        return True
+
+    def _note(
+        self, cluster: Json, reason: str, action: str, words: str, *, is_bad: bool = False
+    ) -> None:
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        self._events.note(cluster, reason, action, words, now, is_bad=is_bad)
+
+    def _pods(self, cluster: Json) -> list[Json]:
+        labels = {CLUSTER_LABEL: cluster["metadata"]["name"]}
+        return self._api.list("Pod", self._namespace, labels)
+
+    def _suffix(self) -> str:
+        return "".join(self._dice.choices(_LETTERS, k=5))
 
 
 class OperatorThread:
-    """An operator that runs by itself. A context manager."""
+    """An operator that looks by itself, again and again. A context manager."""
 
-    def __init__(self, store: Store, operator: Operator) -> None:
-        self._store = store
+    def __init__(self, operator: Operator) -> None:
         self._operator = operator
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kuberay-operator")
@@ -129,22 +204,21 @@ class OperatorThread:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(30)
 
     def _run(self) -> None:
-        version = ""
-        while not self._stopping.is_set():
-            version = self._store.wait_change(version, _RESYNC_S)
+        while not self._stopping.wait(_LOOK_PERIOD_S):
             try:
-                self._operator.step()
+                while self._operator.step() and not self._stopping.is_set():
+                    pass
             except Exception:
                 logger.exception("operator_failed")
 
 
-def _wanted(group: Json) -> int:
-    return max(group["minReplicas"], min(group["replicas"], group["maxReplicas"]))
+def _place(of: Json) -> str:
+    return f"{of['metadata']['namespace']}/{of['metadata']['name']}"
 
 
-def _label(pod: dict[str, Any], name: str) -> str:
-    value: str = pod["metadata"]["labels"][name]
+def _label(pod: Json, name: str) -> str | None:
+    value: str | None = pod["metadata"]["labels"].get(name)
     return value

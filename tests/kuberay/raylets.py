@@ -1,18 +1,27 @@
-"""Pods that are real Ray nodes: raylets on this machine with the chips and labels of a TPU host."""
+"""Pods that are real Ray nodes: raylets on this machine with the chips and labels of a TPU host.
+
+What a raylet says of itself comes from its pod alone: from the `ray start` that KubeRay wrote into
+it, from its variables, and from its node selector, by which GKE's device plugin tells a container
+the topology and type of its slice. Ray would find chips and cores by itself; this machine has none
+of the former, so they are as the command says, and one core of the latter for every pod.
+"""
 
 from typing import Any
 
 import psutil
 from ray.cluster_utils import Cluster
 
-from autoscaling.provisioning.raycluster import GROUP_LABEL
 from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
 from serving.domain.topology import Generation, SliceShape, shapes, slice_shape
 
-from .store import Json
-from .webhook import NAME, WORKER_ID, told_to
+from .start_command import start_parameters, variables_of
+from .webhook import NAME, WORKER_ID
+
+Json = dict[str, Any]
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
+# Of the pod's variables those by which a raylet says who it is. The others are for the container.
+_IDENTITY = ("RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME", NAME, WORKER_ID)
 
 
 class RayletHosts:
@@ -22,39 +31,19 @@ class RayletHosts:
         self._cluster = cluster
         self._nodes: dict[str, Any] = {}
 
-    def start(self, group: Json, pod: Json) -> None:
+    def start(self, pod: Json) -> None:
         """Starts a raylet; it registers by itself within seconds."""
-        labels = pod["metadata"]["labels"]
-        shape = _shape_of(group)
-        told = told_to(pod)
-        slice_name, worker_id = told[NAME], told[WORKER_ID]
-        # What Ray would find on a TPU host by itself; the group's own labels win, as in Ray.
-        found = {
-            "ray.io/accelerator-type": shape.ray_accelerator_type,
-            "ray.io/tpu-slice-name": slice_name,
-            "ray.io/tpu-worker-id": worker_id,
-            "ray.io/tpu-topology": shape.topology,
-            "ray.io/tpu-pod-type": shape.ray_pod_type,
-            "ray.io/node-group": labels[GROUP_LABEL],
-        }
-        resources = {
-            "TPU": shape.chips_per_host,
-            slice_name: 1,
-            f"accelerator_type:{shape.ray_accelerator_type}": 1,
-        }
-        if worker_id == "0":
-            resources[f"TPU-{shape.ray_pod_type}-head"] = 1
+        labels, resources = described(pod)
+        shape, variables = _shape_of(pod), variables_of(pod)
+        identity = {name: variables[name] for name in _IDENTITY if name in variables}
         self._nodes[pod["metadata"]["name"]] = self._cluster.add_node(
             wait=False,
             node_ip_address=pod["status"]["podIP"],
             num_cpus=1,
             resources=resources,
-            labels=found | group["labels"],
-            # What KubeRay and the TPU webhook put into the pod's environment.
+            labels=labels,
             env_vars={
-                "RAY_CLOUD_INSTANCE_ID": pod["metadata"]["name"],
-                "RAY_NODE_TYPE_NAME": labels[GROUP_LABEL],
-                **told,
+                **identity,
                 "TPU_TOPOLOGY": shape.topology,
                 "TPU_ACCELERATOR_TYPE": shape.ray_pod_type,
             },
@@ -86,6 +75,28 @@ class RayletHosts:
                 process.kill()
 
 
+def described(pod: Json) -> tuple[dict[str, str], dict[str, float]]:
+    """The labels and resources that Ray gives the node in a pod."""
+    labels, resources = start_parameters(pod)
+    variables, shape = variables_of(pod), _shape_of(pod)
+    found = {
+        "ray.io/accelerator-type": shape.ray_accelerator_type,
+        "ray.io/tpu-topology": shape.topology,
+        "ray.io/tpu-pod-type": shape.ray_pod_type,
+        "ray.io/node-group": variables["RAY_NODE_TYPE_NAME"],
+    }
+    resources[f"accelerator_type:{shape.ray_accelerator_type}"] = 1
+    # A pod that the webhook did not see is of no slice, as far as Ray can tell.
+    if NAME in variables:
+        found["ray.io/tpu-slice-name"] = variables[NAME]
+        found["ray.io/tpu-worker-id"] = variables[WORKER_ID]
+        resources[variables[NAME]] = 1
+        if variables[WORKER_ID] == "0":
+            resources[f"TPU-{shape.ray_pod_type}-head"] = 1
+    # What the command says wins over what is found, as in Ray.
+    return found | labels, resources
+
+
 def descendants(node: Any) -> list[psutil.Process]:
     """Every process of a Ray node, its workers and agents included."""
     found = []
@@ -99,11 +110,10 @@ def descendants(node: Any) -> list[psutil.Process]:
     return found
 
 
-def _shape_of(group: Json) -> SliceShape:
-    spec = group["template"]["spec"]
-    selector = spec["nodeSelector"]
+def _shape_of(pod: Json) -> SliceShape:
+    selector = pod["spec"]["nodeSelector"]
     generation = next(
         each for each in Generation if shapes(each)[0].gke_accelerator == selector[GKE_ACCELERATOR]
     )
-    chips = int(spec["containers"][0]["resources"]["limits"][GKE_CHIPS])
+    chips = int(pod["spec"]["containers"][0]["resources"]["limits"][GKE_CHIPS])
     return slice_shape(generation, selector[GKE_TOPOLOGY], chips)

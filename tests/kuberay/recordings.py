@@ -11,6 +11,7 @@ from autoscaling.provisioning.raycluster import (
     CLUSTER_LABEL,
     GROUP_LABEL,
     NODE_TYPE_LABEL,
+    decode_worker_pod,
     read_groups,
 )
 from serving.domain.gke_names import GKE_CHIPS
@@ -41,9 +42,11 @@ class Recording:
         for cluster in self.rayclusters:
             pods = self.pods_of(cluster["metadata"]["name"])
             workers = [
-                pod for pod in pods if pod["metadata"]["labels"][NODE_TYPE_LABEL] == "worker"
+                decode_worker_pod(json.dumps(pod).encode())
+                for pod in pods
+                if pod["metadata"]["labels"][NODE_TYPE_LABEL] == "worker"
             ]
-            groups, notes = read_groups(cluster, workers, [])
+            groups, notes = read_groups(cluster, workers)
             assert notes == []
             for group in groups:
                 if group.name == name:
@@ -53,7 +56,10 @@ class Recording:
     def observed(self) -> list[ObservedHost]:
         """The hosts as a replica finds them in Ray."""
         nodes = [self.ray_node(pod) for pod in self.hosts()]
-        return observe_hosts(nodes, {node["NodeID"]: node["Resources"] for node in nodes}, ())
+        free = {node["NodeID"]: node["Resources"] for node in nodes}
+        # KubeRay tells Ray each pod's name (RAY_CLOUD_INSTANCE_ID).
+        pods = {node_id(pod): pod["metadata"]["name"] for pod in self.hosts()}
+        return observe_hosts(nodes, free, (), pods)
 
     def ray_node(self, pod: Json) -> Json:
         """A recorded host as `ray.nodes()` lists it: the group's labels, and the webhook's words.

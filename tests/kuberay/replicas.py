@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from serving.directory.ray_hosts import observe_cluster
-from serving.domain.inventory import Slice, SliceRequest, match_slices
+from serving.domain.inventory import Slice, SliceRequest
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
+from serving.domain.supply.found import find_slices, match_slices
 from serving.domain.topology import SliceShape
 from serving.slices.reservation import Reservation, ReservationError, reserve
 
@@ -138,7 +139,7 @@ class Replicas:
         """A whole free slice, as soon as there is one; one replica at a time is served."""
         while True:
             async with self._taking:
-                for free in match_slices(await observe_cluster(), self._want).free:
+                for free in match_slices(find_slices(await observe_cluster()), self._want).free:
                     with contextlib.suppress(ReservationError):
                         return await reserve((free,), self.shape, 0.0)
             await asyncio.sleep(_POLL_S)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ray
+from control_plane.server import ControlPlane
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -18,6 +19,7 @@ from serving.domain.topology import slice_shape
 
 from .cluster import EmulatedCluster
 from .objects import NEVER_IDLE_S, raycluster, worker_group
+from .webhook_server import Webhook
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -29,10 +31,11 @@ _UP_S = 150.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmulatedCluster]:
+def cluster(control_plane: ControlPlane, webhook: Webhook) -> Iterator[EmulatedCluster]:
     # No idle timeout until the scenario is set up: a slice is not to go before.
     groups = [worker_group(name, SHAPE, name, max_replicas=2) for name in GROUPS]
-    with EmulatedCluster(raycluster(*groups), dict.fromkeys(GROUPS, 0.5)) as running:
+    delays: dict[str, float | None] = dict.fromkeys(GROUPS, 0.5)
+    with EmulatedCluster(control_plane, raycluster(*groups), delays) as running:
         yield running
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from control_plane.server import ControlPlane
+from ray._raylet import GcsClient
 
 from autoscaling.provisioning.fence import RayFence
-from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
@@ -24,9 +25,12 @@ from serving.config.slice_settings import slice_spec
 from serving.config.slice_spec import slice_request
 from serving.domain.slice_records import LEASE_S, SliceRecord
 
+from .book_keeper import BookKeeper
 from .cluster import EmulatedCluster
+from .listed import listing
 from .objects import RAYCLUSTER
 from .replicas import Replicas, replicas, until
+from .webhook_server import Webhook
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -45,9 +49,17 @@ def values() -> Values:
     return parse_values(raw, None)
 
 
-def rendered_cluster() -> dict[str, Any]:
-    text = render(values(), "values.yaml")["kuberay/raycluster/raycluster.yaml"]
-    body: dict[str, Any] = yaml.safe_load(text)
+def rendered_cluster() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The cluster, and the accounts and priorities that its pods name."""
+    files = render(values(), "values.yaml")
+    body: dict[str, Any] = yaml.safe_load(files["kuberay/raycluster/raycluster.yaml"])
+    others = [
+        each
+        for name, text in files.items()
+        if name.endswith(".yaml")
+        for each in yaml.safe_load_all(text)
+        if each is not None and each.get("kind") in ("ServiceAccount", "PriorityClass")
+    ]
     spec = body["spec"]
     spec["workerGroupSpecs"] = [
         # Go writes the empty struct, and Ray's provider counts on it.
@@ -55,16 +67,16 @@ def rendered_cluster() -> dict[str, Any]:
         for group in spec["workerGroupSpecs"]
         if group["groupName"] != "gateway"
     ]
-    return body
+    return body, others
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmulatedCluster]:
-    made = rendered_cluster()
+def cluster(control_plane: ControlPlane, webhook: Webhook) -> Iterator[EmulatedCluster]:
+    made, needed = rendered_cluster()
     delays: dict[str, float | None] = {
         group["groupName"]: 0.5 for group in made["spec"]["workerGroupSpecs"]
     }
-    with EmulatedCluster(made, delays) as running:
+    with EmulatedCluster(control_plane, made, delays, needed=needed) as running:
         yield running
 
 
@@ -87,11 +99,13 @@ async def test_deployments_hold_slices_of_the_rendered_groups(cluster: EmulatedC
         async def records() -> list[SliceRecord]:
             return [record for fleet in fleets for record in await fleet.records()]
 
+        keeper = BookKeeper(records)
         reconciler = Reconciler(
-            records,
-            KubeRayProvisioner(api, RAYCLUSTER),
+            keeper.read_supply,
+            listing(api, RAYCLUSTER),
             ProvisioningRules(idle_s=LEASE_S, min_change_interval_s=1.0),
-            fence=RayFence(cluster.address),
+            fence=RayFence(GcsClient(address=cluster.address)),
+            report_pods=keeper.report_pods,
             interval_s=0.5,
         )
         try:

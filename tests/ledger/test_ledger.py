@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.directory.supply_book import SupplyBook
 from serving.domain.slice_lifecycle import (
     EndCause,
     LoadStage,
@@ -15,8 +16,10 @@ from serving.domain.slice_lifecycle import (
     Transition,
 )
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.faults import SliceFaults
 from serving.ledger.ledger import MAX_UNLISTED, UNATTRIBUTED, EngineUse, Ledger, shares
 from serving.ledger.states import LedgerState, StateSpan, spans
+from tests.supply_builders import group_of, hosts_of, life, pods_of
 
 # A v6e 2x4 has 8 chips.
 CHIPS = 8
@@ -348,3 +351,30 @@ def test_states_sum_to_wall_clock_times_chips_without_a_remainder(
     assert sum(each.amount for each in ledger.chips()) == CHIPS * sum(
         each.state is not SliceState.GONE for each in fleet
     )
+
+
+def test_slice_that_nobody_has_is_counted_from_when_it_was_seen_so() -> None:
+    """Its machines are paid for, and no life counts them."""
+    surveyed = SupplyBook(SliceFaults())
+    pods = group_of(pods_of("s-0"), pods_of("s-1"), pods_of("s-2", machine=None))
+    held = hosts_of("s-1", num_free_chips=0)
+    lives = [life("r", held)]
+    ledger = Ledger(0)
+    surveyed.look(held, [pods], lives, 0.0)  # s-0 boots
+    ledger.observe(Snapshot("1", supply=surveyed.records), {}, 10_000)
+    surveyed.look([*hosts_of("s-0"), *held], [pods], lives, 10.0)
+    ledger.observe(Snapshot("2", supply=surveyed.records), {}, 14_000)
+    # Neither what a replica has, which its life counts, nor what has no machine yet.
+    assert seconds(ledger) == {LedgerState.BOOTING: 80.0, LedgerState.FREE: 32.0}
+    assert {(entry.model, entry.compute_class) for entry in ledger.totals()} == {("", "spot")}
+    (free,) = ledger.chips()
+    assert (free.state, free.amount) == (LedgerState.FREE, CHIPS)
+
+
+def test_slice_that_nobody_has_is_not_counted_twice_by_a_clock_that_goes_back() -> None:
+    surveyed = SupplyBook(SliceFaults())
+    surveyed.look(hosts_of("s-0"), [], [], 0.0)
+    ledger, snapshot = Ledger(0), Snapshot("1", supply=surveyed.records)
+    for now_ms in (10_000, 5_000, 10_000):
+        ledger.observe(snapshot, {}, now_ms)
+    assert seconds(ledger) == {LedgerState.FREE: 80.0}

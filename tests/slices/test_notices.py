@@ -97,7 +97,19 @@ def test_expiry_is_the_cause_of_what_carries_it_out(
 def test_expiry_far_away_does_not_excuse_a_lost_host() -> None:
     notices = [notice(NoticeKind.EXPIRY, NOW_S + 9999), notice(NoticeKind.HOST_LOST, None, 3)]
     order = plan_drain(notices, DRAIN_NOTICE_S, NOW_S)
-    assert order == DrainOrder(NOW_S, "host 3: host_lost of host 3", EndCause.PREEMPTED)
+    reason = "host 3: host_lost of host 3"
+    assert order == DrainOrder(NOW_S, reason, EndCause.PREEMPTED, is_lost=True)
+
+
+def test_slice_that_we_replace_ourselves_was_not_taken_away() -> None:
+    """Or the policy would hold a new image against the market."""
+    replaced = notice(NoticeKind.REPLACEMENT, NOW_S + 120)
+    order = plan_drain([replaced], DRAIN_NOTICE_S, NOW_S)
+    assert order is not None
+    assert (order.cause, order.deadline_s) == (EndCause.RELEASED, NOW_S + 120)
+    order = plan_drain([replaced, notice(NoticeKind.PREEMPTION, NOW_S + 15)], 15.0, NOW_S)
+    assert order is not None
+    assert (order.cause, order.deadline_s) == (EndCause.PREEMPTED, NOW_S + 15)
 
 
 _NOTICES = st.lists(

@@ -74,6 +74,9 @@ export const CHARTS = [
       serving: ["serving", "teal"], idle: ["idle", "grey"], draining: ["draining", "orange"],
       compiling: ["compiling", "blue", "dotted"], loading: ["loading", "blue"], probing: ["probing", "sky"],
       lost: ["lost", "red"],
+      booting: ["nobody's, booting", "sky", "dashed"], free: ["nobody's, free", "grey", "dashed"],
+      leased: ["taken, not reported", "orange", "dashed"],
+      quarantined: ["in quarantine", "red", "dotted"], condemned: ["condemned", "red", "dashed"],
       provisioning: ["wanted, not held", "purple", "dashed"],
     },
     format: compact, always: "serving", empty: "No slice is listed.",
@@ -84,7 +87,7 @@ export const CHARTS = [
   },
   {
     title: "Cost", unit: "USD per hour", series: "usd_per_hour", form: "stack", top: 1,
-    labels: { "": ["slices held, by their price", "teal"] },
+    labels: { "": ["slices, by their price", "teal"] },
     format: dollars, axisFormat: (value) => `$${compact(value)}`, empty: "No compute class has a price.",
   },
   {

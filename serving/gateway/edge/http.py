@@ -1,8 +1,8 @@
 """The HTTP edge of the gateway: it decides who may ask, for which model, with which request id.
 
 Owns keys, body limits, request ids, the choice of a model's frontend, admission before a stream
-starts, and the gateway's own routes (`/health`, `/v1/models`, `/metrics`, `/fleet`). Every other
-byte of a response is vLLM's. Prompts and answers are never logged.
+starts, and the gateway's own routes (`/health`, `/ready`, `/v1/models`, `/metrics`, `/fleet`).
+Every other byte of a response is vLLM's. Prompts and answers are never logged.
 """
 
 import time
@@ -28,6 +28,7 @@ from serving.domain.errors import (
 )
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys, presented_key
+from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.refused_fields import (
     REQUEST_ID,
     check_fields,
@@ -66,6 +67,9 @@ _MODEL_ROUTES = frozenset(
 _ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 
 _OWN_ROUTES = frozenset({"/health", "/v1/models", "/metrics", "/fleet", "/fleet/history"})
+
+# Asked by every load balancer and kubelet every few seconds, so it is neither counted nor logged.
+_READY_ROUTE = "/ready"
 
 # The same address gives people the dashboard's page. What was read with a key stays in no cache.
 _FLEET_HEADERS = {
@@ -157,6 +161,7 @@ class HttpEdge:
         render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
         describe_fleet: Callable[[], dict[str, Any]],
         ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]],
+        readiness: Callable[[], Readiness],
         tracer: Tracer = NO_TRACER,
     ) -> None:
         """Makes the edge; `render_metrics` gets the reader's `Accept` header."""
@@ -166,12 +171,17 @@ class HttpEdge:
         self._render_metrics = render_metrics
         self._describe_fleet = describe_fleet
         self._ask_dashboard = ask_dashboard
+        self._readiness = readiness
         self.metrics = EdgeMetrics()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
         if scope["type"] == "lifespan":
             await _serve_lifespan(receive, send)
+        elif scope["type"] == "http" and _path_of(scope) == _READY_ROUTE:
+            ready = self._readiness()
+            status = 200 if ready.is_ready else 503
+            await PlainTextResponse(f"{ready.reason}\n", status)(scope, receive, send)
         elif scope["type"] == "http":
             exchange = _Exchange(scope, receive, send, self.metrics)
             if self._tracer.is_on and exchange.path in _MODEL_ROUTES:
@@ -289,7 +299,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: EdgeMetrics) -> None:
         self.scope = scope
-        self.path: str = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        self.path = _path_of(scope)
         self._receive = receive
         self._send = send
         self._status: int | None = None
@@ -402,6 +412,11 @@ class _Exchange:
             self.context.answers()
             self._is_whole = not message.get("more_body", False)
         await self._send(message)
+
+
+def _path_of(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _route(path: str) -> str:

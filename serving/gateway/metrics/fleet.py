@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from serving.domain.plan_report import ModelPlan, PlanReport
 from serving.domain.slice_lifecycle import SliceState
-from serving.domain.slice_records import SliceRecord
+from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.records import SupplyRecord, SupplyState
 from serving.gateway.metrics.requests import Families
 from serving.ledger.endings import Endings
 
@@ -25,7 +26,7 @@ class SliceCollector(Collector):
 
     def __init__(
         self,
-        read: Callable[[], Iterable[SliceRecord]],
+        read: Callable[[], Snapshot],
         endings: Endings,
         patience_s: Mapping[tuple[str, str], float],
         now_s: Callable[[], float],
@@ -38,8 +39,11 @@ class SliceCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Yields the present families."""
         families = Families()
-        for labels, seconds in _longest(self._read(), self._now_s()).items():
+        snapshot = self._read()
+        for labels, seconds in _longest(snapshot.records, self._now_s()).items():
             families.add("slicewise_slice_state_seconds", dict(labels), seconds)
+        for labels, count in _supply(snapshot.supply).items():
+            families.add("slicewise_supply_slices", dict(labels), count)
         for (model, compute_class, cause), count in self._endings.counts().items():
             labels_of_end = {"model": model, "compute_class": compute_class, "cause": str(cause)}
             families.add("slicewise_slices_ended_total", labels_of_end, count)
@@ -112,3 +116,14 @@ def _longest(records: Iterable[SliceRecord], now_s: float) -> dict[_Labels, floa
         seconds = max(0.0, now_s - record.life.entered_at_s)
         longest[labels] = max(longest.get(labels, 0.0), seconds)
     return longest
+
+
+def _supply(records: Iterable[SupplyRecord]) -> dict[_Labels, int]:
+    """Returns the number of slices by compute class and state; every state of a known class."""
+    counts: dict[_Labels, int] = {}
+    for record in records:
+        compute_class = record.compute_class or ""
+        for state in SupplyState:
+            counts.setdefault((("compute_class", compute_class), ("state", str(state))), 0)
+        counts[("compute_class", compute_class), ("state", str(record.state))] += 1
+    return counts

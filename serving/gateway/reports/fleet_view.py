@@ -12,6 +12,7 @@ from typing import Any
 from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanReport
 from serving.domain.slice_lifecycle import WAITING, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.records import SupplyRecord
 from serving.link.messages import EngineLoad
 
 
@@ -76,6 +77,7 @@ def describe_fleet(
         "gateway": {"id": gateway.gateway_id, "uptime_s": _past(gateway.started_at_s, now_s)},
         "models": [_model_row(model, snapshot.records, now_s) for model in models],
         "slices": slices,
+        "supply": [_supply_row(record, now_s) for record in snapshot.supply],
         "ended": [
             _slice_row(record, None, now_s) | {"cause": str(record.life.cause)} for record in ended
         ],
@@ -204,6 +206,37 @@ def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -
             "reason": "its engine says that it drains",
         }
     return row
+
+
+def _supply_row(record: SupplyRecord, now_s: float) -> dict[str, Any]:
+    """Returns one incarnation of a slice, whoever has it."""
+    return {
+        "incarnation": record.incarnation,
+        "name": record.name,
+        "state": str(record.state),
+        "since_s": _past(record.since_s, now_s),
+        "reason": record.reason,
+        "ends_in_s": None if record.until_s is None else _past(now_s, record.until_s),
+        "run_ends_in_s": None if record.ends_at_s is None else _past(now_s, record.ends_at_s),
+        "compute_class": record.compute_class,
+        "generation": record.generation,
+        "topology": record.topology,
+        "zone": record.zone,
+        "group": record.group,
+        "num_chips": record.num_chips,
+        "num_failures": record.num_failures,
+        "replica_id": None if record.holder is None else record.holder.life_id,
+        "hosts": [
+            {
+                "worker_id": host.worker_id,
+                "pod": host.pod,
+                "machine": host.machine,
+                "node_id": host.node_id,
+                "address": host.address,
+            }
+            for host in record.hosts
+        ],
+    }
 
 
 def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:

@@ -42,6 +42,22 @@ def test_each_disappointment_counts_for_longer_up_to_a_bound() -> None:
     ]
 
 
+def test_order_whose_machines_boot_is_not_late_and_shows_that_the_class_delivers() -> None:
+    history = ClassHistory(replace(SPOT, patience_s=50.0), BACKING_OFF)
+    order = view("a", SliceState.PROVISIONING, 0)
+    boots = replace(order, coming_since_s=40.0)
+    for instant_s in range(0, 1000, 10):
+        history.observe(instant_s, [boots if instant_s >= 40 else order], [])
+        assert history.is_healthy(instant_s)
+    # It did not boot in time and is condemned: the order has waited since it was made.
+    history.observe(1000, [order], [])
+    assert not history.is_healthy(1000)
+    assert history.backoff_reason == "an order is 950 s late"
+    # Machines for it come again: nothing is late, and the back-off runs out.
+    history.observe(1010, [boots], [])
+    assert history.is_healthy(1000 + 100)
+
+
 def test_old_disappointment_is_forgiven() -> None:
     history = ClassHistory(SPOT, BACKING_OFF)
     disappoint(history, 1000)

@@ -439,6 +439,7 @@ def test_slices_that_deployments_would_take_are_counted() -> None:
     assert "ray.io/market-type=reserved" in finding.allowed
     for node in spot:
         relabel(node, market_type="reserved")
+        node["Labels"]["slicewise.io/compute-class"] = "reserved"
     assert bad(check_wanted([wanted], spot)) == []
     lose_one(spot)
     assert "host 2 of 4 is missing" in only(check_wanted([wanted], spot)).found

@@ -124,7 +124,7 @@ def test_table_is_in_chip_hours_and_prints_no_escape() -> None:
         "4.00",
         *4 * ["0.00"],
         "8.00",
-        *2 * ["0.00"],
+        *3 * ["0.00"],
         *2 * ["12.00"],
     ]
 

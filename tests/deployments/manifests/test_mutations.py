@@ -345,7 +345,7 @@ IN_CLUSTER: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda cluster: cluster["headGroupSpec"]["template"]["spec"].update(
             serviceAccountName="llm-gateway"
         ),
-        "the slice provisioner may not get, patch rayclusters (value "
+        "the slice provisioner may not list, patch, watch rayclusters (value "
         '"llm-gateway"); required: a Role with that, bound to llm-gateway',
     ),
 }
@@ -513,8 +513,37 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "HealthCheckPolicy",
         "llm",
         lambda body: body["spec"]["default"]["config"]["httpHealthCheck"].update(requestPath="/"),
-        "spec.default.config.httpHealthCheck.requestPath: a gateway answers this path only with a "
-        'key (value "/"); allowed: /-/healthz, /health',
+        "spec.default.config.httpHealthCheck.requestPath: only one path says whether the cluster "
+        'can serve, and needs no key (value "/"); allowed: /ready',
+    ),
+    "gateway that is ready with its proxy": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "gateway")["template"]["spec"]["containers"][0][
+            "readinessProbe"
+        ]["httpGet"].update(path="/-/healthz"),
+        f"{AT}.workerGroupSpecs[gateway].template.spec.containers[0].readinessProbe.httpGet.path: "
+        'requests would come before the cluster has an engine (value "/-/healthz"); allowed: '
+        "/ready",
+    ),
+    "gateway that is ended before its answers are": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "gateway")["template"]["spec"].update(
+            terminationGracePeriodSeconds=120
+        ),
+        f"{AT}.workerGroupSpecs[gateway].template.spec.terminationGracePeriodSeconds: shorter than "
+        "rollout.gateway_drain_s: answers would be cut (value 120); allowed: at least 600",
+    ),
+    "gateway that nobody tells of its end": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "gateway")["template"]["spec"]["containers"][0].pop(
+            "lifecycle"
+        ),
+        f"{AT}.workerGroupSpecs[gateway].template.spec.containers[0].lifecycle.preStop: missing: "
+        "Ray ends at the first signal, and answers would be cut; required: a command that drains "
+        "the node",
     ),
     "load balancer that asks for nothing": (
         "HealthCheckPolicy",
@@ -641,7 +670,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
     "rights": (
         "Role",
         "llm-slice-provisioner",
-        lambda body: body["rules"][1].update(verbs=["get"]),
+        lambda body: body["rules"][1].update(verbs=["list", "watch"]),
         "the slice provisioner may not patch rayclusters",
     ),
     "claims": (

@@ -6,7 +6,7 @@ import pytest
 import ray
 import yaml
 
-from autoscaling.provisioning.demand import SliceKind
+from autoscaling.provisioning.groups import SliceKind
 from autoscaling.provisioning.raycluster import read_groups
 from deployments.manifests.cluster_config import UpgradeKind
 from deployments.manifests.command import format_source, write_files
@@ -90,7 +90,7 @@ def test_serve_configuration_is_the_values_file_without_its_cluster() -> None:
 
 def test_provisioner_takes_every_rendered_group_as_it_stands() -> None:
     folder = in_memory(shipped("v6e.yaml"))
-    groups, notes = read_groups(one(folder, "RayCluster").body, [], [])
+    groups, notes = read_groups(one(folder, "RayCluster").body, [])
     assert notes == []
     asked = {group.name: (group.kind, group.num_hosts) for group in groups}
     assert asked["v6e-4x4-spot"] == (SliceKind("spot", "v6e", "4x4"), 4)
@@ -243,8 +243,8 @@ def test_pods_are_ready_when_what_they_are_for_answers() -> None:
         group["groupName"]: group["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]
         for group in groups
     }
-    # A gateway's proxy; on a host of a slice there is none, and Ray's agent answers.
-    assert asked["gateway"] == {"path": "/-/healthz", "port": 8000}
+    # Through its proxy a gateway; on a host of a slice there is none, and Ray's agent answers.
+    assert asked["gateway"] == {"path": "/ready", "port": 8000}
     assert asked["v6e-4x4-spot"] == {"path": "/api/healthz", "port": 52365}
 
 

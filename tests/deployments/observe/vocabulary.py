@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from serving.domain.errors import RequestError
 from serving.domain.slice_lifecycle import EndCause, SliceState
+from serving.domain.supply.records import SupplyState
 from serving.exporters.collector import Code
 from serving.ledger.states import LedgerState
 
@@ -35,6 +36,7 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "slicewise_slices_ended_total": {"cause": set(EndCause)},
     "class:slices_ended:increase30m": {"cause": set(EndCause)},
     "slicewise_slice_state_seconds": {"state": set(SliceState)},
+    "slicewise_supply_slices": {"state": set(SupplyState)},
     "slice:in_state:seconds": {"state": set(SliceState)},
     "slicewise_ledger_chips": {"state": set(LedgerState)},
     "class:ledger_chips:max": {"state": set(LedgerState)},

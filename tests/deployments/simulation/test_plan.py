@@ -15,7 +15,8 @@ from deployments.simulation.plan import (
     parse_plan,
 )
 from serving.domain.errors import ConfigError
-from serving.domain.inventory import SliceRequest, match_slices, observe_hosts
+from serving.domain.inventory import SliceRequest, observe_hosts
+from serving.domain.supply.found import find_slices, match_slices
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deployments" / "sim" / "cluster.yaml"
 SPOT = {"name": "spot", "compute_class": "spot", "generation": "v6e", "topology": "4x4"}
@@ -68,7 +69,7 @@ def test_hosts_are_what_a_replica_looks_for() -> None:
     ]
     available = {str(node["NodeID"]): {"TPU": 4.0} for node in nodes}
     want = SliceRequest("spot", "v6e-8", "2x4", 2, 4, {"ray.io/market-type": "spot"})
-    found = match_slices(observe_hosts(nodes, available, ()), want)
+    found = match_slices(find_slices(observe_hosts(nodes, available, ())), want)
     assert [each.name for each in found.free] == ["spot-0"]
 
 

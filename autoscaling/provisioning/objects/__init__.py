@@ -1,0 +1,1 @@
+"""The Kubernetes objects that plans need: read once, or kept current by a watch."""

@@ -1,0 +1,1 @@
+"""Says what applying manifests would do to the cluster that runs, before anything is done."""

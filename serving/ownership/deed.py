@@ -1,0 +1,58 @@
+"""What the owner of an engine leaves to its successor: the engine, its slices and their agents.
+
+The engine host keeps it as bytes. Owns its form. Pure.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from serving.domain.inventory import Slice
+from serving.domain.slice_records import HostRecord
+
+
+class DeedError(ValueError):
+    """The deed is not in this version's form, because another version wrote it. Take a slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeedSlice:
+    """One of the slices: its hosts, and the address of each one's agent, by worker id."""
+
+    whole: Slice
+    hosts: tuple[HostRecord, ...]
+    agents: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeed:
+    """The engine and its slices; without slices, on the class `local`, `group_id` is `None`.
+
+    `address` is that of the engine's link. `actor` is the name of the engine host in Ray.
+    """
+
+    engine_id: str
+    address: tuple[str, int]
+    actor: str
+    group_id: str | None
+    slices: tuple[DeedSlice, ...]
+
+
+_DEED = TypeAdapter(EngineDeed)
+
+
+def encode_deed(deed: EngineDeed) -> bytes:
+    """Returns the deed as it is stored."""
+    return _DEED.dump_json(deed)
+
+
+def decode_deed(text: bytes) -> EngineDeed:
+    """Returns the stored deed.
+
+    Raises:
+        DeedError: another version wrote it.
+    """
+    try:
+        return _DEED.validate_json(text)
+    except ValidationError as error:
+        raise DeedError(f"the deed of the engine: {error}") from error

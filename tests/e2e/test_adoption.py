@@ -1,0 +1,152 @@
+"""Engines outlive the replicas that command them: a successor takes over what runs.
+
+Simulated slices and paced engines: processes of their own, whose ids tell whether one was reloaded.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from serving.domain.paced_tokens import LETTERS, paced_tokens
+
+from .application import Role, RunningApplication, application_args, linked_engines, paced_model
+from .streams import Answer, Request, stream_all
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+MODEL = "paced"
+READY_S = 120.0
+NUM_STREAMS = 64
+NUM_TOKENS = 120
+V6E_2X2 = {"generation": "v6e", "topology": "2x2"}
+PLAN = {"slices": [{"name": "spot", "compute_class": "spot", "count": 2, **V6E_2X2}]}
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[RunningApplication]:
+    model = paced_model(
+        pace={"ttft_ms": 50.0, "tpot_ms": 100.0, "max_num_seqs": 512},
+        deployments=[{"compute_class": "spot", "replicas": 2, "num_cpus": 0.01, "slice": V6E_2X2}],
+    )
+    with RunningApplication(application_args(model), through="sim", plan=PLAN) as running:
+        yield running
+
+
+def engines(application: RunningApplication) -> set[int]:
+    return {each.pid for each in application.processes(Role.ENGINE_HOST)}
+
+
+def replicas(application: RunningApplication) -> set[int]:
+    return {each.pid for each in application.processes(Role.SLICE_REPLICA)}
+
+
+def rows(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in fleet["slices"] if row["state"] == "ready"}
+
+
+def streams() -> list[Request]:
+    return [
+        Request(
+            "/v1/completions",
+            {
+                "model": MODEL,
+                "prompt": list(f"Stream {number}".encode()),
+                "max_tokens": NUM_TOKENS,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        for number in range(NUM_STREAMS)
+    ]
+
+
+def undisturbed(request: Request) -> list[int]:
+    prompt: list[int] = request.body["prompt"]
+    found: list[int] = paced_tokens(prompt, NUM_TOKENS, LETTERS)
+    return found
+
+
+async def test_killed_replica_is_succeeded_by_one_that_takes_its_engine_over(
+    application: RunningApplication,
+) -> None:
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S)
+    before, had, was = engines(application), replicas(application), rows(application.fleet())
+    begun: set[int] = set()
+    all_begun = asyncio.Event()
+
+    def on_chunk(number: int, _: Answer) -> None:
+        begun.add(number)
+        if len(begun) == NUM_STREAMS:
+            all_begun.set()
+
+    requests = streams()
+    answering = asyncio.create_task(stream_all(application.base_url, requests, on_chunk))
+    await all_begun.wait()
+    for process in application.processes(Role.SLICE_REPLICA):
+        process.send_signal(signal.SIGKILL)
+    at_s = time.monotonic()
+
+    def is_adopted(fleet: dict[str, Any]) -> bool:
+        now = rows(fleet)
+        return now.keys() == was.keys() and all(
+            now[name]["replica_id"] != row["replica_id"] for name, row in was.items()
+        )
+
+    await asyncio.to_thread(application.wait_fleet, is_adopted, READY_S)
+    sys.stdout.write(f"\n    replicas killed: adopted after {time.monotonic() - at_s:.1f} s\n")
+    assert engines(application) == before
+    assert not replicas(application) & had
+    answers = await answering
+    assert [answer.choices[0].token_ids for answer in answers] == [
+        undisturbed(each) for each in requests
+    ]
+    now = rows(application.fleet())
+    assert {row["engine_id"] for row in now.values()} == {row["engine_id"] for row in was.values()}
+
+
+def test_engines_go_on_while_serve_is_shut_down_and_deployed_again(
+    application: RunningApplication,
+) -> None:
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S)
+    before, had, was = engines(application), replicas(application), rows(application.fleet())
+    assert application.serve("shutdown", "-y").returncode == 0
+    deadline_s = time.monotonic() + READY_S
+    while replicas(application):
+        assert time.monotonic() < deadline_s, "replicas are still there"
+        time.sleep(0.2)
+    assert engines(application) == before
+    deployed = application.serve("deploy", str(application.write_config(application.args)))
+    assert deployed.returncode == 0, deployed.stderr
+    at_s = time.monotonic()
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S)
+    sys.stdout.write(f"\n    deployed again: ready after {time.monotonic() - at_s:.1f} s\n")
+    assert engines(application) == before
+    assert not replicas(application) & had
+    now = rows(application.wait_fleet(lambda fleet: rows(fleet).keys() == was.keys(), READY_S))
+    assert {row["engine_id"] for row in now.values()} == {row["engine_id"] for row in was.values()}
+
+
+def test_replica_that_is_wanted_no_more_gives_its_slice_back(
+    application: RunningApplication,
+) -> None:
+    was = rows(application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S))
+    (model,) = application.args["models"]
+    (deployment,) = model["deployments"]
+    fewer = model | {"deployments": [deployment | {"replicas": 1}]}
+    args = dict(application.args) | {"models": [fewer]}
+    assert application.serve("deploy", str(application.write_config(args))).returncode == 0
+    application.wait_fleet(
+        lambda fleet: "released" in [row["cause"] for row in fleet["ended"]], READY_S
+    )
+    (left,) = rows(application.wait_fleet(lambda fleet: len(rows(fleet)) == 1, READY_S))
+    assert left in was
+    application.wait_fleet(
+        lambda fleet: sorted(row["state"] for row in fleet["supply"]) == ["free", "held"], READY_S
+    )
+    assert len(engines(application)) == 1
