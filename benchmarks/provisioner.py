@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 from ray._raylet import GcsClient
-from ray.cluster_utils import Cluster
 
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.objects.cluster import CLUSTERS, RAY
@@ -39,6 +38,8 @@ from benchmarks.provisioner_cluster import (
     pod_address,
     pod_name,
 )
+from deployments.start.ports import free_ports
+from deployments.start.serve import child_environment
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.supply.beat import BEAT_S, ReportBeat
 from serving.domain.supply.keys import SupplyKeys
@@ -64,6 +65,7 @@ APPLICATION = "slicewise"
 _WITHIN_S = 120.0
 _POLL_S = 0.02
 _SHOWN_LOG = 2000
+_OBJECT_STORE_BYTES = 80_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,14 +343,38 @@ def _words(asked: Request) -> str:
 
 @contextmanager
 def _control_store() -> Iterator[str]:
-    """The address of a Ray head's control store."""
-    ray_cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-    )
-    try:
-        yield ray_cluster.address
-    finally:
-        ray_cluster.shutdown()
+    """The address of a Ray head's control store. A process of its own: Ray leaves sockets open."""
+    # Ray's sockets lie below it, and their paths may have at most 107 bytes.
+    with TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
+        port, client_port = free_ports(2)
+        head = subprocess.Popen(
+            [
+                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
+                "--node-ip-address=127.0.0.1",
+                *(f"--port={port}", f"--ray-client-server-port={client_port}", "--num-cpus=0"),
+                *("--include-dashboard=false", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+            ],
+            env=child_environment(os.environ, folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with head:
+            try:
+                _wait_for_last_word(head)
+                yield f"127.0.0.1:{port}"
+            finally:
+                head.terminate()
+
+
+def _wait_for_last_word(head: subprocess.Popen[str]) -> None:
+    assert head.stdout is not None
+    said = []
+    # It comes once everything runs.
+    while "will now block" not in (line := head.stdout.readline()):
+        said.append(line)
+        if not line:
+            raise RuntimeError(f"Ray's head ended with {head.wait()}\n{''.join(said)}")
 
 
 @contextmanager

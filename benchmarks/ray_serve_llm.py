@@ -25,7 +25,8 @@ import psutil
 import yaml
 
 from benchmarks.servers import MODEL, REST, Server
-from deployments.serve import child_environment, free_ports
+from deployments.start.ports import free_ports
+from deployments.start.serve import child_environment
 from serving.artifacts.model_source import resolve_source
 from tests.e2e.application import PROJECT_ROOT, title
 

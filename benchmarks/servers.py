@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from deployments.serve import free_ports
+from deployments.start.ports import free_ports
 from tests.e2e.application import (
     Role,
     RunningApplication,

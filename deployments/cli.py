@@ -19,8 +19,8 @@ from deployments.ledger.command import ledger_command
 from deployments.manifests.command import render_command
 from deployments.observe.command import observe_command
 from deployments.rollout.command import rollout_command
-from deployments.serve import serve_command
 from deployments.simulation.command import sim
+from deployments.start.serve import serve_command
 from deployments.status import status_command
 from deployments.validation.command import validate_command
 from serving.config.check import check_command

@@ -22,7 +22,7 @@ from deployments.doctor.cluster import RayAnswer, Reach, Token
 from deployments.doctor.findings import Unknown
 from deployments.doctor.host import Chips, Holder, Metadata
 from deployments.doctor.versions import Packages, lock_name, parse_lock
-from deployments.serve import is_free
+from deployments.start.ports import is_free
 from deployments.status import FleetUnavailableError, ReportedFleet, fetch_fleet, parse_fleet
 from serving.config.check import CheckReport, check_serve_config, load_yaml
 from serving.config.vllm_args import installed_vllm_args

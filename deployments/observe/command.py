@@ -30,7 +30,7 @@ from deployments.observe.prometheus import (
     plain_targets,
     target_file,
 )
-from deployments.serve import free_ports, is_free
+from deployments.start.ports import free_ports, is_free
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8000"
 DEFAULT_EXPORTER = "127.0.0.1:9450"

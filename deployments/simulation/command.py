@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from deployments.serve import child_environment, dashboard_port, free_ports, run_serve, site_of
 from deployments.simulation.control import ControlError, ControlServer, call, default_socket
 from deployments.simulation.deployed import (
     ensure_lasting,
@@ -21,6 +20,8 @@ from deployments.simulation.deployed import (
 )
 from deployments.simulation.plan import SimulationPlan, parse_plan
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
+from deployments.start.ports import free_ports
+from deployments.start.serve import child_environment, dashboard_port, run_serve, site_of
 from serving.domain.errors import ConfigError
 
 sim = typer.Typer(help="A simulated TPU cluster on this machine.", no_args_is_help=True)

@@ -1,9 +1,6 @@
 """The provisioner's benchmark: its table, and a run of few slices."""
 
-import contextlib
-import gc
 import os
-import socket
 
 import pytest
 
@@ -38,15 +35,6 @@ def test_page_keeps_what_is_written_by_hand() -> None:
         updated("no table", "somewhere", [])
 
 
-def close_what_ray_left() -> None:
-    """Closes sockets that Ray's head has opened and not bound: they would spoil a later test."""
-    for each in gc.get_objects():
-        if isinstance(each, socket.socket) and each.fileno() >= 0:
-            with contextlib.suppress(OSError):
-                if each.getsockname() == ("0.0.0.0", 0):
-                    each.close()
-
-
 @pytest.mark.process
 async def test_small_run_has_every_figure() -> None:
     reason = missing_binaries(os.environ) or missing_crds(CRDS)
@@ -56,7 +44,6 @@ async def test_small_run_has_every_figure() -> None:
         pytest.skip(f"there is no {RECORDING}: recordings are reference data beside the repository")
     told: list[str] = []
     run = await measure(told.append, num_slices=6, idle_s=1.0, num_wishes=2)
-    close_what_ray_left()
     assert run.num_pods == 24
     # As large as those of a cluster, or the figures say nothing.
     assert run.pod_bytes > 15_000

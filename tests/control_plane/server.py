@@ -17,7 +17,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from deployments.serve import free_ports
+from deployments.start.ports import free_ports
 
 from .api import Api
 from .assets import ACTING

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.serve import free_ports
 from deployments.simulation.control import ControlError, call
+from deployments.start.ports import free_ports
 from tests.e2e.application import (
     PROJECT_ROOT,
     Role,

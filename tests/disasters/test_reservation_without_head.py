@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.serve import child_environment, dashboard_port, free_ports
 from deployments.simulation.control import call
 from deployments.simulation.deployed import lasting_environment
+from deployments.start.ports import free_ports
+from deployments.start.serve import child_environment, dashboard_port
 from tests.disasters.lasting import start_head_on
 from tests.e2e.application import PROJECT_ROOT
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.timeout(900),
     pytest.mark.needs("redis-server"),
 ]
 

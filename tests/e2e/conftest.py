@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .application import RunningApplication, application_args, demo_model, paced_model
+from .application import RunningApplication, StartError, application_args, demo_model, paced_model
 from .several_models import KEYS, adapted_model, embedding_model, write_adapter
 
 # In this order, so that each is started once and ended before the next one needs its memory.
@@ -35,12 +35,24 @@ class SharedApplications:
     def __init__(self) -> None:
         self._name: str | None = None
         self._running: RunningApplication | None = None
+        self._failed: dict[str, StartError] = {}
 
     def get(self, name: str, build: Callable[[], RunningApplication]) -> RunningApplication:
-        """The application `name`; started, in place of another one, when it is not the present."""
+        """The application `name`; started, in place of another one, when it is not the present.
+
+        Raises:
+            StartError: it did not become ready, now or when it was asked for before.
+        """
+        if name in self._failed:
+            raise self._failed[name]
         if self._running is None or self._name != name:
             self.stop()
-            self._name, self._running = name, build().__enter__()
+            try:
+                self._name, self._running = name, build().__enter__()
+            except StartError as error:
+                # Once is enough: each attempt takes minutes, and each test that shares it fails.
+                self._failed[name] = error
+                raise
         return self._running
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from autoscaling.replay import replay_log
 from .application import PROJECT_ROOT, RunningApplication
 
 # Minutes: they wait for forecasts and patience. `make test` has the same parts without a cluster.
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MODEL = "slicewise-demo"
 SHIPPED = PROJECT_ROOT / "deployments" / "sim"

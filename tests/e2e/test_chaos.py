@@ -20,7 +20,7 @@ from serving.domain.paced_tokens import LETTERS, paced_tokens
 from .application import RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, stream_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MODEL = "paced"
 NUM_STREAMS = 64

@@ -16,7 +16,7 @@ from .streams import Answer, Request, stream_all
 NUM_TOKENS = 600
 DEADLINE_S = 90.0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e]
 
 STREAMS = [
     Request(

@@ -19,7 +19,7 @@ from .application import (
     paced_model,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 V6E_2X4 = {"generation": "v6e", "topology": "2x4", "chips_per_host": 8}
 PLAN = {

@@ -24,7 +24,7 @@ from .rollout_load import patiently
 from .streams import READ_TIMEOUT_S, Answer, Request
 from .test_gateway_kill import loads_by_gateway
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 
 # One token in a second: what takes time here computes next to nothing.
 TPOT_MS, NUM_TOKENS = 1000, 181

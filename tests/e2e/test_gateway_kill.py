@@ -16,7 +16,7 @@ from .streams import Answer, Request, stream_all
 NUM_TOKENS = 1000
 MODEL = "paced"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e]
 
 STREAMS = [
     Request(

@@ -21,7 +21,7 @@ from .application import (
 )
 from .streams import Answer, Request, stream_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 # Of the tests of one application these are the last: nobody has to wait for the last new engine.
 LEAVES_IT_DAMAGED = True

@@ -24,7 +24,7 @@ CONCURRENCY = 32
 # vLLM's frontend holds of one request (prompt, tokens, detokenizer, stream) is more than that.
 ALLOWED_GROWTH_BYTES = 4 * MIB
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def mixed_request(model: str, chance: random.Random) -> Request:

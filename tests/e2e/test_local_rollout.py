@@ -21,7 +21,7 @@ from .application import (
 from .rollout_load import StreamLoad, patiently
 from .streams import Answer, Request, stream_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NUM_ENGINES = 2
 NUM_TOKENS = 60

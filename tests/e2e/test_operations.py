@@ -141,7 +141,6 @@ def test_more_replicas_are_added_to_those_that_run(
     application.wait_fleet(lambda fleet: len(engine_ids(fleet)) == 2, 60)
 
 
-@pytest.mark.timeout(420)
 def test_update_of_a_gateway_option_loses_no_request(application: RunningApplication) -> None:
     changed = application.write_config(operated_args(max_body_bytes=2048))
     with calling(application) as caller:

@@ -25,7 +25,7 @@ from .application import (
     serve_config,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 READY_S = 120.0
 V6E_2X4 = {"generation": "v6e", "topology": "2x4", "chips_per_host": 4}

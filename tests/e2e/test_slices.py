@@ -25,7 +25,7 @@ from serving.domain.paced_tokens import LETTERS, paced_tokens
 from .application import RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, stream_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e]
 
 MODEL = "paced"
 READY_S = 120.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deployments.serve import child_environment
+from deployments.start.serve import child_environment
 from tests.hosts.namespaces import Host
 
 _GCS_PORT = 6379

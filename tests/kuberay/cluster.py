@@ -31,7 +31,7 @@ from ray.cluster_utils import Cluster
 
 from autoscaling.provisioning.kubernetes import KubernetesAccess
 from autoscaling.provisioning.raycluster import GROUP_LABEL
-from deployments.serve import free_ports
+from deployments.start.ports import free_ports
 
 from .accounts import head_rules, make_account
 from .by_hand import install

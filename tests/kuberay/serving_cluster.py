@@ -12,7 +12,8 @@ from typing import Any
 
 from control_plane.server import ControlPlane
 
-from deployments.serve import child_environment, dashboard_port, free_ports
+from deployments.start.ports import free_ports
+from deployments.start.serve import child_environment, dashboard_port
 from serving.slices.host_agent import NO_METADATA
 from serving.slices.metadata_client import HOST_VARIABLE
 from serving.slices.probe import SIMULATED_VARIABLE

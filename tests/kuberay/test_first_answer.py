@@ -29,7 +29,6 @@ from .webhook_server import Webhook
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 

@@ -33,7 +33,7 @@ from .engines import ANSWER_S, ENGINE_ARGS, START_S, simulation_environment
 from .evidence import Evidence
 from .tiny_models import QWEN3, TinyModels
 
-pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tpu_sim]
 
 LOG = {"life": "test"}
 

@@ -12,7 +12,7 @@ from .engines import ANSWER_S, START_S, simulation_environment
 from .evidence import Evidence
 from .tiny_models import LLAMA, PROJECT_ROOT, TinyModels
 
-pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tpu_sim]
 
 
 def test_engine_is_timed_and_its_late_programs_are_counted(

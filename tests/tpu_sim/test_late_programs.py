@@ -16,7 +16,6 @@ from .tiny_models import LLAMA, TinyModels
 
 pytestmark = [
     pytest.mark.tpu_sim,
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # the engine core is forked, see test_parity
 ]
 

@@ -20,7 +20,6 @@ from .tiny_models import LLAMA, QWEN3, TinyModels
 
 pytestmark = [
     pytest.mark.tpu_sim,
-    pytest.mark.timeout(900),
     # An engine core is forked from this process and keeps its rules: there, what flax and JAX
     # deprecate must not end a step.
     pytest.mark.filterwarnings("default"),

@@ -31,7 +31,6 @@ from .tiny_models import QWEN3, TinyModels
 
 pytestmark = [
     pytest.mark.tpu_sim,
-    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("default"),  # as in `test_parity`
 ]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.serve import child_environment, dashboard_port
 from deployments.simulation.plan import parse_plan
+from deployments.start.serve import child_environment, dashboard_port
 
 from .test_doctor_command import doctor
 

@@ -12,7 +12,7 @@ from deployments.manifests.cluster_config import UpgradeKind
 from deployments.manifests.command import format_source, write_files
 from deployments.manifests.ray_objects import RAY_VERSION
 from deployments.manifests.render import MARK, render
-from deployments.serve import child_environment
+from deployments.start.serve import child_environment
 from deployments.validation.schemas import Schemas
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.config.slice_settings import drain_s

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.serve import free_ports
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
+from deployments.start.ports import free_ports
 
 pytestmark = [
     pytest.mark.process,

@@ -7,9 +7,7 @@ ends, by whatever but SIGKILL, nothing it started goes on. Everything else is `s
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +22,8 @@ import psutil
 import typer
 import yaml
 
-from deployments.start_failure import start_failure
+from deployments.start.failure import start_failure
+from deployments.start.ports import free_ports, is_free
 from serving.config.api_keys import read_keys
 from serving.config.check import check_serve_config, load_yaml
 from serving.config.ray_settings import RAY_SETTINGS
@@ -41,7 +40,6 @@ _SERVE_PORT = 8000
 # cluster's dashboard, the rest for gateways: Serve gives a port out again only after HAProxy's hard
 # stop, two hours, and in that time a gateway that is killed every minute takes 120.
 _NUM_PORTS = 256
-_FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
 def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str, str]:
@@ -81,24 +79,6 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
 def dashboard_port(environment: Mapping[str, str]) -> int:
     """The port that this `child_environment` leaves for Ray's dashboard: its last one."""
     return int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]) + 1
-
-
-def free_ports(count: int) -> range:
-    """Returns a run of TCP ports that nothing listens on at this moment.
-
-    They lie below the ports that Linux hands out by itself (32768 on), because Serve binds them
-    only after seconds in which Ray opens many connections.
-
-    Raises:
-        OSError: no such run was found. Stop some of what listens on this machine.
-    """
-    firsts = list(range(_FIRST_PORT, _LAST_PORT - count, count))
-    random.SystemRandom().shuffle(firsts)
-    for first in firsts:
-        ports = range(first, first + count)
-        if all(is_free("", port) for port in ports):
-            return ports
-    raise OSError(f"no {count} free ports between {_FIRST_PORT} and {_LAST_PORT}")
 
 
 def serve_command(
@@ -156,18 +136,6 @@ def _checked_settings(config: Path, environment: Mapping[str, str]) -> dict[str,
 def _refuse(reason: str) -> NoReturn:
     typer.echo(f"slicewise: {reason}", err=True)
     raise typer.Exit(1)
-
-
-def is_free(host: str, port: int) -> bool:
-    """Returns whether nothing listens on a port of an address of this machine."""
-    with socket.socket() as probe:
-        # As HAProxy does: what only lingers of an ended server is not in the way.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-from deployments.start_failure import start_failure
+from deployments.start.failure import start_failure
 
 QUIET = "INFO 2026-11-20 17:25:00,026 controller 7 -- Controller starting (version='2.60.0')."
 REPLICA = (

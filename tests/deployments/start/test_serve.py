@@ -1,6 +1,6 @@
 """The environment of a cluster on this machine."""
 
-from deployments.serve import child_environment
+from deployments.start.serve import child_environment
 from serving.config.ray_settings import HARD_STOP
 
 
