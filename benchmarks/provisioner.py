@@ -346,12 +346,14 @@ def _control_store() -> Iterator[str]:
     """The address of a Ray head's control store. A process of its own: Ray leaves sockets open."""
     # Ray's sockets lie below it, and their paths may have at most 107 bytes.
     with TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
-        port, client_port = free_ports(2)
+        port, client_port, dashboard_port = free_ports(3)
         head = subprocess.Popen(
             [
                 *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
                 "--node-ip-address=127.0.0.1",
                 *(f"--port={port}", f"--ray-client-server-port={client_port}", "--num-cpus=0"),
+                # Ray binds it though no dashboard is wanted.
+                f"--dashboard-port={dashboard_port}",
                 *("--include-dashboard=false", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
             ],
             env=child_environment(os.environ, folder),

@@ -110,6 +110,7 @@ async def test_killed_replica_is_succeeded_by_one_that_takes_its_engine_over(
     assert {row["engine_id"] for row in now.values()} == {row["engine_id"] for row in was.values()}
 
 
+@pytest.mark.long
 def test_engines_go_on_while_serve_is_shut_down_and_deployed_again(
     application: RunningApplication,
 ) -> None:

@@ -309,6 +309,7 @@ def test_host_that_dies_without_notice_costs_no_token(
     )
 
 
+@pytest.mark.long
 def test_stock_out_leaves_the_application_healthy(
     application: RunningApplication, cluster: None
 ) -> None:

@@ -76,10 +76,6 @@ async def subject(shelf: EngineShelf, requests: RequestMaker) -> Subject:
     return Subject(await shelf.take(), make, ENGINE_ARGS["max_num_seqs"])
 
 
-class TestVllmEngine(EngineContract):
-    pass
-
-
 async def test_engine_start_names_this_process_to_those_that_watch_it(shelf: EngineShelf) -> None:
     await shelf.take()
     assert HostProcess.parse(os.environ[HOST_VARIABLE]) == HostProcess.own()
@@ -96,70 +92,6 @@ async def test_prefix_cache_is_counted(subject: Subject) -> None:
     assert engine_stats is not None
     assert engine_stats.prefix_cache is not None
     assert (engine_stats.external_prefix_cache, engine_stats.drafts) == (None, None)
-
-
-async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_process_ended(
-    subject: Subject,
-) -> None:
-    engine = subject.engine
-    assert isinstance(engine, VllmEngine)
-    async with asyncio.timeout(DEADLINE_S):
-        await engine.submit(subject.make_request("a", 2, []))
-        await collect(engine, "a")
-        step = asyncio.create_task(engine.next_step())
-        await asyncio.sleep(0)
-        (pid,) = engine.process_ids
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(EngineDiedError, match=f"process {pid} ended"):
-            await step
-        with pytest.raises(EngineDiedError):
-            await engine.submit(subject.make_request("b", 2, []))
-        with pytest.raises(EngineDiedError):
-            await engine.check(DEADLINE_S)
-
-
-async def read_unfinished(engine: VllmEngine, emitted: dict[str, list[int]]) -> NoReturn:
-    """Reads until the engine's end, at which no request may have one."""
-    while True:
-        for output in await engine.next_step():
-            assert output.finish is None, "the client did not ask for an end"
-            emitted[output.request_id] += output.token_ids
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_engine_core_that_is_told_to_end_is_lost_with_what_it_had(
-    subject: Subject, number: signal.Signals
-) -> None:
-    engine = subject.engine
-    assert isinstance(engine, VllmEngine)
-    emitted: dict[str, list[int]] = {"a": [], "b": []}
-    async with asyncio.timeout(DEADLINE_S):
-        for request_id in emitted:
-            await engine.submit(subject.make_request(request_id, 1500, []))
-        while not all(emitted.values()):
-            for output in await engine.next_step():
-                emitted[output.request_id] += output.token_ids
-        (pid,) = engine.process_ids
-        os.kill(pid, number)
-        with pytest.raises(EngineDiedError, match="told to end"):
-            await read_unfinished(engine, emitted)
-        with pytest.raises(EngineDiedError):
-            await engine.submit(subject.make_request("c", 2, []))
-    assert all(len(token_ids) < 1500 for token_ids in emitted.values())
-
-
-@pytest.mark.long
-async def test_stopped_engine_core_fails_its_check(subject: Subject) -> None:
-    engine = subject.engine
-    assert isinstance(engine, VllmEngine)
-    (pid,) = engine.process_ids
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(EngineDiedError, match=r"did not turn for 0\.2 s"):
-            await engine.check(0.2)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await engine.check(DEADLINE_S)
 
 
 async def test_malformed_payload_is_refused_and_the_engine_goes_on(subject: Subject) -> None:
@@ -204,3 +136,74 @@ async def test_prefix_cache_can_be_reset_by_call(subject: Subject) -> None:
 async def test_arguments_that_vllm_refuses_start_nothing() -> None:
     with pytest.raises(ValueError, match="max_model_len"):
         engine_config(MODEL, ENGINE_ARGS | {"max_model_len": 1_000_000})
+
+
+@pytest.mark.long
+async def test_stopped_engine_core_fails_its_check(subject: Subject) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    (pid,) = engine.process_ids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineDiedError, match=r"did not turn for 0\.2 s"):
+            await engine.check(0.2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await engine.check(DEADLINE_S)
+
+
+# From here on tests end the engine, and the next one waits for another.
+class TestVllmEngine(EngineContract):
+    pass
+
+
+async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_process_ended(
+    subject: Subject,
+) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    async with asyncio.timeout(DEADLINE_S):
+        await engine.submit(subject.make_request("a", 2, []))
+        await collect(engine, "a")
+        step = asyncio.create_task(engine.next_step())
+        await asyncio.sleep(0)
+        (pid,) = engine.process_ids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match=f"process {pid} ended"):
+            await step
+        with pytest.raises(EngineDiedError):
+            await engine.submit(subject.make_request("b", 2, []))
+        with pytest.raises(EngineDiedError):
+            await engine.check(DEADLINE_S)
+
+
+async def read_unfinished(engine: VllmEngine, emitted: dict[str, list[int]]) -> NoReturn:
+    """Reads until the engine's end, at which no request may have one."""
+    while True:
+        for output in await engine.next_step():
+            assert output.finish is None, "the client did not ask for an end"
+            emitted[output.request_id] += output.token_ids
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
+async def test_engine_core_that_is_told_to_end_is_lost_with_what_it_had(
+    subject: Subject, number: signal.Signals
+) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    emitted: dict[str, list[int]] = {"a": [], "b": []}
+    async with asyncio.timeout(DEADLINE_S):
+        for request_id in emitted:
+            await engine.submit(subject.make_request(request_id, 1500, []))
+        while not all(emitted.values()):
+            for output in await engine.next_step():
+                emitted[output.request_id] += output.token_ids
+        (pid,) = engine.process_ids
+        os.kill(pid, number)
+        with pytest.raises(EngineDiedError, match="told to end"):
+            await read_unfinished(engine, emitted)
+        with pytest.raises(EngineDiedError):
+            await engine.submit(subject.make_request("c", 2, []))
+    assert all(len(token_ids) < 1500 for token_ids in emitted.values())

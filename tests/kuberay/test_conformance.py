@@ -64,7 +64,15 @@ def unexpected(scenario: str, moment: str, found: list[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+# The rest is as much of the same: other generations, and indices on single hosts.
+LONG = {each for each in SCENARIOS if each.startswith("08-")} - {"08-every-shape-tpu7x"}
+LONG |= {"10-single-host-with-host-index"}
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, marks=pytest.mark.long if each in LONG else ()) for each in SCENARIOS],
+)
 def test_namespace_is_as_recorded_at_every_moment(
     scenario: str, control_plane: ControlPlane, webhook: Webhook, namespace: str
 ) -> None:

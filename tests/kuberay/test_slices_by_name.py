@@ -31,7 +31,11 @@ from .objects import RAYCLUSTER, raycluster, rayservice, worker_group
 from .replicas import Replica, replicas, until
 from .webhook_server import Webhook
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +162,6 @@ async def test_held_slices_survive_every_change_around_them(cluster: EmulatedClu
         assert [each["value"] for each in operations] == [{"workersToDelete": []}] * len(operations)
 
 
-@pytest.mark.long
 async def test_replacement_is_asked_for_at_the_notice(cluster: EmulatedCluster) -> None:
     """Not when the slice dies: it still stands, with its replica on it, when the next one comes."""
     async with replicas("flex-start", SHAPE) as fleet, provisioning(cluster, fleet.records):
@@ -192,7 +195,6 @@ async def test_replacement_is_asked_for_at_the_notice(cluster: EmulatedCluster) 
     assert cluster.group(FLEX)["replicas"] == 1
 
 
-@pytest.mark.long
 async def test_slice_that_the_directory_forgot_is_kept(
     cluster: EmulatedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
