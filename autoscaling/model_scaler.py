@@ -24,7 +24,9 @@ from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity import CapacityProfile
 from serving.domain.compute_class import ComputeClass
+from serving.domain.load_report import FleetReport
 from serving.domain.plan_report import ModelPlan, PlanChange
+from serving.domain.supply.orders import ordered_targets
 
 # Below Serve's own, whose lines the controller keeps in its log file.
 logger = logging.getLogger("ray.serve.slicewise")
@@ -73,6 +75,7 @@ class ModelScaler:
         self._policy: SlicewisePolicy | None = None
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
+        self._report: FleetReport | None = None  # the last one that could be read
         # Losses reported before. `None` before the first report: its losses are older than we are.
         self._known_losses: frozenset[SliceLoss] | None = None
         self._targets: dict[str, int] = {}
@@ -103,6 +106,7 @@ class ModelScaler:
             plan = self._decide(serve_state)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not scale down
             plan = self._failed(serve_state, error)
+        plan = self._ordered(plan, serve_state)
         self._log_alerts(plan.alerts)
         self._apply(plan, serve_state)
         return ModelPlan(
@@ -172,6 +176,7 @@ class ModelScaler:
             unknown.append(str(error))
             load = None  # without the slices no plan could be made from it
         else:
+            self._report = report
             self._slices = slices_of(self.model, report, self._terms)
             all_losses = losses_of(self.model, report)
             if self._known_losses is not None:
@@ -180,6 +185,21 @@ class ModelScaler:
         targets = {name: serve_state.deployments[name].target for name in self._terms}
         fleet = Fleet(self._slices, targets, losses)
         return Observation(serve_state.now_s, load, fleet), tuple(unknown)
+
+    def _ordered(self, plan: Plan, serve_state: ServeState) -> Plan:
+        """Returns the plan as operators have it; what the directory told last stands."""
+        if self._report is None:
+            return plan
+        deployments = serve_state.deployments
+        targets, notes = ordered_targets(
+            self.model,
+            plan.targets,
+            {name: bounds.target for name, bounds in deployments.items()},
+            {name: (bounds.least, bounds.most) for name, bounds in deployments.items()},
+            is_frozen=self._report.is_frozen,
+            pins=self._report.pins,
+        )
+        return replace(plan, targets=targets, alerts=(*plan.alerts, *notes)) if notes else plan
 
     def _failed(self, serve_state: ServeState, error: Exception) -> Plan:
         """Returns a plan of the last targets; logs the traceback once per type of `error`."""

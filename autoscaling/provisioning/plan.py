@@ -19,7 +19,8 @@ The rules:
 6. While pods that were named for deletion are still there, nothing changes: Ray's provider waits
    for the same.
 7. Two changes of a group are `min_change_interval_s` apart.
-8. Slices whose pods are of an older template are replaced, one of a group at a time
+8. While an operator has frozen scaling down, nothing is dropped by rule 4.
+9. Slices whose pods are of an older template are replaced, one of a group at a time
    (`carry.rolling`).
 """
 
@@ -182,7 +183,8 @@ def plan_slices(
     unwanted_since_s: dict[str, float] = {}
     changed_at_s: dict[str, float] = {}
     for group in groups:
-        done = _plan_group(demands.by_group[group.name], group, by_slice, rules, now_s, state)
+        demand = demands.by_group[group.name]
+        done = _plan_group(demand, group, by_slice, rules, now_s, state, report.frozen)
         changes += done.changes
         refusals += done.refusals
         unwanted_since_s |= done.state.unwanted_since_s
@@ -211,6 +213,7 @@ def _plan_group(
     rules: ProvisioningRules,
     now_s: float,
     state: PlannerState,
+    frozen: str | None,
 ) -> ProvisioningPlan:
     # Where a count was lowered without a name, more slices exist than are asked for.
     num_exist = max(group.asked_for, len(group.lasting))
@@ -231,7 +234,7 @@ def _plan_group(
         idle_s = rules.idle_s
         if is_pending(each, by_slice.get(each.incarnation)):
             idle_s = min(idle_s, PENDING_IDLE_S)
-        if (for_s := now_s - since_s[each.incarnation]) >= idle_s:
+        if (for_s := now_s - since_s[each.incarnation]) >= idle_s and frozen is None:
             reason = f"nobody has wanted it for {for_s:.0f} s"
             drops.append(Drop(each, is_condemned=False, reason=reason))
     reason = _change_reason(demand, group, surplus, len(condemned))
@@ -241,6 +244,9 @@ def _plan_group(
     num_made = max(0, replicas - num_stay)
     change = Change(group, replicas, tuple(drops), reason, num_made)
     refusals = _refused(demand, group)
+    if unwanted and frozen is not None:
+        names = ", ".join(sorted(each.name for each in unwanted))
+        refusals.append(Refusal(group.name, f"not dropped though unwanted: {names}; {frozen}"))
     changed_at_s = state.changed_at_s.get(group.name)
     changes: tuple[Change, ...] = (change,) if change.is_scaling else ()
     if change.is_scaling:

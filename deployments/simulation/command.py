@@ -24,6 +24,8 @@ from deployments.start.ports import free_ports
 from deployments.start.serve import child_environment, dashboard_port, run_serve, site_of
 from serving.domain.errors import ConfigError
 
+# Checks that a node may miss; there is one every 3 s (Ray 2.60).
+_PATIENCE_VARIABLE = "RAY_health_check_failure_threshold"
 sim = typer.Typer(help="A simulated TPU cluster on this machine.", no_args_is_help=True)
 
 _Socket = Annotated[
@@ -59,6 +61,9 @@ def up_command(
     with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
         inherited = lasting_environment(os.environ, proxy_port) if redis else os.environ
         environment = child_environment(inherited, folder)
+        # All hosts share this machine's cores. Where they are busy one may not answer for 15 s,
+        # Ray's own patience, and is no dead host for that.
+        environment.setdefault(_PATIENCE_VARIABLE, "10")
         # Ray takes it from the process that starts the nodes.
         os.environ.update(environment)
         os.environ.pop("RAY_ADDRESS")

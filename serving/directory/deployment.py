@@ -49,9 +49,6 @@ class FleetDirectory:
         for record in await self._notes.read():
             # Its replica has one lease to renew it. Else the engine looks for another one.
             self._directory.renew(replace(record, is_orphan=False), time.monotonic())
-        self._keeper = OrphanKeeper(
-            self._directory, f"directory {instance_id}", cluster_secret(link)
-        )
         self._allocator = SliceAllocator()
         self._survey = SurveyLoop(
             instance_id,
@@ -59,6 +56,12 @@ class FleetDirectory:
             self._allocator,
             lambda: self._directory.lives(time.monotonic()),
             self._directory.set_supply,
+        )
+        self._keeper = OrphanKeeper(
+            self._directory,
+            f"directory {instance_id}",
+            cluster_secret(link),
+            self._survey.book.leave_reasons,
         )
         self._tasks = (
             asyncio.create_task(self._expire(), name="expire"),
@@ -175,7 +178,8 @@ class FleetDirectory:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Reports all slices to the autoscaling policy; see `domain.load_report`."""
-        return directory_stats(self._directory.snapshot(), self._started_at_s, time.time())
+        orders = self._survey.book.orders
+        return directory_stats(self._directory.snapshot(), self._started_at_s, time.time(), orders)
 
     async def _wait_for_predecessor(self, replica_id: str, timeout_s: float) -> str | None:
         """Waits until a replica may take a slice; after `timeout_s` returns why it may not."""

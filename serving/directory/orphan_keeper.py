@@ -1,14 +1,14 @@
 """Looks after engines without a replica, and after slices that nobody has any more.
 
 Owns when that happens: engines whose process is gone are taken off the list, those of an outdated
-version are drained and ended, placement groups that nobody knows are removed. Decides nothing
-(`orphans`), and ends nothing that a replica may still take over.
+version or on a slice that is to be left are drained and ended, placement groups that nobody knows
+are removed. Decides nothing (`orphans`), and ends nothing that a replica may still take over.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ray.util.placement_group import placement_group_table
 
@@ -35,8 +35,18 @@ _UNKNOWN_FOR_S = 15.0
 class OrphanKeeper:
     """Looks after the orphans of one directory. Used from one event loop."""
 
-    def __init__(self, directory: Directory, name: str, secret: bytes) -> None:
-        """Takes `name`, under which it claims engines to end them."""
+    def __init__(
+        self,
+        directory: Directory,
+        name: str,
+        secret: bytes,
+        leave_reasons: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """Takes `name`, under which it claims engines to end them.
+
+        `leave_reasons` returns why slices are to be left, by the replica that has or had them.
+        """
+        self._leave_reasons = leave_reasons
         self._directory = directory
         self._name = name
         self._secret = secret
@@ -64,8 +74,18 @@ class OrphanKeeper:
         now_s = time.monotonic()
         if now_s - self._started_s < _SETTLING_S:
             return
-        for orphan in outdated(self._directory.snapshot().records):
-            await self._end_outdated(records, orphan)
+        records = self._directory.snapshot().records
+        leave_reasons = self._leave_reasons()
+        unwanted = {
+            each.replica_id: (each, "its deployment is of another version by now")
+            for each in outdated(records)
+        } | {
+            each.replica_id: (each, leave_reasons[each.replica_id])
+            for each in records
+            if each.is_orphan and each.has_engine and each.replica_id in leave_reasons
+        }
+        for orphan, reason in unwanted.values():
+            await self._end_unwanted(records, orphan, reason)
         if now_s - self._looked_at_groups_s >= _GROUPS_PERIOD_S:
             self._looked_at_groups_s = now_s
             await self._remove_unknown_groups(now_s)
@@ -83,10 +103,11 @@ class OrphanKeeper:
                 return "its host is gone"
         return None
 
-    async def _end_outdated(self, records: Iterable[SliceRecord], orphan: SliceRecord) -> None:
-        """Drains and ends an engine whose version nobody wants any more."""
+    async def _end_unwanted(
+        self, records: Iterable[SliceRecord], orphan: SliceRecord, reason: str
+    ) -> None:
+        """Drains and ends an engine that nobody is to have any more."""
         assert orphan.control is not None
-        reason = "its deployment is of another version by now"
         control = EngineControl(orphan.control, self._name, self._secret)
         try:
             await control.claim()

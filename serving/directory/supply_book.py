@@ -5,7 +5,7 @@ faults are stored. Pure: callers pass `now_s`, wall-clock seconds since the epoc
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from serving.domain.inventory import ObservedHost, Slice, SliceRequest
 from serving.domain.slice_lifecycle import EndCause, SliceState
@@ -17,6 +17,7 @@ from serving.domain.supply.faults import (
     SliceFaults,
 )
 from serving.domain.supply.found import FoundSlice, SliceMatches, find_slices, match_slices
+from serving.domain.supply.orders import OrderKind, StandingOrders
 from serving.domain.supply.pods import GroupPods
 from serving.domain.supply.records import SupplyRecord, SupplyState
 from serving.domain.supply.survey import failed_hosts, survey
@@ -36,6 +37,7 @@ class SupplyBook:
         self.faults = faults
         self.records: tuple[SupplyRecord, ...] = ()
         self.found: list[FoundSlice] = []
+        self.orders = StandingOrders()
         self._leave_reasons: dict[str, str] = {}
 
     def look(
@@ -49,6 +51,7 @@ class SupplyBook:
         before = {record.incarnation: record for record in self.records}
         self._condemn_what_was_left(lives, now_s)
         self.found = find_slices(hosts, groups)
+        self._obey(before, now_s)
         self.records = survey(self.found, lives, self.faults, before, now_s)
         asked = {
             each.incarnation: each.pods.leave_reason
@@ -60,9 +63,18 @@ class SupplyBook:
             for record in self.records
             if record.holder is not None and record.incarnation in asked
         }
+        self._leave_reasons |= {
+            record.holder.life_id: self.orders.of_slices[record.incarnation].words
+            for record in self.records
+            if record.holder is not None and self._has_to_go(record)
+        }
         self._condemn_what_did_not_boot(before, now_s)
         self._absolve(lives, now_s)
         self.faults.forget(now_s)
+
+    def leave_reasons(self) -> Mapping[str, str]:
+        """Returns why replicas are to leave slices that they have, by replica."""
+        return self._leave_reasons
 
     def match(self, request: SliceRequest, now_s: float) -> SliceMatches:
         """Returns the slices of the requested kind, as of the last look."""
@@ -163,6 +175,18 @@ class SupplyBook:
         # The hosts have gone already, or the directory has just started.
         incarnation = f"node-{min(node_ids)}"
         return FailedHosts(incarnation, name, node_ids, suspects=suspects & node_ids)
+
+    def _obey(self, before: Mapping[str, SupplyRecord], now_s: float) -> None:
+        """Does what operators have ordered of slices that are here."""
+        for incarnation, order in self.orders.of_slices.items():
+            record = before.get(incarnation)
+            if record is not None and self.faults.obey(order, failed_hosts(record), now_s):
+                logger.warning("slice_order_obeyed slice=%s order=%r", record.name, order.words)
+
+    def _has_to_go(self, record: SupplyRecord) -> bool:
+        """Returns whether whoever has a slice is to leave it by an order that it has not obeyed."""
+        order = self.orders.of_slices.get(record.incarnation)
+        return order is not None and order.kind != OrderKind.RELEASE
 
     def _condemn_what_was_left(self, lives: Iterable[SliceRecord], now_s: float) -> None:
         """Condemns what is taken away and was left without a word, as by a process that died."""

@@ -9,6 +9,7 @@ from ray.experimental import internal_kv
 from serving.domain.supply.beat import ReportBeat, decode_beat
 from serving.domain.supply.faults import FaultsError, SliceFaults, decode_faults
 from serving.domain.supply.keys import SupplyKeys
+from serving.domain.supply.orders import StandingOrders, decode_orders
 from serving.domain.supply.pods import GroupPods, decode_pods
 from serving.domain.supply.records import SupplyReport, encode_supply
 
@@ -25,6 +26,16 @@ def read_faults(keys: SupplyKeys) -> SliceFaults:
 def write_faults(keys: SupplyKeys, text: bytes) -> None:
     """Stores what is held against slices."""
     internal_kv._internal_kv_put(keys.faults, text, overwrite=True)
+
+
+def read_orders(keys: SupplyKeys) -> StandingOrders:
+    """Returns what operators have ordered.
+
+    Raises:
+        OrdersError: another version wrote them.
+    """
+    text: bytes | None = internal_kv._internal_kv_get(keys.orders)
+    return decode_orders(text)
 
 
 def read_pods_beat(keys: SupplyKeys) -> ReportBeat | None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from serving.directory import supply_store
 from serving.directory.allocator import SliceAllocator
@@ -19,6 +20,7 @@ from serving.domain.slice_records import LEASE_S, RENEWAL_S, SliceRecord
 from serving.domain.supply.beat import BEAT_S, BeatWatch, ReportBeat
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.keys import SupplyKeys
+from serving.domain.supply.orders import OrdersError
 from serving.domain.supply.pods import GroupPods, PodsReportError
 from serving.domain.supply.records import SupplyRecord, SupplyReport
 from serving.domain.supply.survey import waiting_replicas
@@ -91,6 +93,7 @@ class SurveyLoop:
         hosts = await observe_cluster()
         await self._read_pods()
         now_s = time.time()
+        await self._read_orders(now_s)
         before = self.book.records
         # Of one moment, as the report: a life that went on meanwhile would be in it twice, or not.
         lives = self._lives()
@@ -129,6 +132,15 @@ class SurveyLoop:
                 self._pods = ()
             self._pods_version = self._pods_beat.version
 
+    async def _read_orders(self, now_s: float) -> None:
+        """Orders that cannot be read change nothing: those of before stand."""
+        try:
+            orders = await asyncio.to_thread(supply_store.read_orders, self._keys)
+        except OrdersError as error:
+            logger.warning("orders_not_read error=%r", str(error))
+            return
+        self.book.orders = orders.at(now_s)
+
     async def _store(self, lives: Sequence[SliceRecord]) -> None:
         faults = self.book.faults
         if faults.is_dirty:
@@ -141,11 +153,13 @@ class SurveyLoop:
         now_s = time.monotonic()
         if now_s - self._started_s < _SETTLING_S:
             return
-        report = SupplyReport("", self.book.records, waiting_replicas(lives))
+        freeze = self.book.orders.freeze
+        frozen = None if freeze is None else freeze.words
+        report = SupplyReport("", self.book.records, waiting_replicas(lives), frozen)
         is_news = report != self._published
         if is_news:
             version = f"{self._instance_id}:{self._beat.count + 1}"
-            named = SupplyReport(version, report.slices, report.waiting)
+            named = replace(report, version=version)
             await asyncio.to_thread(supply_store.write_supply, self._keys, named)
             self._published = report
             self._beat = ReportBeat(version, self._beat.count)

@@ -8,6 +8,8 @@ not a number stands in the name, between bars. No model, compute class or replic
     slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>|<ends>|<coming since>
                                                                                 since when so
     lost|<model>|<compute class>|<replica>|<cause>                              when
+    order|freeze                                                                since when
+    order|pin|<compute class>|<model, or nothing>                               how many, or -1
 
 Times are wall-clock seconds. What a newer report does not repeat is over. Owns the encoding and
 both of its ends. Pure.
@@ -19,10 +21,14 @@ from dataclasses import dataclass
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.coming import coming_since
+from serving.domain.supply.orders import NO_ORDERS, Pin, StandingOrders
 from serving.domain.supply.survey import waiting_replicas
 
 _BAR = "|"
 _STARTED = f"directory{_BAR}started"
+_FREEZE = f"order{_BAR}freeze"
+# The value of a pin without a number.
+_AS_MANY = -1.0
 # Ends that a scaling policy did not ask for. An expiry was known before, a release requested.
 _LOSSES = frozenset({EndCause.PREEMPTED, EndCause.BOOT_FAILED, EndCause.UNHEALTHY})
 # Long enough that no policy misses one, short enough to keep a report small after a bad night.
@@ -82,11 +88,17 @@ class ListedLoss:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The report of the directory: the time since which it listens, and its slices and losses."""
+    """The report of the directory: the time since which it listens, and its slices and losses.
+
+    `is_frozen` and `pins` are what operators have ordered: a pin is of a compute class, for one
+    model or all (`None`), at a number of replicas or at as many as there are (`None`).
+    """
 
     started_at_s: float
     slices: tuple[ListedSlice, ...]
     losses: tuple[ListedLoss, ...]
+    is_frozen: bool = False
+    pins: tuple[Pin, ...] = ()
 
 
 def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
@@ -127,8 +139,10 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
     )
 
 
-def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> dict[str, float]:
-    """Returns all slices that stand for an engine, and the losses of the last five minutes."""
+def directory_stats(
+    snapshot: Snapshot, started_at_s: float, now_s: float, orders: StandingOrders = NO_ORDERS
+) -> dict[str, float]:
+    """Returns all slices that stand for an engine, the losses of five minutes, and the orders."""
     stats = {_STARTED: started_at_s}
     coming_s = coming_since(waiting_replicas(snapshot.records), snapshot.supply)
     ends_s = _ends_s(snapshot)
@@ -147,6 +161,11 @@ def directory_stats(snapshot: Snapshot, started_at_s: float, now_s: float) -> di
         for record in snapshot.ended
         if record.life.cause in _LOSSES and now_s - record.life.entered_at_s <= _LOSS_REPORTED_FOR_S
     }
+    if orders.freeze is not None:
+        stats[_FREEZE] = orders.freeze.at_s
+    for pin in orders.pins:
+        name = _BAR.join(("order", "pin", pin.about, pin.model or ""))
+        stats[name] = _AS_MANY if pin.num_replicas is None else float(pin.num_replicas)
     return stats
 
 
@@ -160,6 +179,7 @@ def fleet_report_of_stats(stats: Mapping[str, float]) -> FleetReport | None:
         return None
     slices: list[ListedSlice] = []
     losses: list[ListedLoss] = []
+    pins: list[Pin] = []
     for name, value in stats.items():
         kind, *fields = name.split(_BAR)
         try:
@@ -169,9 +189,14 @@ def fleet_report_of_stats(stats: Mapping[str, float]) -> FleetReport | None:
                 model, compute_class, replica_id, cause = fields
                 loss = ListedLoss(model, compute_class, replica_id, EndCause(cause), value)
                 losses.append(loss)
+            elif kind == "order" and name != _FREEZE:
+                _, compute_class, pinned = fields
+                number = None if value == _AS_MANY else round(value)
+                pins.append((compute_class, pinned or None, number))
         except ValueError as error:
             raise StatsError(f"the stat {name!r} is not in this version's form: {error}") from error
-    return FleetReport(stats[_STARTED], tuple(slices), tuple(losses))
+    is_frozen = _FREEZE in stats
+    return FleetReport(stats[_STARTED], tuple(slices), tuple(losses), is_frozen, tuple(pins))
 
 
 def _ends_s(snapshot: Snapshot) -> dict[str, float]:

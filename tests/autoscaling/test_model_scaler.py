@@ -17,6 +17,7 @@ from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.plan_report import ModelPlan
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.orders import NO_ORDERS, OperatorOrder, OrderKind, StandingOrders
 
 # One slice carries 10 requests per second of 100 prompt and 100 output tokens.
 PROFILE = CapacityProfile(
@@ -67,6 +68,7 @@ class Stage:
     sink: Sink = field(default_factory=Sink)
     records: tuple[SliceRecord, ...] = ()
     ended: tuple[SliceRecord, ...] = ()
+    orders: StandingOrders = NO_ORDERS
 
     def __post_init__(self) -> None:
         settings = ModelSettings("m", PROFILE, self.rules, TERMS, Tokens(100.0, 100.0))
@@ -79,7 +81,8 @@ class Stage:
 
     def serve_state(self, rate: float = 0.0, **changes: Any) -> ServeState:
         sample = LoadSample(rate, 0, 0.0, 0, None, None)
-        stats = directory_stats(Snapshot("v", self.records, self.ended), 0.0, self.now_s)
+        snapshot = Snapshot("v", self.records, self.ended)
+        stats = directory_stats(snapshot, 0.0, self.now_s, self.orders)
         fields: dict[str, Any] = {
             "now_s": self.now_s,
             "gateways": (Report(self.now_s, load_stats("m", sample)),),
@@ -105,6 +108,29 @@ def test_load_becomes_targets_by_class_with_reasons() -> None:
     }
     assert all(change.reason for change in plan.changes)
     assert (plan.decided_at_s, plan.changed_at_s, plan.alerts) == (stage.now_s, stage.now_s, ())
+
+
+def test_nothing_falls_while_scaling_down_is_frozen_also_when_the_directory_is_silent() -> None:
+    frozen = NO_ORDERS.given(OperatorOrder(OrderKind.FREEZE, "ada", "a drill", 0.0))
+    stage = Stage(orders=frozen)
+    many = {"reserved": Bounds(2, 0, 2), "spot": Bounds(8, 0, 50)}
+    plan = stage.step(45.0, deployments=many)
+    assert plan.targets == {"reserved": 2, "spot": 8}
+    assert any("scaling down is frozen: spot stays at 8" in alert for alert in plan.alerts)
+    assert stage.step(deployments=many, directory=()).targets == {"reserved": 2, "spot": 8}
+    stage.orders = NO_ORDERS
+    assert stage.step(45.0, deployments=many).targets["spot"] < 8
+    # More is bought all the same.
+    stage.orders = frozen
+    assert stage.step(450.0, deployments=many).targets["spot"] > 8
+
+
+def test_pinned_class_stays_where_it_is_whatever_the_load_is() -> None:
+    pin = OperatorOrder(OrderKind.PIN, "ada", "a drill", 0.0, "spot", model="m", num_replicas=1)
+    stage = Stage(orders=NO_ORDERS.given(pin))
+    plan = stage.step(45.0)
+    assert (plan.targets["spot"], stage.scaler.targets["spot"]) == (1, 1)
+    assert any("spot is pinned at 1; the policy would have 3" in alert for alert in plan.alerts)
 
 
 def test_last_change_is_shown_until_the_next() -> None:

@@ -44,9 +44,13 @@ class Planner:
         self.state = PlannerState()
 
     def plan(
-        self, entries: list[Entry], *groups: WorkerGroup, at_s: float = 0.0
+        self,
+        entries: list[Entry],
+        *groups: WorkerGroup,
+        at_s: float = 0.0,
+        frozen: str | None = None,
     ) -> ProvisioningPlan:
-        report = report_of(entries, groups)
+        report = replace(report_of(entries, groups), frozen=frozen)
         plan = plan_slices(report, groups, self._rules, at_s, self.state)
         self.state = plan.state
         return plan
@@ -73,6 +77,17 @@ def test_plan_adds_what_replicas_wait_for() -> None:
 
 def test_plan_with_enough_slices_changes_nothing() -> None:
     assert Planner().plan([holding("s-0"), waiting()], group("s-0", "s-1")) == ProvisioningPlan()
+
+
+def test_frozen_plan_drops_nothing_that_is_unwanted_and_replaces_what_is_condemned() -> None:
+    planner, have = Planner(), group("s-0", "s-1", "s-2")
+    entries = [holding("s-0"), condemned("s-2")]
+    planner.plan([holding("s-0")], have, frozen="freeze ordered by ada: a drill")
+    plan = planner.plan(entries, have, at_s=100.0, frozen="freeze ordered by ada: a drill")
+    assert dropped(only(plan)) == ["s-2"]
+    assert "not dropped though unwanted: s-1; freeze ordered by ada" in reasons(plan)
+    thawed = planner.plan(entries, have, at_s=200.0)
+    assert sorted(dropped(only(thawed))) == ["s-1", "s-2"]
 
 
 def test_plan_asks_for_the_replacement_at_the_notice() -> None:

@@ -18,6 +18,7 @@ from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.found import find_slices
+from serving.domain.supply.orders import NO_ORDERS, OperatorOrder, OrderKind
 from serving.domain.supply.survey import survey
 from tests.supply_builders import group_of, hosts_of, life, pods_of
 
@@ -54,6 +55,25 @@ def test_slices_and_losses_come_back() -> None:
         ListedSlice(MODEL, "spot", LIFE, SliceState.LOADING, 140.125, 100.25, 130.5),
     )
     assert fleet_report.losses == (ListedLoss(MODEL, "spot", "r-0", EndCause.PREEMPTED, 190.0),)
+
+
+def test_orders_come_back() -> None:
+    orders = NO_ORDERS
+    for kind, model, number in (
+        (OrderKind.FREEZE, None, None),
+        (OrderKind.PIN, MODEL, None),
+        (OrderKind.PIN, None, 0),
+    ):
+        about = "spot" if kind == OrderKind.PIN else ""
+        order = OperatorOrder(kind, "ada", "a | drill", 5.0, about)
+        orders = orders.given(replace(order, model=model, num_replicas=number))
+    report = fleet_report_of_stats(directory_stats(Snapshot("v"), 0.0, 10.0, orders))
+    assert report is not None
+    assert report.is_frozen
+    assert set(report.pins) == {("spot", MODEL, None), ("spot", None, 0)}
+    without = fleet_report_of_stats(directory_stats(Snapshot("v"), 0.0, 10.0))
+    assert without is not None
+    assert (without.is_frozen, without.pins) == (False, ())
 
 
 @pytest.mark.parametrize("cause", list(EndCause))

@@ -19,6 +19,8 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter, ValidationError
 
+from serving.domain.supply.orders import OperatorOrder, OrderKind
+
 FIRST_S = 30.0
 LONGEST_S = 3600.0
 # A slice that has not failed for so long starts anew. It also bounds how many are remembered.
@@ -74,7 +76,8 @@ class SliceFault:
     `count` failures came in a row; `reason` is that of the last, or of the condemnation. `model` is
     the last one whose engine failed; empty where none did. `life_ids` are the replicas' lives that
     ended with a failure here: each counts once, whoever reports it. `ends_at_s` is when a condemned
-    slice is taken away; `None` if it is condemned for its failures.
+    slice is taken away; `None` if it is condemned for its failures. An operator's order of
+    `ordered_at_s` keeps replicas off it until `ordered_until_s`.
     """
 
     hosts: FailedHosts
@@ -86,12 +89,15 @@ class SliceFault:
     life_ids: frozenset[str] = field(default_factory=frozenset)
     is_condemned: bool = False
     ends_at_s: float | None = None
+    ordered_until_s: float | None = None
+    ordered_at_s: float | None = None
 
     @property
     def until_s(self) -> float:
         """The end of the quarantine."""
         doublings = min(self.count - 1, _MAX_DOUBLINGS)
-        return self.at_s + (min(LONGEST_S, FIRST_S * 2.0**doublings) if self.count else 0.0)
+        own_s = self.at_s + (min(LONGEST_S, FIRST_S * 2.0**doublings) if self.count else 0.0)
+        return own_s if self.ordered_until_s is None else max(own_s, self.ordered_until_s)
 
 
 class SliceFaults:
@@ -179,12 +185,39 @@ class SliceFaults:
         fault = replace(known, reason=reason, is_condemned=True, ends_at_s=ends_at_s)
         self._put(fault, before)
 
+    def obey(self, order: OperatorOrder, hosts: FailedHosts, now_s: float) -> bool:
+        """Does what an operator has ordered of a slice; returns whether anything had to be done."""
+        before = [each for each in self._faults if each.hosts.incarnation == hosts.incarnation]
+        if order.kind == OrderKind.RELEASE:
+            held = [each for each in self._faults if _concerns(each, hosts)]
+            gone = [each for each in held if max(each.at_s, each.ordered_at_s or 0.0) < order.at_s]
+            self._faults = [each for each in self._faults if each not in gone]
+            self.is_dirty |= bool(gone)
+            return bool(gone)
+        if any(each.ordered_at_s == order.at_s for each in before):
+            return False
+        known = before[0] if before else SliceFault(hosts, 0, now_s, now_s, order.words)
+        is_condemned = known.is_condemned or order.kind == OrderKind.CONDEMN
+        fault = replace(
+            known,
+            reason=order.words,
+            is_condemned=is_condemned,
+            # One that was to be taken away goes by this order now.
+            ends_at_s=None if order.kind == OrderKind.CONDEMN else known.ends_at_s,
+            ordered_until_s=order.until_s,
+            ordered_at_s=order.at_s,
+        )
+        self._put(fault, before)
+        return True
+
     def absolve(self, node_ids: frozenset[str]) -> None:
         """Forgets the failures of a slice that has served; a condemned one stays condemned."""
         kept = [
             fault
             for fault in self._faults
-            if fault.is_condemned or not fault.hosts.concern("", node_ids, frozenset())
+            if fault.is_condemned
+            or fault.ordered_at_s is not None
+            or not fault.hosts.concern("", node_ids, frozenset())
         ]
         self.is_dirty |= len(kept) != len(self._faults)
         self._faults = kept
@@ -245,6 +278,8 @@ def why_condemned(
 
 
 def _is_over(fault: SliceFault, now_s: float) -> bool:
+    if fault.ordered_until_s is not None and now_s < fault.ordered_until_s:
+        return False
     if fault.ends_at_s is not None and fault.count == 0:
         return now_s >= fault.ends_at_s + REPRIEVE_AFTER_S
     return now_s - fault.at_s >= FORGET_S

@@ -38,6 +38,11 @@ class SupplyKeys:
         return self._key("faults")
 
     @property
+    def orders(self) -> bytes:
+        """What operators have ordered: written by `slicewise order` alone."""
+        return self._key("orders")
+
+    @property
     def engines(self) -> bytes:
         """What the keys of notes on ready engines begin with: the directory's own, one each."""
         return self._key("engine:")

@@ -150,11 +150,16 @@ class WaitingReplica:
 
 @dataclass(frozen=True, slots=True)
 class SupplyReport:
-    """Everything that the directory knows of slices. `version` differs with every change."""
+    """Everything that the directory knows of slices. `version` differs with every change.
+
+    `frozen` says by whose order and why no slice may be dropped that somebody could want again;
+    `None` where there is no such order.
+    """
 
     version: str
     slices: tuple[SupplyRecord, ...] = ()
     waiting: tuple[WaitingReplica, ...] = ()
+    frozen: str | None = None
 
 
 class SupplyReportError(ValueError):

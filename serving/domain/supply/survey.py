@@ -165,6 +165,8 @@ def _state(
     why_not = each.why_not_whole()
     if why_not is None and fault is not None and now_s < fault.until_s:
         reason = f"it failed {fault.count} times, last: {fault.reason}"
+        if fault.ordered_until_s is not None and now_s < fault.ordered_until_s:
+            reason = fault.reason
         return _State(SupplyState.QUARANTINED, reason, fault.until_s)
     if why_not is None:
         return _State(SupplyState.FREE, "every host is in Ray, and free")
@@ -186,8 +188,9 @@ def _leased(known: SupplyRecord | None, now_s: float) -> _State:
 
 
 def _is_final(each: FoundSlice, fault: SliceFault) -> bool:
-    """Returns whether a condemned slice goes: it is taken away, or somebody can replace it."""
-    return fault.ends_at_s is not None or each.pods is not None
+    """Returns whether a condemned slice goes: by an order, or as somebody takes or makes it."""
+    has_way = fault.ends_at_s is not None or each.pods is not None
+    return has_way or fault.ordered_at_s is not None
 
 
 def _coming(

@@ -1,0 +1,1 @@
+"""`slicewise order`: what an operator orders against what the platform does by itself."""
