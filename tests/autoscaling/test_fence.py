@@ -3,7 +3,7 @@
 import pytest
 from ray.core.generated.autoscaler_pb2 import NodeState, NodeStatus
 
-from autoscaling.provisioning.fence import is_host_of
+from autoscaling.provisioning.sidecar.fence import is_host_of
 from serving.domain.supply.pods import ObservedPod, ObservedSlice, PodPhase
 
 ALONE = ObservedSlice("g-2", (ObservedPod("pod-a", PodPhase.RUNNING, "10.0.0.7"),))

@@ -28,7 +28,7 @@ def test_importing_loads_no_framework(module: str) -> None:
 
 def test_running_provisioner_loads_neither_serve_nor_vllm() -> None:
     """It shares the head's pod, and needs a client of Ray's control store only."""
-    code = "import sys, autoscaling.provisioning.sidecar; print(*sys.modules)"
+    code = "import sys, autoscaling.provisioning.sidecar.process; print(*sys.modules)"
     probe = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

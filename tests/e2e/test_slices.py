@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray._raylet import GcsClient
 from ray.util.placement_group import placement_group_table
 
-from autoscaling.provisioning.directory import DirectoryRoad
 from autoscaling.provisioning.errors import RecordsUnavailableError
+from autoscaling.provisioning.sidecar.directory import DirectoryRoad
 from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 from .application import RunningApplication, application_args, linked_engines, paced_model

@@ -14,14 +14,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from autoscaling.provisioning.directory import DirectoryRoad
-from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.objects.cluster import WatchedCluster
 from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
 from autoscaling.provisioning.reconcile import Reconciler
+from autoscaling.provisioning.sidecar.directory import DirectoryRoad
+from autoscaling.provisioning.sidecar.fence import RayFence
 from serving.config.application import LinkConfig
 from serving.directory.deployment import FleetDirectory
 from serving.domain.inventory import Slice, SliceRequest

@@ -15,10 +15,10 @@ import yaml
 from control_plane.server import ControlPlane
 from ray._raylet import GcsClient
 
-from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
+from autoscaling.provisioning.sidecar.fence import RayFence
 from deployments.manifests.render import render
 from deployments.manifests.values import Values, parse_values
 from serving.config.slice_settings import slice_spec

@@ -16,10 +16,10 @@ from control_plane.server import ControlPlane
 from ray._raylet import GcsClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
+from autoscaling.provisioning.sidecar.fence import RayFence
 from serving.domain.slice_records import LEASE_S, SliceRecord
 from serving.domain.supply.records import SupplyState
 from serving.domain.topology import slice_shape

@@ -62,6 +62,6 @@ def provision_command(
     else:
         raise typer.BadParameter("this is no pod: give the API's address with --kubernetes-url")
     # Ray takes seconds to import, and every `slicewise` command loads this module.
-    from autoscaling.provisioning.sidecar import SidecarOptions, run_sidecar  # noqa: PLC0415
+    from autoscaling.provisioning.sidecar.process import SidecarOptions, run_sidecar  # noqa: PLC0415
 
     run_sidecar(SidecarOptions(ray_address, raycluster, application, access, rules, interval))

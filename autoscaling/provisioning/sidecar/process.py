@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
 
-from autoscaling.provisioning.directory import DirectoryRoad
-from autoscaling.provisioning.fence import RayFence
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.objects.cluster import WatchedCluster
 from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.reconcile import Reconciler
+from autoscaling.provisioning.sidecar.directory import DirectoryRoad
+from autoscaling.provisioning.sidecar.fence import RayFence
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""`slicewise provision` as it runs beside the head: command line, process, ways to Ray."""
