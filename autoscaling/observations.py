@@ -159,6 +159,7 @@ def slices_of(
                 requested_at_s=each.requested_at_s,
                 expires_at_s=expires_at_s,
                 coming_since_s=each.coming_since_s,
+                is_adopted=each.is_adopted,
             )
         )
     return tuple(sorted(views, key=lambda view: view.slice_id))

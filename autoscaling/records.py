@@ -37,7 +37,7 @@ class SliceView:
     `since_s` is when it entered its state, `requested_at_s` when it was requested.
     `expires_at_s` is when its maximum run duration ends, `None` without one. Of a replica that
     waits, `coming_since_s` is since when the machines of its slice are there; `None` while they
-    are not.
+    are not. `is_adopted` says that its engine ran before: nobody delivered it.
     """
 
     slice_id: str
@@ -48,6 +48,7 @@ class SliceView:
     num_in_flight: int = 0
     expires_at_s: float | None = None
     coming_since_s: float | None = None
+    is_adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class ClassHistory:
             before = self._observed.get(each.slice_id)
             observed[each.slice_id] = _Observed(each.state, each.since_s, each.requested_at_s)
             was_waiting = before is not None and before.state in WAITING
-            if was_waiting and each.state in HELD_STATES:
+            if was_waiting and each.state in HELD_STATES and not each.is_adopted:
                 delivered = True
                 # How long a stock-out lasts does not show how long a slice usually takes.
                 if not self._is_out_of_stock and each.state != SliceState.DRAINING:
@@ -153,6 +153,7 @@ class ClassHistory:
                 before is not None
                 and before.state in (SliceState.RESERVED, SliceState.PROBING, SliceState.LOADING)
                 and each.state == SliceState.READY
+                and not each.is_adopted
             ):
                 self._load_s.append(each.since_s - before.since_s)
         self._observed = observed

@@ -32,8 +32,9 @@ def lasting_environment(inherited: Mapping[str, str], proxy_port: int) -> dict[s
     port of the configuration; in a cluster of Kubernetes no Service leads to it.
     """
     ours = {
-        # What KubeRay 1.7 gives every worker once fault tolerance is on; Ray's own default is 60 s.
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+        # A head that is away for hours costs scaling and no engine. After this time every raylet
+        # ends itself: Ray's own default is 60 s, and KubeRay 1.7 gives 600 s where we give nothing.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
         # As in our manifests. Of several HAProxies on one machine all would have the same ports.
         "RAY_SERVE_ENABLE_HA_PROXY": "0",
         _PROXY_PORT: str(proxy_port),

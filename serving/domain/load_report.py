@@ -6,7 +6,7 @@ not a number stands in the name, between bars. No model, compute class or replic
     load|<model>|<what>                                                         value
     directory|started                                                           when it started
     slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>|<ends>|<coming since>
-                                                                                since when so
+         |adopted, or nothing                                                   since when so
     lost|<model>|<compute class>|<replica>|<cause>                              when
     order|freeze                                                                since when
     order|pin|<compute class>|<model, or nothing>                               how many, or -1
@@ -27,6 +27,7 @@ from serving.domain.supply.survey import waiting_replicas
 _BAR = "|"
 _STARTED = f"directory{_BAR}started"
 _FREEZE = f"order{_BAR}freeze"
+_ADOPTED = "adopted"
 # The value of a pin without a number.
 _AS_MANY = -1.0
 # Ends that a scaling policy did not ask for. An expiry was known before, a release requested.
@@ -61,7 +62,8 @@ class ListedSlice:
 
     `held_since_s` is `None` while it waits. `ends_at_s` is when the maximum run of its slice ends,
     as the hosts tell, or `None`. Of a replica that waits, `coming_since_s` is since when its slice
-    is on its way (`supply.coming`); `None` while none is.
+    is on its way (`supply.coming`); `None` while none is. `is_adopted` says that its engine ran
+    before, so that what it took to come was no delivery.
     """
 
     model: str
@@ -73,6 +75,7 @@ class ListedSlice:
     held_since_s: float | None
     ends_at_s: float | None = None
     coming_since_s: float | None = None
+    is_adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,7 @@ def _slice_name(record: SliceRecord, ends_at_s: float | None, coming_since_s: fl
             _optional(_held_since_s(record.life)),
             _optional(ends_at_s),
             _optional(coming_since_s),
+            _ADOPTED if record.is_adopted else "",
         )
     )
 
@@ -232,7 +236,7 @@ def _optional(time_s: float | None) -> str:
 
 
 def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
-    model, compute_class, replica_id, state, requested_at_s, *optional = fields
+    model, compute_class, replica_id, state, requested_at_s, *optional, adopted = fields
     held_since_s, ends_at_s, coming_since_s = (float(each) if each else None for each in optional)
     return ListedSlice(
         model,
@@ -244,6 +248,7 @@ def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
         held_since_s,
         ends_at_s,
         coming_since_s,
+        adopted == _ADOPTED,
     )
 
 

@@ -65,7 +65,8 @@ class SliceRecord:
 
     `fingerprint` is that of the engine (`EngineSpec`). `control` is where it is commanded, once it
     is ready to have another owner; `group_id` the placement group around it, once there is one. An
-    orphan is served by an engine whose replica is gone, and waits for another one.
+    orphan is served by an engine whose replica is gone, and waits for another one. `is_adopted`
+    says that the engine was another replica's before.
     """
 
     replica_id: str
@@ -85,6 +86,7 @@ class SliceRecord:
     control: tuple[str, int] | None = None
     group_id: str | None = None
     is_orphan: bool = False
+    is_adopted: bool = False
 
     @property
     def has_engine(self) -> bool:

@@ -79,6 +79,11 @@ class DirectoryReporter:
             self._change(part, life=life)
         await self._renew()
 
+    def adopt(self) -> None:
+        """Notes that this session's engine ran before, under another replica."""
+        for part in range(len(self._records)):
+            self._change(part, is_adopted=True)
+
     async def reserve(self, group_id: str) -> None:
         """Sets the placement group, which stands; its hosts are not known to be there yet."""
         for part in range(len(self._records)):

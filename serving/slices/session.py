@@ -326,6 +326,7 @@ class SliceSession:
             await best_effort(control.leave(self._spec.lease_s), "leave_failed")
             return False
         self._control, self._actor = control, deed.actor
+        self._reporter.adopt()
         names = None
         if self._spec.slice is not None and deed.group_id is not None:
             slices = tuple(each.whole for each in deed.slices)

@@ -46,13 +46,16 @@ def test_unknown_mean_is_left_out_and_stays_unknown() -> None:
 def test_slices_and_losses_come_back() -> None:
     waiting = SliceRecord("r-1", MODEL, "spot", SliceLifecycle.begin(50.0))
     lost = SliceRecord("r-0", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "taken away"))
-    snapshot = Snapshot("v", (waiting, SliceRecord(LIFE, MODEL, "spot", LOADING)), (lost,))
+    adopted = SliceRecord(LIFE, MODEL, "spot", LOADING, is_adopted=True)
+    snapshot = Snapshot("v", (waiting, adopted), (lost,))
     fleet_report = fleet_report_of_stats(directory_stats(snapshot, started_at_s=10.0, now_s=200.0))
     assert fleet_report is not None
     assert fleet_report.started_at_s == 10.0
     assert fleet_report.slices == (
         ListedSlice(MODEL, "spot", "r-1", SliceState.REQUESTED, 50.0, 50.0, None),
-        ListedSlice(MODEL, "spot", LIFE, SliceState.LOADING, 140.125, 100.25, 130.5),
+        ListedSlice(
+            MODEL, "spot", LIFE, SliceState.LOADING, 140.125, 100.25, 130.5, is_adopted=True
+        ),
     )
     assert fleet_report.losses == (ListedLoss(MODEL, "spot", "r-0", EndCause.PREEMPTED, 190.0),)
 

@@ -5,9 +5,11 @@ Simulated slices and paced engines: processes of their own, whose ids tell wheth
 
 import asyncio
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ READY_S = 120.0
 NUM_STREAMS = 64
 NUM_TOKENS = 120
 V6E_2X2 = {"generation": "v6e", "topology": "2x2"}
-PLAN = {"slices": [{"name": "spot", "compute_class": "spot", "count": 2, **V6E_2X2}]}
+PLAN = {"slices": [{"name": "spot", "compute_class": "spot", "count": 3, **V6E_2X2}]}
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +74,31 @@ def undisturbed(request: Request) -> list[int]:
     return found
 
 
-async def test_killed_replica_is_succeeded_by_one_that_takes_its_engine_over(
-    application: RunningApplication,
-) -> None:
-    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S)
-    before, had, was = engines(application), replicas(application), rows(application.fleet())
+@pytest.fixture(scope="module")
+def head(application: RunningApplication) -> str:
+    """The address of Ray's head."""
+    return str(application.simulation("describe")["ray_address"])
+
+
+def order(head: str, *arguments: str) -> str:
+    """What `slicewise order` says at that head."""
+    command = [Path(sys.executable).with_name("slicewise"), "order", *arguments]
+    done = subprocess.run(
+        [*command, "--ray-address", head], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def supply_of(fleet: dict[str, Any], name: str) -> dict[str, Any]:
+    (row,) = [row for row in fleet["supply"] if row["name"] == name]
+    return dict(row)
+
+
+async def answered(
+    application: RunningApplication, disturb: Callable[[], None]
+) -> tuple[list[Answer], list[Request]]:
+    """All streams, with `disturb` once each has begun."""
     begun: set[int] = set()
     all_begun = asyncio.Event()
 
@@ -88,9 +110,39 @@ async def test_killed_replica_is_succeeded_by_one_that_takes_its_engine_over(
     requests = streams()
     answering = asyncio.create_task(stream_all(application.base_url, requests, on_chunk))
     await all_begun.wait()
-    for process in application.processes(Role.SLICE_REPLICA):
-        process.send_signal(signal.SIGKILL)
-    at_s = time.monotonic()
+    await asyncio.to_thread(disturb)
+    return await answering, requests
+
+
+async def test_condemned_slice_is_left_in_order_and_its_replica_serves_on_another(
+    application: RunningApplication, head: str
+) -> None:
+    was = rows(application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S))
+    name, stays = sorted(was)
+
+    def condemn() -> None:
+        order(head, "condemn", name, "--reason", "it runs hot")
+
+    answers, requests = await answered(application, condemn)
+    assert [answer.choices[0].token_ids for answer in answers] == [
+        undisturbed(each) for each in requests
+    ]
+    fleet = application.wait_fleet(
+        lambda fleet: linked_engines(fleet) == {MODEL: 2} and name not in rows(fleet), READY_S
+    )
+    assert rows(fleet)[stays]["engine_id"] == was[stays]["engine_id"]
+    assert supply_of(fleet, name)["state"] == "condemned"
+    assert "condemn ordered by" in supply_of(fleet, name)["reason"]
+    assert "it runs hot" in order(head, "list")
+    order(head, "release", name)
+    application.wait_fleet(lambda fleet: supply_of(fleet, name)["state"] == "free", READY_S)
+
+
+async def test_killed_replica_is_succeeded_by_one_that_takes_its_engine_over(
+    application: RunningApplication,
+) -> None:
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S)
+    before, had, was = engines(application), replicas(application), rows(application.fleet())
 
     def is_adopted(fleet: dict[str, Any]) -> bool:
         now = rows(fleet)
@@ -98,11 +150,16 @@ async def test_killed_replica_is_succeeded_by_one_that_takes_its_engine_over(
             now[name]["replica_id"] != row["replica_id"] for name, row in was.items()
         )
 
-    await asyncio.to_thread(application.wait_fleet, is_adopted, READY_S)
-    sys.stdout.write(f"\n    replicas killed: adopted after {time.monotonic() - at_s:.1f} s\n")
+    def kill() -> None:
+        for process in application.processes(Role.SLICE_REPLICA):
+            process.send_signal(signal.SIGKILL)
+        at_s = time.monotonic()
+        application.wait_fleet(is_adopted, READY_S)
+        sys.stdout.write(f"\n    replicas killed: adopted after {time.monotonic() - at_s:.1f} s\n")
+
+    answers, requests = await answered(application, kill)
     assert engines(application) == before
     assert not replicas(application) & had
-    answers = await answering
     assert [answer.choices[0].token_ids for answer in answers] == [
         undisturbed(each) for each in requests
     ]
@@ -148,6 +205,7 @@ def test_replica_that_is_wanted_no_more_gives_its_slice_back(
     (left,) = rows(application.wait_fleet(lambda fleet: len(rows(fleet)) == 1, READY_S))
     assert left in was
     application.wait_fleet(
-        lambda fleet: sorted(row["state"] for row in fleet["supply"]) == ["free", "held"], READY_S
+        lambda fleet: sorted(row["state"] for row in fleet["supply"]) == ["free", "free", "held"],
+        READY_S,
     )
     assert len(engines(application)) == 1

@@ -98,6 +98,18 @@ def test_times_are_learned_once_there_are_enough_of_them() -> None:
         assert (history.provisioning_s, history.load_s) == expected
 
 
+def test_engine_that_is_taken_over_shows_nothing_of_how_long_the_class_takes() -> None:
+    history = ClassHistory(SPOT, RULES)
+    for number in range(6):
+        asked_s, name = 1000.0 * number, f"s-{number}"
+        history.observe(asked_s, [view(name, SliceState.REQUESTED, asked_s, asked_s)], [])
+        taken = view(name, SliceState.LOADING, asked_s + 1, asked_s)
+        history.observe(asked_s + 1, [replace(taken, is_adopted=True)], [])
+        ready = view(name, SliceState.READY, asked_s + 2, asked_s)
+        history.observe(asked_s + 2, [replace(ready, is_adopted=True)], [])
+    assert (history.provisioning_s, history.load_s) == (SPOT.provisioning_s, SPOT.load_s)
+
+
 def test_prior_rate_of_losses_gives_way_to_experience() -> None:
     history = ClassHistory(replace(SPOT, losses_per_hour=1.0), RULES)
     held = [view("a", SliceState.READY, 0)]
