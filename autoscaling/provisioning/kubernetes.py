@@ -96,7 +96,9 @@ class KubernetesAccess:
 
 
 class KubernetesApi:
-    """Lists, watches and patches objects of one namespace. Close it with `aclose`.
+    """Lists, watches and patches objects of one namespace, and lists and watches those of none.
+
+    Close it with `aclose`.
 
     Every method raises a `ProvisioningError` that names what failed; none of them tries again.
     """
@@ -132,7 +134,7 @@ class KubernetesApi:
         Raises:
             ExpiredError: the list took so long that the server dropped its version. Begin again.
         """
-        path = self._path(selection.group, selection.resource)
+        path = self._path_of(selection)
         parameters = selection.parameters | {"limit": str(self._page_size)}
         while True:
             response = await self._ask("GET", path, params=parameters)
@@ -157,7 +159,7 @@ class KubernetesApi:
         Raises:
             ExpiredError: the server no longer knows what came after `version`. List anew.
         """
-        path = self._path(selection.group, selection.resource)
+        path = self._path_of(selection)
         parameters = selection.parameters | {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -192,6 +194,11 @@ class KubernetesApi:
             content=json.dumps(list(operations)).encode(),
         )
         return response.content
+
+    def _path_of(self, selection: Selection) -> str:
+        if not selection.is_namespaced:
+            return f"/{selection.group}/{selection.resource}"
+        return self._path(selection.group, selection.resource)
 
     def _path(self, group: str, resource: str, name: str = "") -> str:
         path = f"/{group}/namespaces/{self._access.namespace}/{resource}"

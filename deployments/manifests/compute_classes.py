@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 
 from deployments.manifests.cluster_config import ClusterConfig, Provisioning
 from deployments.manifests.names import Json
-from deployments.manifests.slice_groups import SliceGroup, shape_name
+from deployments.manifests.slice_groups import SliceGroup, shape_name, spot_critical_s
 from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
 from serving.domain.topology import Generation
 
 # The longest notice that a spot node may get of its end, and the part of it that GKE's own pods
-# get. Source: the CRD's enum and GKE's spot VM page, read 2026-11-20; unproven for TPU hosts.
-SPOT_SHUTDOWN_S = 120
-_SPOT_CRITICAL_S = 15
+# get. Source: the CRD's enum and GKE's spot VM page, read 2026-11-20 (GKE 1.35.0-gke.1171000 and
+# later); unproven for TPU hosts. So it is asked for, and relied on only where `spot_shutdown_s`
+# says so.
+LONGEST_SPOT_SHUTDOWN_S = 120
 # How long before the end of a flex-start node GKE makes its replacement.
 _RECYCLE_LEAD_S = 3600
 # How long flex-start is tried for before GKE reports a failure; below 15 minutes it is ignored.
@@ -69,11 +70,6 @@ def node_pool_names(group: SliceGroup) -> list[str]:
     if group.shape.num_hosts == 1:
         return [group.name]
     return [f"{group.name}-{number}" for number in range(group.terms.max_slices)]
-
-
-def spot_critical_s(drain_s: float) -> int:
-    """Returns the share of GKE's own pods in a spot node's shutdown, so that ours can drain."""
-    return max(0, min(_SPOT_CRITICAL_S, int(SPOT_SHUTDOWN_S - drain_s)))
 
 
 def _serving_class(cluster: ClusterConfig, group: SliceGroup) -> Json:
@@ -148,8 +144,10 @@ def _market_rule(group: SliceGroup) -> Json:
         return where | {"spot": False}
     if group.market == Market.SPOT:
         kubelet = {
-            "shutdownGracePeriodSeconds": SPOT_SHUTDOWN_S,
-            "shutdownGracePeriodCriticalPodsSeconds": spot_critical_s(group.drain_s),
+            "shutdownGracePeriodSeconds": LONGEST_SPOT_SHUTDOWN_S,
+            "shutdownGracePeriodCriticalPodsSeconds": spot_critical_s(
+                LONGEST_SPOT_SHUTDOWN_S, group.drain_s
+            ),
         }
         return where | {"spot": True, "nodeSystemConfig": {"kubeletConfig": kubelet}}
     longest_s = int(group.terms.max_run_s or MAX_FLEX_START_RUN_S)

@@ -23,6 +23,7 @@ DASHBOARD_PORT = 8265
 EXPORTER_PORT = 9450
 REDIS_PORT = 6379
 NETWORK_CLAIMS = "all-netdev"
+RUN_FOLDER = "/var/run/slicewise"  # of a host's pod: where programs on the host find each other
 
 Json = dict[str, Any]
 

@@ -28,6 +28,11 @@ PROVISIONER_RULES: tuple[Json, ...] = (
     {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "patch", "watch"]},
     {"apiGroups": ["ray.io"], "resources": ["rayservices"], "verbs": ["list", "watch"]},
 )
+# What `autoscaling.node_reader` asks of the API, about its own node. Kubernetes cannot grant a node
+# by a name that is not known before, so these are the rights to read every node's object.
+NODE_READER_RULES: tuple[Json, ...] = (
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
+)
 _PRIORITIES = {Component.GATEWAY: 1_000_000, Component.ENGINE: 900_000}
 _RBAC = "rbac.authorization.k8s.io"
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -75,6 +80,32 @@ def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
         ],
     }
     return [role, binding]
+
+
+def node_reader_rights(cluster: ClusterConfig) -> list[Json]:
+    """The node reader's ClusterRole, bound to the service account of the hosts of slices.
+
+    Nodes are in no namespace, so the names carry the installation's.
+    """
+    name = f"{cluster.namespace}-{cluster.name}-node-reader"
+    head = {"apiVersion": f"{_RBAC}/v1"}
+    metadata = {"labels": instance_labels(cluster), "name": name}
+    rules = [dict(rule) for rule in NODE_READER_RULES]
+    account = {
+        "kind": "ServiceAccount",
+        "name": service_account(cluster, Component.ENGINE),
+        "namespace": cluster.namespace,
+    }
+    return [
+        head | {"kind": "ClusterRole", "metadata": dict(metadata), "rules": rules},
+        head
+        | {
+            "kind": "ClusterRoleBinding",
+            "metadata": dict(metadata),
+            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": name},
+            "subjects": [account],
+        },
+    ]
 
 
 def priority_classes(cluster: ClusterConfig) -> list[Json]:

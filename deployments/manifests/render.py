@@ -55,6 +55,7 @@ def manifests(values: Values) -> dict[str, list[Json]]:
         "gke/resource-quota.yaml": [platform.resource_quota(values, groups)],
         "gke/network-policies.yaml": platform.network_policies(cluster),
         "kuberay/base/slice-provisioner.yaml": platform.provisioner_rights(cluster),
+        "kuberay/base/node-reader.yaml": platform.node_reader_rights(cluster),
         "kuberay/base/disruption-budgets.yaml": platform.disruption_budgets(values),
         "kuberay/base/tpu-exporter.yaml": [edges.exporter(cluster)],
         "kuberay/base/pod-monitors.yaml": edges.pod_monitors(values),

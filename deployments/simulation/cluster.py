@@ -9,6 +9,7 @@ import heapq
 import itertools
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -397,6 +398,9 @@ class SimulatedCluster:
     def _start_host(self, owner: SimulatedSlice, worker_id: int) -> SimulatedHost:
         metadata = self._metadata.start()
         kind = owner.kind
+        run_dir = _run_dir(owner.name, worker_id)
+        # A new host has nothing of the one before under its name.
+        shutil.rmtree(run_dir, ignore_errors=True)
         node = self.control_plane.cluster.add_node(
             wait=False,
             num_cpus=self._plan.cpus_per_host,
@@ -408,7 +412,7 @@ class SimulatedCluster:
             | metadata.environment
             | {
                 STARTED_AT_VARIABLE: f"{time.time():.1f}",
-                RUN_DIR_VARIABLE: f"{_run_dir(owner.name, worker_id)}",
+                RUN_DIR_VARIABLE: f"{run_dir}",
             },
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from deployments.manifests.compute_classes import SPOT_SHUTDOWN_S
+from deployments.manifests.compute_classes import LONGEST_SPOT_SHUTDOWN_S
+from deployments.manifests.pods import NODE_READER_MODULE
 from deployments.validation.documents import (
     LOADER,
     SERVE_CONFIG_NAME,
@@ -26,7 +27,7 @@ from serving.config.application import AppConfig, check_app_config
 from serving.config.check import IMPORT_PATH
 from serving.config.models import DeploymentConfig
 from serving.config.slice_settings import replica_end_s, slice_spec
-from serving.config.slice_spec import SliceSpec, slice_request
+from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, slice_request
 from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
@@ -38,6 +39,7 @@ from serving.domain.inventory import (
     ObservedHost,
 )
 from serving.domain.supply.found import find_slices, match_slices
+from serving.slices.local.notes import END_WITHIN_VARIABLE
 
 
 def serving_problems(folder: Folder) -> Iterator[Problem]:
@@ -131,6 +133,7 @@ def _deployment_problems(
                 if (group.name, spec.compute_class) not in reported:
                     reported.add((group.name, spec.compute_class))
                     yield from _grace_problems(group, spec)
+                    yield from _notice_problems(group)
     for name, count in wanted.items():
         group = by_name[name]
         most = group.spec.get("maxReplicas")
@@ -185,6 +188,42 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
         yield group.problem(field, complaint, f"allowed: at least {needed_s}", grace_s)
 
 
+def _notice_problems(group: FoundGroup) -> Iterator[Problem]:
+    """Yields what would keep the agent of a host from learning of its pod's or its node's end."""
+    container = mapping(group.pod, "containers", 0)
+    at = "template.spec.containers[0]"
+    if not value_at(container, "lifecycle", "preStop"):
+        complaint = "missing: the slice would not be left before its pod ends"
+        yield group.problem(f"{at}.lifecycle.preStop", complaint, "required: a command that waits")
+    given = {str(mapping(each).get("name")): each for each in sequence(container, "env")}
+    end_s = mapping(given.get(END_WITHIN_VARIABLE)).get("value")
+    grace_s = group.pod.get("terminationGracePeriodSeconds", 30)
+    if end_s is None or not str(end_s).isdigit() or not 0 < int(str(end_s)) <= _number(grace_s):
+        complaint = "the hook would tell an end that is not the pod's"
+        allowed = f"allowed: more than 0, up to the pod's grace of {grace_s}"
+        yield group.problem(f"{at}.env[{END_WITHIN_VARIABLE}]", complaint, allowed, end_s)
+    folder = mapping(given.get(RUN_DIR_VARIABLE)).get("value")
+    readers = [
+        mapping(each)
+        for each in sequence(group.pod, "initContainers")
+        if NODE_READER_MODULE in sequence(each, "command")
+    ]
+    if not readers:
+        complaint = "no node reader: what Kubernetes announces of the node would reach nobody"
+        required = f"required: a container that runs {NODE_READER_MODULE}"
+        yield group.problem("template.spec.initContainers", complaint, required)
+    for user in (container, *readers):
+        mounts = [mapping(each) for each in sequence(user, "volumeMounts")]
+        if folder is None or folder not in [mount.get("mountPath") for mount in mounts]:
+            complaint = f"container {user.get('name')} does not have the run directory"
+            yield group.problem(
+                "template.spec.volumes",
+                complaint,
+                f"required: a volume at {RUN_DIR_VARIABLE}",
+                folder,
+            )
+
+
 def _gateway_end_problems(pod: FoundPod, drain_s: float) -> Iterator[Problem]:
     """Yields what would cut the answers of a gateway whose pod is evicted or deleted."""
     grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
@@ -220,7 +259,7 @@ def _spot_problems(app: AppConfig, offers: Sequence[_Offer], folder: Folder) -> 
             complaint = (
                 f"less the critical pods' {critical_s} shorter than the drain of {notice_s:g} s"
             )
-            yield used.problem(field, complaint, f"allowed: {SPOT_SHUTDOWN_S}", whole_s)
+            yield used.problem(field, complaint, f"allowed: {LONGEST_SPOT_SHUTDOWN_S}", whole_s)
 
 
 def _deployment_of(app: AppConfig, hosts: Sequence[ObservedHost]) -> DeploymentConfig | None:

@@ -24,6 +24,30 @@ async def draining_nodes() -> dict[str, float | None]:
     return {node_id: at_ms / 1000 if at_ms else None for node_id, at_ms in deadlines_ms.items()}
 
 
+async def node_addresses() -> dict[str, tuple[str, int]]:
+    """Returns where the Ray node of each live host listens, by node id.
+
+    Raises whatever Ray does without a head.
+    """
+    nodes = await asyncio.to_thread(ray.nodes)
+    return {
+        str(node["NodeID"]): (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))
+        for node in nodes
+        if node["Alive"]
+    }
+
+
+async def is_listening(address: tuple[str, int], timeout_s: float) -> bool:
+    """Returns whether a Ray node takes connections at its address; asks nobody else."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(*address)
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
+
+
 def own_node_id() -> str:
     """Returns Ray's id of the host that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())

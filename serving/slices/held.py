@@ -145,6 +145,7 @@ class HeldSlices:
         self._watching = (
             asyncio.create_task(self._watch_ray(), name="watch-ray"),
             asyncio.create_task(self._watch_clock(), name="watch-clock"),
+            *(asyncio.create_task(each.learn_nodes(), name="learn-nodes") for each in self.watches),
         )
 
     def ask_to_leave(self, part: int, reason: str) -> None:
@@ -201,6 +202,7 @@ class HeldSlices:
                     self._directory.note_leaving,
                     each.slice, each.order.deadline_s, each.order.reason,
                 )  # fmt: skip
+            each.tell_left()
         await self.leave()
         await self.reservation.release()
 

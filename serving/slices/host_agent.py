@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import ray
 from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, Work
 from serving.slices.expiry import BootTimeError, expiry_notice, started_at_s
 from serving.slices.host_heartbeat import HostStreamServer
+from serving.slices.local.agent_socket import AgentSocket
+from serving.slices.local.notes import END_WITHIN_VARIABLE
 from serving.slices.metadata_client import (
     HOST_VARIABLE,
     SPOT_NOTICE_S,
@@ -63,9 +66,16 @@ class HostAgent:
         self._ip = "127.0.0.1" if spec.listens_on_loopback else ray.util.get_node_ip_address()
         self._stream: HostStreamServer | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._socket: AgentSocket | None = None
+        self._starting: asyncio.Task[AgentReport] | None = None
 
     async def start(self) -> AgentReport:
-        """Opens the stream and begins to listen to the metadata server."""
+        """Opens the stream and listens to the metadata server and to this host. Idempotent."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(), name="start-agent")
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> AgentReport:
         self._stream = HostStreamServer(self._worker_id)
         address = await self._stream.listen(self._ip)
         expiry = self._expiry()
@@ -78,19 +88,30 @@ class HostAgent:
                 MetadataClient(host),
                 self._worker_id,
                 self._stream,
-                # Our pods get the shorter of the VM's notice and their grace period.
-                preemption_notice_s=min(SPOT_NOTICE_S, self._spec.drain_notice_s),
+                preemption_notice_s=preemption_notice_s(os.environ, self._spec.drain_notice_s),
             )
             self._watch = asyncio.create_task(work, name="watch-metadata")
         run_dir = os.environ.get(RUN_DIR_VARIABLE)
-        if run_dir is not None and self._spec.work is not None:
-            announce_work(Path(run_dir), self._spec.work)
+        if run_dir is not None:
+            await self._listen_here(Path(run_dir), self._stream)
+            if self._spec.work is not None:
+                announce_work(Path(run_dir), self._spec.work)
         node_id = ray.get_runtime_context().get_node_id()
         # A simulated host has no libtpu.
         is_simulated = SIMULATED_VARIABLE in os.environ
         log_dir = None if is_simulated else tpu_log_dir(self._spec.engine_env, os.environ)
         ends_at_s = None if expiry is None else expiry.deadline_s
         return AgentReport(self._worker_id, node_id, address, log_dir, ends_at_s)
+
+    async def _listen_here(self, run_dir: Path, stream: HostStreamServer) -> None:
+        """Hears what is told on this host; a folder that cannot be written costs these notices."""
+        self._socket = AgentSocket(run_dir, self._worker_id, stream)
+        try:
+            await self._socket.listen()
+        except OSError as error:
+            logger.warning("nothing_heard_here run_dir=%s error=%r", run_dir, str(error))
+        else:
+            stream.on_left = self._socket.tell_left
 
     def _expiry(self) -> Notice | None:
         """Returns the notice of the end of the host's run; `None` if it has none, or unknown."""
@@ -115,6 +136,16 @@ class HostAgent:
         if SIMULATED_VARIABLE in os.environ:
             spec = msgspec.structs.replace(spec, platform=Platform.CPU)
         return await run_probe_on_host(spec, timeout_s)
+
+
+def preemption_notice_s(environment: Mapping[str, str], drain_notice_s: float) -> float:
+    """Returns how long this host lasts after its preemption was announced, in seconds.
+
+    A pod is told what it gets of its node's end (`END_WITHIN_VARIABLE`). Elsewhere it is what every
+    spot VM gets, or the notice of the compute class where that is shorter.
+    """
+    given = environment.get(END_WITHIN_VARIABLE)
+    return min(SPOT_NOTICE_S, drain_notice_s) if given is None else float(given)
 
 
 def announce_work(run_dir: Path, work: Work) -> None:

@@ -1,8 +1,9 @@
 """The stream from a host of a slice to the slice's replica: its heartbeat and its notices.
 
 The host's agent serves it, and the replica connects. It carries JSON lines: one every 0.25 s, and
-one with all present notices at once when they change. Nothing secret is sent and nothing is read.
-The end of the stream is the fastest sign of a lost host: Ray takes 12 to 15 s.
+one with all present notices at once when they change. Nothing secret is sent, and one word is read:
+the replica says at last that it leaves the slice. The end of the stream is the fastest sign of a
+lost host: Ray takes 12 to 15 s.
 
 Owns the lines, the deadline and the rule by which a host is lost. Does not own the sources of
 notices.
@@ -11,7 +12,7 @@ notices.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,8 @@ RECONNECT_S = 0.3
 MAX_WATCHERS = 4
 # Some hundred notices; a host has a handful of sources.
 MAX_LINE_BYTES = 64 * 1024
+# What the replica says before it gives the slice back.
+LEFT_LINE = b"left\n"
 # A watcher that does not read is cut off. Heartbeats alone take more than an hour to get there.
 _MAX_UNREAD_BYTES = 64 * 1024
 
@@ -52,11 +55,20 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 class HostStreamServer:
-    """The host's end: a `NoticeSink` that sends each notice to every watcher at once."""
+    """The host's end: a `NoticeSink` that sends each notice to every watcher at once.
 
-    def __init__(self, worker_id: int, heartbeat: HeartbeatConfig = HEARTBEAT) -> None:
+    `on_left` is called when a watcher says that the slice is left.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        heartbeat: HeartbeatConfig = HEARTBEAT,
+        on_left: Callable[[], None] = lambda: None,
+    ) -> None:
         self._worker_id = worker_id
         self._heartbeat = heartbeat
+        self.on_left = on_left
         self._notices: dict[str, Notice] = {}
         self._watchers: set[asyncio.Transport] = set()
         self._server: asyncio.Server | None = None
@@ -128,26 +140,41 @@ class HostStreamServer:
 
 
 class _Watcher(asyncio.Protocol):
-    """The connection of one watcher at the host's end. Incoming bytes are thrown away."""
+    """The connection of one watcher at the host's end. All but one word is thrown away."""
 
     def __init__(self, server: HostStreamServer) -> None:
         self._server = server
+        self._heard = b""
         self._transport: Any = None  # uvloop's transports are no subclass of asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._server.add(self._transport)
 
+    def data_received(self, data: bytes) -> None:
+        heard = self._heard + data
+        if heard.endswith(LEFT_LINE):
+            self._server.on_left()
+        self._heard = heard[-len(LEFT_LINE) :]
+
     def connection_lost(self, _: Exception | None) -> None:
         self._server.drop(self._transport)
 
 
 class _LostError(Exception):
-    """The host is lost; the message has the reason."""
+    """The host is lost, for the reason in the message; `is_silence`: it has fallen silent."""
+
+    def __init__(self, reason: str, *, is_silence: bool = False) -> None:
+        super().__init__(reason)
+        self.is_silence = is_silence
 
 
 class HostWatcher:
-    """The replica's end: hands on the notices of one host, and at last its loss."""
+    """The replica's end: hands on the notices of one host, and at last its loss.
+
+    `revive` is asked when the stream has ended and cannot be opened again: the agent may have died
+    alone. It returns the address of the one in its place, or `None` once the host is gone.
+    """
 
     def __init__(
         self,
@@ -155,29 +182,51 @@ class HostWatcher:
         address: tuple[str, int],
         sink: NoticeSink,
         heartbeat: HeartbeatConfig = HEARTBEAT,
+        revive: Callable[[], Awaitable[tuple[str, int] | None]] | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._address = address
         self._sink = sink
         self._heartbeat = heartbeat
         self._notices: dict[str, Notice] = {}
+        self._revive = revive
         self._pulse = Pulse(heartbeat, 0.0)
         self._has_heard = False
+        self._writer: asyncio.StreamWriter | None = None
+        self._has_left = False
 
     async def run(self) -> None:
         """Watches until the host is lost, which is then announced, or until it is cancelled.
 
-        A stream that ends is connected once more. The host is lost if that fails, or after
-        `heartbeat.timeout_s` of silence, not counting time in which our own event loop stood still.
+        A stream that ends is connected once more. If that fails `revive` decides; without it the
+        host is lost. It is lost as well after `heartbeat.timeout_s` of silence, not counting time
+        in which our own event loop stood still.
         """
-        self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
-        try:
-            silence = f"nothing heard for {self._heartbeat.timeout_s:g} s"
-            await _unless_silent(self._pulse, self._follow(), silence)
-        except _LostError as error:
-            reason = f"the host is lost: {error}"
-            lost = Notice(NoticeKind.HOST_LOST, self._worker_id, None, reason, "host stream")
-            self._sink.announce(lost)
+        silence = f"nothing heard for {self._heartbeat.timeout_s:g} s"
+        while True:
+            self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
+            try:
+                await _unless_silent(self._pulse, self._follow(), silence)
+            except _LostError as error:
+                address = None
+                if self._revive is not None and not error.is_silence:
+                    logger.warning("agent_lost worker_id=%d reason=%r", self._worker_id, str(error))
+                    address = await self._revive()
+                if address is None:
+                    self._announce_lost(str(error))
+                    return
+                self._address = address
+
+    def tell_left(self) -> None:
+        """Says on the host that its slice is left; whoever waits there for it may end the host."""
+        self._has_left = True
+        if self._writer is not None:
+            self._writer.write(LEFT_LINE)
+
+    def _announce_lost(self, why: str) -> None:
+        reason = f"the host is lost: {why}"
+        lost = Notice(NoticeKind.HOST_LOST, self._worker_id, None, reason, "host stream")
+        self._sink.announce(lost)
 
     async def _follow(self) -> None:
         while True:
@@ -190,11 +239,17 @@ class HostWatcher:
                 )
             except OSError as error:
                 raise _LostError(f"its stream cannot be connected: {error}") from error
-            self._has_heard = False
+            except _LostError as error:
+                raise _LostError(str(error)) from error
+            self._has_heard, self._writer = False, writer
             try:
                 ended = await self._read(reader)
             finally:
-                writer.transport.abort()
+                self._writer = None
+                if self._has_left:
+                    writer.close()  # what was said last arrives
+                else:
+                    writer.transport.abort()
             if not self._has_heard:
                 raise _LostError(f"its stream ends at once: {ended}")
             logger.info("host_stream_ended worker_id=%d reason=%r", self._worker_id, ended)
@@ -241,7 +296,7 @@ async def _unless_silent(pulse: Pulse, work: Coroutine[Any, Any, _T], complaint:
             if task.done():
                 return task.result()
             if pulse.tick(loop.time()).is_peer_dead:
-                raise _LostError(complaint)
+                raise _LostError(complaint, is_silence=True)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from serving.slices.node_notices import format_utc, rfc3339_s
+from serving.slices.local.node_notices import format_utc, rfc3339_s
 from serving.slices.notices import Notice, NoticeKind, NoticeSink
 
 logger = logging.getLogger(__name__)

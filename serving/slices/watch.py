@@ -5,6 +5,7 @@ the reservation, nor what the replica does (`held`).
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import ray
 
 from serving.config.slice_spec import SliceSpec
+from serving.directory.ray_hosts import is_listening, node_addresses
 from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
 from serving.slices.host_agent import AgentReport, HostAgent
@@ -35,6 +37,12 @@ logger = logging.getLogger(__name__)
 # An agent is a process that has to start, on a host that is busy with nothing else.
 AGENTS_S = 60.0
 AGENT_CPUS = 0.01
+# An agent whose process alone has died begins anew; one that dies again and again has a reason.
+_AGENT_RESTARTS = 3
+# How often a host is looked at whose agent is away, and how long its answer may take. The answer is
+# its kernel's, and the question comes only after the kernel has ended the agent's stream.
+_HOST_CHECK_S = 0.25
+_HOST_ANSWER_S = 1.0
 # Beyond the probe's own deadline, for the calls around it.
 _PROBE_SLACK_S = 15.0
 
@@ -68,6 +76,8 @@ class SliceWatch:
         self._agents: list[Any] = []
         self._notices: dict[tuple[int, str], Notice] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._watchers: list[HostWatcher] = []
+        self._ray_nodes: dict[str, tuple[str, int]] = {}
         self._by_node = {host.node_id: host.worker_id for host in self.slice.hosts}
 
     @property
@@ -90,7 +100,8 @@ class SliceWatch:
                 "max_concurrency": 8,
                 # As the group is: a successor finds them at work.
                 "lifetime": "detached",
-                "name": f"{self._reservation.group_id}:agent:{self.part}:{host.worker_id}",
+                "name": self._agent_name(host.worker_id),
+                "max_restarts": _AGENT_RESTARTS,
                 "scheduling_strategy": self._reservation.on_host(host.worker_id, self.part),
             }
             agent = actor.options(**options).remote(host.worker_id, self._spec)
@@ -108,8 +119,69 @@ class SliceWatch:
         """Listens to agents that are at work already."""
         self.reports = {report.worker_id: report for report in reports}
         for report in reports:
-            watcher = HostWatcher(report.worker_id, report.address, self)
+            revive = functools.partial(self._revive, report)
+            watcher = HostWatcher(report.worker_id, report.address, self, revive=revive)
+            self._watchers.append(watcher)
             self._tasks.append(asyncio.create_task(watcher.run(), name=f"host-{report.worker_id}"))
+
+    async def learn_nodes(self) -> None:
+        """Asks Ray where the nodes of the hosts listen, for a time at which it may have no head."""
+        while not self._ray_nodes:
+            try:
+                self._ray_nodes = await node_addresses()
+            except Exception as error:  # noqa: BLE001 - whatever ails the head, it is asked again
+                logger.warning("ray_unreachable error=%r", str(error))
+                await asyncio.sleep(_HOST_CHECK_S)
+
+    async def _revive(self, report: AgentReport) -> tuple[str, int] | None:
+        """Returns the address of the agent that Ray starts in the place of a dead one.
+
+        `None`: the host is gone, which its Ray node tells without the head, or Ray starts none.
+        """
+        node = self._ray_nodes.get(report.node_id)
+        if node is None or not await is_listening(node, _HOST_ANSWER_S):
+            return None
+        starting = asyncio.create_task(self._start_again(report.worker_id))
+        try:
+            while not starting.done():
+                await asyncio.wait({starting}, timeout=_HOST_CHECK_S)
+                if not await is_listening(node, _HOST_ANSWER_S):
+                    return None
+            anew = starting.result()
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        if anew is None:
+            return None
+        self.reports[report.worker_id] = anew
+        return anew.address
+
+    async def _start_again(self, worker_id: int) -> AgentReport | None:
+        """Returns the report of an agent that Ray has started again; `None` if it never will.
+
+        Without a head nothing is started, so this takes as long as there is none.
+        """
+        name = self._agent_name(worker_id)
+        while True:
+            try:
+                agent = await asyncio.to_thread(ray.get_actor, name)
+                report: AgentReport = await agent.start.remote()
+            except (ValueError, ray.exceptions.ActorDiedError) as error:
+                logger.warning("agent_gone slice=%s reason=%r", self.slice.name, str(error))
+                return None
+            except Exception as error:  # noqa: BLE001 - it starts, or there is no head
+                logger.info("agent_awaited slice=%s reason=%r", self.slice.name, str(error))
+                await asyncio.sleep(_HOST_CHECK_S)
+            else:
+                return report
+
+    def _agent_name(self, worker_id: int) -> str:
+        return f"{self._reservation.group_id}:agent:{self.part}:{worker_id}"
+
+    def tell_left(self) -> None:
+        """Says on each host that the slice is left: its pod need not be held any longer."""
+        for watcher in self._watchers:
+            watcher.tell_left()
 
     async def stop(self) -> None:
         """Stops watching; the agents go on until the slice is given back. Idempotent."""

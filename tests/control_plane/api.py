@@ -13,6 +13,8 @@ _ESTABLISHED_WITHIN_S = 120.0
 _POLL_S = 0.05
 # Where kinds are, besides those of the core.
 _VERSIONS = {
+    "ClusterRole": "rbac.authorization.k8s.io/v1",
+    "ClusterRoleBinding": "rbac.authorization.k8s.io/v1",
     "DaemonSet": "apps/v1",
     "Deployment": "apps/v1",
     "EndpointSlice": "discovery.k8s.io/v1",

@@ -127,6 +127,63 @@ async def test_stream_that_ends_alone_is_connected_again(
         writers[1].transport.abort()
 
 
+async def test_agent_that_died_alone_is_followed_to_its_next_address(
+    server: HostStreamServer,
+) -> None:
+    other, sink = HostStreamServer(1), RecordingSink()
+    asked = 0
+
+    async def revive() -> Address | None:
+        nonlocal asked
+        asked += 1
+        return await other.listen("127.0.0.1") if asked == 1 else None
+
+    watcher = HostWatcher(1, await server.listen("127.0.0.1"), sink, BRISK, revive)
+    watching = asyncio.create_task(watcher.run())
+    server.announce(MAINTENANCE)
+    await sink.wait_for(lambda sink: sink.announced)
+    await server.close()
+    other.announce(PREEMPTION)
+    await sink.wait_for(lambda sink: PREEMPTION in sink.announced)
+    assert (1, "host stream") not in sink.now
+    await other.close()
+    assert "cannot be connected" in await loss(sink)
+    assert asked == 2
+    await watching
+
+
+async def test_host_that_falls_silent_is_lost_whatever_its_node_says(
+    host: tuple[asyncio.subprocess.Process, Address],
+) -> None:
+    process, address = host
+    sink = RecordingSink()
+
+    async def revive() -> Address | None:
+        raise AssertionError("nobody has died")
+
+    watching = asyncio.create_task(HostWatcher(1, address, sink, BRISK, revive).run())
+    await sink.wait_for(lambda sink: sink.announced)
+    process.send_signal(signal.SIGSTOP)
+    assert "nothing heard for 1 s" in await loss(sink)
+    await watching
+
+
+async def test_host_learns_that_its_slice_was_left(server: HostStreamServer) -> None:
+    left = asyncio.Event()
+    server.on_left = left.set
+    sink = RecordingSink()
+    watcher = HostWatcher(1, await server.listen("127.0.0.1"), sink, BRISK)
+    watching = asyncio.create_task(watcher.run())
+    server.announce(MAINTENANCE)
+    await sink.wait_for(lambda sink: sink.announced)
+    # As when a slice is released: said and hung up in one go.
+    watcher.tell_left()
+    watching.cancel()
+    async with asyncio.timeout(20):
+        await left.wait()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
 async def serve(
     answer: Callable[[asyncio.StreamWriter], Awaitable[None]],
 ) -> tuple[asyncio.Server, Address]:

@@ -19,13 +19,15 @@ class Selection:
     """The objects to list or watch, such as `pods` (resource) of `api/v1` (group).
 
     `labels` is a Kubernetes label selector, empty for any. `name` is that of the only object that
-    is meant; `None` for all.
+    is meant; `None` for all. Objects that are in no namespace, such as nodes, are not
+    `is_namespaced`.
     """
 
     group: str
     resource: str
     labels: str = ""
     name: str | None = None
+    is_namespaced: bool = True
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -61,6 +61,13 @@ def pod_of(body: Json) -> Json:
     return pod
 
 
+def variable_of(body: Json, name: str) -> Json:
+    """A variable of Ray's container."""
+    (found,) = [each for each in pod_of(body)["containers"][0]["env"] if each["name"] == name]
+    variable: Json = found
+    return variable
+
+
 def labels_of(owner: Json) -> Json:
     """The labels of a pod template."""
     found: Json = owner["template"]["metadata"]["labels"]
@@ -159,6 +166,26 @@ IN_GROUP: dict[str, tuple[Callable[[Json], object], str]] = {
         ),
         "template.spec.terminationGracePeriodSeconds: shorter than a replica's end on compute "
         "class on-demand, which drains for 120 s (value 30); allowed: at least 130",
+    ),
+    "no hook": (
+        lambda body: pod_of(body)["containers"][0].pop("lifecycle"),
+        "template.spec.containers[0].lifecycle.preStop: missing: the slice would not be left "
+        "before its pod ends; required: a command that waits",
+    ),
+    "hook that tells another end": (
+        lambda body: variable_of(body, "SLICEWISE_END_WITHIN_S").update(value="60"),
+        "template.spec.containers[0].env[SLICEWISE_END_WITHIN_S]: the hook would tell an end that "
+        "is not the pod's (value \"60\"); allowed: more than 0, up to the pod's grace of 45",
+    ),
+    "no node reader": (
+        lambda body: pod_of(body).pop("initContainers"),
+        "template.spec.initContainers: no node reader: what Kubernetes announces of the node would "
+        "reach nobody; required: a container that runs autoscaling.node_reader",
+    ),
+    "node reader in another folder": (
+        lambda body: pod_of(body)["initContainers"][0]["volumeMounts"].pop(),
+        "template.spec.volumes: container node-reader does not have the run directory "
+        '(value "/var/run/slicewise"); required: a volume at SLICEWISE_RUN_DIR',
     ),
     "compute class": (
         lambda body: pod_of(body)["nodeSelector"].update(

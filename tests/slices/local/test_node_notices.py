@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from serving.slices.node_notices import read_node
+from serving.slices.local.node_notices import read_node
 from serving.slices.notices import NoticeKind
 
 

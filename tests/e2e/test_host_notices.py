@@ -1,0 +1,212 @@
+"""The end of a host is heard on the host itself: by the hook of its pod, without Ray and its head.
+
+Simulated slices and paced engines. The hook is the rendered command, run as the kubelet would run
+it; nothing else announces the end.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.topology import slice_shape
+from tests.deployments.manifests.examples import in_memory, one, raw_values
+
+from .application import Role, RunningApplication, application_args, linked_engines, paced_model
+from .streams import Answer, Request, stream_all
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+MODEL = "paced"
+READY_S = 120.0
+GRACE_S = 25
+NUM_STREAMS = 64
+V6E_2X2 = {"generation": "v6e", "topology": "2x2"}
+PLAN = {
+    "slices": [
+        {
+            "name": "spot",
+            "compute_class": "spot",
+            "count": 2,
+            "returns_after_s": 1,
+            **V6E_2X2,
+        }
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[RunningApplication]:
+    model = paced_model(
+        pace={"ttft_ms": 50.0, "tpot_ms": 100.0, "max_num_seqs": 512},
+        deployments=[{"compute_class": "spot", "replicas": 2, "num_cpus": 0.01, "slice": V6E_2X2}],
+    )
+    with RunningApplication(application_args(model), through="sim", plan=PLAN) as running:
+        yield running
+
+
+def rows(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in fleet["slices"] if row["state"] == "ready"}
+
+
+def agent_of(application: RunningApplication, slice_name: str) -> tuple[Path, psutil.Process]:
+    """The run directory of a slice's host, and the agent that listens there."""
+    (run_dir,) = application.folder.rglob(f"slicewise-run/{slice_name}-0")
+    agents = {each.pid: each for each in application.processes(Role.HOST_AGENT)}
+    (pid,) = {int(path.stem) for path in (run_dir / "agents").glob("*.sock")} & agents.keys()
+    return run_dir, agents[pid]
+
+
+def rendered_hook() -> list[str]:
+    """The preStop command of a host's pod."""
+    folder = in_memory(raw_values((slice_shape("v6e", "2x2"), "spot")))
+    groups = one(folder, "RayService").body["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (group,) = [each for each in groups if each["groupName"] == "v6e-2x2-spot"]
+    (container,) = group["template"]["spec"]["containers"]
+    command: list[str] = container["lifecycle"]["preStop"]["exec"]["command"]
+    return command
+
+
+def length_of(number: int) -> int:
+    """Half of the streams could finish within the grace; the others have to move."""
+    return 100 if number % 2 else 400
+
+
+def streams() -> list[Request]:
+    return [
+        Request(
+            "/v1/completions",
+            {
+                "model": MODEL,
+                "prompt": list(f"Stream {number}".encode()),
+                "max_tokens": length_of(number),
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        for number in range(NUM_STREAMS)
+    ]
+
+
+def undisturbed(request: Request) -> list[int]:
+    found: list[int] = paced_tokens(request.body["prompt"], request.body["max_tokens"], LETTERS)
+    return found
+
+
+async def whole_fleet(application: RunningApplication) -> dict[str, dict[str, Any]]:
+    fleet = await asyncio.to_thread(
+        application.wait_fleet, lambda fleet: linked_engines(fleet) == {MODEL: 2}, READY_S
+    )
+    return rows(fleet)
+
+
+def ended(application: RunningApplication, slice_name: str, since_s: float) -> dict[str, Any]:
+    """The life that ended on this slice after a moment (wall clock)."""
+
+    def found(fleet: dict[str, Any]) -> list[dict[str, Any]]:
+        lives: list[dict[str, Any]] = fleet["ended"]
+        return [
+            row
+            for row in lives
+            if row["name"] == slice_name and row["history"][-1]["at_s"] > since_s
+        ]
+
+    return found(application.wait_fleet(lambda fleet: bool(found(fleet)), 60.0))[0]
+
+
+def entered_at_s(row: dict[str, Any], state: str) -> float:
+    (at_s, *_) = [each["at_s"] for each in row["history"] if each["state"] == state]
+    return float(at_s)
+
+
+async def test_pod_deleted_with_25_s_of_grace_fails_no_stream(
+    application: RunningApplication,
+) -> None:
+    await whole_fleet(application)
+    run_dir, _ = agent_of(application, "spot-0")
+    begun: set[int] = set()
+    all_begun = asyncio.Event()
+
+    def on_chunk(number: int, _: Answer) -> None:
+        begun.add(number)
+        if len(begun) == NUM_STREAMS:
+            all_begun.set()
+
+    requests = streams()
+    answering = asyncio.create_task(stream_all(application.base_url, requests, on_chunk))
+    async with asyncio.timeout(READY_S):
+        await all_begun.wait()
+    command = rendered_hook()
+    at_s = time.time()
+    hook = await asyncio.create_subprocess_exec(
+        # The image's Python is the first one on its path.
+        *[sys.executable if word == "python" else word for word in command],
+        env={"SLICEWISE_RUN_DIR": f"{run_dir}", "SLICEWISE_END_WITHIN_S": f"{GRACE_S}"},
+    )
+    # As the kubelet: the container ends after the hook, and with the grace at the latest.
+    try:
+        async with asyncio.timeout(GRACE_S):
+            assert await hook.wait() == 0
+    finally:
+        held_s = time.time() - at_s
+        await asyncio.to_thread(application.simulation, "kill", name="spot-0")
+    answers = await answering
+    assert [answer.error for answer in answers if answer.error] == []
+    assert [answer.choices[0].token_ids for answer in answers] == [
+        undisturbed(each) for each in requests
+    ]
+    row = await asyncio.to_thread(ended, application, "spot-0", at_s)
+    assert (row["cause"], "its pod ends within 25 s" in row["reason"]) == ("preempted", True)
+    assert entered_at_s(row, "gone") < at_s + GRACE_S
+    # The hook was told that the slice was left, and did not wait for the end of the grace.
+    assert held_s < GRACE_S
+    longest_s = max(answer.longest_gap_s() for answer in answers)
+    sys.stdout.write(
+        f"\n    pod deleted under {NUM_STREAMS} streams: draining after "
+        f"{entered_at_s(row, 'draining') - at_s:.2f} s, slice gone after "
+        f"{entered_at_s(row, 'gone') - at_s:.1f} s, hook back after {held_s:.1f} s of {GRACE_S}; "
+        f"longest gap {longest_s * 1000:.0f} ms; 0 failed\n"
+    )
+
+
+async def test_agent_that_dies_alone_costs_no_slice_and_its_successor_hears_the_end(
+    application: RunningApplication,
+) -> None:
+    was = await whole_fleet(application)
+    engines = {each.pid for each in application.processes(Role.ENGINE_HOST)}
+    run_dir, agent = agent_of(application, "spot-1")
+    agent.send_signal(signal.SIGKILL)
+
+    async def successor() -> psutil.Process:
+        while True:
+            try:
+                _, found = await asyncio.to_thread(agent_of, application, "spot-1")
+            except ValueError:
+                continue
+            if found.pid != agent.pid:
+                return found
+
+    async with asyncio.timeout(READY_S):
+        await successor()
+    now = await whole_fleet(application)
+    assert {name: row["engine_id"] for name, row in now.items()} == {
+        name: row["engine_id"] for name, row in was.items()
+    }
+    assert {each.pid for each in application.processes(Role.ENGINE_HOST)} == engines
+    at_s = time.time()
+    hook = await asyncio.create_subprocess_exec(
+        *[sys.executable if word == "python" else word for word in rendered_hook()],
+        env={"SLICEWISE_RUN_DIR": f"{run_dir}", "SLICEWISE_END_WITHIN_S": "60"},
+    )
+    row = await asyncio.to_thread(ended, application, "spot-1", at_s)
+    assert "its pod ends within 60 s" in row["reason"]
+    async with asyncio.timeout(60):
+        assert await hook.wait() == 0
