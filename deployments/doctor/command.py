@@ -17,7 +17,15 @@ from rich.text import Text
 from deployments.doctor import gather
 from deployments.doctor.cluster import Reach, check_nodes, check_ray, check_wanted
 from deployments.doctor.findings import Finding, Level, Unknown, error, exit_code, ok
-from deployments.doctor.host import Chips, Holder, Port, check_chips, check_metadata, check_port
+from deployments.doctor.host import (
+    Chips,
+    Holder,
+    Port,
+    check_chips,
+    check_limits,
+    check_metadata,
+    check_port,
+)
 from deployments.doctor.serving_config import (
     check_gateway,
     check_niceness,
@@ -25,12 +33,13 @@ from deployments.doctor.serving_config import (
     wanted_slices,
 )
 from deployments.doctor.simulated import what_is_simulated
-from deployments.doctor.tpu_environment import check_tpu_environment, is_tpu_host
+from deployments.doctor.tpu_environment import check_tpu_environment, host_shape, is_tpu_host
 from deployments.doctor.versions import check_versions
 from deployments.kubectl import Kubectl, KubectlError
 from deployments.status import ApiKeyOption
 from deployments.terminal import printable
 from serving.config.check import CheckReport
+from serving.tpu.host.limits import read_host_limits
 
 _GATEWAY_PORT, _EXPORTER_PORT, _GCS_PORT = 8000, 9450, 6379
 _STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -101,6 +110,11 @@ def _examine(
     yield from check_versions(packages)
     yield from check_tpu_environment(environment, here)
     yield from check_chips(chips, environment)
+    shape = host_shape(environment, len(here) or None)
+    generation = here[0].generation if here else None if shape is None else shape.generation
+    yield from check_limits(
+        read_host_limits(environment), generation, is_tpu_host=is_tpu_host(environment, here)
+    )
     yield from check_metadata(metadata, environment, here)
     yield from check_ray(ray, gather.token(environment))
     is_cluster = bool(address) or is_tpu_host(environment, here)

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from deployments.doctor.findings import Finding, Unknown, error, note, ok, warning
+from deployments.doctor.findings import Finding, Level, Unknown, error, note, ok, warning
 from deployments.doctor.tpu_environment import host_shape
-from serving.domain.topology import shapes
+from serving.domain.topology import Generation, shapes
 from serving.exporters.chips import HostChip
+from serving.tpu.host.judgement import HostLevel, judge_host
+from serving.tpu.host.limits import HostLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,20 @@ def check_chips(found: Chips | Unknown, environment: Mapping[str, str]) -> Itera
             "readable and writable for this user",
             "ask for google.com/tpu in the pod; on a TPU VM join the group that owns them",
         )
+
+
+_LEVELS = {HostLevel.OK: Level.OK, HostLevel.WARN: Level.WARNING, HostLevel.FAIL: Level.ERROR}
+
+
+def check_limits(
+    limits: HostLimits, generation: Generation | None, *, is_tpu_host: bool
+) -> Iterator[Finding]:
+    """Checks what the host lets a process do. Where there are no chips, nothing is a fault."""
+    for each in judge_host(limits, generation):
+        if is_tpu_host:
+            yield Finding(_LEVELS[each.level], each.what, each.found, each.allowed, each.fix)
+        else:
+            yield note(each.what, each.found)
 
 
 @dataclass(frozen=True, slots=True)

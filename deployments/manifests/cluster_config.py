@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from deployments.manifests.hosts.config import HostConfig
 from serving.config.sections import STRICT_SECTION, Items
 from serving.config.slices import ComputeClassName
 
@@ -137,15 +138,6 @@ class GkeClassConfig(_Section):
     """Zones its slices may be in, when left out `cluster.zones`."""
 
 
-class HostConfig(_Section):
-    """What a pod on a TPU host asks for beside the chips; the least that every machine type has."""
-
-    cpus_per_chip: Annotated[int, Field(ge=1, le=256)] = 16
-    """CPUs for each chip of the host."""
-    memory_gib_per_chip: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Memory for each chip of the host, in GiB; also its limit."""
-
-
 class PodConfig(_Section):
     """The size of a pod without chips."""
 
@@ -192,7 +184,10 @@ class ClusterConfig(_Section):
     120 where GKE gives it, from 1.35.0-gke.1171000 on. Classes that GKE makes pools of ask for 120;
     whether TPU hosts get it is unproven."""
     host: HostConfig = HostConfig()
-    """What a pod on a TPU host asks for."""
+    """What a pod on a TPU host asks for, and what its host is like."""
+    head_away_s: Annotated[int, Field(ge=60, le=604_800)] = 86_400
+    """How long gateways and hosts of slices go on while the head is away; then Ray ends them. A
+    day, because what the head does, scaling, can wait, and engines take minutes to load."""
     head: PodConfig = PodConfig()
     """The head's pod."""
     gateway_pod: PodConfig = PodConfig()

@@ -8,6 +8,8 @@ Ray would have to guess what its slices cost. Field names and limits: GKE's Comp
 from collections.abc import Iterable, Sequence
 
 from deployments.manifests.cluster_config import ClusterConfig, Provisioning
+from deployments.manifests.hosts.disk import boot_disk_type, local_ssds
+from deployments.manifests.hosts.kernel import class_rule
 from deployments.manifests.names import Json
 from deployments.manifests.slice_groups import SliceGroup, shape_name, spot_critical_s
 from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
@@ -41,7 +43,7 @@ def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> lis
         by_shape.setdefault(shape_name(group.shape), []).append(group)
     for name, members in by_shape.items():
         if len(members) > 1 and cluster.provisioning == Provisioning.AUTO:
-            made.append(_ladder(name, members))
+            made.append(_ladder(cluster, name, members))
     return sorted(made, key=lambda compute_class: str(compute_class["metadata"]["name"]))
 
 
@@ -82,14 +84,14 @@ def _serving_class(cluster: ClusterConfig, group: SliceGroup) -> Json:
     if cluster.provisioning == Provisioning.NODE_POOLS:
         rules: list[Json] = [{"nodepools": node_pool_names(group)}]
         return _compute_class(group.name, rules, description, is_auto=False)
-    made = _compute_class(group.name, [_rule(group)], description)
+    made = _compute_class(group.name, [_rule(cluster, group)], description)
     if cluster.dranet:
         made["spec"]["priorities"][0]["acceleratorNetworkProfile"] = NETWORK_PROFILE
         made["spec"]["nodePoolConfig"]["dra"] = {"networking": {"enabled": True}}
     return made
 
 
-def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
+def _ladder(cluster: ClusterConfig, name: str, groups: Iterable[SliceGroup]) -> Json:
     """Ranks groups by price if all but reserved ones have one; else in the usual order."""
 
     def place(group: SliceGroup) -> tuple[bool, float, int, str]:
@@ -111,10 +113,11 @@ def _ladder(name: str, groups: Iterable[SliceGroup]) -> Json:
         f"{name} slices from the first market that has some; not for serving, "
         "because it hides from Ray which one that was"
     )
-    return _compute_class(f"{name}-cost-optimised", [_rule(group) for group in known], description)
+    rules = [_rule(cluster, group) for group in known]
+    return _compute_class(f"{name}-cost-optimised", rules, description)
 
 
-def _rule(group: SliceGroup) -> Json:
+def _rule(cluster: ClusterConfig, group: SliceGroup) -> Json:
     shape = group.shape
     rule: Json = {
         "machineType": shape.gke_machine_type,
@@ -124,12 +127,19 @@ def _rule(group: SliceGroup) -> Json:
             "topology": shape.topology,
         },
     }
-    if shape.generation == Generation.TPU7X:
-        rule["storage"] = {"bootDiskType": "hyperdisk-balanced", "bootDiskSize": 100}
+    rule["storage"] = {
+        "bootDiskType": boot_disk_type(cluster.host, shape.generation),
+        "bootDiskSize": cluster.host.boot_disk.size_gb,
+    }
+    if (count := local_ssds(cluster.host)) is not None:
+        rule["storage"]["localSSDCount"] = count
     policy = workload_policy(group)
     if policy is not None:
         rule["placement"] = {"policyName": policy}
-    return rule | _market_rule(group)
+    rule |= _market_rule(group)
+    if kernel := class_rule(cluster, group):
+        rule["nodeSystemConfig"] = rule.get("nodeSystemConfig", {}) | {"linuxNodeConfig": kernel}
+    return rule
 
 
 def _market_rule(group: SliceGroup) -> Json:

@@ -5,7 +5,7 @@ Gateway API v1 and the Prometheus operator's v1; on GKE the first is built in, t
 
 from deployments.manifests.cluster_config import ClusterConfig
 from deployments.manifests.names import (
-    EXPORTER_PORT,
+    EXPORTER_PORT_NAME,
     READY_PATH,
     SERVE_PORT,
     Component,
@@ -13,20 +13,14 @@ from deployments.manifests.names import (
     component_labels,
     instance_labels,
     namespaced_object,
-    priority_class,
     serve_service,
-    service_account,
 )
 from deployments.manifests.values import Values
-from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_COMPUTE_CLASS
 
 # Of a health check: the port is the one that is named.
 FIXED_PORT = "USE_FIXED_PORT"
 _GATEWAY_API = "gateway.networking.k8s.io/v1"
 _GKE_API = "networking.gke.io/v1"
-# The port of GKE's TPU device plugin. Source: tpu-metrics page of GKE, read 2026-11-20.
-_DEVICE_PLUGIN_PORT = 2112
-_POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 # Streams are as long as their answers.
 _ROUTE_TIMEOUT_S = 3600
 # For answers that a pod still gives when it is taken out; the longest there is.
@@ -112,63 +106,6 @@ def gateway_service(cluster: ClusterConfig) -> Json:
     return namespaced_object(cluster, "v1", "Service", serve_service(cluster)) | {"spec": spec}
 
 
-def exporter(cluster: ClusterConfig) -> Json:
-    """The TPU exporter, once on every TPU host. It is root: no other user reads others' devices.
-
-    On GKE only the pod itself reaches its TPU runtime: values come through the device plugin.
-    """
-    labels = component_labels(cluster, Component.EXPORTER)
-    size = {"cpu": "100m", "memory": "128Mi"}
-    container = {
-        "name": "tpu-exporter",
-        "image": cluster.images.cpu,
-        "command": ["python", "-m", "serving.exporters"],
-        "args": [
-            "--no-libtpu",
-            f"--device-plugin=$(NODE_IP):{_DEVICE_PLUGIN_PORT}",
-            f"--port={EXPORTER_PORT}",
-        ],
-        "env": [
-            {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        ],
-        "ports": [{"containerPort": EXPORTER_PORT, "name": "metrics"}],
-        "resources": {"requests": dict(size), "limits": dict(size)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"add": ["SYS_PTRACE"], "drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-            "runAsUser": 0,
-        },
-        "volumeMounts": [{"name": "pod-resources", "mountPath": _POD_RESOURCES, "readOnly": True}],
-    }
-    on_tpus = {"matchExpressions": [{"key": GKE_ACCELERATOR, "operator": "Exists"}]}
-    spec = {
-        "affinity": {
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_tpus]}
-            }
-        },
-        "automountServiceAccountToken": False,
-        "containers": [container],
-        "hostPID": True,
-        "priorityClassName": priority_class(cluster, Component.EXPORTER),
-        "serviceAccountName": service_account(cluster, Component.EXPORTER),
-        "tolerations": [
-            {"key": GKE_CHIPS, "operator": "Exists", "effect": "NoSchedule"},
-            {"key": GKE_COMPUTE_CLASS, "operator": "Exists", "effect": "NoSchedule"},
-        ],
-        "volumes": [{"name": "pod-resources", "hostPath": {"path": _POD_RESOURCES}}],
-    }
-    return namespaced_object(cluster, "apps/v1", "DaemonSet", f"{cluster.name}-tpu-exporter") | {
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}},
-        }
-    }
-
-
 def pod_monitors(values: Values) -> list[Json]:
     """Returns what Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
 
@@ -181,16 +118,21 @@ def pod_monitors(values: Values) -> list[Json]:
         key = {"name": cluster.secrets.api_keys, "key": "metrics-key"}
         page["authorization"] = {"type": "Bearer", "credentials": key}
     # A host's chips are read while they are scraped, and within 0.8 of the timeout.
-    chips = {"port": "metrics", "interval": "5s", "scrapeTimeout": "4s", "honorLabels": True}
+    chips = {
+        "port": EXPORTER_PORT_NAME,
+        "interval": "5s",
+        "scrapeTimeout": "4s",
+        "honorLabels": True,
+    }
     ray = {"port": "metrics", "interval": "15s"}
-    exporter_labels = component_labels(cluster, Component.EXPORTER)
+    engine_labels = component_labels(cluster, Component.ENGINE)
     head_labels = component_labels(cluster, Component.HEAD)
     in_ray = {
         "matchLabels": instance_labels(cluster),
         "matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}],
     }
     return [
-        _pod_monitor(cluster, "tpu-exporter", {"matchLabels": exporter_labels}, chips),
+        _pod_monitor(cluster, "tpu-exporter", {"matchLabels": engine_labels}, chips),
         _pod_monitor(cluster, "gateway", {"matchLabels": head_labels}, page),
         _pod_monitor(cluster, "ray", in_ray, ray),
     ]

@@ -21,6 +21,8 @@ METRICS_PORT = 8080
 DATA_FOLDER = "/data"  # of pods: where a bucket of weights is mounted
 DASHBOARD_PORT = 8265
 EXPORTER_PORT = 9450
+# Ray's own port in the same pod is called `metrics`.
+EXPORTER_PORT_NAME = "tpu-metrics"
 REDIS_PORT = 6379
 NETWORK_CLAIMS = "all-netdev"
 RUN_FOLDER = "/var/run/slicewise"  # of a host's pod: where programs on the host find each other
@@ -34,7 +36,6 @@ class Component(StrEnum):
     HEAD = "head"
     GATEWAY = "gateway"
     ENGINE = "engine"  # a host of a slice
-    EXPORTER = "tpu-exporter"
     REDIS = "redis"  # only where it is the cluster's own
 
 

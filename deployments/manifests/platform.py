@@ -40,7 +40,7 @@ _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 def namespace(cluster: ClusterConfig) -> Json:
     """The namespace. Kubernetes warns of pods in it that break the level `baseline`."""
-    # It refuses none: the exporter reads its host's devices, which the stricter levels forbid.
+    # It refuses none: hosts of slices have capabilities that the stricter levels forbid.
     labels = {"pod-security.kubernetes.io/warn": "baseline"}
     metadata = {"name": cluster.namespace, "labels": labels}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}

@@ -1,6 +1,6 @@
 """Renders the pods of a Ray cluster: head, gateways, hosts of slices. Pure.
 
-No pod runs as root, and none has a secret in it: Secrets are referred to by name.
+No pod but a TPU host's runs as root, and none has a secret in it: Secrets are referred to by name.
 """
 
 import math
@@ -8,6 +8,21 @@ import shlex
 
 from deployments.manifests.cluster_config import ClusterConfig, PodConfig, Provisioning
 from deployments.manifests.compute_classes import control_class_name
+from deployments.manifests.hosts.environment import (
+    CACHE_FOLDER,
+    cache_volume,
+    host_environment,
+    host_memory_gib,
+    reconnect,
+)
+from deployments.manifests.hosts.exporter import (
+    LIBTPU_PORT,
+    LIBTPU_PORT_NAME,
+    RUN_VOLUME,
+    exporter_container,
+)
+from deployments.manifests.hosts.kernel import init_containers
+from deployments.manifests.hosts.rights import host_container_security, host_pod_security
 from deployments.manifests.names import (
     DASHBOARD_PORT,
     DATA_FOLDER,
@@ -44,7 +59,9 @@ from serving.slices.local.notes import END_WITHIN_VARIABLE
 
 _USER = 1000
 _RAY_FOLDER = "/tmp/ray"  # in the pod, where Ray's processes find each other
-_CACHE_FOLDER = "/var/cache/slicewise"
+# KubeRay's own name for it: of another one it makes a second, for the autoscaler beside the head
+# alone. Source: KubeRay 1.7.0 `common/pod.go`, read 2026-11-23.
+_RAY_VOLUME = "ray-logs"
 _GCS_PORT = 6379
 # Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.
 _AGENT_PORT, _AGENT_HEALTH = 52365, "/api/healthz"
@@ -75,10 +92,10 @@ def head_template(values: Values) -> Json:
     spec |= {"containers": [container], "initContainers": [_provisioner(values)]}
     spec["volumes"] = [
         _memory("dshm", 4),
-        {"name": "ray", "emptyDir": {}},
+        {"name": _RAY_VOLUME, "emptyDir": {}},
         *secret_volumes(values),
     ]
-    container["volumeMounts"] += [{"name": "ray", "mountPath": _RAY_FOLDER}]
+    container["volumeMounts"] += [{"name": _RAY_VOLUME, "mountPath": _RAY_FOLDER}]
     return _template(cluster, Component.HEAD, spec)
 
 
@@ -91,6 +108,7 @@ def gateway_template(values: Values) -> Json:
     ports = {"serve": SERVE_PORT, "metrics": METRICS_PORT}
     size = _size(cluster.gateway_pod)
     container = _container(values, "ray-worker", cluster.images.cpu, size, ports)
+    container["env"] += reconnect(cluster)
     # Traffic goes where a proxy reaches a gateway, once its cluster has had an engine.
     container["readinessProbe"] = _ready(READY_PATH, SERVE_PORT)
     leave_s = math.ceil(values.app.rollout.gateway_drain_s) + _SUCCESSOR_S
@@ -117,45 +135,41 @@ def gateway_template(values: Values) -> Json:
 def host_template(values: Values, group: SliceGroup) -> Json:
     """Returns one host of a slice of `group`: all of its chips, and time to drain at its end."""
     cluster, shape = values.cluster, group.shape
-    chips = shape.chips_per_host
+    memory_gib = host_memory_gib(cluster.host, shape)
     size = {
-        "cpu": str(cluster.host.cpus_per_chip * chips),
-        "memory": f"{cluster.host.memory_gib_per_chip * chips}Gi",
-        GKE_CHIPS: str(chips),
+        "cpu": str(cluster.host.cpus_per_chip * shape.chips_per_host),
+        "memory": f"{memory_gib}Gi",
+        GKE_CHIPS: str(shape.chips_per_host),
     }
-    container = _container(
-        values, "ray-worker", cluster.images.tpu, size, {"metrics": METRICS_PORT}
-    )
-    container["env"] += [
-        {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
-        # Where libtpu reaches the host's own service. Source: GKE's sample for several hosts at
-        # 2b503651, read 2026-11-20.
-        {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},
-    ]
+    ports = {"metrics": METRICS_PORT, LIBTPU_PORT_NAME: LIBTPU_PORT}
+    container = _container(values, "ray-worker", cluster.images.tpu, size, ports)
+    container["env"] += [*reconnect(cluster), *host_environment(cluster.host, shape)]
+    container["securityContext"] = host_container_security(cluster.host)
     # No proxy runs here, which is what KubeRay would wait for.
     container["readinessProbe"] = _ready(_AGENT_HEALTH, _AGENT_PORT)
     # Where nobody holds the slice, as on one that was dropped by name, it returns at once. Ray is
     # not told: its node ends by the signal that follows, before it could be given anything.
     container["lifecycle"] = {"preStop": {"exec": {"command": list(_TELL_AGENT)}}}
-    container["env"] += [
-        {"name": RUN_DIR_VARIABLE, "value": RUN_FOLDER},
-        {"name": END_WITHIN_VARIABLE, "value": str(group.end_within_s)},
-    ]
+    container["env"] += [{"name": END_WITHIN_VARIABLE, "value": str(group.end_within_s)}]
     container["volumeMounts"] += [
-        {"name": "cache", "mountPath": _CACHE_FOLDER},
-        {"name": "run", "mountPath": RUN_FOLDER},
+        {"name": "cache", "mountPath": CACHE_FOLDER},
+        {"name": RUN_VOLUME, "mountPath": RUN_FOLDER},
     ]
     spec: Json = {
         "automountServiceAccountToken": False,
         "containers": [container],
-        "initContainers": [_node_reader(cluster)],
+        "initContainers": [
+            *init_containers(cluster, group),
+            _node_reader(cluster),
+            exporter_container(cluster.images.tpu, group),
+        ],
         "nodeSelector": {
             GKE_COMPUTE_CLASS: group.name,
             GKE_ACCELERATOR: shape.gke_accelerator,
             GKE_TOPOLOGY: shape.topology,
         },
         "priorityClassName": priority_class(cluster, Component.ENGINE),
-        "securityContext": pod_security(),
+        "securityContext": host_pod_security(cluster.host, _USER),
         "serviceAccountName": service_account(cluster, Component.ENGINE),
         "terminationGracePeriodSeconds": group.grace_s,
         # None for spot or flex-start: nodes of a class have no such taint, and with flex-start's
@@ -170,9 +184,9 @@ def host_template(values: Values, group: SliceGroup) -> Json:
             },
         ],
         "volumes": [
-            _memory("dshm", max(4, cluster.host.memory_gib_per_chip * chips // 2)),
-            {"name": "cache", "emptyDir": {}},
-            {"name": "run", "emptyDir": {}},
+            _memory("dshm", max(4, memory_gib // 2)),
+            cache_volume(cluster.host.cache),
+            {"name": RUN_VOLUME, "emptyDir": {}},
             _node_reader_token(),
             *secret_volumes(values, is_gateway=False),
         ],
@@ -227,7 +241,7 @@ def _node_reader(cluster: ClusterConfig) -> Json:
         "securityContext": container_security() | {"readOnlyRootFilesystem": True},
         "volumeMounts": [
             {"name": "node-reader-token", "mountPath": _TOKEN_FOLDER, "readOnly": True},
-            {"name": "run", "mountPath": RUN_FOLDER},
+            {"name": RUN_VOLUME, "mountPath": RUN_FOLDER},
         ],
     }
 
@@ -264,7 +278,7 @@ def _provisioner(values: Values) -> Json:
         ],
         "resources": {"requests": dict(size), "limits": dict(size)},
         "securityContext": container_security(),
-        "volumeMounts": [{"name": "ray", "mountPath": _RAY_FOLDER}],
+        "volumeMounts": [{"name": _RAY_VOLUME, "mountPath": _RAY_FOLDER}],
     }
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from deployments.manifests import edges, node_pools, platform
+from deployments.manifests import edges, platform
 from deployments.manifests.cluster_config import Provisioning, UpgradeKind
 from deployments.manifests.compute_classes import compute_classes, control_class
+from deployments.manifests.hosts import node_pools
 from deployments.manifests.names import Json, serve_service
 from deployments.manifests.ray_objects import ray_cluster, ray_service, serve_config
 from deployments.manifests.redis import redis_objects
@@ -57,7 +58,6 @@ def manifests(values: Values) -> dict[str, list[Json]]:
         "kuberay/base/slice-provisioner.yaml": platform.provisioner_rights(cluster),
         "kuberay/base/node-reader.yaml": platform.node_reader_rights(cluster),
         "kuberay/base/disruption-budgets.yaml": platform.disruption_budgets(values),
-        "kuberay/base/tpu-exporter.yaml": [edges.exporter(cluster)],
         "kuberay/base/pod-monitors.yaml": edges.pod_monitors(values),
         "kuberay/rayservice/rayservice.yaml": [ray_service(values, groups)],
         "kuberay/raycluster/raycluster.yaml": [ray_cluster(values, groups)],
@@ -108,7 +108,7 @@ def _scripts(values: Values) -> dict[str, str]:
     scripts = {"gke/workload-policies.sh": node_pools.workload_policies_script(groups)}
     if values.cluster.provisioning == Provisioning.NODE_POOLS:
         scripts["gke/node-pools.sh"] = node_pools.node_pools_script(
-            groups, has_claims=values.cluster.dranet
+            values.cluster, groups, has_claims=values.cluster.dranet
         )
     return {path: text for path, text in scripts.items() if text}
 

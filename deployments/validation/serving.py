@@ -92,6 +92,15 @@ def hosts_of(group: FoundGroup) -> list[ObservedHost]:
     ]
 
 
+def application_of(folder: Folder, manifest: KubernetesManifest) -> AppConfig | None:
+    """Returns the application of a Ray cluster; `None` where it has none that can be used."""
+    raw, _ = _serve_config(folder, manifest)
+    try:
+        return None if raw is None else _application(raw)
+    except (ConfigError, yaml.YAMLError):
+        return None
+
+
 def _serve_config(folder: Folder, manifest: KubernetesManifest) -> tuple[str | None, str]:
     """The text, `None` if there is none, and where it stands."""
     if manifest.kind == "RayService":

@@ -11,6 +11,9 @@ from typing import Any
 
 from serving.artifacts.model_source import resolve_source
 
+# Beside the weights of a model that has several files of them.
+_INDEX = "model.safetensors.index.json"
+
 
 class ModelConfigUnreadableError(ValueError):
     """Reports a file that does not hold the model's configuration. Correct or remove it."""
@@ -36,6 +39,22 @@ def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[s
             if entry.get("repository") == source:
                 return _mapping(path, entry.get("config"))
     return None
+
+
+def find_weights_index(source: str) -> dict[str, Any] | None:
+    """Returns the parsed index of a model's weights, whose total is exact; `None` if not at hand.
+
+    Raises:
+        ModelConfigUnreadableError: the file that was found is not JSON.
+    """
+    beside = Path(resolve_source(source))
+    if not beside.is_dir():
+        config = cached_model_config(source)
+        if config is None:
+            return None
+        beside = config.parent
+    path = beside / _INDEX
+    return _mapping(path, _read(path)) if path.is_file() else None
 
 
 def cached_model_config(source: str, revision: str | None = None) -> Path | None:

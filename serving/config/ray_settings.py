@@ -8,6 +8,11 @@ defaults: Ray 2.60's `serve/_private/constants.py`, read 2026-11-22. A leaf.
 from types import MappingProxyType
 
 HAPROXY, HARD_STOP = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+# How long a node that its head has left goes on before it ends itself, with all that runs on it;
+# 60 s if nobody sets it. Not one of the settings below: where the head's death is the end, as of a
+# cluster on one machine, nothing should outlive it for a day. Source: Ray's page on GCS fault
+# tolerance, read 2026-11-23.
+RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 RAY_SETTINGS = MappingProxyType(
     {

@@ -3,6 +3,7 @@
 Owns the reading. Does not own what it means (`host_decode`, `chips`). Never opens a device node.
 """
 
+import fcntl
 import http.client
 import os
 import re
@@ -172,11 +173,13 @@ class WorkloadCollector:
             except (OSError, ValidationError):
                 unreadable += 1
                 continue
-            if self._is_at_work(workload):
+            if self._is_at_work(path, workload):
                 workloads.append(workload)
         return WorkloadFiles(workloads=tuple(workloads), unreadable=unreadable)
 
-    def _is_at_work(self, workload: AnnouncedWorkload) -> bool:
+    def _is_at_work(self, path: Path, workload: AnnouncedWorkload) -> bool:
+        if workload.holds_host and _is_locked(path):
+            return True
         process = self._proc / f"{workload.pid}"
         if start_ticks(process) != workload.started_ticks:
             return False
@@ -189,6 +192,21 @@ class WorkloadCollector:
             return True
         except OSError:
             return False
+
+
+def _is_locked(path: Path) -> bool:
+    """Returns whether its writer lives, which holds a lock on it as long as it does.
+
+    Unlike a process id, a lock is seen from the other containers of a pod.
+    """
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def start_ticks(process: Path) -> int | None:
@@ -213,14 +231,35 @@ def announce_workload(
     deployment: str,
     replica: str,
     chips: tuple[int, ...] | None = None,
-    *,
-    holds_host: bool = False,
 ) -> Path:
     """Declares whose work this process does; the file is there whole or not at all.
 
     `chips` are those of the host by index, `None` for all. The process need not remove the file: it
-    counts as long as the process lives and holds a chip, or just lives if it `holds_host`.
+    counts as long as the process lives and holds a chip.
     """
+    path, lock = _announce(run_dir, model, deployment, replica, chips, holds_host=False)
+    os.close(lock)
+    return path
+
+
+def announce_host(run_dir: Path, model: str, deployment: str, replica: str) -> int:
+    """Declares whose work all chips of this host do, whichever process has them open.
+
+    It counts as long as the returned file descriptor is open, which it is until this process ends
+    or closes it; also for who sees no process of ours.
+    """
+    return _announce(run_dir, model, deployment, replica, None, holds_host=True)[1]
+
+
+def _announce(
+    run_dir: Path,
+    model: str,
+    deployment: str,
+    replica: str,
+    chips: tuple[int, ...] | None,
+    *,
+    holds_host: bool,
+) -> tuple[Path, int]:
     pid = os.getpid()
     ticks = start_ticks(Path("/proc") / f"{pid}")
     workload = AnnouncedWorkload(
@@ -236,5 +275,8 @@ def announce_workload(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{pid}.json"
     draft = path.with_suffix(".new")
-    draft.write_text(workload.model_dump_json())
-    return draft.replace(path)
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    # Before it can be seen, so that it is never seen unlocked.
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.write(file, workload.model_dump_json().encode())
+    return draft.replace(path), file

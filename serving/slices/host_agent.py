@@ -38,6 +38,9 @@ from serving.slices.probe import (
 )
 from serving.slices.tpu_logs import tpu_log_dir
 from serving.telemetry.process_log import log_as_actor
+from serving.tpu.host.judgement import faults_of
+from serving.tpu.host.limits import read_host_limits
+from serving.tpu.host.locked_memory import raise_locked_memory
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +138,24 @@ class HostAgent:
         """Probes this host; never raises."""
         if SIMULATED_VARIABLE in os.environ:
             spec = msgspec.structs.replace(spec, platform=Platform.CPU)
-        return await run_probe_on_host(spec, timeout_s)
+            return await run_probe_on_host(spec, timeout_s)
+        faults = self._inspect_host()
+        found = await run_probe_on_host(spec, timeout_s)
+        return msgspec.structs.replace(found, host_faults=faults)
+
+    def _inspect_host(self) -> tuple[str, ...]:
+        """Raises what limits it may, for the probe below it, and returns what is left wrong."""
+        complaint = raise_locked_memory(os.environ)
+        limits = read_host_limits(os.environ)
+        faults = faults_of(limits, self._spec.shape.generation)
+        logger.info(
+            "host_limits worker_id=%d limits=%r raised=%r faults=%r",
+            self._worker_id,
+            limits,
+            complaint or "as wanted",
+            faults,
+        )
+        return faults
 
 
 def preemption_notice_s(environment: Mapping[str, str], drain_notice_s: float) -> float:
@@ -155,9 +175,9 @@ def announce_work(run_dir: Path, work: Work) -> None:
     labels and nothing else.
     """
     # Here, because it takes gRPC with it, which an agent does without where nobody exports.
-    from serving.exporters.host_sources import announce_workload  # noqa: PLC0415
+    from serving.exporters.host_sources import announce_host  # noqa: PLC0415
 
     try:
-        announce_workload(run_dir, work.model, work.deployment, work.replica, holds_host=True)
+        announce_host(run_dir, work.model, work.deployment, work.replica)
     except OSError as error:
         logger.warning("work_not_announced run_dir=%s error=%r", run_dir, str(error))

@@ -161,6 +161,7 @@ class HostProbe(msgspec.Struct, frozen=True):
     reason: str
     wall_s: float = 0.0
     report: ProbeReport | None = None
+    host_faults: tuple[str, ...] = ()  # of what the host lets a process do, the worst first
 
     @property
     def is_at_fault(self) -> bool:
@@ -403,6 +404,7 @@ def _wrong_in_the_sum(bad: Iterable[HostProbe], num_hosts: int) -> list[int]:
 
 def _describe(named: HostProbe, bad: Iterable[HostProbe]) -> str:
     if named.outcome != HostOutcome.PASSED:
-        return named.reason
+        # What a host forbids shows as some error of libtpu's; the cause stands beside it.
+        return "; ".join([named.reason, *(f"this host: {each}" for each in named.host_faults)])
     witness = min(bad, key=lambda probe: probe.worker_id)
     return f"as host {witness.worker_id} saw it, {witness.reason}"

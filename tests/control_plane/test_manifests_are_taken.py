@@ -91,9 +91,11 @@ REFUSED: dict[str, tuple[str, Callable[[Json], object], str]] = {
         ".spec.timeout: field not declared in schema",
     ),
     "field of a pod that there is not": (
-        "DaemonSet",
-        lambda body: body["spec"]["template"]["spec"].update(hostPids=True),
-        ".spec.template.spec.hostPids: field not declared in schema",
+        "RayService",
+        lambda body: body["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"].update(
+            hostPids=True
+        ),
+        "template.spec.hostPids",
     ),
     "number of hosts in words": (
         "RayService",

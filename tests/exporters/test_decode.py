@@ -26,7 +26,12 @@ from scrapes import write_files
 from serving.config.slice_spec import Work
 from serving.exporters.collector import AnnouncedWorkload, LibtpuAnswers, PluginPage
 from serving.exporters.host_decode import decode_plugin_page
-from serving.exporters.host_sources import WorkloadCollector, announce_workload, start_ticks
+from serving.exporters.host_sources import (
+    WorkloadCollector,
+    announce_host,
+    announce_workload,
+    start_ticks,
+)
 from serving.exporters.libtpu_service.decode import decode_libtpu
 from serving.exporters.libtpu_service.sdk import SdkChild, sdk_command
 from serving.exporters.series import Decoded, HistogramValue
@@ -193,3 +198,15 @@ def get_metric(name):
     answers = [child.ask(60.0) for _ in range(2)]
     child.close()
     assert answers == [{"tpu_throttle_score": ("0-0", "1-2")}] * 2
+
+
+def test_process_of_another_container_counts_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
+    """Its process id means nothing here; the lock on its file does."""
+    held = announce_host(tmp_path, "gemma", "d", "r1")
+    collector = WorkloadCollector(tmp_path, tmp_path / "another-proc")
+    before = collector.collect(1.0)
+    os.close(held)
+    after = collector.collect(1.0)
+    assert before is not None
+    assert after is not None
+    assert ([each.replica for each in before.workloads], after.workloads) == (["r1"], ())

@@ -249,6 +249,17 @@ def test_host_without_a_result_is_at_fault() -> None:
     assert found.reason == "host 2: it never reported"
 
 
+def test_verdict_says_what_the_failing_host_forbids() -> None:
+    """libtpu's own words for it are an error code; the cause is in the host's limits."""
+    fault = "fail locked memory: 8 MiB; allowed: unlimited"
+    failed = HostProbe(
+        1, HostOutcome.CRASHED, Stage.DEVICES, "TPU initialization failed", host_faults=(fault,)
+    )
+    sound = HostProbe(0, HostOutcome.PASSED, Stage.DONE, "passed", host_faults=("warn one",))
+    reason = verdict([sound, failed], 2).reason
+    assert reason == f"host 1: TPU initialization failed; this host: {fault}"
+
+
 def test_what_was_not_checked_is_no_failure() -> None:
     checks = (Check(CheckName.HBM, ProbeOutcome.NOT_CHECKED, "unknown"), *GOOD)
     probe = HostProbe(0, HostOutcome.PASSED, Stage.DONE, "passed", 1.0, _report(*checks))

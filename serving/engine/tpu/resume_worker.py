@@ -19,6 +19,7 @@ from serving.engine.load_stage import ReportsStages
 from serving.engine.tpu.compile_watch import CompileWatch
 from serving.engine.tpu.step_inputs import compile_step_inputs
 from serving.link.vllm_codec import emitted_token_ids
+from serving.tpu.host.locked_memory import raise_locked_memory
 from serving.tpu.multislice import own_environment
 from serving.tpu.rules import SLICE_IDS_VARIABLE
 
@@ -50,6 +51,9 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
 
         Here tpu-inference too sets what libtpu reads when it starts.
         """
+        if complaint := raise_locked_memory(os.environ):
+            # libtpu says what it could not lock; the cause is here.
+            logger.warning("memory_not_lockable reason=%r", complaint)
         if SLICE_IDS_VARIABLE in os.environ:
             os.environ.update(own_environment(os.environ, own_node_id()))
         return super().init_device(*args, **kwargs)

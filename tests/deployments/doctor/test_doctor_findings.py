@@ -23,6 +23,7 @@ from deployments.doctor.host import (
     Metadata,
     Port,
     check_chips,
+    check_limits,
     check_metadata,
     check_port,
 )
@@ -46,6 +47,7 @@ from serving.config.check import CheckReport, check_serve_config
 from serving.domain.errors import Problem
 from serving.domain.topology import Generation, shapes, slice_shape
 from serving.exporters.chips import HostChip
+from serving.tpu.host.limits import read_host_limits
 
 ROOT = Path(__file__).parents[3]
 OF_V6E = {
@@ -488,3 +490,15 @@ def test_only_errors_fail_the_command() -> None:
     findings = [Finding(level, "w", "f") for level in Level]
     assert exit_code(findings) == 1
     assert exit_code([each for each in findings if each.level != Level.ERROR]) == 0
+
+
+def test_what_a_host_forbids_is_a_fault_on_tpu_hosts_alone(tmp_path: Path) -> None:
+    limits = read_host_limits({"OMP_NUM_THREADS": "1"}, tmp_path, user=1000, memlock=8 << 20)
+    on_host = bad(check_limits(limits, Generation.V6E, is_tpu_host=True))
+    assert [(each.level, each.what) for each in on_host] == [
+        (Level.ERROR, "locked memory"),
+        (Level.WARNING, "OMP_NUM_THREADS"),
+    ]
+    assert all(each.fix for each in on_host)
+    elsewhere = check_limits(limits, None, is_tpu_host=False)
+    assert {each.level for each in elsewhere} == {Level.NOTE}

@@ -490,7 +490,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
             {"app.kubernetes.io/component": "gate"}
         ),
         "; allowed: labels that pods have; their "
-        "app.kubernetes.io/component is one of engine, gateway, head, tpu-exporter",
+        "app.kubernetes.io/component is one of engine, gateway, head",
     ),
     "budget that Kubernetes cannot count": (
         "PodDisruptionBudget",
@@ -509,23 +509,21 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         ),
         "spec.selector: selects no pod",
     ),
-    "exporter": (
-        "DaemonSet",
-        "llm-tpu-exporter",
-        lambda body: body["spec"]["selector"].update(matchLabels={"app": "x"}),
-        'spec.selector: does not select its own pods (value "app=x"); allowed: ',
-    ),
     "account": (
-        "DaemonSet",
-        "llm-tpu-exporter",
-        lambda body: body["spec"]["template"]["spec"].update(serviceAccountName="nobody"),
+        "RayService",
+        "llm",
+        lambda body: body["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"].update(
+            serviceAccountName="nobody"
+        ),
         'serviceAccountName: there is no ServiceAccount of this name (value "nobody"); allowed: '
-        "llm-engine, llm-gateway, llm-head, llm-redis, llm-tpu-exporter",
+        "llm-engine, llm-gateway, llm-head, llm-redis",
     ),
     "priority": (
-        "DaemonSet",
-        "llm-tpu-exporter",
-        lambda body: body["spec"]["template"]["spec"].update(priorityClassName="high"),
+        "RayService",
+        "llm",
+        lambda body: body["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"].update(
+            priorityClassName="high"
+        ),
         'priorityClassName: there is no PriorityClass of this name (value "high"); allowed: '
         "llm-control, llm-engine",
     ),

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 def kind_of(pod: FoundPod) -> str:
     """What a pod is, by what it is made of and not by our own labels."""
     if pod.manifest.kind != "RayService" and pod.manifest.kind != "RayCluster":
-        return {"DaemonSet": "tpu-exporter", "StatefulSet": "redis"}[pod.manifest.kind]
+        return {"StatefulSet": "redis"}[pod.manifest.kind]
     if pod.group is None:
         return "head"
     limits = mapping(pod.spec, "containers", 0, "resources", "limits")
@@ -38,14 +38,14 @@ def selected(folder: Folder, selector: Json) -> set[str]:
 RAY = {"head", "gateway", "engine"}
 # What each selector is to find, by kind and the end of its object's name.
 WANTED = {
-    ("NetworkPolicy", "pods"): RAY | {"tpu-exporter"},
+    ("NetworkPolicy", "pods"): RAY,
     ("NetworkPolicy", "head"): {"head"},
     ("NetworkPolicy", "gateways"): {"gateway"},
     ("NetworkPolicy", "redis"): {"redis"},
     ("PodDisruptionBudget", "head"): {"head"},
     ("PodDisruptionBudget", "gateway"): {"gateway"},
     ("PodDisruptionBudget", "redis"): {"redis"},
-    ("PodMonitor", "tpu-exporter"): {"tpu-exporter"},
+    ("PodMonitor", "tpu-exporter"): {"engine"},
     ("PodMonitor", "gateway"): {"head"},
     ("PodMonitor", "ray"): RAY,
     ("Service", "gateways"): {"gateway"},
@@ -87,7 +87,7 @@ def test_peers_of_network_policies_are_our_pods(path: Path) -> None:
             for peer in rule.get("from", ())
             if "podSelector" in peer
         ]
-        wanted = {"head"} if policy.name.endswith("-redis") else RAY | {"tpu-exporter"}
+        wanted = {"head"} if policy.name.endswith("-redis") else RAY
         assert all(selected(folder, peer) == wanted for peer in peers)
 
 

@@ -177,11 +177,14 @@ def test_secrets_are_named_and_never_there() -> None:
     assert "LINK" in link["v6e-4x4-spot"]
 
 
-def test_no_pod_of_ray_runs_as_root_or_may_become_it() -> None:
-    spec = one(in_memory(raw_values(SPOT)), "RayCluster").body["spec"]
+@pytest.mark.parametrize("user", [0, 1000])
+def test_no_pod_of_ray_gets_more_rights_and_none_but_a_tpu_host_is_root(user: int) -> None:
+    raw = raw_values(SPOT, host={"rights": {"user": user}})
+    spec = one(in_memory(raw), "RayCluster").body["spec"]
     templates = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
     for pod in (each["template"]["spec"] for each in templates):
-        assert pod["securityContext"]["runAsNonRoot"] is True
+        is_host = "gke-tpu-topology" in str(pod.get("nodeSelector"))
+        assert pod["securityContext"]["runAsNonRoot"] is (not is_host or user != 0)
         for container in [*pod["containers"], *pod.get("initContainers", ())]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
 

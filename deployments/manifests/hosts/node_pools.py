@@ -6,7 +6,10 @@ Its commands follow Google's reference of gcloud; none of them has been run.
 import shlex
 from collections.abc import Sequence
 
+from deployments.manifests.cluster_config import ClusterConfig
 from deployments.manifests.compute_classes import NETWORK_PROFILE, node_pool_names, workload_policy
+from deployments.manifests.hosts.disk import boot_disk_type, local_ssds
+from deployments.manifests.hosts.kernel import node_pool_config
 from deployments.manifests.slice_groups import SliceGroup, shape_name
 from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
 from serving.domain.gke_names import GKE_COMPUTE_CLASS
@@ -24,14 +27,20 @@ set -eu
 _NETWORK_DRIVER_LABEL = "cloud.google.com/gke-networking-dra-driver=true"
 
 
-def node_pools_script(groups: Sequence[SliceGroup], *, has_claims: bool) -> str:
+def node_pools_script(
+    cluster: ClusterConfig, groups: Sequence[SliceGroup], *, has_claims: bool
+) -> str:
     """Writes one command for each pool; `has_claims`: pods claim their host's interfaces."""
-    commands = [
-        _command(pool, group, has_claims=has_claims)
-        for group in groups
-        for pool in node_pool_names(group)
-    ]
-    return _HEAD + "".join(f"{command}\n" for command in commands)
+    lines = []
+    for group in groups:
+        config = node_pool_config(cluster, group)
+        if config:
+            lines += ['config="$(mktemp)"', f"printf '%s' {shlex.quote(config)} > \"$config\""]
+        lines += [
+            _command(cluster, pool, at, group, has_claims=has_claims, has_config=bool(config))
+            for at, pool in enumerate(node_pool_names(group))
+        ]
+    return _HEAD + "".join(f"{line}\n" for line in lines)
 
 
 def workload_policies_script(groups: Sequence[SliceGroup]) -> str:
@@ -51,13 +60,26 @@ def workload_policies_script(groups: Sequence[SliceGroup]) -> str:
     return head + "".join(commands[name] for name in sorted(commands))
 
 
-def _command(pool: str, group: SliceGroup, *, has_claims: bool) -> str:
-    shape = group.shape
+def _command(
+    cluster: ClusterConfig,
+    pool: str,
+    at: int,
+    group: SliceGroup,
+    *,
+    has_claims: bool,
+    has_config: bool,
+) -> str:
+    shape, disk = group.shape, cluster.host.boot_disk
     labels = [f"{GKE_COMPUTE_CLASS}={group.name}", *([_NETWORK_DRIVER_LABEL] * has_claims)]
     most = shape.num_hosts if shape.num_hosts > 1 else group.terms.max_slices
+    # A slice is in one zone: of several, each pool of a slice has the next.
+    zones = group.zones if shape.num_hosts == 1 else (group.zones[at % len(group.zones)],)
+    ssds = local_ssds(cluster.host)
     options = [
         f"--machine-type={shape.gke_machine_type}",
-        f"--node-locations={','.join(group.zones)}",
+        f"--node-locations={','.join(zones)}",
+        f"--disk-type={boot_disk_type(cluster.host, shape.generation)}",
+        f"--disk-size={disk.size_gb}",
         "--num-nodes=0",
         "--enable-autoscaling",
         "--total-min-nodes=0",
@@ -65,6 +87,7 @@ def _command(pool: str, group: SliceGroup, *, has_claims: bool) -> str:
         f"--node-labels={','.join(labels)}",
         f"--node-taints={GKE_COMPUTE_CLASS}={group.name}:NoSchedule",
         "--workload-metadata=GKE_METADATA",
+        *([] if ssds is None else [f"--ephemeral-storage-local-ssd=count={ssds}"]),
         *([f"--tpu-topology={shape.topology}"] if shape.num_hosts > 1 else []),
         *([f"--accelerator-network-profile={NETWORK_PROFILE}"] if has_claims else []),
         *_market_options(group),
@@ -73,6 +96,7 @@ def _command(pool: str, group: SliceGroup, *, has_claims: bool) -> str:
     if policy is not None:
         options.append(f"--placement-policy={policy}")
     words = " ".join(shlex.quote(option) for option in options)
+    words += ' --system-config-from-file="$config"' * has_config
     return (
         f'gcloud container node-pools create {pool} --cluster="$CLUSTER" '
         f'--location="$LOCATION" {words}'
@@ -84,7 +108,12 @@ def _market_options(group: SliceGroup) -> list[str]:
         case Market.RESERVED:
             if group.reservation is None:
                 return ["--reservation-affinity=any"]
-            return ["--reservation-affinity=specific", f"--reservation={group.reservation}"]
+            name = group.reservation
+            if group.reservation_project is not None:
+                # Source: xpk at 02b0c092, whose recorded commands name a shared one so; read
+                # 2026-11-23.
+                name = f"projects/{group.reservation_project}/reservations/{name}"
+            return ["--reservation-affinity=specific", f"--reservation={name}"]
         case Market.SPOT:
             return ["--spot"]
         case Market.FLEX_START:

@@ -1,0 +1,1 @@
+"""What TPU hosts are like: rights, kernel, disk, memory, and what runs beside Ray on them."""
