@@ -125,12 +125,12 @@ def test_spot_shutdown_that_is_not_offered_is_refused() -> None:
 def test_token_of_a_hosts_pod_is_the_node_readers_alone() -> None:
     pod = pod_of("v6e-2x2-spot")
     assert pod["automountServiceAccountToken"] is False
-    (reader,) = pod["initContainers"]
+    (reader,) = (each for each in pod["initContainers"] if each["name"] == "node-reader")
     assert reader["restartPolicy"] == "Always"
     has_token = [
         container["name"]
-        for container in (*pod["containers"], reader)
-        if "node-reader-token" in [mount["name"] for mount in container["volumeMounts"]]
+        for container in (*pod["containers"], *pod["initContainers"])
+        if "node-reader-token" in [each["name"] for each in container.get("volumeMounts", ())]
     ]
     assert has_token == ["node-reader"]
     # Both see the folder under the name that each of them is told.
