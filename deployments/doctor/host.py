@@ -8,6 +8,7 @@ from deployments.doctor.findings import Finding, Level, Unknown, error, note, ok
 from deployments.doctor.tpu_environment import host_shape
 from serving.domain.topology import Generation, shapes
 from serving.exporters.chips import HostChip
+from serving.slices.local.notes import END_WITHIN_VARIABLE
 from serving.tpu.host.judgement import HostLevel, judge_host
 from serving.tpu.host.limits import HostLimits
 
@@ -116,7 +117,13 @@ def check_metadata(
         yield warning(what, "this host is being preempted", "", "nothing: its slice drains")
         return
     zone = (found.zone or "").rpartition("/")[2]
-    yield ok(what, " ".join(filter(None, (machine, zone))) or "answers")
+    words = " ".join(filter(None, (machine, zone))) or "answers"
+    if found.preempted is None:
+        # As GKE's does; then the hook of the pod has to.
+        words += "; conceals preemptions"
+        if END_WITHIN_VARIABLE in environment:
+            words += f", this pod's hook tells {environment[END_WITHIN_VARIABLE]} s ahead"
+    yield ok(what, words)
 
 
 class Holder(StrEnum):

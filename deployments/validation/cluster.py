@@ -1,8 +1,9 @@
 """Checks a Ray cluster's settings that slices, tokens and state depend on. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from deployments.manifests.platform import PROVISIONER_RULES
+from deployments.manifests.platform import NODE_READER_RULES, PROVISIONER_RULES
+from deployments.manifests.pods import NODE_READER_MODULE
 from deployments.validation.documents import (
     Folder,
     Json,
@@ -24,13 +25,14 @@ _ZERO = "0"
 
 
 def cluster_problems(folder: Folder) -> Iterator[Problem]:
-    """Checks every Ray cluster and RayService, and the rights of the provisioner in it."""
+    """Checks every Ray cluster and RayService, and the rights of what asks Kubernetes in it."""
     pods = list(ray_pods(folder))
     for manifest, path, cluster in ray_clusters(folder):
         yield from _setting_problems(manifest, path, cluster)
         for pod in pods:
             if pod.manifest is manifest:
                 yield from _pod_problems(pod)
+                yield from _node_reader_problems(pod, folder)
         yield from _provisioner_problems(manifest, path, cluster, folder)
         if manifest.kind == "RayService":
             yield from _service_problems(manifest, cluster)
@@ -109,21 +111,38 @@ def _provisioner_problems(
         yield manifest.problem(f"{field}.initContainers", complaint, allowed)
         return
     account = str(spec.get("serviceAccountName", "default"))
-    granted = _granted(folder, account)
-    for rule in PROVISIONER_RULES:
+    for complaint in _lacks(folder, account, "Role", PROVISIONER_RULES):
+        allowed = f"required: a Role with that, bound to {account}"
+        what = f"the slice provisioner {complaint}"
+        yield manifest.problem(f"{field}.serviceAccountName", what, allowed, account)
+
+
+def _node_reader_problems(pod: FoundPod, folder: Folder) -> Iterator[Problem]:
+    commands = [sequence(each, "command") for each in sequence(pod.spec, "initContainers")]
+    if not any(NODE_READER_MODULE in command for command in commands):
+        return
+    account = str(pod.spec.get("serviceAccountName", "default"))
+    for complaint in _lacks(folder, account, "ClusterRole", NODE_READER_RULES):
+        allowed = f"required: a ClusterRole with that, bound to {account}"
+        field = f"{pod.path}.spec.serviceAccountName"
+        yield pod.manifest.problem(field, f"the node reader {complaint}", allowed, account)
+
+
+def _lacks(folder: Folder, account: str, kind: str, rules: Sequence[Json]) -> Iterator[str]:
+    """Yields what a service account may not do of `rules`, by roles of a kind."""
+    granted = _granted(folder, account, kind)
+    for rule in rules:
         for resource in rule["resources"]:
             missing = sorted(set(rule["verbs"]) - granted.get(resource, set()))
             if missing:
-                complaint = f"the slice provisioner may not {texts(missing)} {resource}"
-                allowed = f"required: a Role with that, bound to {account}"
-                yield manifest.problem(f"{field}.serviceAccountName", complaint, allowed, account)
+                yield f"may not {texts(missing)} {resource}"
 
 
-def _granted(folder: Folder, account: str) -> dict[str, set[str]]:
-    """The verbs that a service account has, by resource."""
-    roles = {manifest.name: manifest for manifest in folder.of_kind("Role")}
+def _granted(folder: Folder, account: str, kind: str) -> dict[str, set[str]]:
+    """The verbs that a service account has by roles of a kind, by resource."""
+    roles = {manifest.name: manifest for manifest in folder.of_kind(kind)}
     granted: dict[str, set[str]] = {}
-    for binding in folder.of_kind("RoleBinding"):
+    for binding in folder.of_kind(f"{kind}Binding"):
         subjects = [mapping(entry).get("name") for entry in sequence(binding.body, "subjects")]
         role = roles.get(str(value_at(binding.body, "roleRef", "name")))
         if account in subjects and role is not None:

@@ -239,6 +239,23 @@ def test_metadata_server_matters_where_there_are_chips(
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "answers; conceals preemptions"),
+        (
+            {"SLICEWISE_END_WITHIN_S": "15"},
+            "answers; conceals preemptions, this pod's hook tells 15 s ahead",
+        ),
+    ],
+)
+def test_metadata_server_that_conceals_preemptions_is_named(
+    given: dict[str, str], words: str
+) -> None:
+    (finding,) = check_metadata(Metadata(), OF_V6E | given, chips(4))
+    assert finding.found == words
+
+
+@pytest.mark.parametrize(
     ("holder", "is_needed", "level"),
     [
         (Holder.NOBODY, True, Level.OK),

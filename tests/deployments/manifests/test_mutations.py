@@ -698,6 +698,12 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         lambda body: body["rules"][1].update(verbs=["list", "watch"]),
         "the slice provisioner may not patch rayclusters",
     ),
+    "rights of the node reader": (
+        "ClusterRole",
+        "serving-llm-node-reader",
+        lambda body: body["rules"][0].update(verbs=["list"]),
+        "the node reader may not watch nodes",
+    ),
     "claims": (
         "ResourceClaimTemplate",
         "all-netdev",
