@@ -316,7 +316,11 @@ def _add_autoscaler(pod_spec: Json, spec: Json) -> None:
     env.set("KUBERAY_GEN_AUTOSCALER_START_CMD", command)
     env.add(*_token(spec), *options.get("env", ()))
     pod_spec["containers"].append(container)
-    pod_spec["volumes"] = [*pod_spec.get("volumes", ()), {"name": "ray-logs", "emptyDir": {}}]
+    # Not where the template has one of that name. Read and not recorded: the recorded manifests had
+    # another name. Source: KubeRay's `common/pod.go`, `addEmptyDir`, read 2026-11-23.
+    volumes = pod_spec.setdefault("volumes", [])
+    if all(volume["name"] != "ray-logs" for volume in volumes):
+        volumes.append({"name": "ray-logs", "emptyDir": {}})
     if options.get("version") == "v2":
         pod_spec["restartPolicy"] = "Never"
 
