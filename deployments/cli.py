@@ -21,6 +21,7 @@ from deployments.observe.command import observe_command
 from deployments.rollout.command import rollout_command
 from deployments.simulation.command import sim
 from deployments.start.serve import serve_command
+from deployments.start.tpu_host import ray_environment_command, ray_options_command
 from deployments.status import status_command
 from deployments.validation.command import validate_command
 from serving.config.check import check_command
@@ -34,6 +35,8 @@ _config.command("check")(check_command)
 _OWN_COMMANDS: dict[str, Any] = {
     "config": _config,
     "serve": serve_command,
+    "ray-environment": ray_environment_command,
+    "ray-options": ray_options_command,
     "status": status_command,
     "doctor": doctor_command,
     "engine-plan": engine_plan_command,

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import yaml
 
 from deployments.start.failure import start_failure
 from deployments.start.ports import free_ports, is_free
+from deployments.start.tpu_host import ray_environment
 from serving.config.api_keys import read_keys
 from serving.config.check import check_serve_config, load_yaml
 from serving.config.ray_settings import RAY_SETTINGS
@@ -34,6 +36,7 @@ from serving.domain.slice_lifecycle import SliceState
 # `serve run` stops its replicas one after the other, each with a drain; after that it is killed.
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
+_CONNECT_S = 5.0
 # Ray Serve's own default.
 _SERVE_PORT = 8000
 # Ports of one cluster besides: four of HAProxy and its fallback, the last for a simulated
@@ -84,12 +87,48 @@ def dashboard_port(environment: Mapping[str, str]) -> int:
 def serve_command(
     config: Annotated[Path, typer.Argument(help="A serve_config.yaml.")],
     verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="A running Ray cluster to join, from one of its hosts. [default: one of its own]",
+        ),
+    ] = None,
 ) -> None:
-    """Serve CONFIG on this machine until Ctrl-C."""
+    """Serve CONFIG until Ctrl-C: on this machine, or on a running Ray cluster."""
+    if address is not None:
+        _check_ray(address)
     site = site_of(config)
     with tempfile.TemporaryDirectory(prefix="sw-", ignore_cleanup_errors=True) as folder:
-        code = run_serve(config, Path(folder), site, verbose=verbose)
+        if address is None:
+            code = run_serve(config, Path(folder), site, verbose=verbose)
+        else:
+            code = join_cluster(config, Path(folder), site, address, verbose=verbose)
     raise typer.Exit(code)
+
+
+def join_cluster(config: Path, folder: Path, site: "Site", address: str, *, verbose: bool) -> int:
+    """Runs `serve run` on a cluster that others run until Ctrl-C, and returns the exit code.
+
+    The application ends with it, and the cluster goes on. `folder` takes the log.
+    """
+    log = None if verbose else folder / "serve.log"
+    environment = ray_environment(os.environ) | {"PYTHONUNBUFFERED": "1", "RAY_ADDRESS": address}
+    # Of the head, if that is here: Ray's own place for them.
+    ray_folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp")
+    return _Launch(config, log, site, {**os.environ, **environment}, ray_folder, None).run()
+
+
+def _check_ray(address: str) -> None:
+    """Ends the command where nobody answers: `serve run` would only say so after a minute."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        _refuse(
+            f"no Ray at {address}: {error}; `ray start --head --port=6379` starts one, "
+            "docs/operate/tpu-vm.md has all of it"
+        )
 
 
 def site_of(config: Path) -> "Site":
@@ -114,7 +153,10 @@ def run_serve(
     `child_environment(…, folder)`; with `None` it starts one of its own.
     """
     log = None if verbose else folder / "serve.log"
-    return _Launch(config, folder, log, site, ray_address).run()
+    environment = child_environment(os.environ, str(folder))
+    if ray_address is not None:
+        environment["RAY_ADDRESS"] = ray_address
+    return _Launch(config, log, site, environment, folder, str(folder)).run()
 
 
 def _checked_settings(config: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -163,21 +205,27 @@ class Site:
 
 
 class _Launch:
-    """Does what `run_serve` says. `log` is `None` when the output goes to the terminal."""
+    """Does what `run_serve` says. `log` is `None` when the output goes to the terminal.
+
+    Ray's own files are below `ray_folder`. `own_cluster` is the `RAY_TMPDIR` of what is to end with
+    this command beside `serve run`; `None` if the cluster is not ours.
+    """
 
     def __init__(
         self,
         config: Path,
-        folder: Path,
         log: Path | None,
         site: Site,
-        ray_address: str | None,
+        environment: Mapping[str, str],
+        ray_folder: Path,
+        own_cluster: str | None,
     ) -> None:
         self._config = config
-        self._folder = folder
-        self._ray_address = ray_address
         self._log = log
         self._site = site
+        self._environment = environment
+        self._ray_folder = ray_folder
+        self._own_cluster = own_cluster
         self._last_printed = ""
         self._stopping = False
 
@@ -197,13 +245,10 @@ class _Launch:
         command = [str(Path(sys.executable).with_name("serve")), "run", str(self._config)]
         self._print(f"starting: serve run {self._config}")
         output = self._log.open("wb") if self._log is not None else None
-        environment = child_environment(os.environ, str(self._folder))
-        if self._ray_address is not None:
-            environment["RAY_ADDRESS"] = self._ray_address
         try:
             yield subprocess.Popen(
                 command,
-                env=environment,
+                env=dict(self._environment),
                 stdout=output,
                 stderr=subprocess.STDOUT if output else None,
                 # Ctrl-C reaches this command alone, which then ends the rest in order.
@@ -261,11 +306,12 @@ class _Launch:
             typer.echo("    -H 'Authorization: Bearer '\"$SLICEWISE_API_KEY\" \\")
         typer.echo("    -H 'Content-Type: application/json' \\")
         typer.echo(f"    -d '{json.dumps(body)}'\n")
-        typer.echo("Engines and requests: slicewise status. Ctrl-C stops everything.")
+        end = "stops everything" if self._own_cluster else "ends the application, and Ray goes on"
+        typer.echo(f"Engines and requests: slicewise status. Ctrl-C {end}.")
 
     def _has_failed(self, waited_s: float) -> bool:
         """Returns whether a part could not start, and prints why. Serve would retry for minutes."""
-        logs = sorted(self._folder.glob("ray/session_latest/logs/serve/controller_*.log"))
+        logs = sorted(self._ray_folder.glob("ray/session_latest/logs/serve/controller_*.log"))
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         reason = start_failure(lines)
         if reason is None:
@@ -292,7 +338,9 @@ class _Launch:
             child.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(STOP_TIMEOUT_S)
-        below += _descendants(child.pid) + _of_cluster(str(self._folder))
+        below += _descendants(child.pid)
+        if self._own_cluster is not None:
+            below += _of_cluster(self._own_cluster)
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
