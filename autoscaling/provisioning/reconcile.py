@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from autoscaling.provisioning.errors import ProvisioningError, RecordsUnavailableError
 from autoscaling.provisioning.groups import WorkerGroup
+from autoscaling.provisioning.observer import RoundObserver, Unobserved
 from autoscaling.provisioning.plan import (
     PENDING_IDLE_S,
     Change,
@@ -58,8 +59,8 @@ class Reconciler:
 
     All it knows from one round to the next is the plan's memory. `interval_s` is the longest time
     between two rounds, `look_interval_s` that between two looks at the directory. `changed` is set
-    whenever the cluster is no longer as it was observed; `None` if nobody reports that. `clock` is
-    monotonic, in seconds.
+    whenever the cluster is no longer as it was observed; `None` if nobody reports that. `observer`
+    is told of every round; `None` if nobody is. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Reconciler:
         interval_s: float,
         look_interval_s: float = LOOK_INTERVAL_S,
         changed: asyncio.Event | None = None,
+        observer: RoundObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read_supply = read_supply
@@ -83,6 +85,7 @@ class Reconciler:
         self._interval_s = interval_s
         self._look_interval_s = look_interval_s
         self._changed = changed or asyncio.Event()
+        self._observer: RoundObserver = observer or Unobserved()
         self._clock = clock
         self._memory = PlannerState()
         self._reported: frozenset[str] = frozenset()
@@ -121,14 +124,16 @@ class Reconciler:
     async def attempt(self) -> float:
         """Runs one round, survives its failures, and returns the most seconds until the next."""
         try:
-            await self.tick()
+            self._observer.done(await self.tick())
         except ProvisioningError as error:
+            self._observer.failed(error)
             is_of_records = isinstance(error, RecordsUnavailableError)
             most_s = MAX_RECORDS_BACKOFF_S if is_of_records else MAX_BACKOFF_S
             delay_s = self._backoff_s(error.retry_after_s, most_s)
             logger.warning("provisioning_failed next_in_s=%.1f error=%r", delay_s, str(error))
             return delay_s
-        except Exception:
+        except Exception as error:
+            self._observer.failed(error)
             delay_s = self._backoff_s(None)
             logger.exception("provisioning_failed next_in_s=%.1f", delay_s)
             return delay_s
@@ -146,9 +151,12 @@ class Reconciler:
     async def _look(self) -> tuple[ClusterObservation, SupplyReport]:
         """Shows what there is. The directory is told of the pods before it is asked."""
         observed = await self._provisioner.observe()
+        self._observer.observed(observed)
         replacing = self._memory.replacing
         await self._report_pods(tuple(pods_of(group, replacing) for group in observed.groups))
-        return observed, await self._read_supply()
+        report = await self._read_supply()
+        self._observer.reported(report)
+        return observed, report
 
     async def _until_due(self, delay_s: float) -> None:
         """Waits for `delay_s`, a new report or a changed cluster, whatever is first."""
@@ -203,6 +211,7 @@ class Reconciler:
                 _log_change(left)
                 try:
                     await self._provisioner.apply(ProvisioningPlan((left,)))
+                    self._observer.changed(left)
                 except ProvisioningError as error:
                     failures.append(error)
         plan = plan.keeping(kept)

@@ -11,6 +11,7 @@ from deployments.manifests.names import (
     Component,
     Json,
     component_labels,
+    gateway_port,
     instance_labels,
     namespaced_object,
     serve_service,
@@ -107,16 +108,8 @@ def gateway_service(cluster: ClusterConfig) -> Json:
 
 
 def pod_monitors(values: Values) -> list[Json]:
-    """Returns what Prometheus scrapes: the exporters, the gateways' pages, Ray's own metrics.
-
-    The gateways' pages are read through one proxy, the head's. Each proxy hands `/metrics` to any
-    gateway, so through several proxies one gateway's counters would be read several times.
-    """
+    """Returns what Prometheus scrapes: provisioner, exporters, gateways, Ray's own metrics."""
     cluster = values.cluster
-    page: Json = {"path": "/metrics", "port": "serve", "interval": "10s"}
-    if cluster.secrets.api_keys is not None:
-        key = {"name": cluster.secrets.api_keys, "key": "metrics-key"}
-        page["authorization"] = {"type": "Bearer", "credentials": key}
     # A host's chips are read while they are scraped, and within 0.8 of the timeout.
     chips = {
         "port": EXPORTER_PORT_NAME,
@@ -124,23 +117,60 @@ def pod_monitors(values: Values) -> list[Json]:
         "scrapeTimeout": "4s",
         "honorLabels": True,
     }
-    ray = {"port": "metrics", "interval": "15s"}
+    ray = {"port": "metrics", "interval": "15s", "relabelings": [_NODE_TYPE]}
     engine_labels = component_labels(cluster, Component.ENGINE)
     head_labels = component_labels(cluster, Component.HEAD)
     in_ray = {
         "matchLabels": instance_labels(cluster),
         "matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}],
     }
+    rounds = {"port": "provisioner", "interval": "15s"}
     return [
+        _pod_monitor(cluster, "slice-provisioner", {"matchLabels": head_labels}, rounds),
         _pod_monitor(cluster, "tpu-exporter", {"matchLabels": engine_labels}, chips),
-        _pod_monitor(cluster, "gateway", {"matchLabels": head_labels}, page),
+        _gateway_monitor(values),
         _pod_monitor(cluster, "ray", in_ray, ray),
     ]
 
 
-def _pod_monitor(cluster: ClusterConfig, name: str, selector: Json, endpoint: Json) -> Json:
+def _gateway_monitor(values: Values) -> Json:
+    """Reads each gateway at its own port.
+
+    Of a pod's ports as many answer as it has gateways, and no gateway answers at two, so nothing is
+    counted twice. Without such ports one proxy is read, the head's: each proxy hands `/metrics` to
+    any gateway, so through several one gateway's counters would be read several times.
+    """
+    cluster, own = values.cluster, values.app.gateway.metrics_ports
+    page: Json = {"path": "/metrics", "interval": "10s"}
+    if cluster.secrets.api_keys is not None:
+        key = {"name": cluster.secrets.api_keys, "key": "metrics-key"}
+        page["authorization"] = {"type": "Bearer", "credentials": key}
+    component = Component.GATEWAY if own else Component.HEAD
+    ports = [gateway_port(number) for number in range(len(own))] or ["serve"]
+    selector = {"matchLabels": component_labels(cluster, component)}
+    endpoints = [page | {"port": port, "relabelings": [_HOST]} for port in ports]
+    return _pod_monitor(cluster, "gateway", selector, *endpoints)
+
+
+# Alerts go by the pod that gateways are in; and the head is told from the other nodes of Ray.
+_HOST = {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "host"}
+_NODE_TYPE = {
+    "sourceLabels": ["__meta_kubernetes_pod_label_ray_io_node_type"],
+    "targetLabel": "node_type",
+}
+
+
+def _pod_monitor(cluster: ClusterConfig, name: str, selector: Json, *endpoints: Json) -> Json:
     api, full_name = "monitoring.coreos.com/v1", f"{cluster.name}-{name}"
-    # As in deployments/prometheus: alerts and dashboards go by it.
-    job = [{"targetLabel": "job", "replacement": name}]
-    spec = {"podMetricsEndpoints": [endpoint | {"relabelings": job}], "selector": selector}
+    # As in deployments/prometheus: alerts and dashboards go by them.
+    labels = [
+        {"targetLabel": "job", "replacement": name},
+        {"targetLabel": "installation", "replacement": cluster.name},
+    ]
+    spec = {
+        "podMetricsEndpoints": [
+            each | {"relabelings": [*labels, *each.get("relabelings", ())]} for each in endpoints
+        ],
+        "selector": selector,
+    }
     return namespaced_object(cluster, api, "PodMonitor", full_name) | {"spec": spec}

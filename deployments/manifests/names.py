@@ -24,6 +24,7 @@ EXPORTER_PORT = 9450
 # Ray's own port in the same pod is called `metrics`.
 EXPORTER_PORT_NAME = "tpu-metrics"
 REDIS_PORT = 6379
+PROVISIONER_PORT = 9451  # its page for Prometheus, in the head pod
 NETWORK_CLAIMS = "all-netdev"
 RUN_FOLDER = "/var/run/slicewise"  # of a host's pod: where programs on the host find each other
 
@@ -64,6 +65,11 @@ def priority_class(cluster: ClusterConfig, component: Component) -> str:
     """The PriorityClass of a component's pods."""
     kind = "engine" if component == Component.ENGINE else "control"
     return f"{cluster.name}-{kind}"
+
+
+def gateway_port(number: int) -> str:
+    """The name of a port at which a gateway answers for itself; they count from 0."""
+    return f"gateway-{number}"
 
 
 def redis_name(cluster: ClusterConfig) -> str:

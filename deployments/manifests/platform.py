@@ -8,6 +8,7 @@ from deployments.manifests.names import (
     EXPORTER_PORT,
     METRICS_PORT,
     NETWORK_CLAIMS,
+    PROVISIONER_PORT,
     SERVE_PORT,
     Component,
     Json,
@@ -27,6 +28,18 @@ PROVISIONER_RULES: tuple[Json, ...] = (
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "patch", "watch"]},
     {"apiGroups": ["ray.io"], "resources": ["rayservices"], "verbs": ["list", "watch"]},
+)
+# What `autoscaling.provisioning.sidecar.conditions` reads beside that, to show it: in the
+# namespace, and of kinds that lie in none.
+CONDITION_RULES: tuple[Json, ...] = (
+    {"apiGroups": [""], "resources": ["resourcequotas"], "verbs": ["list", "watch"]},
+)
+CLASS_RULES: tuple[Json, ...] = (
+    {
+        "apiGroups": ["cloud.google.com"],
+        "resources": ["computeclasses"],
+        "verbs": ["list", "watch"],
+    },
 )
 # What `autoscaling.node_reader` asks of the API, about its own node. Kubernetes cannot grant a node
 # by a name that is not known before, so these are the rights to read every node's object.
@@ -62,24 +75,26 @@ def service_accounts(cluster: ClusterConfig) -> list[Json]:
 
 
 def provisioner_rights(cluster: ClusterConfig) -> list[Json]:
-    """The slice provisioner's Role, bound to the head's service account."""
+    """The slice provisioner's Role and ClusterRole, bound to the head's service account."""
     name = f"{cluster.name}-slice-provisioner"
     rules = [dict(rule) for rule in PROVISIONER_RULES]
     # The RayService's name is known; KubeRay makes up those of its clusters. A name covers a list
     # or a watch whose field selector is that name.
     rules[-1]["resourceNames"] = [cluster.name]
+    rules += [dict(rule) for rule in CONDITION_RULES]
     role = namespaced_object(cluster, f"{_RBAC}/v1", "Role", name) | {"rules": rules}
-    binding = namespaced_object(cluster, f"{_RBAC}/v1", "RoleBinding", name) | {
-        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-        "subjects": [
-            {
-                "kind": "ServiceAccount",
-                "name": service_account(cluster, Component.HEAD),
-                "namespace": cluster.namespace,
-            }
-        ],
-    }
-    return [role, binding]
+    binding = namespaced_object(cluster, f"{_RBAC}/v1", "RoleBinding", name)
+    # Every installation in a cluster has its own.
+    full_name = f"{cluster.namespace}-{name}"
+    metadata = {"labels": instance_labels(cluster), "name": full_name}
+    whole = {"apiVersion": f"{_RBAC}/v1", "metadata": metadata}
+    class_rules = [dict(rule) for rule in CLASS_RULES]
+    return [
+        role,
+        binding | _bound(cluster, "Role", name),
+        whole | {"kind": "ClusterRole", "rules": class_rules},
+        whole | {"kind": "ClusterRoleBinding"} | _bound(cluster, "ClusterRole", full_name),
+    ]
 
 
 def node_reader_rights(cluster: ClusterConfig) -> list[Json]:
@@ -91,20 +106,10 @@ def node_reader_rights(cluster: ClusterConfig) -> list[Json]:
     head = {"apiVersion": f"{_RBAC}/v1"}
     metadata = {"labels": instance_labels(cluster), "name": name}
     rules = [dict(rule) for rule in NODE_READER_RULES]
-    account = {
-        "kind": "ServiceAccount",
-        "name": service_account(cluster, Component.ENGINE),
-        "namespace": cluster.namespace,
-    }
+    bound = _bound(cluster, "ClusterRole", name, Component.ENGINE)
     return [
         head | {"kind": "ClusterRole", "metadata": dict(metadata), "rules": rules},
-        head
-        | {
-            "kind": "ClusterRoleBinding",
-            "metadata": dict(metadata),
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": name},
-            "subjects": [account],
-        },
+        head | {"kind": "ClusterRoleBinding", "metadata": dict(metadata)} | bound,
     ]
 
 
@@ -141,14 +146,16 @@ def resource_quota(values: Values, groups: Sequence[SliceGroup]) -> Json:
     return quota | {"spec": {"hard": hard}}
 
 
-def network_policies(cluster: ClusterConfig) -> list[Json]:
+def network_policies(values: Values) -> list[Json]:
     """Lets our pods, the operator and Prometheus reach our pods, and clients the gateways."""
+    cluster, own = values.cluster, values.app.gateway.metrics_ports
     every = instance_labels(cluster)
     head = component_labels(cluster, Component.HEAD)
     gateway = component_labels(cluster, Component.GATEWAY)
     among = {"from": [{"podSelector": {"matchLabels": every}}]}
     operator = _from_namespace(cluster.operator_namespace, DASHBOARD_PORT, SERVE_PORT)
-    metrics = _from_namespace(cluster.monitoring_namespace, METRICS_PORT, EXPORTER_PORT, SERVE_PORT)
+    ports = METRICS_PORT, EXPORTER_PORT, SERVE_PORT, PROVISIONER_PORT, *own
+    metrics = _from_namespace(cluster.monitoring_namespace, *ports)
     clients = {"ports": [{"port": SERVE_PORT, "protocol": "TCP"}]}
     return [
         _network_policy(cluster, f"{cluster.name}-pods", every, [among, metrics]),
@@ -187,6 +194,18 @@ def network_claims(cluster: ClusterConfig) -> Json:
     kind = "ResourceClaimTemplate"
     claims = namespaced_object(cluster, "resource.k8s.io/v1", kind, NETWORK_CLAIMS)
     return claims | {"spec": {"spec": {"devices": {"requests": [request]}}}}
+
+
+def _bound(
+    cluster: ClusterConfig, kind: str, name: str, component: Component = Component.HEAD
+) -> Json:
+    """Returns what binds a role to the service account of a component's pods."""
+    account = service_account(cluster, component)
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": cluster.namespace}
+    return {
+        "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": name},
+        "subjects": [subject],
+    }
 
 
 def _network_policy(

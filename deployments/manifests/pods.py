@@ -28,12 +28,14 @@ from deployments.manifests.names import (
     DATA_FOLDER,
     METRICS_PORT,
     NETWORK_CLAIMS,
+    PROVISIONER_PORT,
     READY_PATH,
     RUN_FOLDER,
     SERVE_PORT,
     Component,
     Json,
     component_labels,
+    gateway_port,
     priority_class,
     service_account,
 )
@@ -106,6 +108,8 @@ def gateway_template(values: Values) -> Json:
     """
     cluster = values.cluster
     ports = {"serve": SERVE_PORT, "metrics": METRICS_PORT}
+    # Each gateway's own page: Prometheus looks only at ports that are declared.
+    ports |= {gateway_port(n): port for n, port in enumerate(values.app.gateway.metrics_ports)}
     size = _size(cluster.gateway_pod)
     container = _container(values, "ray-worker", cluster.images.cpu, size, ports)
     container["env"] += reconnect(cluster)
@@ -258,7 +262,8 @@ def _provisioner(values: Values) -> Json:
     cluster = values.cluster
     provision = (
         f"slicewise provision --namespace={cluster.namespace} "
-        f'--raycluster="$RAYCLUSTER" --application={shlex.quote(values.application)}'
+        f'--raycluster="$RAYCLUSTER" --application={shlex.quote(values.application)} '
+        f"--installation={cluster.name} --metrics-port={PROVISIONER_PORT}"
     )
     wait = (
         f"until ray health-check --address 127.0.0.1:{_GCS_PORT} >/dev/null 2>&1; do sleep 2; done"
@@ -276,6 +281,7 @@ def _provisioner(values: Values) -> Json:
             {"name": "RAY_AUTH_MODE", "value": "token"},
             from_secret("RAY_AUTH_TOKEN", cluster.secrets.ray_token, TOKEN_KEY),
         ],
+        "ports": [{"containerPort": PROVISIONER_PORT, "name": "provisioner"}],
         "resources": {"requests": dict(size), "limits": dict(size)},
         "securityContext": container_security(),
         "volumeMounts": [{"name": _RAY_VOLUME, "mountPath": _RAY_FOLDER}],

@@ -54,7 +54,7 @@ def manifests(values: Values) -> dict[str, list[Json]]:
         "gke/service-accounts.yaml": platform.service_accounts(cluster),
         "gke/priority-classes.yaml": platform.priority_classes(cluster),
         "gke/resource-quota.yaml": [platform.resource_quota(values, groups)],
-        "gke/network-policies.yaml": platform.network_policies(cluster),
+        "gke/network-policies.yaml": platform.network_policies(values),
         "kuberay/base/slice-provisioner.yaml": platform.provisioner_rights(cluster),
         "kuberay/base/node-reader.yaml": platform.node_reader_rights(cluster),
         "kuberay/base/disruption-budgets.yaml": platform.disruption_budgets(values),

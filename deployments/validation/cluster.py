@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from deployments.manifests.platform import NODE_READER_RULES, PROVISIONER_RULES
+from deployments.manifests.platform import (
+    CLASS_RULES,
+    CONDITION_RULES,
+    NODE_READER_RULES,
+    PROVISIONER_RULES,
+)
 from deployments.manifests.pods import NODE_READER_MODULE
 from deployments.validation.documents import (
     Folder,
@@ -111,10 +116,12 @@ def _provisioner_problems(
         yield manifest.problem(f"{field}.initContainers", complaint, allowed)
         return
     account = str(spec.get("serviceAccountName", "default"))
-    for complaint in _lacks(folder, account, "Role", PROVISIONER_RULES):
-        allowed = f"required: a Role with that, bound to {account}"
-        what = f"the slice provisioner {complaint}"
-        yield manifest.problem(f"{field}.serviceAccountName", what, allowed, account)
+    needed = {"Role": (*PROVISIONER_RULES, *CONDITION_RULES), "ClusterRole": CLASS_RULES}
+    for kind, rules in needed.items():
+        for complaint in _lacks(folder, account, kind, rules):
+            allowed = f"required: a {kind} with that, bound to {account}"
+            what = f"the slice provisioner {complaint}"
+            yield manifest.problem(f"{field}.serviceAccountName", what, allowed, account)
 
 
 def _node_reader_problems(pod: FoundPod, folder: Folder) -> Iterator[Problem]:

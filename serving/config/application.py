@@ -29,6 +29,9 @@ class _Section(BaseModel):
     model_config = STRICT_SECTION
 
 
+_METRICS_PORTS = 4
+
+
 class GatewayConfig(_Section):
     """The gateway: what it takes, and how long a request may wait in it."""
 
@@ -52,9 +55,23 @@ class GatewayConfig(_Section):
     vllm_request_metrics: bool = False
     """Show vLLM's own metrics of single requests too. They say of one gateway what ours say by
     class and slice, and cost more than a tenth of what it can carry."""
+    metrics_port: Annotated[int, Field(ge=1, le=65_532)] | None = None
+    """First of four ports of which each gateway takes one, the first that is free on its host or in
+    its pod, and answers `/metrics` there for itself alone; without it gateways are read through the
+    proxy, where any of them answers."""
     tpu_exporter_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Port of the TPU exporters on the slices' hosts, for the chips on the fleet page; without it
     they are not shown there."""
+
+    @property
+    def metrics_ports(self) -> tuple[int, ...]:
+        """The ports that gateways may take for their own `/metrics`; none without the setting.
+
+        A pod has one gateway, two while they are replaced, and those of another pod that is lost.
+        """
+        if self.metrics_port is None:
+            return ()
+        return tuple(range(self.metrics_port, self.metrics_port + _METRICS_PORTS))
 
 
 class AuthConfig(_Section):

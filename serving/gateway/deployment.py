@@ -25,9 +25,14 @@ def ensure_not_exposed(auth: AuthConfig) -> None:
     Raises:
         ConfigError: no keys, and Serve listens beyond this machine.
     """
-    problem = exposure_problem(auth, _get_global_client().http_config.host)
+    problem = exposure_problem(auth, _serve_host())
     if problem is not None:
         raise ConfigError([problem])
+
+
+def _serve_host() -> str:
+    host: str = _get_global_client().http_config.host
+    return host
 
 
 class Gateway:
@@ -52,7 +57,8 @@ class Gateway:
                 raise ConnectionError(f"the directory is away: {error!r}") from error
             return snapshot
 
-        parts = GatewayParts(config, watch, DashboardClient(dashboard), OpenLatch())
+        client = DashboardClient(dashboard)
+        parts = GatewayParts(config, watch, client, OpenLatch(), _serve_host())
         await parts.start()
         self._parts = parts
 

@@ -26,6 +26,7 @@ from serving.gateway.metrics.class_prices import ClassPrices
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
 from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
+from serving.gateway.metrics.own_listener import OwnListener
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.metrics.spans import SpanCollector
@@ -94,9 +95,16 @@ class GatewayParts:
     """The parts of one gateway, from the HTTP edge to the links: start once, close once."""
 
     def __init__(
-        self, config: AppConfig, watch: Watch, dashboard: DashboardClient, latch: Latch
+        self,
+        config: AppConfig,
+        watch: Watch,
+        dashboard: DashboardClient,
+        latch: Latch,
+        host: str,
     ) -> None:
         """Wires the parts; `watch` is the directory's, `latch` the Ray cluster's.
+
+        `host` is the address that Serve listens on.
 
         Raises:
             ValueError: the API keys cannot be used; see `load_keys`.
@@ -125,6 +133,7 @@ class GatewayParts:
             self._readiness.readiness,
             tracer=self._tracer,
         )
+        self._listener = OwnListener(self.edge, host, config.gateway.metrics_ports)
         self._membership = Membership(
             self._models, _link_settings(config.link, self._view.gateway_id)
         )
@@ -151,6 +160,7 @@ class GatewayParts:
         ]
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
+        self._listener.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
         gc.freeze()
@@ -160,6 +170,7 @@ class GatewayParts:
         for task in self._tasks:
             task.cancel()
         self._dashboard.close()
+        await self._listener.close()
         await self._membership.close()
         await asyncio.to_thread(self._tracer.close, _TRACES_S)
 

@@ -46,6 +46,7 @@ class Scope(StrEnum):
     GATEWAY = "gateway"
     SUPPLY = "supply"  # all slices of one compute class, whoever has them
     SLICE = "slice"  # one slice, as long as it is held
+    PROVISIONER = "provisioner"  # the slice provisioner of one cluster, and what it sees there
     ENGINE = "engine"  # one linked engine; without `slice` on a class that has none (`local`)
 
 
@@ -87,6 +88,7 @@ _SCOPE_LABELS: Mapping[Scope, tuple[str, ...]] = {
     Scope.GATEWAY: (),
     # Empty for slices whose hosts name no class.
     Scope.SUPPLY: ("compute_class",),
+    Scope.PROVISIONER: (),
     Scope.SLICE: ("slice", "model", "compute_class"),
     Scope.ENGINE: ("engine", "slice", "model", "compute_class"),
 }
@@ -122,6 +124,11 @@ MAX_TENANTS = 50
 _TENANTS = MAX_TENANTS + 1
 # One more for what is attributed to nobody.
 _LEDGER_TENANTS = _TENANTS + 1
+# Worker groups of a cluster, kinds of failures of a round (`autoscaling.provisioning.errors`),
+# words of the kubelet that are told apart, components of a control plane, and what is watched.
+_GROUPS, _FAILURE_KINDS, _KUBELET_REASONS, _CONTROL, _WATCHED = 40, 9, 8, 3, 5
+# Of all quotas of a namespace, and of all compute classes of a cluster; more are not shown.
+MAX_QUOTAS, MAX_CLASSES = 32, 64
 # As vLLM reports them.
 _WAITING_REASONS, _TOKEN_SOURCES = 2, 3
 # Draft tokens of one step at most that are distinguished by position.
@@ -136,7 +143,9 @@ _UNITS = frozenset(Unit) - {Unit.COUNT, Unit.FLAG, Unit.BYTES_PER_SECOND}
 
 def labels_of(metric: Metric) -> tuple[str, ...]:
     """Returns every label that a series of the metric may have; one without a value is left out."""
-    all_of = (GATEWAY_LABEL,) if metric.scope in _OF_GATEWAYS else HOST_LABELS
+    all_of: tuple[str, ...] = (GATEWAY_LABEL,) if metric.scope in _OF_GATEWAYS else HOST_LABELS
+    if metric.scope == Scope.PROVISIONER:
+        all_of = ()
     return (*all_of, *_SCOPE_LABELS[metric.scope], *metric.labels)
 
 
@@ -675,6 +684,148 @@ PLANS = (
     ),
 )
 
+# What `slicewise provision` tells of its rounds and of the slices that it sees; nothing per pod.
+PROVISIONING = (
+    _counter(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_rounds_total",
+        "Rounds that ended, well or not",
+    ),
+    _counter(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_failures_total",
+        "Rounds that failed, by the kind of failure",
+        kind=_FAILURE_KINDS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_start_time_seconds",
+        "When the process began, since the epoch",
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_success_time_seconds",
+        "When a round last went well, since the epoch; absent before the first",
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_report_age_seconds",
+        "Time since the directory was last heard of, at the last look; absent before it ever was",
+    ),
+    _counter(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_changed_slices_total",
+        "Slices that a worker group was made to gain (add) or to give up (drop)",
+        group=_GROUPS,
+        direction=2,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_refusals",
+        "Changes that the last round refused, by worker group, or by kind where no group makes it",
+        group=2 * _GROUPS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_notes",
+        "Remarks on worker groups that cannot be used and on what is not carried over",
+    ),
+    _flag(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_frozen",
+        "1 while an operator has frozen scaling down",
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_slices",
+        "Slices by compute class, worker group and state as supply, as the directory reports them",
+        compute_class=1,
+        group=_GROUPS,
+        state=_SUPPLY_STATES,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_unheld_chips",
+        "Chips whose machines are there, and are paid for, on slices that no replica has",
+        compute_class=1,
+        group=_GROUPS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_missing_slices",
+        "Slices that a worker group is asked for and that do not have all of their pods",
+        group=_GROUPS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_machineless_pods",
+        "Pods of slices that have no machine",
+        group=_GROUPS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_oldest_machineless_seconds",
+        "How long the oldest slice with such a pod has had one, since this process began at most",
+        group=_GROUPS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_hindered_pods",
+        "Pods of slices with a container that the kubelet cannot start, by its word",
+        group=_GROUPS,
+        reason=_KUBELET_REASONS,
+    ),
+)
+# What it watches around the slices, of one installation.
+CONDITIONS = (
+    _flag(
+        Scope.PROVISIONER,
+        "slicewise_condition_readable",
+        "1 if it is watched; else 0 and the kind of failure",
+        resource=_WATCHED,
+        kind=1,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_control_pods",
+        "Pods of the control plane that stay, ready or not",
+        component=_CONTROL,
+        state=2,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_control_pods_wanted",
+        "Pods of the control plane that the RayCluster asks for",
+        component=_CONTROL,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_quota_used",
+        "What of a resource is counted by a ResourceQuota, in the resource's unit",
+        quota=1,
+        resource=MAX_QUOTAS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_quota_hard",
+        "What a ResourceQuota allows of a resource, in the resource's unit",
+        quota=1,
+        resource=MAX_QUOTAS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_class_priorities",
+        "Rules of a ComputeClass in its status; 0: GKE says nothing of it",
+        class_name=MAX_CLASSES,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_class_suspended_priorities",
+        "Rules of a ComputeClass by which GKE makes no machines for now",
+        class_name=MAX_CLASSES,
+    ),
+)
+
 TRACES = (
     _counter(
         Scope.GATEWAY,
@@ -691,6 +842,7 @@ ALL: Mapping[str, Metric] = MappingProxyType(
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
             *TRACES,
             *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
+            *(*PROVISIONING, *CONDITIONS),
             *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS, *LINKS),
         )
     }

@@ -15,6 +15,7 @@ _POLL_S = 0.05
 _VERSIONS = {
     "ClusterRole": "rbac.authorization.k8s.io/v1",
     "ClusterRoleBinding": "rbac.authorization.k8s.io/v1",
+    "ComputeClass": "cloud.google.com/v1",
     "DaemonSet": "apps/v1",
     "Deployment": "apps/v1",
     "EndpointSlice": "discovery.k8s.io/v1",

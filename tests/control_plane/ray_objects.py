@@ -67,6 +67,9 @@ def made_namespace(api: Api) -> Iterator[Values]:
                 with suppress(RefusedByServerError):  # gone with its owner
                     api.merge(body, {"metadata": {"finalizers": None}})
                     api.delete(body)
+        for body in provisioner_rights(found.cluster):
+            if "namespace" not in body["metadata"]:
+                api.delete(body)
 
 
 def make_service(api: Api, found: Values) -> Json:
@@ -142,6 +145,6 @@ def set_count(api: Api, cluster: Json, group: str, count: int) -> None:
 
 def service_account(config: ClusterConfig) -> str:
     """The head's, under which the provisioner acts."""
-    _, binding = provisioner_rights(config)
+    _, binding, *_ = provisioner_rights(config)
     name: str = binding["subjects"][0]["name"]
     return name

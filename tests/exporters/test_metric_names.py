@@ -8,12 +8,14 @@ from serving.exporters.identity import read_identity, runtime_targets
 from serving.exporters.libtpu_service.metric_table import RULES, Form
 from serving.telemetry.metric_names import (
     ALL,
+    CONDITIONS,
     ENGINE_STEPS,
     ENGINES,
     LEDGER,
     LINKS,
     PLANS,
     PROGRAMS,
+    PROVISIONING,
     SERVING_COUNTS,
     SERVING_LATENCY,
     SLICES,
@@ -43,6 +45,8 @@ GROUPS = (
         *LEDGER,
         *SLICES,
         *PLANS,
+        *PROVISIONING,
+        *CONDITIONS,
     ),
 )
 

@@ -159,7 +159,7 @@ class Collection(Generic[_T]):
                 # A server that ends every watch at once must not be asked without a pause.
                 self._num_failures += 1
             except ProvisioningError as error:
-                self._note_failure(error)
+                self.note_failure(error)
                 retry_after_s = error.retry_after_s
             if self._num_failures:
                 wait_s = backoff_s(self._num_failures, self._chance(), retry_after_s)
@@ -174,6 +174,15 @@ class Collection(Generic[_T]):
         # The watch has sent everything up to its version, this object's deletion included.
         if self._version is not None and known.version > int(self._version):
             self._store(metadata, known)
+
+    def note_failure(self, error: ProvisioningError) -> None:
+        """Takes in why it was not read; `current` says so where it has nothing newer."""
+        self._failure = error
+        self._num_failures += 1
+        if isinstance(error, ExpiredError | UnusableError):
+            # What cannot be read now may be read as the next list has it.
+            self._version = None
+        logger.info("watch_failed resource=%s error=%r", self.selection.resource, str(error))
 
     async def _watch(self) -> None:
         """Follows one stream to its end."""
@@ -233,14 +242,6 @@ class Collection(Generic[_T]):
     def _note_change(self) -> None:
         self._contents = None
         self._on_change()
-
-    def _note_failure(self, error: ProvisioningError) -> None:
-        self._failure = error
-        self._num_failures += 1
-        if isinstance(error, ExpiredError | UnusableError):
-            # What cannot be read now may be read as the next list has it.
-            self._version = None
-        logger.info("watch_failed resource=%s error=%r", self.selection.resource, str(error))
 
 
 def _head(item: msgspec.Raw) -> _ObjectMetadata:

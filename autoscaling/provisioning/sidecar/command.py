@@ -46,6 +46,19 @@ def provision_command(
     ca_file: Annotated[
         Path | None, typer.Option(help="Certificate of the API's CA, with --kubernetes-url.")
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="Port of a page for Prometheus; left out, there is none."
+        ),
+    ] = None,
+    installation: Annotated[
+        str | None,
+        typer.Option(
+            help="Name under which the cluster was rendered: its control pods, quotas and compute "
+            "classes are shown on that page too."
+        ),
+    ] = None,
 ) -> None:
     """Add and drop TPU slices of a RayCluster as the replicas of the application need them."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -64,4 +77,15 @@ def provision_command(
     # Ray takes seconds to import, and every `slicewise` command loads this module.
     from autoscaling.provisioning.sidecar.process import SidecarOptions, run_sidecar  # noqa: PLC0415
 
-    run_sidecar(SidecarOptions(ray_address, raycluster, application, access, rules, interval))
+    run_sidecar(
+        SidecarOptions(
+            ray_address,
+            raycluster,
+            application,
+            access,
+            rules,
+            interval,
+            metrics_port,
+            installation,
+        )
+    )

@@ -7,6 +7,7 @@ needs Ray's head and nothing else of Ray: no driver, no shared memory, no Serve.
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
@@ -22,10 +23,16 @@ _TIMEOUT_S = 5.0
 
 
 class DirectoryRoad:
-    """The reports of one application. Used from one event loop, one call at a time."""
+    """The reports of one application. Used from one event loop, one call at a time.
 
-    def __init__(self, gcs: GcsClient, application: str) -> None:
+    `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self, gcs: GcsClient, application: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._gcs = gcs
+        self._clock = clock
         self._keys = SupplyKeys(application)
         self._watch = BeatWatch()
         self._report: SupplyReport | None = None
@@ -33,6 +40,12 @@ class DirectoryRoad:
         self._instance = uuid.uuid4().hex[:8]
         self._beat = ReportBeat("", 0)
         self._beat_at_s = float("-inf")
+        self._silence_s: float | None = None
+
+    @property
+    def silence_s(self) -> float | None:
+        """How long the directory had been silent at the last look; `None`: never heard of it."""
+        return self._silence_s
 
     async def read_supply(self) -> SupplyReport:
         """Returns the directory's last report; reads it anew only if it is another one.
@@ -42,12 +55,13 @@ class DirectoryRoad:
                 wrote it. Plan nothing.
         """
         beat = await self._get(self._keys.supply_beat)
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._watch.see(None if beat is None else decode_beat(beat), now_s)
         if self._watch.version is None:
             application = self._keys.application
             raise RecordsUnavailableError(f"no directory of {application} has reported slices here")
-        if (silent_s := self._watch.silence_s(now_s)) > STALE_S:
+        self._silence_s = silent_s = self._watch.silence_s(now_s)
+        if silent_s > STALE_S:
             raise RecordsUnavailableError(
                 f"the directory has been silent for {silent_s:.0f} s; allowed: {STALE_S:g} s"
             )
@@ -67,7 +81,7 @@ class DirectoryRoad:
         Raises:
             UnreachableError: Ray's head is away.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         is_news = groups != self._pods
         if is_news:
             await self._put(self._keys.pods, encode_pods(groups))

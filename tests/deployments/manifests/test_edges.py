@@ -43,7 +43,7 @@ def test_schemas_take_every_edge(folder: Folder, edge_crds: Schemas) -> None:
     assert [str(problem) for each in held for problem in edge_crds.problems(each)] == []
     # Gateway and route of the RayService and of the RayCluster.
     counts = {kind: len(folder.of_kind(kind)) for kind in KINDS}
-    assert list(counts.values()) == [2, 2, 2, 2, 3]
+    assert list(counts.values()) == [2, 2, 2, 2, 4]
 
 
 BROKEN: dict[str, tuple[str, Callable[[Json], object], str]] = {
@@ -104,7 +104,32 @@ def test_every_job_that_alerts_ask_for_is_a_monitor(folder: Folder) -> None:
     assert asked <= jobs
 
 
-def test_gateways_are_asked_through_one_proxy_alone(folder: Folder) -> None:
+def test_each_gateway_is_asked_at_ports_of_its_own_that_its_pod_declares() -> None:
+    folder = in_memory(shipped("example.yaml"))
+    monitor = one(folder, "PodMonitor", "llm-gateway").body["spec"]
+    spec = one(folder, "RayCluster").body["spec"]
+    asked = [
+        each["template"]
+        for each in (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+        if monitor["selector"]["matchLabels"].items()
+        <= each["template"]["metadata"]["labels"].items()
+    ]
+    (template,) = asked
+    declared = {
+        port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]
+    }
+    ports = [declared[each["port"]] for each in monitor["podMetricsEndpoints"]]
+    assert ports == [9460, 9461, 9462, 9463]
+    assert all(
+        each["authorization"]["credentials"]["key"] == "metrics-key"
+        for each in monitor["podMetricsEndpoints"]
+    )
+    policy = one(folder, "NetworkPolicy", "llm-pods").body["spec"]
+    opened = {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())}
+    assert opened >= {*ports, 9451}
+
+
+def test_gateways_without_such_ports_are_asked_through_one_proxy_alone(folder: Folder) -> None:
     monitor = one(folder, "PodMonitor", "llm-gateway").body["spec"]
     spec = one(folder, "RayCluster").body["spec"]
     templates = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]

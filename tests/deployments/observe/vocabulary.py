@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from autoscaling.provisioning.sidecar.conditions import GATEWAY, HEAD, REDIS
+from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, FAILURE_KINDS, FAULT
 from serving.domain.errors import RequestError
 from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.domain.supply.records import SupplyState
@@ -12,8 +14,8 @@ from serving.ledger.states import LedgerState
 PROMETHEUS_OWN = frozenset(
     {"up", "scrape_duration_seconds", "scrape_samples_scraped", "process_cpu_seconds_total"}
 )
-TARGET_LABELS = frozenset({"job", "instance"})
-JOBS = frozenset({"gateway", "tpu-exporter", "ray"})
+TARGET_LABELS = frozenset({"job", "instance", "installation", "host", "node_type"})
+JOBS = frozenset({"gateway", "tpu-exporter", "ray", "slice-provisioner"})
 
 
 def error_codes() -> set[str]:
@@ -37,6 +39,12 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "class:slices_ended:increase30m": {"cause": set(EndCause)},
     "slicewise_slice_state_seconds": {"state": set(SliceState)},
     "slicewise_supply_slices": {"state": set(SupplyState)},
+    "slicewise_provisioning_slices": {"state": set(SupplyState)},
+    "slicewise_provisioning_failures_total": {"kind": {*FAILURE_KINDS.values(), FAULT}},
+    "slicewise_provisioning_changed_slices_total": {"direction": {ADDED, DROPPED}},
+    "slicewise_condition_readable": {"kind": {*FAILURE_KINDS.values(), FAULT}},
+    "slicewise_control_pods": {"component": {HEAD, GATEWAY, REDIS}, "state": {"ready", "unready"}},
+    "slicewise_control_pods_wanted": {"component": {HEAD, GATEWAY}},
     "slice:in_state:seconds": {"state": set(SliceState)},
     "slicewise_ledger_chips": {"state": set(LedgerState)},
     "class:ledger_chips:max": {"state": set(LedgerState)},
