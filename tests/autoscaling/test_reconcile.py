@@ -25,7 +25,12 @@ from autoscaling.provisioning.errors import (
     UnreachableError,
 )
 from autoscaling.provisioning.groups import WorkerGroup
-from autoscaling.provisioning.plan import PlannerState, ProvisioningPlan, ProvisioningRules
+from autoscaling.provisioning.plan import (
+    Change,
+    PlannerState,
+    ProvisioningPlan,
+    ProvisioningRules,
+)
 from autoscaling.provisioning.protocol import ClusterObservation
 from autoscaling.provisioning.reconcile import (
     MAX_BACKOFF_S,
@@ -418,3 +423,70 @@ async def test_change_that_is_not_taken_holds_up_no_slice(
     assert provisioner.groups[0].replicas == 1
     told = "what was applied does not take effect: the cluster has changed meanwhile"
     assert caplog.text.count(told) == 1
+
+
+class Witness:
+    """An observer that writes down what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def observed(self, observation: ClusterObservation) -> None:
+        self.told.append(f"observed {len(observation.groups)}")
+
+    def reported(self, report: SupplyReport) -> None:
+        self.told.append(f"reported {len(report.waiting)}")
+
+    def changed(self, change: Change) -> None:
+        self.told.append(f"changed to {change.replicas}")
+
+    def done(self, plan: ProvisioningPlan) -> None:
+        self.told.append(f"done {len(plan.changes)}")
+
+    def failed(self, error: Exception) -> None:
+        self.told.append(f"failed {type(error).__name__}")
+
+
+async def test_observer_is_told_of_a_round_and_of_why_another_one_failed() -> None:
+    provisioner, witness = FakeProvisioner(group()), Witness()
+
+    async def read() -> SupplyReport:
+        return report_of([waiting()], provisioner.groups)
+
+    reconciler = Reconciler(
+        read,
+        provisioner,
+        RULES,
+        fence=no_fence,
+        report_pods=no_report,
+        interval_s=1.0,
+        observer=witness,
+    )
+    await reconciler.attempt()
+    assert witness.told == ["observed 1", "reported 1", "changed to 1", "done 1"]
+    witness.told.clear()
+    provisioner.failures = [UnreachableError("away")]
+    await reconciler.attempt()
+    provisioner.failures = [RuntimeError("a fault")]
+    await reconciler.attempt()
+    assert witness.told == ["failed UnreachableError", "failed RuntimeError"]
+
+
+async def test_change_that_was_refused_is_not_told_as_made() -> None:
+    provisioner, witness = FakeProvisioner(group()), Witness()
+    provisioner.refused = {group().name}
+
+    async def read() -> SupplyReport:
+        return report_of([waiting()], provisioner.groups)
+
+    reconciler = Reconciler(
+        read,
+        provisioner,
+        RULES,
+        fence=no_fence,
+        report_pods=no_report,
+        interval_s=1.0,
+        observer=witness,
+    )
+    await reconciler.attempt()
+    assert witness.told == ["observed 1", "reported 1", "failed OutdatedError"]

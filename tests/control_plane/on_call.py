@@ -33,7 +33,8 @@ from .ray_objects import CLUSTER, SERVICE
 RULES = Path(__file__).resolve().parents[2] / "deployments/prometheus/rules/platform.rules.yml"
 WITHIN_S = 60.0
 _POLL_S = 0.05
-_STALE_AFTER_S = 1.0
+# Longer than a watch takes to count as caught up.
+_STALE_AFTER_S = 3.0
 _STEP_S = 15
 
 # What a scrape makes of a page: the value of each series, by name and labels as PromQL has them.
@@ -125,8 +126,11 @@ class OnCall:
 
 
 @asynccontextmanager
-async def on_call(access: KubernetesAccess) -> AsyncIterator[OnCall]:
-    """One that runs, and whose rounds go well."""
+async def on_call(
+    access: KubernetesAccess,
+    conditions: Sequence[str] = ("pods", "computeclasses", "resourcequotas"),
+) -> AsyncIterator[OnCall]:
+    """One that runs, whose rounds go well, and which reads these of the conditions."""
     found = OnCall(access)
     found.report()
     async with found.watched:
@@ -138,10 +142,10 @@ async def on_call(access: KubernetesAccess) -> AsyncIterator[OnCall]:
             await found.shows(
                 {
                     "slicewise_provisioning_success_time_seconds": lambda value: value == 0.0,
-                    _series("slicewise_condition_readable", {"resource": "pods"}): bool,
-                    _series("slicewise_condition_readable", {"resource": "computeclasses"}): bool,
-                    _series("slicewise_condition_readable", {"resource": "resourcequotas"}): bool,
-                    _series("slicewise_control_pods_wanted", {"component": "head"}): bool,
+                    series("slicewise_control_pods_wanted", component="head"): bool,
+                    **{
+                        series("slicewise_condition_readable", resource=n): bool for n in conditions
+                    },
                 }
             )
             yield found

@@ -317,8 +317,11 @@ def _head_of(method: str, target: str, headers: Mapping[str, str]) -> bytes:
 def _request_of(user: str, method: str, target: str, body: bytes) -> Request:
     """What is asked for, in Kubernetes' words."""
     url = urlsplit(target)
-    _, _, below = url.path.partition("/namespaces/")
+    _, in_namespace, below = url.path.partition("/namespaces/")
     _, *parts = below.split("/")
+    if not in_namespace and url.path.startswith("/apis/"):
+        # Of a kind that lies in no namespace: /apis/GROUP/VERSION/RESOURCE.
+        parts = url.path.split("/")[4:]
     resource, name = (parts[0], "/".join(parts[1:])) if parts else (url.path, "?")
     verb = {"GET": "get" if name else "list"}.get(method, method.lower())
     if "watch=true" in url.query:

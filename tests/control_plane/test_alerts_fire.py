@@ -52,7 +52,9 @@ class Scene:
         for name, of_pod in labels.items():
             self.control[name] = self.control_pod(name, of_pod)
         counts = {"head": 1, "gateway": 2, "redis": 1}
-        return await self.seen.shows({ready(name): count.__eq__ for name, count in counts.items()})
+        return await self.seen.shows(
+            {ready(name): exactly(count) for name, count in counts.items()}
+        )
 
     @property
     def namespace(self) -> str:
@@ -123,7 +125,7 @@ async def quota_is_used_up(scene: Scene) -> Page:
         make_slice(scene.api, scene.cluster, SPOT, 1)
     used = series("slicewise_quota_used", quota="few", resource="pods")
     missing = series("slicewise_provisioning_missing_slices", group=SPOT)
-    return await scene.seen.shows({used: num_pods.__eq__, missing: lambda n: n == 1})
+    return await scene.seen.shows({used: exactly(num_pods), missing: lambda n: n == 1})
 
 
 async def gke_suspends_a_class(scene: Scene) -> Page:
@@ -206,6 +208,10 @@ async def slice_is_quarantined(scene: Scene) -> Page:
 async def operator_freezes_scaling_down(scene: Scene) -> Page:
     scene.seen.report(frozen="freeze ordered by anna: a demonstration")
     return await scene.seen.shows({"slicewise_provisioning_frozen": bool})
+
+
+def exactly(number: float) -> Callable[[float], bool]:
+    return lambda value: value == number
 
 
 def ready(component: str) -> str:

@@ -83,7 +83,7 @@ class ClassState:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class PlatformConditions:
     """What is known. A part that cannot be read is `None`; `problems` says why, by its name.
 
     `wanted` is how many pods of a component the RayCluster asks for. `classes` are those that it
@@ -217,7 +217,7 @@ class ConditionWatch:
             for part in self._parts.values():
                 group.create_task(self._follow(part), name=f"show {part.selection.resource}")
 
-    def current(self) -> Conditions:
+    def current(self) -> PlatformConditions:
         """Returns what is known now."""
         known: dict[str, tuple[Any, ...]] = {}
         problems: dict[str, str] = {}
@@ -229,7 +229,7 @@ class ConditionWatch:
         quotas, clusters = known.get("resourcequotas"), known.get(CLUSTERS)
         wish: ClusterWish | None = clusters[0] if clusters else None
         classes = known.get("computeclasses")
-        return Conditions(
+        return PlatformConditions(
             pods=_there(known.get("pods")),
             redis=_there(known.get("redis")),
             wanted=None if wish is None else wish.pods,

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from autoscaling.provisioning.groups import WorkerGroup
-from autoscaling.provisioning.sidecar.conditions import REDIS, Conditions
+from autoscaling.provisioning.sidecar.conditions import REDIS, PlatformConditions
 from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, RoundsSoFar
 from serving.domain.supply.pods import PodPhase
 from serving.domain.supply.records import SupplyRecord, SupplyReport, SupplyState
@@ -52,7 +52,7 @@ class ProvisionerState:
 
     rounds: RoundsSoFar
     report_age_s: float | None
-    conditions: Conditions | None
+    conditions: PlatformConditions | None
 
 
 class ProvisionerCollector(Collector):
@@ -226,7 +226,7 @@ def _paid_chips(record: SupplyRecord) -> int:
     return record.num_chips * there // len(hosts) if hosts else 0
 
 
-def _add_conditions(families: _Families, known: Conditions) -> None:
+def _add_conditions(families: _Families, known: PlatformConditions) -> None:
     for part in known.parts:
         kind = known.problems.get(part, "")
         families.add("slicewise_condition_readable", float(not kind), resource=part, kind=kind)
@@ -256,6 +256,6 @@ def _add_conditions(families: _Families, known: Conditions) -> None:
         )
 
 
-def _seen_redis(known: Conditions) -> Iterable[str]:
+def _seen_redis(known: PlatformConditions) -> Iterable[str]:
     """The component, where there is one of ours: another's Redis has no pods here."""
     return (REDIS,) if known.redis else ()
