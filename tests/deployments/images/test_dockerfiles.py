@@ -172,6 +172,8 @@ def test_manifests_run_as_the_images_user_and_name_these_images() -> None:
     for name in NAMES:
         assert images[name].endswith(f"/slicewise-{name}:{version}")
         assert f'version="{version}"' in text(name)
+    # By default a TPU host is root's.
+    raw["cluster"]["host"] = {"rights": {"user": 1000}}
     rendered = render(parse_values(raw, None), "values.yaml")["kuberay/raycluster/raycluster.yaml"]
     users = set(re.findall(r"runAsUser: (\d+)", rendered))
     assert users == {"1000"}

@@ -155,10 +155,15 @@ def test_scrape_configuration_selects_the_rendered_hosts_and_their_exporter() ->
     assert ports == served == [EXPORTER_PORT]
 
 
-def test_scrape_configuration_selects_rays_pods_and_the_head() -> None:
+def test_scrape_configuration_selects_rays_pods_gateways_and_the_head() -> None:
     folder = shipped_folder("example.yaml")
     pods = pods_of(folder)
-    for job, wanted in {"ray": {"head", "gateway", "engine"}, "gateway": {"head"}}.items():
+    all_jobs = {
+        "ray": {"head", "gateway", "engine"},
+        "gateway": {"gateway"},
+        "slice-provisioner": {"head"},
+    }
+    for job, wanted in all_jobs.items():
         (discovery,) = gke_jobs()[job]["kubernetes_sd_configs"]
         assert discovery["namespaces"]["names"] == [one(folder, "RayService").namespace]
         label, _, value = discovery["selectors"][0]["label"].partition("=")
@@ -174,14 +179,14 @@ def test_pod_monitors_name_ports_that_their_pods_have_once() -> None:
     folder = shipped_folder("example.yaml")
     for monitor in folder.of_kind("PodMonitor"):
         selector = mapping(monitor.body, "spec", "selector")
-        (endpoint,) = monitor.body["spec"]["podMetricsEndpoints"]
+        endpoints = monitor.body["spec"]["podMetricsEndpoints"]
         for pod in pods_of(folder).values():
             if not selects(selector, pod.labels):
                 continue
             containers = [*pod.spec["containers"], *pod.spec.get("initContainers", ())]
             ports = [port for each in containers for port in each.get("ports", ())]
             names = [port["name"] for port in ports]
-            assert names.count(endpoint["port"]) == 1
+            assert [names.count(each["port"]) for each in endpoints] == [1] * len(endpoints)
             assert len({port["containerPort"] for port in ports}) == len(ports)
 
 
