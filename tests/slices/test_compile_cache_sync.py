@@ -33,7 +33,7 @@ def reservation() -> Iterator[Reservation]:
         ray.get(group.ready())
         hosts = [SimpleNamespace(worker_id=number) for number in range(NUM_HOSTS)]
         slices = (SimpleNamespace(hosts=hosts),)
-        yield Reservation(slices, SimpleNamespace(placement_group=group))  # type: ignore[arg-type]
+        yield Reservation(slices, group)  # type: ignore[arg-type]
     finally:
         ray.shutdown()
 
