@@ -11,8 +11,8 @@ from serving.domain.topology import GIB, Generation, SliceShape
 GB = 1000**3  # in which disks are sold
 
 HYPERDISK, BALANCED, SSD = "hyperdisk-balanced", "pd-balanced", "pd-ssd"
-# GKE's own default for a boot disk, in GB. Source: gcloud's reference of `container node-pools
-# create --disk-size`, read 2026-11-23.
+# GKE's own default for a boot disk, in GB: gcloud's reference of `container node-pools create
+# --disk-size`, by an excerpt of it (2026-11-23).
 DEFAULT_BOOT_DISK_GB = 100
 # Local SSDs come in this size. Source: GKE's page on local SSDs, read 2026-11-23.
 LOCAL_SSD_GIB = 375
@@ -26,10 +26,11 @@ class Machine:
     memory_gib: int
 
 
-# Source: GKE's page "Plan TPUs" (column "Memory (GiB)") and Cloud TPU's pages of v5e and v6e, read
-# 2026-11-23. Google's own pages conflict on ct6e-standard-1t: 448 GiB on GKE's, 176 GB on Cloud
-# TPU's; the smaller one stands here. GKE's cluster autoscaler counts 180 vCPUs of ct6e-standard-8t
-# and once 280 of -4t (a test of its, at 7d250507); its page says 180 of both.
+# Source: GKE's page "Plan TPUs" (column "Memory (GiB)") and Cloud TPU's pages of v5e and v6e, by
+# excerpts of them, read 2026-11-23; v4 and v5p by memory. Google's own pages conflict on
+# ct6e-standard-1t: 448 GiB on GKE's, 176 GB on Cloud TPU's; the smaller one stands here. GKE's
+# cluster autoscaler counts 180 vCPUs of ct6e-standard-8t and once 280 of -4t (a test of its, at
+# 7d250507); its page says 180 of both.
 _MACHINES = {
     "ct4p-hightpu-4t": Machine(240, 407),
     "ct5lp-hightpu-1t": Machine(24, 48),
@@ -64,7 +65,9 @@ def boot_disk_types(generation: Generation) -> tuple[str, ...]:
     return _BOOT_DISKS[generation]
 
 
-# Source of these and of the next: GKE's page "About GKE node sizes", read 2026-11-23.
+# Of these and of the next: GKE's page "Plan GKE Standard node sizes", by memory; only its opening
+# could be read (2026-11-23). A third-party calculator quotes the same steps for memory. What a node
+# itself says that it can allocate (`kubectl get node`) goes before them.
 _MEMORY_STEPS_GIB = ((4, 0.25), (4, 0.20), (8, 0.10), (112, 0.06))
 _MEMORY_REST_RATIO = 0.02
 _MEMORY_EVICTION_GIB = 100 / 1024
@@ -84,7 +87,7 @@ def allocatable_memory_gib(machine: Machine) -> float:
 # the system is reckoned in GiB for each GB.
 _DISK_EVICTION_RATIO = 0.10
 _DISK_SYSTEM_RATIO, _DISK_SYSTEM_GIB, _DISK_SYSTEM_MOST_GIB = 0.35, 6, 100
-_SSD_SYSTEM_GIB = (50, 75, 100)  # of one, two, and three or more
+_SSD_SYSTEM_GIB = (50, 75, 100)  # of one, two, and three or more; not confirmed by any page
 
 
 def pods_boot_disk_bytes(size_gb: int) -> int:
