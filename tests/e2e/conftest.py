@@ -1,10 +1,13 @@
 """Applications that end-to-end tests share: starting one takes a minute, so each starts once."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from deployments.start.ports import free_ports
 
 from .application import RunningApplication, StartError, application_args, demo_model, paced_model
 from .several_models import KEYS, adapted_model, embedding_model, write_adapter
@@ -106,8 +109,20 @@ def operated_args(**gateway: Any) -> dict[str, Any]:
     return application_args(
         paced_model(2, {"ttft_ms": 10, "tpot_ms": 10}),
         auth={"keys_env": "OPERATIONS_KEYS"},
-        gateway={"replicas": 2, "num_cpus": 0.01, "request_deadline_s": 2.0, **gateway},
+        gateway={
+            "replicas": 2,
+            "num_cpus": 0.01,
+            "request_deadline_s": 2.0,
+            "metrics_port": _metrics_port(),
+            **gateway,
+        },
     )
+
+
+@cache
+def _metrics_port() -> int:
+    """The first of the ports for gateways' own pages; the same whoever asks."""
+    return free_ports(4)[0]
 
 
 @pytest.fixture(scope="module")

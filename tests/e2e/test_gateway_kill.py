@@ -1,10 +1,15 @@
 """One of two gateways dies: what the other one carries is untouched."""
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from serving.domain.paced_tokens import LETTERS, paced_tokens
@@ -92,3 +97,47 @@ def test_requests_of_the_other_gateway_are_untouched(
     application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 30.0)
     application.wait_idle()
     assert len(application.processes(Role.GATEWAY)) == 2
+
+
+def gateways_by_port(application: RunningApplication) -> dict[int, str]:
+    """Which gateway answers at which of the ports that gateways may take."""
+    (gateway,) = [application.args["gateway"]]
+    found = {}
+    for port in range(gateway["metrics_port"], gateway["metrics_port"] + 4):
+        with contextlib.suppress(httpx.TransportError):
+            page = httpx.get(
+                f"http://127.0.0.1:{port}/metrics",
+                headers={"Authorization": f"Bearer {application.api_key}"},
+                trust_env=False,
+            )
+            (found[port],) = set(re.findall(r'gateway="(\w+)"', page.text))
+    return found
+
+
+def wait_for_gateways(
+    application: RunningApplication, is_so: Callable[[dict[int, str]], bool]
+) -> dict[int, str]:
+    deadline_s = time.monotonic() + GATEWAY_START_S
+    while not is_so(found := gateways_by_port(application)):
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.2)
+    return found
+
+
+def test_each_gateway_answers_for_itself_and_a_dead_one_does_not(
+    operated_application: RunningApplication,
+) -> None:
+    application = operated_application
+    loads_by_gateway(application, 2)
+    before = wait_for_gateways(application, lambda found: len(set(found.values())) == 2)
+    victim = application.processes(Role.GATEWAY)[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    one = wait_for_gateways(application, lambda found: len(found) == 1)
+    assert set(one.items()) < set(before.items())
+    # Its successor takes the port that it had, and says that it is another.
+    after = wait_for_gateways(application, lambda found: len(found) == 2)
+    assert after.keys() == before.keys()
+    assert set(one.items()) < set(after.items())
+    assert set(after.values()) != set(before.values())
+    loads_by_gateway(application, 2, GATEWAY_START_S)
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 30.0)

@@ -704,6 +704,12 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         lambda body: body["rules"][0].update(verbs=["list"]),
         "the node reader may not watch nodes",
     ),
+    "rights to what lies in no namespace": (
+        "ClusterRole",
+        "serving-llm-slice-provisioner",
+        lambda body: body["rules"][0].update(verbs=["list"]),
+        "the slice provisioner may not watch computeclasses",
+    ),
     "claims": (
         "ResourceClaimTemplate",
         "all-netdev",
