@@ -11,13 +11,13 @@ from provisioning_builders import SPOT, group
 from autoscaling.provisioning.errors import RefusedError, UnreachableError, UnusableError
 from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan, Refusal
 from autoscaling.provisioning.protocol import ClusterObservation
-from autoscaling.provisioning.sidecar.conditions import PlatformConditions, QuotaUse, quantity
 from autoscaling.provisioning.sidecar.metrics import (
     ProvisionerCollector,
     ProvisionerState,
     asked_of,
     served_page,
 )
+from autoscaling.provisioning.sidecar.readings import PlatformConditions, QuotaUse, quantity
 from autoscaling.provisioning.sidecar.rounds import RoundLog
 from serving.domain.supply.pods import ObservedPod, ObservedSlice, PodPhase
 from serving.domain.supply.records import SupplyHost, SupplyRecord, SupplyReport, SupplyState

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from autoscaling.provisioning.groups import WorkerGroup
-from autoscaling.provisioning.sidecar.conditions import REDIS, PlatformConditions
+from autoscaling.provisioning.sidecar.readings import REDIS, PlatformConditions
 from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, RoundsSoFar
 from serving.domain.supply.pods import PodPhase
 from serving.domain.supply.records import SupplyRecord, SupplyReport, SupplyState

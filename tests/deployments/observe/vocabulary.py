@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from autoscaling.provisioning.sidecar.conditions import GATEWAY, HEAD, REDIS
+from autoscaling.provisioning.sidecar.readings import GATEWAY, HEAD, REDIS
 from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, FAILURE_KINDS, FAULT
 from serving.domain.errors import RequestError
 from serving.domain.slice_lifecycle import EndCause, SliceState
