@@ -31,6 +31,9 @@ RAY_SETTINGS = MappingProxyType(
         # gone. Three refused connections mark a gateway down, and with six down it goes to Serve's
         # own proxy; with the default of 3 the client got a 500.
         "RAY_SERVE_HAPROXY_RETRIES": "20",
+        # On a busy machine HAProxy and the actor around it take longer than the default of 5 s to
+        # start. After three such waits Serve kills the actor, and `serve run` ends with it.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
         # The gateway's code runs in the loop that serves its HTTP: no thread change per chunk.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # Ray gives its workers niceness 15, which leaves every stream behind any other process.
