@@ -6,6 +6,7 @@ shipped rules over exactly what their page shows. Foreign series are not here bu
 of a target that is gone, GatewayDown).
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from deployments.manifests.redis import redis_labels
 from deployments.manifests.values import Values
 from serving.domain.supply.records import SupplyHost, SupplyRecord, SupplyState, WaitingReplica
 
-from .api import Api, RefusedByServerError, reference
+from .api import Api, RefusedByServerError, reference, wait
 from .on_call import OnCall, Page, Seen, alerts_of_the_rules, firing, on_call, series
 from .proxy import Proxy
 from .ray_objects import CLUSTER, NUM_HOSTS, SPOT, make_slice, set_count
@@ -119,8 +120,16 @@ async def quota_is_used_up(scene: Scene) -> Page:
     num_pods = len(scene.control) + NUM_HOSTS
     quota["spec"] = {"hard": {"pods": f"{num_pods}"}}
     scene.api.create(quota)
+
+    def counted() -> str:
+        found = scene.api.get("ResourceQuota", scene.namespace, "few")
+        return str(found.get("status", {}).get("used", {}).get("pods"))
+
+    # Admission goes by what the quota's controller has counted.
+    await asyncio.to_thread(wait, lambda: counted() == f"{len(scene.control)}", "it is counted")
     set_count(scene.api, scene.cluster, SPOT, 2)
     make_slice(scene.api, scene.cluster, SPOT, 0)
+    await asyncio.to_thread(wait, lambda: counted() == f"{num_pods}", "the slice is counted")
     with pytest.raises(RefusedByServerError, match="exceeded quota: few"):
         make_slice(scene.api, scene.cluster, SPOT, 1)
     used = series("slicewise_quota_used", quota="few", resource="pods")
