@@ -23,7 +23,7 @@ from tests.disasters.lasting import (
     start_head,
 )
 from tests.disasters.load import ConstantLoad
-from tests.e2e.application import Role
+from tests.e2e.application import Role, RunningApplication, linked_engines
 
 pytestmark = [
     pytest.mark.e2e,
@@ -36,7 +36,7 @@ PACE = {"ttft_ms": 50, "tpot_ms": 500, "max_num_seqs": 128}
 # A stream takes 16 s, so that 64 are under way at 4 a second.
 NUM_TOKENS, PER_S = 32, 4.0
 NUM_STREAMS = 64
-NUM_ENGINES = 4
+NUM_ENGINES, NUM_GATEWAYS = 4, 2
 HEAD_AWAY_S = 900.0
 SOON_S, LATER_S = 240.0, 600.0
 
@@ -52,7 +52,7 @@ def application() -> Iterator[LastingApplication]:
         yield running
 
 
-def engines(application: LastingApplication) -> set[int]:
+def engines(application: RunningApplication) -> set[int]:
     return {each.pid for each in application.processes(Role.ENGINE_HOST)}
 
 
@@ -125,10 +125,28 @@ async def test_head_that_is_away_for_a_quarter_of_an_hour_costs_no_engine_and_no
     )
 
 
+@pytest.fixture
+def on_two_hosts() -> Iterator[RunningApplication]:
+    """The same with HAProxy at the head, so that each gateway has an address of its own."""
+    spot = {"compute_class": "spot", "replicas": NUM_ENGINES}
+    kind = {"name": "spot", "compute_class": "spot", "generation": "v6e", "topology": "1x1"}
+    args = args_of(model_on(spot, pace=PACE), request_deadline_s=120.0)
+    slices = [kind | {"count": NUM_ENGINES, "returns_after_s": 1}]
+    plan = {"head_cpus": 0, "gateway_hosts": 2, "slices": slices}
+    with RunningApplication(args, through="sim", plan=plan) as running:
+        yield running
+
+
 async def test_killed_host_of_a_gateway_costs_no_engine_and_no_stream_of_the_other_gateway(
-    application: LastingApplication, capsys: pytest.CaptureFixture[str]
+    on_two_hosts: RunningApplication, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = await asyncio.to_thread(application.wait_linked, NUM_ENGINES, LATER_S)
+    application = on_two_hosts
+
+    def is_whole_fleet(fleet: dict[str, Any]) -> bool:
+        gateways = application.processes(Role.GATEWAY)
+        return linked_engines(fleet) == {MODEL: NUM_ENGINES} and len(gateways) == NUM_GATEWAYS
+
+    fleet = await asyncio.to_thread(application.wait_fleet, is_whole_fleet, LATER_S)
     had, ids = engines(application), engine_ids(fleet)
     # A worker process is a child of its node's raylet.
     leaves, stays = application.processes(Role.GATEWAY)
