@@ -147,3 +147,21 @@ async def stream_all(
                 for number, request in enumerate(requests)
             )
         )
+
+
+async def begin_all(
+    base_url: str, requests: list[Request], timeout_s: float
+) -> asyncio.Task[list[Answer]]:
+    """Sends all requests; returns once each has begun to be answered, with what answers them."""
+    begun: set[int] = set()
+    all_begun = asyncio.Event()
+
+    def on_chunk(number: int, _: Answer) -> None:
+        begun.add(number)
+        if len(begun) == len(requests):
+            all_begun.set()
+
+    answering = asyncio.create_task(stream_all(base_url, requests, on_chunk))
+    async with asyncio.timeout(timeout_s):
+        await all_begun.wait()
+    return answering

@@ -17,7 +17,7 @@ import pytest
 from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
-from .streams import Answer, Request, stream_all
+from .streams import Answer, Request, begin_all
 
 pytestmark = [pytest.mark.e2e]
 
@@ -99,17 +99,8 @@ async def answered(
     application: RunningApplication, disturb: Callable[[], None]
 ) -> tuple[list[Answer], list[Request]]:
     """All streams, with `disturb` once each has begun."""
-    begun: set[int] = set()
-    all_begun = asyncio.Event()
-
-    def on_chunk(number: int, _: Answer) -> None:
-        begun.add(number)
-        if len(begun) == NUM_STREAMS:
-            all_begun.set()
-
     requests = streams()
-    answering = asyncio.create_task(stream_all(application.base_url, requests, on_chunk))
-    await all_begun.wait()
+    answering = await begin_all(application.base_url, requests, READY_S)
     await asyncio.to_thread(disturb)
     return await answering, requests
 

@@ -20,7 +20,7 @@ from serving.domain.topology import slice_shape
 from tests.deployments.manifests.examples import in_memory, one, raw_values
 
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
-from .streams import Answer, Request, stream_all
+from .streams import Request, begin_all
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -132,18 +132,8 @@ async def test_pod_deleted_with_25_s_of_grace_fails_no_stream(
 ) -> None:
     await whole_fleet(application)
     run_dir, _ = agent_of(application, "spot-0")
-    begun: set[int] = set()
-    all_begun = asyncio.Event()
-
-    def on_chunk(number: int, _: Answer) -> None:
-        begun.add(number)
-        if len(begun) == NUM_STREAMS:
-            all_begun.set()
-
     requests = streams()
-    answering = asyncio.create_task(stream_all(application.base_url, requests, on_chunk))
-    async with asyncio.timeout(READY_S):
-        await all_begun.wait()
+    answering = await begin_all(application.base_url, requests, READY_S)
     command = rendered_hook()
     at_s = time.time()
     hook = await asyncio.create_subprocess_exec(

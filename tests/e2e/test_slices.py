@@ -23,7 +23,7 @@ from autoscaling.provisioning.sidecar.directory import DirectoryRoad
 from serving.domain.paced_tokens import LETTERS, paced_tokens
 
 from .application import RunningApplication, application_args, linked_engines, paced_model
-from .streams import Answer, Request, stream_all
+from .streams import Answer, Request, begin_all
 
 pytestmark = [pytest.mark.e2e]
 
@@ -120,17 +120,7 @@ async def disturbed(
     application: RunningApplication, command: str, **arguments: Any
 ) -> tuple[list[Answer], float]:
     """All streams, and a command to the cluster once all have begun; when that was."""
-    begun: set[int] = set()
-    all_begun = asyncio.Event()
-
-    def on_chunk(number: int, _: Answer) -> None:
-        begun.add(number)
-        if len(begun) == NUM_STREAMS:
-            all_begun.set()
-
-    task = asyncio.create_task(stream_all(application.base_url, streams(), on_chunk))
-    async with asyncio.timeout(READY_S):
-        await all_begun.wait()
+    task = await begin_all(application.base_url, streams(), READY_S)
     at_s = time.time()
     await asyncio.to_thread(application.simulation, command, **arguments)
     return await task, at_s
