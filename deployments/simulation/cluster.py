@@ -1,8 +1,8 @@
 """Starts and ends the Ray nodes of a simulated cluster, and takes its slices away on command.
 
-Owns the processes of every node. Ray's scheduler, placement groups and node death are real; only
-the chips are not there, and every host runs on this machine. Does not own what the user orders
-(`control`), nor the demand for more slices (the provisioner).
+Ray's scheduler, placement groups and node death are real; only the chips are not there, and every
+host runs on this machine. Does not own what the user orders (`control`), what plays a host
+(`hosts`), nor the demand for more slices (the provisioner).
 """
 
 import heapq
@@ -21,7 +21,15 @@ from typing import Any
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
-from deployments.simulation.control_plane import OBJECT_STORE_BYTES, ControlPlane, HeadGoneError
+from deployments.simulation.control_plane import ControlPlane, HeadGoneError
+from deployments.simulation.hosts.namespaces import Hosts
+from deployments.simulation.hosts.nodes import (
+    START_TIMEOUT_S,
+    HostNode,
+    HostNodes,
+    SeparateHostNodes,
+    SharedHostNodes,
+)
 from deployments.simulation.metadata import HostMetadata, MetadataServers
 from deployments.simulation.node_processes import (
     engines_below,
@@ -44,6 +52,7 @@ from serving.slices.expiry import STARTED_AT_VARIABLE
 
 logger = logging.getLogger(__name__)
 
+_JOIN_POLL_S = 0.1
 # GKE recreates a slice whole when a host of it fails; how long the others outlive it here.
 _REST_GOES_AFTER_S = 3.0
 # Hosts that come while the head is away join when it is back.
@@ -59,7 +68,7 @@ class SimulatedHost:
     """The Ray node that plays a host of a slice."""
 
     worker_id: int
-    node: Any
+    node: HostNode
     metadata: HostMetadata
     is_alive: bool = True
 
@@ -69,7 +78,8 @@ class SimulatedSlice:
     """The state of a slice that exists.
 
     `going_at_s` is when it will be taken away (monotonic), if known. `throttle` holds its processes
-    back, or did; `None` if that never happened.
+    back, or did; `None` if that never happened. `off_until_s` is when its hosts are put back on the
+    network (monotonic); `None` while they are on it.
     """
 
     name: str
@@ -78,10 +88,15 @@ class SimulatedSlice:
     hosts: list[SimulatedHost] = field(default_factory=list)
     going_at_s: float | None = None
     throttle: Throttle | None = None
+    off_until_s: float | None = None
 
 
 class SimulatedCluster:
-    """Runs a head node and the hosts of the plan's slices. Thread-safe. A context manager."""
+    """Runs a head node and the hosts of the plan's slices. Thread-safe. A context manager.
+
+    On a `network`, which this machine has joined, each host of a slice has namespaces of its own.
+    Without one they share this machine's.
+    """
 
     def __init__(
         self,
@@ -90,10 +105,14 @@ class SimulatedCluster:
         *,
         gcs_port: int | None = None,
         redis: RedisServer | None = None,
+        network: Hosts | None = None,
     ) -> None:
         """Needs `gcs_port` and `redis`, which the caller manages, for the head to be killed."""
         self._plan = plan
-        self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis)
+        address = None if network is None else network.machine_address
+        self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis, address)
+        self._network = network
+        self._host_nodes: HostNodes
         self._gateway_hosts: list[Any] = []
         self._lock = threading.RLock()
         self._slices: dict[str, SimulatedSlice] = {}
@@ -126,22 +145,15 @@ class SimulatedCluster:
 
     def start(self) -> None:
         """Starts the head and every slice that is there from the beginning; blocks meanwhile."""
-        self._metadata = MetadataServers()
         try:
+            self._start_makers()
             self.control_plane.start()
         except BaseException:
-            self._metadata.close()
+            self._close_makers()
             raise
         self._is_started = True
         for _ in range(self._plan.gateway_hosts):
-            self._gateway_hosts.append(
-                self.control_plane.cluster.add_node(
-                    wait=False,
-                    num_cpus=self._plan.cpus_per_host,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                )
-            )
+            self._gateway_hosts.append(self.control_plane.add_node(self._plan.cpus_per_host))
         self._thread.start()
         for kind in self._plan.slices:
             for _ in range(kind.count):
@@ -149,7 +161,7 @@ class SimulatedCluster:
                     self._at(kind.appears_after_s, self._come, kind)
                 else:
                     self.add(kind.name)
-        self.control_plane.cluster.wait_for_nodes(timeout=120)
+        self._wait_joined()
 
     def stop(self) -> None:
         """Ends every process that was started. Idempotent."""
@@ -168,7 +180,38 @@ class SimulatedCluster:
                 kill_all(processes_below(node_pids(node)))
                 self.control_plane.remove_node(node)
             self.control_plane.stop()
-            self._metadata.close()
+            self._close_makers()
+
+    def _start_makers(self) -> None:
+        if self._network is None:
+            self._host_nodes = SharedHostNodes(self.control_plane)
+        else:
+            self._host_nodes = SeparateHostNodes(self._network, self.control_plane)
+        self._metadata = MetadataServers(self._host_nodes.machine_address)
+
+    def _close_makers(self) -> None:
+        self._metadata.close()
+        self._host_nodes.close()
+
+    def _wait_joined(self) -> None:
+        """Waits until Ray has every host that is there from the beginning.
+
+        Raises:
+            NodeStartError: one did not start.
+            TimeoutError: one did not join.
+        """
+        with self._lock:
+            nodes = [host.node for each in self._slices.values() for host in each.hosts]
+        for node in nodes:
+            node.wait_started()
+        wanted = {node.node_id for node in nodes}
+        wanted |= {str(node.node_id) for node in self._gateway_hosts}
+        client = GcsClient(address=self.address)
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while missing := wanted - {key.hex() for key in client.get_all_node_info()}:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{len(missing)} hosts did not join in {START_TIMEOUT_S:g} s")
+            time.sleep(_JOIN_POLL_S)
 
     @property
     def address(self) -> str:
@@ -197,7 +240,7 @@ class SimulatedCluster:
                     if simulated.going_at_s is None
                     else round(simulated.going_at_s - now_s, 1),
                 }
-                | _described(simulated.throttle)
+                | _described(simulated, now_s)
                 for _, simulated in sorted(self._slices.items())
             ]
             dry = sorted(self._dry)
@@ -289,19 +332,33 @@ class SimulatedCluster:
         self._throttle(name, factor, for_s)
 
     def partition(self, name: str, for_s: float) -> None:
-        """Has every process of a slice stand still, and come back with the state it had.
+        """Takes the hosts of a slice off the network, and puts them back on as they are then.
 
-        From outside that is a network partition: connections stay open and nothing comes over
-        them. Different from a real one: the hosts do no work meanwhile (really, they would go on
-        computing and notice the silence themselves), their kernels still take in connections and
-        bytes, and the metadata server, which is not theirs, can be reached. A slice that Ray gave
-        up in that time ends its own node when it comes back; it is then taken away, to be replaced.
+        Connections stay open and nothing comes over them; the hosts go on. Different from a real
+        partition: the hosts of the slice do not reach each other either, nor their metadata server.
+
+        Where hosts share this machine's network all their processes stand still instead. That is
+        the same from outside, but they do no work meanwhile, notice no silence, their kernel still
+        takes in connections and bytes, and the metadata server can be reached.
+
+        A slice that Ray gave up in that time ends its own node when it comes back; it is then taken
+        away, to be replaced.
 
         Raises:
             UnknownSliceError: no such slice.
             ValueError: `for_s` is out of range.
         """
-        self._throttle(name, None, for_s)
+        if not self._host_nodes.are_separate:
+            self._throttle(name, None, for_s)
+            return
+        _check("for_s", for_s, 0.0, _LONGEST_S)
+        with self._lock:
+            each = self._slice(name)
+            each.off_until_s = time.monotonic() + for_s
+            self._host_nodes.set_network(_nodes(each), is_up=False)
+        self._at(for_s, self._rejoin, each)
+        self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
+        logger.info("simulated_partition slice=%s for_s=%g", name, for_s)
 
     def remove(self, name: str) -> None:
         """Takes a slice away for good, as a provisioner does."""
@@ -379,8 +436,16 @@ class SimulatedCluster:
                 self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
         logger.info("simulated_throttle slice=%s factor=%s for_s=%g", name, factor, for_s)
 
+    def _rejoin(self, each: SimulatedSlice) -> None:
+        with self._lock:
+            is_there = self._slices.get(each.name) is each
+            # A later partition of the slice may last longer.
+            if is_there and each.off_until_s is not None and each.off_until_s <= time.monotonic():
+                each.off_until_s = None
+                self._host_nodes.set_network(_nodes(each), is_up=True)
+
     def _lose_if_dead(self, each: SimulatedSlice) -> None:
-        if not all(host.node.remaining_processes_alive() for host in each.hosts):
+        if not all(host.node.is_alive() for host in each.hosts):
             self._lose(each)
 
     def _take(self, each: SimulatedSlice) -> None:
@@ -401,12 +466,12 @@ class SimulatedCluster:
         run_dir = _run_dir(owner.name, worker_id)
         # A new host has nothing of the one before under its name.
         shutil.rmtree(run_dir, ignore_errors=True)
-        node = self.control_plane.cluster.add_node(
-            wait=False,
-            num_cpus=self._plan.cpus_per_host,
-            resources=host_resources(kind, owner.name, worker_id),
-            labels=host_labels(kind, owner.name, worker_id),
-            env_vars=host_environment(
+        node = self._host_nodes.start(
+            f"{owner.name}-{worker_id}",
+            self._plan.cpus_per_host,
+            host_resources(kind, owner.name, worker_id),
+            host_labels(kind, owner.name, worker_id),
+            host_environment(
                 kind, owner.name, worker_id, self._faults.pop((owner.name, worker_id), None)
             )
             | metadata.environment
@@ -414,8 +479,6 @@ class SimulatedCluster:
                 STARTED_AT_VARIABLE: f"{time.time():.1f}",
                 RUN_DIR_VARIABLE: f"{run_dir}",
             },
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
         )
         return SimulatedHost(worker_id, node, metadata)
 
@@ -424,8 +487,7 @@ class SimulatedCluster:
         if not host.is_alive:
             return
         host.is_alive = False
-        kill_all(processes_below(_root_pids([host])))
-        self.control_plane.remove_node(host.node)
+        host.node.end()
 
     def _kind(self, name: str) -> SimulatedSlices:
         for kind in self._plan.slices:
@@ -454,20 +516,27 @@ def _check(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} is {value:g}; allowed: {low:g} to {high:g}")
 
 
-def _described(throttle: Throttle | None) -> dict[str, float | None]:
+def _described(each: SimulatedSlice, now_s: float) -> dict[str, float | None]:
     """Returns what holds a slice back, and for how many seconds yet; `None` where nothing does."""
+    throttle = each.throttle
     left_s = None if throttle is None else throttle.left_s
     left_s = None if left_s is None else round(left_s, 1)
     factor = None if throttle is None or left_s is None else throttle.factor
+    stopped_for_s = left_s if factor is None else None
+    off_for_s = None if each.off_until_s is None else max(0.0, round(each.off_until_s - now_s, 1))
     return {
         "slow_factor": factor,
         "slowed_for_s": None if factor is None else left_s,
-        "partitioned_for_s": left_s if factor is None else None,
+        "partitioned_for_s": stopped_for_s if off_for_s is None else off_for_s,
     }
 
 
 def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
-    return set().union(*(node_pids(host.node) for host in hosts))
+    return set().union(*(host.node.root_pids() for host in hosts if host.is_alive))
+
+
+def _nodes(each: SimulatedSlice) -> list[HostNode]:
+    return [host.node for host in each.hosts if host.is_alive]
 
 
 def _run_dir(slice_name: str, worker_id: int) -> Path:

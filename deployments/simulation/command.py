@@ -18,6 +18,7 @@ from deployments.simulation.deployed import (
     proxy_url,
     serve_deployed,
 )
+from deployments.simulation.hosts.namespaces import Hosts, NotPermittedError
 from deployments.simulation.plan import SimulationPlan, parse_plan
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
 from deployments.start.ports import free_ports
@@ -75,12 +76,14 @@ def up_command(
         store = RedisServer(Path(folder) / "redis", redis_port) if redis else None
         with (
             _refusals(),
+            _network(Path(folder)) as network,
             store or contextlib.nullcontext(),
             SimulatedCluster(
                 described,
                 dashboard_port(environment),
                 gcs_port=gcs_port if redis else None,
                 redis=store,
+                network=network,
             ) as cluster,
             ControlServer(cluster, socket or default_socket()),
         ):
@@ -197,6 +200,19 @@ def kill_redis_command(
 def start_redis_command(socket: _Socket = None) -> None:
     """Start Redis again, with what its file holds."""
     _do(socket, "start_redis")
+
+
+@contextlib.contextmanager
+def _network(folder: Path) -> Iterator[Hosts | None]:
+    """A network for hosts with namespaces of their own; says so where that is not permitted."""
+    with contextlib.ExitStack() as end:
+        try:
+            network = end.enter_context(Hosts(folder, joins_machine=True))
+        except NotPermittedError as error:
+            typer.echo(f"slicewise: all hosts share this machine's network and processes: {error}")
+            yield None
+            return
+        yield network
 
 
 def _do(socket: Path | None, command: str, **arguments: Any) -> Any:

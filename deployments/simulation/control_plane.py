@@ -39,15 +39,21 @@ class ControlPlane:
         dashboard_port: int,
         gcs_port: int | None = None,
         redis: RedisServer | None = None,
+        node_address: str | None = None,
     ) -> None:
-        """Needs a `gcs_port` with `redis`, which the caller starts and ends. `None`: any port."""
+        """Needs a `gcs_port` with `redis`, which the caller starts and ends. `None`: any port.
+
+        `node_address` is what other nodes reach this machine by, `None` where all are on it.
+        """
         self.lock = threading.RLock()
         self._redis = redis
+        self._place = {} if node_address is None else {"node_ip_address": node_address}
         self._arguments: dict[str, Any] = {
             "num_cpus": num_cpus,
             "include_dashboard": True,
             "dashboard_port": dashboard_port,
             "object_store_memory": OBJECT_STORE_BYTES,
+            **self._place,
         }
         if gcs_port is not None:
             self._arguments["gcs_server_port"] = gcs_port
@@ -102,6 +108,21 @@ class ControlPlane:
             kill_all(below)
             psutil.wait_procs(below, timeout=_END_TIMEOUT_S)
             self.remove_node(node)
+
+    def add_node(self, num_cpus: float, **arguments: Any) -> Any:
+        """Starts one more node on this machine, and returns it before it has joined.
+
+        Raises:
+            HeadGoneError: there is no head to join.
+        """
+        return self.cluster.add_node(
+            wait=False,
+            num_cpus=num_cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            **self._place,
+            **arguments,
+        )
 
     def remove_node(self, node: Any) -> None:
         """Ends a node that was added to `cluster`, whether there is a head or not."""

@@ -13,9 +13,10 @@ _TIMEOUT_S = 10.0
 
 
 class MetadataServers:
-    """Starts and ends the servers. Thread-safe."""
+    """Starts and ends the servers, which listen on `address`. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="simulated-metadata", daemon=True
@@ -25,7 +26,7 @@ class MetadataServers:
     def start(self) -> "HostMetadata":
         """Starts a server for one more host."""
         server = SimulatedMetadata()
-        _wait(server.start(), self._loop)
+        _wait(server.start(self._address), self._loop)
         return HostMetadata(server, self._loop)
 
     def close(self) -> None:

@@ -121,6 +121,9 @@ class RunningApplication(Answers):
     ) -> None:
         self.plan = plan
         self.args = dict(args)
+        if through == "sim":
+            # Its hosts are not this machine.
+            self.args["link"] = {**self.args["link"], "listen_on": "node"}
         self.port = free_ports(1)[0]
         super().__init__(f"http://127.0.0.1:{self.port}", api_key)
         # Ray's and HAProxy's sockets lie below it, and their paths have to be short.

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.simulation.hosts.namespaces import Host, Hosts, check_permitted
 from serving.config.ray_settings import RAY_SETTINGS, RECONNECT
 from serving.slices.metadata_client import HOST_VARIABLE
 from serving.slices.probe import SIMULATED_VARIABLE
 from tests.e2e.application import PROJECT_ROOT
 from tests.hosts.http_calls import Call, HttpCalls
-from tests.hosts.namespaces import Host, Hosts, check_permitted
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.ray_nodes import node_environment
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.simulation.hosts.namespaces import unshare
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess, watch_host
-from tests.hosts.namespaces import unshare
 from tests.hosts.permission import skipped_where_refused
 
 DEADLINE_S = 30.0

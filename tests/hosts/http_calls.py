@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.hosts.namespaces import Host
+from deployments.simulation.hosts.namespaces import Host
 
 _PROGRAM = (sys.executable, "-m", "tests.hosts.http_calls")
 

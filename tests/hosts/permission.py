@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from deployments.simulation.hosts.namespaces import NotPermittedError
 from tests.needs import do_without
-
-from .namespaces import NotPermittedError
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from deployments.simulation.hosts.namespaces import Host
 from deployments.start.serve import child_environment
-from tests.hosts.namespaces import Host
 
 _GCS_PORT = 6379
 _OBJECT_STORE_BYTES = 100 * 1000 * 1000

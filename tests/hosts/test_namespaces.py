@@ -2,16 +2,20 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from deployments.simulation.hosts.namespaces import Host, Hosts, check_permitted
+
 from .http_calls import Call, HttpCalls
-from .namespaces import Host, Hosts, check_permitted
 from .permission import skipped_where_refused
 
 pytestmark = pytest.mark.process
@@ -100,7 +104,7 @@ def test_orphans_of_a_host_are_reaped(hosts: list[Host]) -> None:
 # Makes a host with a process on it, and says which.
 _OWNER = """
 import subprocess, sys
-from tests.hosts.namespaces import Hosts
+from deployments.simulation.hosts.namespaces import Hosts
 with Hosts() as network:
     host = network.add("host-0")
     host.start("sleep", "1000")
@@ -137,3 +141,88 @@ def test_no_process_of_a_host_outlives_the_owner(end: str) -> None:
     if end == "stay":
         Path(folder).rmdir()
     assert not Path(folder).exists()
+
+
+def test_networks_of_this_machine_have_addresses_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with skipped_where_refused(), contextlib.ExitStack() as end:
+        networks = [end.enter_context(Hosts(folder, joins_machine=True)) for folder in folders]
+        hosts = [network.add("host") for network in networks]
+        for network, host in zip(networks, hosts, strict=True):
+            answer_calls(host)
+            # From this machine, and to it.
+            assert httpx.get(f"http://{host.address}:{PORT}", timeout=DEADLINE_S).is_success
+            with socket.create_server((network.machine_address, 0)) as here:
+                assert reach_port(host, network.machine_address, here.getsockname()[1])
+                assert not reach_port(hosts[networks[0] is network], network.machine_address, PORT)
+        assert len({host.address for host in hosts}) == len(hosts)
+        assert all(is_ours(network.machine_address) for network in networks)
+    assert not any(is_ours(network.machine_address) for network in networks)
+
+
+# Joins a network, and says by which interface this machine is on it.
+_MEMBER = """
+import pathlib, sys
+from deployments.simulation.hosts.namespaces import Hosts
+with Hosts(pathlib.Path(sys.argv[1]), joins_machine=True) as network:
+    print(network.machine_address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("network")
+def test_interface_of_a_process_that_is_killed_goes(tmp_path: Path) -> None:
+    member = subprocess.Popen(
+        [sys.executable, "-c", _MEMBER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert member.stdout is not None
+    address = member.stdout.readline().strip()
+    assert is_ours(address)
+    member.kill()
+    member.communicate(timeout=DEADLINE_S)
+    until_s = time.monotonic() + DEADLINE_S
+    while is_ours(address):
+        assert time.monotonic() < until_s, f"the interface with {address} is still there"
+        time.sleep(0.05)
+
+
+def is_ours(address: str) -> bool:
+    found = psutil.net_if_addrs().values()
+    return any(each.address == address for interface in found for each in interface)
+
+
+def reach_port(host: Host, address: str, port: int) -> bool:
+    program = f"import socket; socket.create_connection(('{address}', {port}), 1).close()"
+    command = host.command(sys.executable, "-c", program)
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_what_a_host_writes_is_kept_apart_from_others(tmp_path: Path) -> None:
+    with skipped_where_refused(), Hosts(tmp_path) as network:
+        first, second = network.add("first"), network.add("second")
+        first.run("touch", f"{tmp_path}/mine")
+        assert second.run("ls", str(tmp_path)) == ""
+        first.end()
+    assert [path.name for path in tmp_path.glob("hosts/*/mine")] == ["mine"]
+
+
+def test_addresses_are_given_again_but_not_while_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.simulation.hosts.namespaces._MAX_HOSTS", 2)
+    with skipped_where_refused(), Hosts() as network:
+        first, second = network.add("first"), network.add("second")
+        with pytest.raises(ValueError, match="there are 2 hosts; allowed: 2"):
+            network.add("third")
+        first.end()
+        third = network.add("third")
+        assert third.address == first.address
+        # Once more, as an owner may: the address is another host's now.
+        first.end()
+        second.end()
+        assert network.add("fourth").address == second.address

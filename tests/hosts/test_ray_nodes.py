@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hosts.namespaces import Host, Hosts, check_permitted
+from deployments.simulation.hosts.namespaces import Host, Hosts, check_permitted
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.ray_nodes import RayNodes, node_environment
 

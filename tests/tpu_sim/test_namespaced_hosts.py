@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from deployments.simulation.hosts.namespaces import Host, Hosts, check_permitted
 from deployments.simulation.plan import (
     SimulatedSlices,
     host_environment,
@@ -24,7 +25,6 @@ from deployments.simulation.plan import (
 from serving.slices.probe import SIMULATED_VARIABLE
 from tests.e2e.application import application_args, engine_ids, serve_config
 from tests.hosts.http_calls import Call, HttpCalls
-from tests.hosts.namespaces import Host, Hosts, check_permitted
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.ray_nodes import RayNodes, node_environment
 

@@ -5,10 +5,11 @@ files; the file system is otherwise this machine's. Owns what the hosts are made
 Does not own what runs on them. Different from real hosts: one kernel, one clock, the same CPUs.
 
 Needs util-linux (`unshare`, `nsenter`) and iproute2 (`ip`), and the right to make namespaces: root
-with all capabilities, or any user where the system lets users have namespaces.
+with all capabilities, or any user where the system lets users have namespaces. To be on the hosts'
+network itself, the machine needs to be run by root.
 
 Every host lives as long as a pipe of this process is open. So none outlives this process, however
-that ends, and nothing of the network is ever seen outside.
+that ends, and nothing of the network is seen outside, but for the machine's own interface on it.
 """
 
 import contextlib
@@ -26,12 +27,15 @@ import psutil
 
 # Seconds for one command on a host that does little more than start.
 _COMMAND_S = 30.0
-# Within the network's own namespace, which leads nowhere else: any network would do.
-_NETWORK = "10.77.0"
-_ROUTER = f"{_NETWORK}.1"
+# For tests of networks on one's own premises (RFC 2544): nobody's machine has a route to it. The
+# third number is that of the machine's interface; without one the network leads nowhere, and is 0.
+_NETWORK = "198.18"
+_ROUTER = 1
 _FIRST_HOST = 10
-_MAX_HOSTS = 200
+_MAX_HOSTS = 240
 _BRIDGE = "hosts"
+_INTERFACE = "slicewise"
+_MAX_NETWORKS = 250
 _HOST_KINDS = ("--net", "--pid", "--mount", "--uts", "--ipc")
 # A child that ends is reaped, though the first process of a host waits for none: the kernel does it
 # where SIGCHLD is ignored. `cat` ends when the pipe is closed.
@@ -93,7 +97,8 @@ class Host:
 
     def __init__(self, network: "Hosts", number: int, name: str) -> None:
         self.name = name
-        self.address = f"{_NETWORK}.{_FIRST_HOST + number}"
+        self.number = number
+        self.address = network.address_of(_FIRST_HOST + number)
         self._network = network
         self._cable = f"host{number}"
         self._started: list[subprocess.Popen[Any]] = []
@@ -104,6 +109,11 @@ class Host:
         except BaseException:
             self.end()
             raise
+
+    @property
+    def first_pid(self) -> int:
+        """The host's first process, as seen from here: what runs on the host is below it."""
+        return self._pid
 
     def command(self, *command: str) -> list[str]:
         """What has to be run here to have `command` run on the host, in this working directory."""
@@ -160,14 +170,16 @@ class Host:
                 os.kill(self._pid, signal.SIGKILL)
         for process in (self._unshare, *self._started):
             _close(process)
+        self._network.forget(self)
 
     def _start(self) -> tuple[subprocess.Popen[str], int]:
         folder = self._network.folder
         # With a name server that cannot be reached each look-up would wait for its time-out.
         names = f"127.0.0.1 localhost\\n{self.address} {self.name}\\n"
+        kept = self._network.kept_folder(self)
         steps = [
             f"hostname {self.name}",
-            f"mount -t tmpfs tmpfs {folder}",
+            f"mount -t tmpfs tmpfs {folder}" if kept is None else f"mount --bind {kept} {folder}",
             "mount -t tmpfs tmpfs /dev/shm",
             f"printf '{names}' > {folder}/.hosts && : > {folder}/.resolv.conf",
             f"mount --bind {folder}/.hosts /etc/hosts",
@@ -188,7 +200,7 @@ class Host:
             "link set eth0 up",
             "link set lo up",
             # Ray asks which of its addresses it would speak to the internet with.
-            f"route add default via {_ROUTER}",
+            f"route add default via {self._network.address_of(_ROUTER)}",
         ]
         for step in inside:
             self.run("ip", *step.split())
@@ -198,13 +210,19 @@ class Hosts:
     """A network, and the hosts on it. A context manager; all ends with it.
 
     `folder` is the one for temporary files that each host has for itself, empty at first, at the
-    same path.
+    same path. With `kept_in`, an existing folder, it is that one, and what a host writes there
+    stays in `kept_in/hosts/NAME-NUMBER`; without, it is a new one, and goes with the host. With
+    `joins_machine` this machine is on the network too, as `machine_address`.
     """
 
-    def __init__(self) -> None:
-        self.folder = Path()
+    def __init__(self, kept_in: Path | None = None, *, joins_machine: bool = False) -> None:
+        self.folder = Path() if kept_in is None else kept_in
+        self._is_kept = kept_in is not None
+        self._joins_machine = joins_machine
+        self._number = 0
         self._has_users = False
-        self._num_hosts = 0
+        self._hosts: dict[int, Host] = {}
+        self._next_host = 0
         self._holder: subprocess.Popen[str]
         self._end = contextlib.ExitStack()
 
@@ -217,32 +235,69 @@ class Hosts:
         check_permitted()
         command = unshare(*_HOST_KINDS, "--mount-proc", trial=_TRIAL)
         self._has_users = "--user" in command
+        if self._has_users and self._joins_machine:
+            raise NotPermittedError("this machine's own network takes an interface from root only")
         with contextlib.ExitStack() as end:
-            # Ray's sockets lie below it, and their paths may have at most 107 bytes.
-            self.folder = Path(tempfile.mkdtemp(prefix="h-"))
-            # What hosts had in it is gone with their mounts.
-            end.callback(self.folder.rmdir)
+            if not self._is_kept:
+                # Ray's sockets lie below it, and their paths may have at most 107 bytes.
+                self.folder = Path(tempfile.mkdtemp(prefix="h-"))
+                # What hosts had in it is gone with their mounts.
+                end.callback(self.folder.rmdir)
             users = ("--user", "--map-root-user") if self._has_users else ()
             self._holder = _holding(["unshare", *users, "--net", "sh", "-c", _STAY])
             end.callback(_close, self._holder)
+            end.callback(self._end_hosts)
             self.run("ip", "link", "set", "lo", "up")
             self.run("ip", "link", "add", _BRIDGE, "type", "bridge")
-            self.run("ip", "addr", "add", f"{_ROUTER}/24", "dev", _BRIDGE)
             self.run("ip", "link", "set", _BRIDGE, "up")
+            if self._joins_machine:
+                self._join_machine(end)
+            else:
+                self.run("ip", "addr", "add", f"{self.machine_address}/24", "dev", _BRIDGE)
             self._end = end.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.close()
 
+    @property
+    def machine_address(self) -> str:
+        """What the hosts reach this machine by, if it is on the network."""
+        return self.address_of(_ROUTER)
+
+    def address_of(self, last: int) -> str:
+        """The address with this last number on the network."""
+        return f"{_NETWORK}.{self._number}.{last}"
+
     def add(self, name: str) -> Host:
-        """One more host."""
-        if self._num_hosts == _MAX_HOSTS:
-            raise ValueError(f"{_MAX_HOSTS} hosts have been added; allowed: {_MAX_HOSTS}")
-        host = Host(self, self._num_hosts, name)
-        self._num_hosts += 1
-        self._end.callback(host.end)
+        """One more host. Addresses are given again, the one that was free for longest first.
+
+        Raises:
+            ValueError: there are too many.
+        """
+        if len(self._hosts) == _MAX_HOSTS:
+            raise ValueError(f"there are {_MAX_HOSTS} hosts; allowed: {_MAX_HOSTS}")
+        while self._next_host in self._hosts:
+            self._next_host = (self._next_host + 1) % _MAX_HOSTS
+        number = self._next_host
+        self._next_host = (number + 1) % _MAX_HOSTS
+        self._hosts[number] = host = Host(self, number, name)
         return host
+
+    def forget(self, host: Host) -> None:
+        """Has the address of a host that has ended for another one."""
+        if self._hosts.get(host.number) is host:
+            del self._hosts[host.number]
+
+    def kept_folder(self, host: Host) -> Path | None:
+        """Where what a host writes in `folder` is kept; `None` where it is not."""
+        if not self._is_kept:
+            return None
+        kept = self.folder / "hosts" / f"{host.name}-{host.number}"
+        # A new host has nothing of the one before at its address.
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        return kept
 
     def enter(self, pid: int | None = None, *kinds: str) -> list[str]:
         """What runs the command behind it in these namespaces of a process.
@@ -257,6 +312,30 @@ class Hosts:
         """Runs a command on the network itself; what it prints."""
         return _output([*self.enter(), *command])
 
+    def _join_machine(self, end: contextlib.ExitStack) -> None:
+        # Two at once do not get the same interface, and so not the same addresses. Of a process
+        # that is killed it goes a moment later, with the other end of the cable.
+        for number in range(_MAX_NETWORKS):
+            ours = f"{_INTERFACE}{number}"
+            cable = f"link add {ours} type veth peer name machine netns {self._holder.pid}"
+            try:
+                _output(["ip", *cable.split()])
+            except subprocess.CalledProcessError as error:
+                if "File exists" in str(error.stderr):
+                    continue
+                raise NotPermittedError(f"no interface {ours}: {error.stderr.strip()}") from error
+            self._number = number
+            end.callback(_output, ["ip", "link", "delete", ours])
+            _output(["ip", "addr", "add", f"{self.machine_address}/24", "dev", ours])
+            _output(["ip", "link", "set", ours, "up"])
+            self.run("ip", "link", "set", "machine", "master", _BRIDGE, "up")
+            return
+        raise NotPermittedError(f"all interfaces {_INTERFACE}0 to {_MAX_NETWORKS - 1} are taken")
+
+    def _end_hosts(self) -> None:
+        for host in tuple(self._hosts.values()):
+            host.end()
+
 
 def _holding(command: Sequence[str]) -> subprocess.Popen[str]:
     """Starts what ends when the pipe to it is closed, and waits until it is ready."""
@@ -269,8 +348,7 @@ def _holding(command: Sequence[str]) -> subprocess.Popen[str]:
         # An interrupt at the terminal is for us, who end them then.
         start_new_session=True,
     )
-    assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
+    if process.stdout is None or process.stdout.readline() != "ready\n":
         _, complaint = process.communicate(timeout=_COMMAND_S)
         raise RuntimeError(f"{' '.join(command)}: {complaint.strip()}")
     return process
