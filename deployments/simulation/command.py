@@ -7,18 +7,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 import yaml
 
 from deployments.simulation.control import ControlError, ControlServer, call, default_socket
 from deployments.simulation.deployed import (
+    PROXY_PORT_VARIABLE,
     ensure_lasting,
     lasting_environment,
     proxy_url,
     serve_deployed,
 )
 from deployments.simulation.hosts.namespaces import Hosts, NotPermittedError
+from deployments.simulation.hosts.user_namespace import is_inside, relaunch, settle
 from deployments.simulation.plan import SimulationPlan, parse_plan
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
 from deployments.start.ports import free_ports
@@ -52,9 +55,14 @@ def up_command(
     verbose: Annotated[bool, typer.Option(help="Show Ray's and vLLM's own log.")] = False,  # noqa: FBT002
 ) -> None:
     """Start a simulated cluster and serve on it until Ctrl-C."""
+    settle()
     described = _read_plan(plan)
     site = site_of(config)
     proxy_port, gcs_port, redis_port = free_ports(3)
+    if redis:
+        # Known before anything is started that may answer there.
+        os.environ.setdefault(PROXY_PORT_VARIABLE, str(proxy_port))
+    _go_inside(site.url, *([proxy_url(os.environ)] if redis else []))
     if redis:
         with _refusals():
             ensure_lasting(described, yaml.safe_load(config.read_text(encoding="utf-8")))
@@ -202,6 +210,18 @@ def start_redis_command(socket: _Socket = None) -> None:
     _do(socket, "start_redis")
 
 
+def _go_inside(*urls: str) -> None:
+    """Starts this command again where it may make hosts, if it may not here and may there."""
+    addresses = [(str(parts.hostname), parts.port or 0) for parts in map(urlsplit, urls)]
+    try:
+        relaunch(addresses)
+    except NotPermittedError:
+        return  # said where the hosts are made
+    except OSError as error:
+        typer.echo(f"slicewise: one of {', '.join(urls)} cannot be had: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
 @contextlib.contextmanager
 def _network(folder: Path) -> Iterator[Hosts | None]:
     """A network for hosts with namespaces of their own; says so where that is not permitted."""
@@ -212,6 +232,11 @@ def _network(folder: Path) -> Iterator[Hosts | None]:
             typer.echo(f"slicewise: all hosts share this machine's network and processes: {error}")
             yield None
             return
+        if is_inside():
+            typer.echo(
+                "slicewise: in a user namespace, with a network of its own. A command inside: "
+                f"nsenter --target {os.getpid()} --user --net --preserve-credentials COMMAND"
+            )
         yield network
 
 

@@ -22,7 +22,7 @@ from serving.domain.errors import ConfigError, Problem
 
 _POLL_S = 0.5
 _DEPLOY_TIMEOUT_S = 120
-_PROXY_PORT = "RAY_SERVE_WORKER_PROXY_HTTP_PORT"
+PROXY_PORT_VARIABLE = "RAY_SERVE_WORKER_PROXY_HTTP_PORT"
 
 
 def lasting_environment(inherited: Mapping[str, str], proxy_port: int) -> dict[str, str]:
@@ -37,14 +37,14 @@ def lasting_environment(inherited: Mapping[str, str], proxy_port: int) -> dict[s
         "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
         # As in our manifests. Of several HAProxies on one machine all would have the same ports.
         "RAY_SERVE_ENABLE_HA_PROXY": "0",
-        _PROXY_PORT: str(proxy_port),
+        PROXY_PORT_VARIABLE: str(proxy_port),
     }
     return {**ours, **inherited}
 
 
 def proxy_url(environment: Mapping[str, str]) -> str:
     """Returns where the gateway hosts of a cluster with this `lasting_environment` answer."""
-    return f"http://127.0.0.1:{environment[_PROXY_PORT]}"
+    return f"http://127.0.0.1:{environment[PROXY_PORT_VARIABLE]}"
 
 
 def ensure_lasting(plan: SimulationPlan, settings: Mapping[str, Any]) -> None:

@@ -106,7 +106,8 @@ class RunningApplication(Answers):
 
     `through` is the command that starts it: `serve` (`serve run FILE`), `slicewise` (`slicewise
     serve FILE`, which also makes its own folder below ours) or `sim` (`slicewise sim up`, on the
-    simulated TPU cluster of `plan`, with `options`). `api_key` is what its own questions carry.
+    simulated TPU cluster of `plan`, with `options`). `before` is what starts that command, none by
+    default. `api_key` is what its own questions carry.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class RunningApplication(Answers):
         api_key: str = "none",
         plan: Mapping[str, Any] | None = None,
         options: Sequence[str] = (),
+        before: Sequence[str] = (),
     ) -> None:
         self.plan = plan
         self.args = dict(args)
@@ -134,6 +136,7 @@ class RunningApplication(Answers):
         self.log_path = self.folder / "output.log"
         self._through = through
         self._options = tuple(options)
+        self._before = tuple(before)
         self._environment = dict(environment or {})
         self._root: subprocess.Popen[bytes] | None = None
         self._known: dict[int, psutil.Process] = {}
@@ -171,7 +174,7 @@ class RunningApplication(Answers):
         binary = Path(sys.executable).with_name(command[0])
         with self.log_path.open("wb") as log:
             self._root = subprocess.Popen(
-                [str(binary), *command[1:], str(self.config_path)],
+                [*self._before, str(binary), *command[1:], str(self.config_path)],
                 cwd=PROJECT_ROOT,
                 env=self.environment(),
                 stdout=log,

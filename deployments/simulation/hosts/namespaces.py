@@ -92,6 +92,15 @@ def check_permitted() -> None:
     unshare(*_HOST_KINDS, "--mount-proc", trial=_TRIAL)
 
 
+def can_join_machine() -> bool:
+    """Returns whether this machine may be on a network of hosts that it makes."""
+    try:
+        check_permitted()
+    except NotPermittedError:
+        return False
+    return "--user" not in unshare(*_HOST_KINDS, "--mount-proc", trial=_TRIAL)
+
+
 class Host:
     """One host. `Hosts.add` makes it. Its end is the end of everything that runs on it."""
 
