@@ -2,11 +2,13 @@
 
 A real API server has the pods, a proxy before it counts what the provisioner asks, and can end its
 watch. The directory's report is written here, into the store of a real Ray head. The provisioner is
-`slicewise provision`, measured as a whole process by the kernel: `VmHWM` is the most memory that it
-ever had, CPU is user and system time.
+`slicewise provision` as we render it, with its page for Prometheus, which is asked as Prometheus
+would. It is measured as a whole process by the kernel: `VmHWM` is the most memory that it ever had,
+CPU is user and system time.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import subprocess
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import httpx
 import msgspec
 from ray._raylet import GcsClient
 
@@ -30,6 +33,7 @@ from benchmarks.provisioner_cluster import (
     CHIPS_PER_HOST,
     CLUSTER,
     GENERATION,
+    INSTALLATION,
     NAMESPACE,
     NUM_HOSTS,
     TOPOLOGY,
@@ -66,6 +70,8 @@ _WITHIN_S = 120.0
 _POLL_S = 0.02
 _SHOWN_LOG = 2000
 _OBJECT_STORE_BYTES = 80_000_000
+# As `deployments/prometheus` asks.
+_SCRAPE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,8 @@ class Run:
     wish_s: list[float]
     relist: Phase
     touched: Phase
+    num_scrapes: int
+    page_bytes: int
 
 
 class Process:
@@ -256,10 +264,34 @@ async def measure(
                 token.write_text(plane.api.request_token(NAMESPACE, ACCOUNT))
                 access = KubernetesAccess(proxy.url, NAMESPACE, token, proxy.ca_file)
                 direct = KubernetesAccess(plane.url, NAMESPACE, token, plane.ca_file)
-                with _provisioner(gcs_address, access, folder / "log") as process:
-                    bench = _Bench(cluster, directory, proxy, process, report)
-                    async with _running(directory.run()), _counts(direct) as counts:
+                (port,) = free_ports(1)
+                with _provisioner(gcs_address, access, port, folder / "log") as process:
+                    page = Page(port)
+                    bench = _Bench(cluster, directory, proxy, process, page, report)
+                    async with (
+                        _running(directory.run()),
+                        _running(page.ask_on()),
+                        _counts(direct) as counts,
+                    ):
                         return await bench.run(counts, idle_s, num_wishes)
+
+
+class Page:
+    """Asks for the page of metrics as Prometheus does."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/metrics"
+        self.num_scrapes = 0
+        self.num_bytes = 0
+
+    async def ask_on(self) -> None:
+        """Asks until it is cancelled; first when somebody answers."""
+        async with httpx.AsyncClient(timeout=_WITHIN_S) as client:
+            while True:
+                with contextlib.suppress(httpx.ConnectError):
+                    self.num_bytes = len((await client.get(self._url)).raise_for_status().content)
+                    self.num_scrapes += 1
+                await asyncio.sleep(_SCRAPE_S if self.num_scrapes else _POLL_S)
 
 
 class _Bench:
@@ -269,8 +301,10 @@ class _Bench:
         directory: Directory,
         proxy: Proxy,
         process: Process,
+        page: Page,
         report: Callable[[str], None],
     ) -> None:
+        self._page = page
         self._cluster = cluster
         self._directory = directory
         self._proxy = proxy
@@ -299,6 +333,8 @@ class _Bench:
             wish_s,
             relist,
             touched,
+            self._page.num_scrapes,
+            self._page.num_bytes,
         )
 
     async def _phase(self, name: str, work: Awaitable[None]) -> Phase:
@@ -380,12 +416,15 @@ def _wait_for_last_word(head: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def _provisioner(gcs_address: str, access: KubernetesAccess, log: Path) -> Iterator[Process]:
+def _provisioner(
+    gcs_address: str, access: KubernetesAccess, port: int, log: Path
+) -> Iterator[Process]:
     command = [str(Path(sys.executable).with_name("slicewise")), "provision"]
     command += ["--ray-address", gcs_address, "--application", APPLICATION]
     command += ["--raycluster", CLUSTER, "--namespace", access.namespace]
     command += ["--kubernetes-url", access.base_url, "--token-file", str(access.token_file)]
     command += ["--ca-file", str(access.ca_file)]
+    command += ["--metrics-port", str(port), "--installation", INSTALLATION]
     with log.open("wb") as output:
         started = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

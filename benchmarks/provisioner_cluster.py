@@ -20,7 +20,7 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_NAME_LABEL,
     WEBHOOK_SLICE_LABEL,
 )
-from deployments.manifests.platform import PROVISIONER_RULES
+from deployments.manifests.platform import CLASS_RULES, CONDITION_RULES, PROVISIONER_RULES
 from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_TOPOLOGY, HOST_INDEX_LABEL
 from tests.control_plane.api import Api, reference
 
@@ -29,6 +29,8 @@ RECORDING = (
     / "shared/data/kuberay-recordings/07-multi-host-slices/1-scaled-to-three.json"
 )
 NAMESPACE, CLUSTER, SERVICE, ACCOUNT = "serving", "llm-abcde", "llm", "llm-head"
+# Whose the recorded objects are by their labels.
+INSTALLATION = "llm-tpu7x"
 GENERATION, TOPOLOGY, NUM_HOSTS, CHIPS_PER_HOST = "tpu7x", "2x2x4", 4, 4
 MAX_REPLICAS = 400
 # More do not make the server faster.
@@ -122,14 +124,8 @@ class LargeCluster:
         priority = reference("PriorityClass", None, pod["spec"]["priorityClassName"])
         priority |= {"apiVersion": "scheduling.k8s.io/v1", "value": pod["spec"]["priority"]}
         yield priority | {"preemptionPolicy": pod["spec"]["preemptionPolicy"]}
-        role = reference("Role", NAMESPACE, "provisioner")
-        role["rules"] = [dict(rule) for rule in PROVISIONER_RULES]
-        yield role
-        binding = reference("RoleBinding", NAMESPACE, "provisioner")
-        group = "rbac.authorization.k8s.io"
-        binding["roleRef"] = {"apiGroup": group, "kind": "Role", "name": "provisioner"}
-        subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
-        yield binding | {"subjects": [subject]}
+        yield from _rights("Role", NAMESPACE, [*PROVISIONER_RULES, *CONDITION_RULES])
+        yield from _rights("ClusterRole", None, CLASS_RULES)
 
     def _specs(self, recorded: Sequence[Json]) -> list[Json]:
         """The recorded groups of two hosts, as groups of four."""
@@ -188,6 +184,16 @@ class LargeCluster:
         if kind != "Pod":
             body.pop("status", None)
         return body
+
+
+def _rights(kind: str, namespace: str | None, rules: Sequence[Json]) -> Iterator[Json]:
+    """Gives the account these rights, in a namespace or in the whole cluster."""
+    yield reference(kind, namespace, "provisioner") | {"rules": [dict(rule) for rule in rules]}
+    binding = reference(f"{kind}Binding", namespace, "provisioner")
+    group = "rbac.authorization.k8s.io"
+    binding["roleRef"] = {"apiGroup": group, "kind": kind, "name": "provisioner"}
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
+    yield binding | {"subjects": [subject]}
 
 
 def _owner(body: Json) -> Json:

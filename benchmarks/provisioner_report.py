@@ -54,6 +54,7 @@ def table(runs: Sequence[Run]) -> str:
         ("memory while idle, MiB", _of(runs, lambda run: run.idle_rss_mib, "{:.0f}")),
         ("seconds idle", _of(runs, lambda run: run.idle.seconds, "{:.0f}")),
         ("CPU while idle, of one core", _of(runs, lambda run: _share(run.idle), "{:.2%}")),
+        ("the page for Prometheus, bytes", _of(runs, lambda run: run.page_bytes, "{:,.0f}")),
         ("API calls per minute while idle", _of(runs, lambda run: run.calls_per_minute, "{:.1f}")),
         ("start to the open watches, s", _of(runs, lambda run: run.start.seconds, "{:.1f}")),
         ("- CPU, s", _of(runs, lambda run: run.start.cpu_s, "{:.2f}")),

@@ -13,7 +13,7 @@ from tests.needs import CRDS, do_without
 
 def made(peak_mib: float, cpu_s: float, wish_s: list[float]) -> Run:
     phase = Phase(600.0, cpu_s, peak_mib)
-    return Run(4000, 20_000, phase, phase, 100.0, 3.0, {}, phase, wish_s, phase, phase)
+    return Run(4000, 20_000, phase, phase, 100.0, 3.0, {}, phase, wish_s, phase, phase, 40, 9_000)
 
 
 def test_table_has_the_median_and_the_range() -> None:
@@ -49,6 +49,9 @@ async def test_small_run_has_every_figure() -> None:
     assert run.pod_bytes > 15_000
     assert len(run.wish_s) == 2
     assert run.start.peak_mib > 0
+    # Of every part that it shows beside its own work something was read.
+    assert run.num_scrapes >= 1
+    assert run.page_bytes > 1_000
     assert [line.split(":")[0] for line in told[1:]] == [
         "start",
         "idle",
