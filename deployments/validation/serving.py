@@ -195,6 +195,27 @@ def _grace_problems(group: FoundGroup, spec: SliceSpec) -> Iterator[Problem]:
             f"{spec.drain_notice_s:g} s"
         )
         yield group.problem(field, complaint, f"allowed: at least {needed_s}", grace_s)
+    told_s = _told_end_s(group)
+    if told_s is not None and told_s < spec.drain_notice_s:
+        complaint = (
+            f"told sooner than compute class {spec.compute_class} drains, which takes "
+            f"{spec.drain_notice_s:g} s of notice"
+        )
+        allowed = (
+            f"allowed: at least {spec.drain_notice_s:g}; a shorter drain_notice_s of the class, or "
+            "where a spot node's shutdown lasts longer (cluster.spot_shutdown_s)"
+        )
+        field = f"template.spec.containers[0].env[{END_WITHIN_VARIABLE}]"
+        yield group.problem(field, complaint, allowed, f"{told_s:g}")
+
+
+def _told_end_s(group: FoundGroup) -> float | None:
+    """Returns what the group's hosts are told of their end; `None` without a sound number."""
+    for each in sequence(mapping(group.pod, "containers", 0), "env"):
+        if mapping(each).get("name") == END_WITHIN_VARIABLE:
+            value = str(mapping(each).get("value"))
+            return float(value) if value.isdigit() else None
+    return None
 
 
 def _notice_problems(group: FoundGroup) -> Iterator[Problem]:

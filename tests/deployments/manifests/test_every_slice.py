@@ -166,11 +166,20 @@ def test_tpu7x_slices_of_several_hosts_have_their_workload_policy() -> None:
     ("notice_s", "critical_s"), [(None, 15), (15.0, 15), (105.0, 15), (110.0, 10), (120.0, 0)]
 )
 def test_spot_nodes_leave_pods_the_whole_drain(notice_s: float | None, critical_s: int) -> None:
-    raw = raw_values((shapes("v6e")[0], "spot"))
+    is_longer = notice_s is not None and notice_s > 15
+    relied_on_s = 120 if is_longer else 30
+    raw = raw_values((shapes("v6e")[0], "spot"), spot_shutdown_s=relied_on_s)
     if notice_s is not None:
         declared = {"name": "spot", "market": "spot", "drain_notice_s": notice_s}
         raw["applications"][0]["args"]["compute_classes"] = [declared]
     folder = in_memory(raw)
+    if is_longer:
+        # The same drain, where nobody relies on the time for it.
+        unsure = in_memory(raw | {"cluster": raw["cluster"] | {"spot_shutdown_s": 30}})
+        words = f"told sooner than compute class spot drains, which takes {notice_s:g} s"
+        problems = found(unsure)
+        assert problems
+        assert all(words in problem for problem in problems)
     kubelet = one(folder, "ComputeClass", "v6e-1x1-spot").body["spec"]["priorities"][0][
         "nodeSystemConfig"
     ]["kubeletConfig"]

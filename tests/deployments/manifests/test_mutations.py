@@ -177,6 +177,13 @@ IN_GROUP: dict[str, tuple[Callable[[Json], object], str]] = {
         "template.spec.containers[0].env[SLICEWISE_END_WITHIN_S]: the hook would tell an end that "
         "is not the pod's (value \"60\"); allowed: more than 0, up to the pod's grace of 45",
     ),
+    "hook that tells less than the drain": (
+        lambda body: variable_of(body, "SLICEWISE_END_WITHIN_S").update(value="14"),
+        "template.spec.containers[0].env[SLICEWISE_END_WITHIN_S]: told sooner than compute class "
+        'spot drains, which takes 15 s of notice (value "14"); allowed: at least 15; a shorter '
+        "drain_notice_s of the class, or where a spot node's shutdown lasts longer "
+        "(cluster.spot_shutdown_s)",
+    ),
     "no node reader": (
         lambda body: pod_of(body).pop("initContainers"),
         "template.spec.initContainers: no node reader: what Kubernetes announces of the node would "
