@@ -19,11 +19,11 @@ from control_plane.server import ControlPlane
 
 from autoscaling.provisioning.kubernetes import KubernetesAccess
 from autoscaling.provisioning.raycluster import CLUSTER_LABEL, GROUP_LABEL, REPLICA_INDEX_LABEL
-from deployments.simulation.hosts.namespaces import own_namespace
 
 from .accounts import head_rules, make_account
 from .cloud import Cloud, CloudThread, Loss
 from .dashboard import ToldDashboard
+from .namespaces import own_namespace
 from .objects import HEAD_ACCOUNT, RAYCLUSTER, RAYSERVICE
 from .operator import Operator, OperatorThread
 from .ray_pods import VERSION, owner

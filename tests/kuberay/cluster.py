@@ -31,13 +31,13 @@ from ray.cluster_utils import Cluster
 
 from autoscaling.provisioning.kubernetes import KubernetesAccess
 from autoscaling.provisioning.raycluster import GROUP_LABEL
-from deployments.simulation.hosts.namespaces import own_namespace
 from deployments.start.ports import free_ports
 
 from .accounts import head_rules, make_account
 from .by_hand import install
 from .cloud import Cloud, CloudThread, Loss
 from .dashboard import Dashboard, ToldDashboard
+from .namespaces import own_namespace
 from .objects import HEAD_ACCOUNT, RAYCLUSTER, RAYSERVICE
 from .operator import Operator, OperatorThread
 from .raylets import OBJECT_STORE_BYTES, RayletHosts, descendants

@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+from control_plane.on_call import series
+from prometheus_client.parser import text_string_to_metric_families
 from ray._raylet import GcsClient
 
 from serving.domain.supply.keys import SupplyKeys
@@ -59,6 +62,16 @@ class Sidecar:
             return len(beats) > count
 
         await until(has_looked, f"{count} looks\n{self.log()}", _START_S)
+
+    def page(self) -> dict[str, float]:
+        """What its page for Prometheus says, by name and labels; needs `--metrics-port`."""
+        port = self._options[self._options.index("--metrics-port") + 1]
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=_START_S).text
+        return {
+            series(sample.name, **sample.labels): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
 
     def kill(self) -> None:
         """Ends it without a word."""

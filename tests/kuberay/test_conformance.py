@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from control_plane.server import ControlPlane
 
-from deployments.simulation.hosts.namespaces import own_namespace
-
 from .by_hand import snapshot
 from .differences import KNOWN
+from .namespaces import own_namespace
 from .normalise import RULES, Picture, pictures
 from .play import Play, recorded, recorded_scenarios
 from .scenarios import SCENARIOS

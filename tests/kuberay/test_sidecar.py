@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from control_plane.on_call import series
 from control_plane.proxy import Request
 from control_plane.server import ControlPlane
 from ray import serve
 
+from deployments.start.ports import free_ports
 from serving.config.application import LinkConfig
 from serving.directory.deployment import FleetDirectory
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
@@ -81,7 +83,8 @@ async def leave(replica: Replica, directory: Any) -> None:
 async def test_killed_provisioner_goes_on_from_what_it_sees(
     cluster: EmulatedCluster, directory: Any
 ) -> None:
-    sidecar = Sidecar(cluster, *IMPATIENT)
+    (port,) = free_ports(1)
+    sidecar = Sidecar(cluster, *IMPATIENT, "--metrics-port", str(port))
     async with replicas("spot", SHAPE) as fleet, registered(fleet, directory):
         first, second = fleet.start(), fleet.start()
         sidecar.start()
@@ -97,8 +100,18 @@ async def test_killed_provisioner_goes_on_from_what_it_sees(
         sidecar.start()
         await sidecar.rounds(5)
         assert len(patches(cluster)) == num_patches
+        # Its page is the whole process's: what is missing, and rounds that it has made since.
+        page = await asyncio.to_thread(sidecar.page)
+        assert page[series("slicewise_provisioning_missing_slices", group=GROUP)] == 1
+        assert page[series("slicewise_provisioning_rounds_total")] >= 1
         cluster.cloud.delays_s[GROUP] = 0.5
         await until(lambda: third.slice_name is not None, "the third comes")
+        await until(
+            lambda: (
+                sidecar.page()[series("slicewise_provisioning_missing_slices", group=GROUP)] == 0
+            ),
+            "the page misses none",
+        )
 
         # Away while a replica leaves.
         sidecar.kill()
