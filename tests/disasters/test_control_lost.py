@@ -5,6 +5,7 @@ was loaded again. Streams go to a gateway that lives: those of a gateway that di
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -65,15 +66,19 @@ def is_whole(load: ConstantLoad) -> bool:
 
 
 def own_address(gateway: psutil.Process) -> str:
-    """Where a gateway's process itself answers, without a proxy before it."""
-    for connection in gateway.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN:
-            url = f"http://127.0.0.1:{connection.laddr.port}"
-            try:
-                if httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK:
-                    return url
-            except httpx.HTTPError:
-                continue
+    """Where a gateway's process itself answers, without a proxy before it.
+
+    It may be starting yet: the fleet is whole as soon as the other gateway has every engine.
+    """
+    deadline_s = time.monotonic() + LATER_S
+    while time.monotonic() < deadline_s:
+        for connection in gateway.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                url = f"http://127.0.0.1:{connection.laddr.port}"
+                with contextlib.suppress(httpx.HTTPError):
+                    if httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK:
+                        return url
+        time.sleep(0.5)
     raise AssertionError("the gateway listens nowhere")
 
 
@@ -156,7 +161,8 @@ async def test_killed_host_of_a_gateway_costs_no_engine_and_no_stream_of_the_oth
     replicas = {each.pid for each in application.processes(Role.SLICE_REPLICA)}
     lost = replicas & {each.pid for each in doomed}
     assert lost, "no replica is on the host: its end would show nothing"
-    async with ConstantLoad(own_address(stays), MODEL, PER_S, NUM_TOKENS) as load:
+    address = await asyncio.to_thread(own_address, stays)
+    async with ConstantLoad(address, MODEL, PER_S, NUM_TOKENS) as load:
         await load.more_answers(NUM_STREAMS, SOON_S)
         killed_s = time.monotonic()
         for process in doomed:

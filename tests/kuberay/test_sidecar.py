@@ -6,6 +6,7 @@ API server by token and CA. What it knows is gone with every kill.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from control_plane.on_call import series
 from control_plane.proxy import Request
 from control_plane.server import ControlPlane
 from ray import serve
+from ray.serve._private.router import SingletonThreadRouter
 
 from deployments.start.ports import free_ports
 from serving.config.application import LinkConfig
@@ -35,8 +37,9 @@ pytestmark = [
 
 SHAPE = slice_shape("v6e", "2x4", 4)
 GROUP = "v6e-2x4-spot"
-# As impatient as rules may be.
-IMPATIENT = ("--interval", "0.5", "--idle", str(LEASE_S), "--min-change-interval", "1")
+# Patient enough for replicas whose word is late on a busy machine: who is late for a lease is gone
+# for the directory.
+IMPATIENT = ("--interval", "0.5", "--idle", str(3 * LEASE_S), "--min-change-interval", "1")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,22 @@ def directory(cluster: EmulatedCluster) -> Iterator[Any]:
     )
     yield serve.run(deployment.bind(LinkConfig()), name=APPLICATION, route_prefix=None)
     serve.shutdown()
+    end_routers()
+
+
+def end_routers() -> None:
+    """Ends what this process's handles of Serve run on.
+
+    Their long poll asks on after the controller's end (Ray 2.60), and whoever calls Ray in a
+    process that has left it ends the process, with the summary of its tests unsaid.
+    """
+    loop, SingletonThreadRouter._asyncio_loop = SingletonThreadRouter._asyncio_loop, None
+    assert loop is not None
+    loop.call_soon_threadsafe(loop.stop)
+    deadline_s = time.monotonic() + 60.0
+    while loop.is_running():
+        assert time.monotonic() < deadline_s, "the routers' loop does not end"
+        time.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -102,16 +121,12 @@ async def test_killed_provisioner_goes_on_from_what_it_sees(
         assert len(patches(cluster)) == num_patches
         # Its page is the whole process's: what is missing, and rounds that it has made since.
         page = await asyncio.to_thread(sidecar.page)
-        assert page[series("slicewise_provisioning_missing_slices", group=GROUP)] == 1
+        machineless = series("slicewise_provisioning_machineless_pods", group=GROUP)
+        assert page[machineless] == SHAPE.num_hosts
         assert page[series("slicewise_provisioning_rounds_total")] >= 1
         cluster.cloud.delays_s[GROUP] = 0.5
         await until(lambda: third.slice_name is not None, "the third comes")
-        await until(
-            lambda: (
-                sidecar.page()[series("slicewise_provisioning_missing_slices", group=GROUP)] == 0
-            ),
-            "the page misses none",
-        )
+        await until(lambda: sidecar.page()[machineless] == 0, "all pods have machines")
 
         # Away while a replica leaves.
         sidecar.kill()
