@@ -7,6 +7,7 @@ from typing import Any
 from deployments.doctor.findings import Finding, Unknown, note
 from deployments.doctor.host import Chips, Metadata
 from deployments.doctor.tpu_environment import is_tpu_host
+from deployments.simulation.hosts.namespaces import is_of_simulated_host
 from serving.domain.inventory import POD_TYPE_LABEL
 from serving.slices.metadata_client import HOST_VARIABLE
 
@@ -42,5 +43,9 @@ def what_is_simulated(
     for address, count in sorted(addresses.items()):
         if count > 1:
             yield note("simulated: slices", f"{count} TPU hosts of Ray share the address {address}")
+    separate = [address for address in addresses if is_of_simulated_host(address)]
+    if separate:
+        words = f"{len(separate)} TPU hosts of Ray are namespaces of one machine"
+        yield note("simulated: slices", f"{words} ({min(separate)}, ...)")
     if not isinstance(metadata, Unknown) and (server := environment.get(HOST_VARIABLE)):
         yield note("simulated: metadata server", f"{HOST_VARIABLE}={server}")

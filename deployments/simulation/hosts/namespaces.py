@@ -92,6 +92,11 @@ def check_permitted() -> None:
     unshare(*_HOST_KINDS, "--mount-proc", trial=_TRIAL)
 
 
+def is_of_simulated_host(address: str) -> bool:
+    """Returns whether an address is on such a network as hosts are made on here."""
+    return address.startswith(f"{_NETWORK}.")
+
+
 def can_join_machine() -> bool:
     """Returns whether this machine may be on a network of hosts that it makes."""
     try:

@@ -499,6 +499,13 @@ def test_what_is_simulated_is_said() -> None:
     assert said(OF_V6E, {}, Chips(chips(4)), Metadata(), hosts()) == []
     on_one_machine = [{**node, "NodeManagerAddress": "127.0.0.1"} for node in hosts()]
     assert said({}, {}, Chips(chips(4)), nowhere, on_one_machine) == ["simulated: slices"]
+    in_namespaces = [
+        {**node, "NodeManagerAddress": f"198.18.3.{10 + worker}"}
+        for worker, node in enumerate(hosts())
+    ]
+    (found,) = what_is_simulated({}, {}, Chips(chips(4)), nowhere, in_namespaces)
+    assert found.what == "simulated: slices"
+    assert found.found == "4 TPU hosts of Ray are namespaces of one machine (198.18.3.10, ...)"
     server = {"GCE_METADATA_HOST": "127.0.0.1:1"}
     assert said(server, {}, Chips(chips(4)), Metadata(), ()) == ["simulated: metadata server"]
 
