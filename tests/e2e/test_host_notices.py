@@ -5,6 +5,7 @@ it; nothing else announces the end.
 """
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 MODEL = "paced"
 READY_S = 120.0
 GRACE_S = 25
+HOST_KINDS = ("--net", "--pid", "--mount", "--uts", "--ipc")
 NUM_STREAMS = 64
 V6E_2X2 = {"generation": "v6e", "topology": "2x2"}
 PLAN = {
@@ -56,12 +58,39 @@ def rows(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in fleet["slices"] if row["state"] == "ready"}
 
 
-def agent_of(application: RunningApplication, slice_name: str) -> tuple[Path, psutil.Process]:
-    """The run directory of a slice's host, and the agent that listens there."""
-    (run_dir,) = application.folder.rglob(f"slicewise-run/{slice_name}-0")
-    agents = {each.pid: each for each in application.processes(Role.HOST_AGENT)}
-    (pid,) = {int(path.stem) for path in (run_dir / "agents").glob("*.sock")} & agents.keys()
-    return run_dir, agents[pid]
+def agent_of(application: RunningApplication, slice_name: str) -> psutil.Process:
+    """The agent that listens on a slice's host.
+
+    Raises:
+        ValueError: there is none, or it does not listen yet.
+    """
+    agents = application.processes(Role.HOST_AGENT)
+    (agent,) = [each for each in agents if is_listening(each, slice_name)]
+    return agent
+
+
+def is_listening(agent: psutil.Process, slice_name: str) -> bool:
+    try:
+        environment = agent.environ()
+        status = Path(f"/proc/{agent.pid}/status").read_text()
+    except (psutil.Error, OSError):
+        return False
+    # Its number where it runs, as it has named its socket there.
+    (number,) = [line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")]
+    run_dir = environment["SLICEWISE_RUN_DIR"]
+    socket = Path(f"/proc/{agent.pid}/root{run_dir}/agents/{number}.sock")
+    return environment["TPU_NAME"] == slice_name and socket.exists()
+
+
+async def start_hook(agent: psutil.Process, within_s: int) -> asyncio.subprocess.Process:
+    """Runs the rendered hook on the agent's host, as the kubelet runs it in the container."""
+    enter = ["nsenter", "--target", f"{agent.pid}", *HOST_KINDS, "--"]
+    # The image's Python is the first one on its path.
+    hook = [sys.executable if word == "python" else word for word in rendered_hook()]
+    run_dir = agent.environ()["SLICEWISE_RUN_DIR"]
+    environment = {"SLICEWISE_RUN_DIR": run_dir, "SLICEWISE_END_WITHIN_S": f"{within_s}"}
+    path = os.environ["PATH"]
+    return await asyncio.create_subprocess_exec(*enter, *hook, env=environment | {"PATH": path})
 
 
 def rendered_hook() -> list[str]:
@@ -131,16 +160,11 @@ async def test_pod_deleted_with_25_s_of_grace_fails_no_stream(
     application: RunningApplication,
 ) -> None:
     await whole_fleet(application)
-    run_dir, _ = agent_of(application, "spot-0")
+    agent = await asyncio.to_thread(agent_of, application, "spot-0")
     requests = streams()
     answering = await begin_all(application.base_url, requests, READY_S)
-    command = rendered_hook()
     at_s = time.time()
-    hook = await asyncio.create_subprocess_exec(
-        # The image's Python is the first one on its path.
-        *[sys.executable if word == "python" else word for word in command],
-        env={"SLICEWISE_RUN_DIR": f"{run_dir}", "SLICEWISE_END_WITHIN_S": f"{GRACE_S}"},
-    )
+    hook = await start_hook(agent, GRACE_S)
     # As the kubelet: the container ends after the hook, and with the grace at the latest.
     try:
         async with asyncio.timeout(GRACE_S):
@@ -172,30 +196,27 @@ async def test_agent_that_dies_alone_costs_no_slice_and_its_successor_hears_the_
 ) -> None:
     was = await whole_fleet(application)
     engines = {each.pid for each in application.processes(Role.ENGINE_HOST)}
-    run_dir, agent = agent_of(application, "spot-1")
+    agent = await asyncio.to_thread(agent_of, application, "spot-1")
     agent.send_signal(signal.SIGKILL)
 
     async def successor() -> psutil.Process:
         while True:
             try:
-                _, found = await asyncio.to_thread(agent_of, application, "spot-1")
+                found = await asyncio.to_thread(agent_of, application, "spot-1")
             except ValueError:
                 continue
             if found.pid != agent.pid:
                 return found
 
     async with asyncio.timeout(READY_S):
-        await successor()
+        next_agent = await successor()
     now = await whole_fleet(application)
     assert {name: row["engine_id"] for name, row in now.items()} == {
         name: row["engine_id"] for name, row in was.items()
     }
     assert {each.pid for each in application.processes(Role.ENGINE_HOST)} == engines
     at_s = time.time()
-    hook = await asyncio.create_subprocess_exec(
-        *[sys.executable if word == "python" else word for word in rendered_hook()],
-        env={"SLICEWISE_RUN_DIR": f"{run_dir}", "SLICEWISE_END_WITHIN_S": "60"},
-    )
+    hook = await start_hook(next_agent, 60)
     row = await asyncio.to_thread(ended, application, "spot-1", at_s)
     assert "its pod ends within 60 s" in row["reason"]
     async with asyncio.timeout(60):
