@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -28,6 +29,7 @@ from ray._raylet import GcsClient
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.objects.cluster import CLUSTERS, RAY
 from autoscaling.provisioning.objects.wire import Selection
+from autoscaling.provisioning.raycluster import worker_pods_selector
 from benchmarks.provisioner_cluster import (
     ACCOUNT,
     CHIPS_PER_HOST,
@@ -72,6 +74,8 @@ _SHOWN_LOG = 2000
 _OBJECT_STORE_BYTES = 80_000_000
 # As `deployments/prometheus` asks.
 _SCRAPE_S = 15.0
+# In what is asked of the API for the pods of slices, and for no others.
+_OF_WORKERS = quote(worker_pods_selector(CLUSTER), safe="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,12 +366,14 @@ class _Bench:
             wish_s.append(await counts.changed_after(group.name, at_s))
 
     async def _relist(self) -> None:
-        before = len(self._proxy.watches("pods"))
-        self._proxy.inject(Fault("watch", 410, part="/pods?"))
+        before = len(self._worker_watches())
+        # Of the pods of slices: those of the control plane are watched beside them, and are few.
+        self._proxy.inject(Fault("watch", 410, part=_OF_WORKERS))
         self._proxy.cut()
-        await until(
-            lambda: len(self._proxy.watches("pods")) >= before + 2, "pods are watched again"
-        )
+        await until(lambda: len(self._worker_watches()) >= before + 2, "pods are watched again")
+
+    def _worker_watches(self) -> list[Request]:
+        return [each for each in self._proxy.watches("pods") if _OF_WORKERS in each.target]
 
     async def _touch(self) -> None:
         await asyncio.to_thread(self._cluster.touch_pods, "slicewise.io/touched")
