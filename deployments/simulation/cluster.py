@@ -354,6 +354,7 @@ class SimulatedCluster:
         _check("for_s", for_s, 0.0, _LONGEST_S)
         with self._lock:
             each = self._slice(name)
+            self._let_go(each)
             each.off_until_s = time.monotonic() + for_s
             self._host_nodes.set_network(_nodes(each), is_up=False)
         self._at(for_s, self._rejoin, each)
@@ -427,8 +428,7 @@ class SimulatedCluster:
         find = processes_below if factor is None else engines_below
         with self._lock:
             each = self._slice(name)
-            if each.throttle is not None:
-                each.throttle.stop()
+            self._let_go(each)
             hosts = each.hosts
             each.throttle = Throttle(lambda: find(_root_pids(hosts)), factor, for_s)
             each.throttle.start()
@@ -436,13 +436,20 @@ class SimulatedCluster:
                 self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
         logger.info("simulated_throttle slice=%s factor=%s for_s=%g", name, factor, for_s)
 
+    def _let_go(self, each: SimulatedSlice) -> None:
+        """Ends what holds a slice back."""
+        if each.throttle is not None:
+            each.throttle.stop()
+        if each.off_until_s is not None:
+            each.off_until_s = None
+            self._host_nodes.set_network(_nodes(each), is_up=True)
+
     def _rejoin(self, each: SimulatedSlice) -> None:
         with self._lock:
             is_there = self._slices.get(each.name) is each
             # A later partition of the slice may last longer.
             if is_there and each.off_until_s is not None and each.off_until_s <= time.monotonic():
-                each.off_until_s = None
-                self._host_nodes.set_network(_nodes(each), is_up=True)
+                self._let_go(each)
 
     def _lose_if_dead(self, each: SimulatedSlice) -> None:
         if not all(host.node.is_alive() for host in each.hosts):

@@ -151,9 +151,8 @@ def test_slice_is_cut_off_by_its_network_and_comes_back_as_it_was(
     cut = [host for name, host in before.items() if name.startswith("spot-0")]
     others = [host for name, host in before.items() if name.startswith("spot-1")]
     call(control, "partition", name="spot-0", for_s=PARTITION_S)
-    described = {each["name"]: each for each in call(control, "describe")["slices"]}
-    assert described["spot-0"]["partitioned_for_s"] <= PARTITION_S
-    assert described["spot-1"]["partitioned_for_s"] is None
+    assert described(control, "spot-0")["partitioned_for_s"] <= PARTITION_S
+    assert described(control, "spot-1")["partitioned_for_s"] is None
     assert not any(answers(host) for host in cut)
     assert all(answers(host) for host in others)
     # By no signal: nothing stands still.
@@ -161,6 +160,23 @@ def test_slice_is_cut_off_by_its_network_and_comes_back_as_it_was(
     assert psutil.STATUS_STOPPED not in states
     until(lambda: all(answers(host) for host in cut))
     assert hosts(control) == before
+
+
+def test_later_order_takes_the_place_of_the_earlier_one(control: Path) -> None:
+    host = hosts(control)["spot-0-0"]
+    call(control, "partition", name="spot-0", for_s=600.0)
+    assert not answers(host)
+    call(control, "slow", name="spot-0", factor=2.0, for_s=600.0)
+    assert answers(host)
+    call(control, "partition", name="spot-0", for_s=0.1)
+    held = ("slow_factor", "slowed_for_s", "partitioned_for_s")
+    until(lambda: [described(control, "spot-0")[name] for name in held] == [None, None, None])
+    assert answers(host)
+
+
+def described(control: Path, name: str) -> dict[str, Any]:
+    (found,) = [each for each in call(control, "describe")["slices"] if each["name"] == name]
+    return dict(found)
 
 
 def test_host_that_is_killed_takes_its_processes_and_its_slice_returns_elsewhere(
