@@ -58,13 +58,11 @@ def read_running(kubectl: Kubectl, kind: str, name: str, namespace: str) -> Runn
     return RunningCluster(service, cluster, tuple(pods), other, is_promoted)
 
 
-def describe_applied(kubectl: Kubectl, name: str, namespace: str) -> Iterator[str]:
+def describe_applied(running: RunningCluster, name: str, namespace: str) -> Iterator[str]:
     """Yields in lines whether the cluster of a RayService has what was applied, and what it lacks.
 
-    Raises:
-        KubectlError: the cluster did not answer, or refused to.
+    `running` was read of the RayService of this name.
     """
-    running = read_running(kubectl, "RayService", name, namespace)
     if running.service is None:
         yield f"RayService {namespace}/{name}: there is none"
     elif running.cluster is None:

@@ -22,7 +22,7 @@ from deployments.rollout.command import rollout_command
 from deployments.simulation.command import sim
 from deployments.start.serve import serve_command
 from deployments.start.tpu_host import ray_environment_command, ray_options_command
-from deployments.status import status_command
+from deployments.status.command import status_command
 from deployments.validation.command import validate_command
 from serving.config.check import check_command
 

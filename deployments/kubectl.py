@@ -59,15 +59,22 @@ class Kubectl:
             raise
 
     def list_objects(
-        self, kind: str, namespace: str | None = None, selector: str | None = None
+        self,
+        kind: str,
+        namespace: str | None = None,
+        selector: str | None = None,
+        fields: str | None = None,
     ) -> list[Json]:
         """Returns all objects of a kind, in one namespace or (`None`) in all; none of no kind.
+
+        `selector` is one of labels, `fields` one of the object's fields; `None` chooses all.
 
         Raises:
             KubectlError: nobody answered, or the answer was a refusal.
         """
         where = _within(namespace) if namespace is not None else ["--all-namespaces"]
         chosen = [] if selector is None else [f"--selector={selector}"]
+        chosen += [] if fields is None else [f"--field-selector={fields}"]
         try:
             items: list[Json] = self._ask(["get", kind, *where, *chosen])["items"]
         except KubectlError as error:

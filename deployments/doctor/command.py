@@ -36,7 +36,7 @@ from deployments.doctor.simulated import what_is_simulated
 from deployments.doctor.tpu_environment import check_tpu_environment, host_shape, is_tpu_host
 from deployments.doctor.versions import check_versions
 from deployments.kubectl import Kubectl, KubectlError
-from deployments.status import ApiKeyOption
+from deployments.status.gateway import ApiKeyOption
 from deployments.terminal import printable
 from serving.config.check import CheckReport
 from serving.tpu.host.limits import read_host_limits

@@ -23,7 +23,8 @@ from deployments.doctor.findings import Unknown
 from deployments.doctor.host import Chips, Holder, Metadata
 from deployments.doctor.versions import Packages, lock_name, parse_lock
 from deployments.start.ports import is_free
-from deployments.status import FleetUnavailableError, ReportedFleet, fetch_fleet, parse_fleet
+from deployments.status.gateway import FleetUnavailableError, fetch_fleet
+from deployments.status.reports import ReportedFleet, parse_fleet
 from serving.config.check import CheckReport, check_serve_config, load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from deployments.doctor.cluster import WantedSlices
 from deployments.doctor.findings import Finding, Unknown, error, note, ok, warning
-from deployments.status import ReportedFleet
+from deployments.status.reports import ReportedFleet
 from serving.config.check import CheckReport
 from serving.config.slice_settings import slice_spec
 from serving.config.slice_spec import slice_request

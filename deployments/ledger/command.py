@@ -14,7 +14,7 @@ import typer
 
 from deployments.ledger.daily import LedgerReading, TableFileError, parse_reading
 from deployments.ledger.table import LedgerPageError, hours_table, merge, parse_page, to_csv
-from deployments.status import DEFAULT_URL, ApiKeyOption
+from deployments.status.gateway import DEFAULT_URL, ApiKeyOption
 from deployments.terminal import plain_lines
 
 _UNUSABLE = 2

@@ -56,6 +56,7 @@ class FleetDirectory:
             self._allocator,
             lambda: self._directory.lives(time.monotonic()),
             self._directory.set_supply,
+            self._directory.set_orders,
         )
         self._keeper = OrphanKeeper(
             self._directory,

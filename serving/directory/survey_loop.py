@@ -20,7 +20,7 @@ from serving.domain.slice_records import LEASE_S, RENEWAL_S, SliceRecord
 from serving.domain.supply.beat import BEAT_S, BeatWatch, ReportBeat
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.keys import SupplyKeys
-from serving.domain.supply.orders import OrdersError
+from serving.domain.supply.orders import OperatorOrder, OrdersError
 from serving.domain.supply.pods import GroupPods, PodsReportError
 from serving.domain.supply.records import SupplyRecord, SupplyReport
 from serving.domain.supply.survey import waiting_replicas
@@ -39,7 +39,8 @@ _SETTLING_S = LEASE_S + RENEWAL_S
 class SurveyLoop:
     """Keeps `book` at what is observed. Used from one event loop.
 
-    `lives` returns the replicas' records; `on_change` gets all slices whenever one is another.
+    `lives` returns the replicas' records; `on_change` gets all slices whenever one is another,
+    `on_orders` the orders that stand, at every look.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class SurveyLoop:
         allocator: SliceAllocator,
         lives: Callable[[], Sequence[SliceRecord]],
         on_change: Callable[[tuple[SupplyRecord, ...]], None],
+        on_orders: Callable[[tuple[OperatorOrder, ...]], None],
     ) -> None:
         self._instance_id = instance_id
         self._keys = keys
         self._allocator = allocator
         self._lives = lives
         self._on_change = on_change
+        self._on_orders = on_orders
         self._started_s = time.monotonic()
         self.book = SupplyBook(SliceFaults())
         self._has_faults = False  # those of before have been read
@@ -140,6 +143,7 @@ class SurveyLoop:
             logger.warning("orders_not_read error=%r", str(error))
             return
         self.book.orders = orders.at(now_s)
+        self._on_orders(self.book.orders.orders)
 
     async def _store(self, lives: Sequence[SliceRecord]) -> None:
         faults = self.book.faults

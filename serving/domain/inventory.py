@@ -32,7 +32,7 @@ _GENERATIONS = {shapes(each)[0].ray_pod_type.rpartition("-")[0]: each for each i
 
 @dataclass(frozen=True, slots=True)
 class ObservedHost:
-    """The state of one live Ray node with TPU chips.
+    """The state of one live Ray node of a slice; one without chips is a host that is ill.
 
     `instance_id` is the name of its pod where KubeRay made it, and empty where nobody told Ray.
     """
@@ -112,7 +112,7 @@ def observe_hosts(
     for node in nodes:
         labels = node.get("Labels") or {}
         num_chips = int((node.get("Resources") or {}).get(_CHIPS, 0))
-        if not node.get("Alive") or not num_chips or POD_TYPE_LABEL not in labels:
+        if not node.get("Alive") or POD_TYPE_LABEL not in labels:
             continue
         node_id = str(node["NodeID"])
         hosts.append(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from serving.domain.slice_lifecycle import WAITING, EndCause, SliceLifecycle, SliceState
+from serving.domain.supply.orders import OperatorOrder
 from serving.domain.supply.records import SupplyRecord
 
 # A replica that has not reported for this long is presumed gone.
@@ -128,7 +129,7 @@ class Snapshot:
     `ended` are the lives that have ended lately, in the order in which the directory learned it.
     `models` are the application's models as the configuration has them now, in its own form;
     `None` until Serve has sent them. `supply` has every slice that exists or is asked for, whoever
-    has it.
+    has it. `orders` are those of operators that stand, the oldest first.
     """
 
     version: str
@@ -136,6 +137,7 @@ class Snapshot:
     ended: tuple[SliceRecord, ...] = ()
     models: tuple[Mapping[str, JsonValue], ...] | None = None
     supply: tuple[SupplyRecord, ...] = ()
+    orders: tuple[OperatorOrder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ class Directory:
         self._ended: dict[tuple[str, float], _Ended] = {}
         self._models: tuple[Mapping[str, JsonValue], ...] | None = None
         self._supply: tuple[SupplyRecord, ...] = ()
+        self._orders: tuple[OperatorOrder, ...] = ()
         self._changed = asyncio.Event()
 
     def snapshot(self) -> Snapshot:
@@ -181,6 +184,7 @@ class Directory:
             tuple(ended.record for ended in self._ended.values()),
             self._models,
             self._supply,
+            self._orders,
         )
 
     def set_models(self, models: Iterable[Mapping[str, JsonValue]]) -> None:
@@ -193,6 +197,12 @@ class Directory:
         """Takes in the records of all slices."""
         if supply != self._supply:
             self._supply = supply
+            self._note_change()
+
+    def set_orders(self, orders: tuple[OperatorOrder, ...]) -> None:
+        """Takes in the operators' orders that stand."""
+        if orders != self._orders:
+            self._orders = orders
             self._note_change()
 
     def renew(self, record: SliceRecord, now_s: float) -> None:

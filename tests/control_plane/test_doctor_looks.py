@@ -10,7 +10,7 @@ import yaml
 from kuberay.recordings import FOLDER
 from typer.testing import CliRunner
 
-from deployments.applied import describe_applied
+from deployments.applied import describe_applied, read_running
 from deployments.cli import build_cli
 from deployments.kubectl import Kubectl as OperatorsKubectl
 from tests.deployments.manifests.examples import VALUES, shipped_folder
@@ -131,21 +131,24 @@ def test_field_that_the_clusters_crd_does_not_know_is_an_error(
     assert all(one["level"] == "error" and "priority" in one["found"] for one in wrong)
 
 
+def applied_lines(kubectl: OperatorsKubectl, name: str) -> list[str]:
+    running = read_running(kubectl, "RayService", name, "serving")
+    return list(describe_applied(running, name, "serving"))
+
+
 def test_what_was_applied_and_does_not_run_is_shown(
     running: Installation, control_plane: ControlPlane
 ) -> None:
     kubectl = OperatorsKubectl(kubeconfig=f"{control_plane.kubeconfig}")
-    assert list(describe_applied(kubectl, "llm", "serving")) == [
+    assert applied_lines(kubectl, "llm") == [
         "RayService serving/llm: cluster llm-abcde has all that was applied"
     ]
     service = copy.deepcopy(running.service)
     spot = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][-1]
     spot["maxReplicas"] = 9
     running.kubectl.apply(service)
-    assert list(describe_applied(kubectl, "llm", "serving")) == [
+    assert applied_lines(kubectl, "llm") == [
         "RayService serving/llm: cluster llm-abcde has not all that was applied:",
         "  v6e-2x2-spot: maxReplicas: 4 to 9: not carried over yet",
     ]
-    assert list(describe_applied(kubectl, "other", "serving")) == [
-        "RayService serving/other: there is none"
-    ]
+    assert applied_lines(kubectl, "other") == ["RayService serving/other: there is none"]

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from deployments.cli import COMMAND_GROUP, build_cli, needed
-from deployments.status import format_duration
+from deployments.status.durations import format_duration
 
 pytestmark = pytest.mark.slow
 
@@ -185,6 +185,7 @@ def test_status_shows_engines_of_every_model() -> None:
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
     assert lines == [
         "gateway gw-1, running for 1h02m",
+        "nothing is wrong",
         "",
         "demo: 3 requests wait for an engine",
         "ENGINE COMPUTE CLASS STATE SINCE RUNNING WAITING KV IN FLIGHT",
@@ -196,10 +197,10 @@ def test_status_shows_engines_of_every_model() -> None:
     ]
 
 
-def test_status_as_json_is_the_answer_as_it_came() -> None:
+def test_status_as_json_is_the_answer_as_it_came_with_what_is_wrong() -> None:
     with gateway(json.dumps(FLEET)) as url:
         result = run("status", "--url", url, "--json")
-    assert json.loads(result.output) == FLEET
+    assert json.loads(result.output) == FLEET | {"findings": []}
 
 
 def test_status_sends_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +269,8 @@ def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
 
 def test_other_packages_add_commands() -> None:
     # Any function and any typer.Typer will do; these are at hand.
-    function = EntryPoint("age", "deployments.status:format_duration", "slicewise.commands")
+    where = "deployments.status.durations:format_duration"
+    function = EntryPoint("age", where, "slicewise.commands")
     result = run("age", "61", commands=(function,))
     assert result.exit_code == 0, result.output
     assert run("--help", commands=(function,)).output.count("age") >= 1

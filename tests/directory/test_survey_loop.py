@@ -62,7 +62,9 @@ async def test_report_is_of_one_moment(
     """A slice was bought for a replica that had lost its own and was listed as leaving it too."""
     monkeypatch.setattr(survey_loop, "_SETTLING_S", 0.0)
     lives = [before]
-    survey = SurveyLoop("d", KEYS, SliceAllocator(), lambda: tuple(lives), lambda _: None)
+    survey = SurveyLoop(
+        "d", KEYS, SliceAllocator(), lambda: tuple(lives), lambda _: None, lambda _: None
+    )
     await survey.look()
     survey.book.note_failure(Slice("s-0", tuple(HOSTS)), frozenset(), FaultCause.HOST, "gone", 1.0)
 

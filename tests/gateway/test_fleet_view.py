@@ -8,8 +8,9 @@ import pytest
 from serving.directory.supply_book import SupplyBook
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import HostRecord, SliceRecord, Snapshot
+from serving.domain.slice_records import Directory, HostRecord, SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
+from serving.domain.supply.orders import OperatorOrder, OrderKind
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
     GatewayView,
@@ -75,6 +76,7 @@ def test_gateway_and_model_say_who_they_are() -> None:
         "models": [{"name": "demo", "waiting": 5, "in_flight": 8, "engines": []}],
         "slices": [],
         "supply": [],
+        "orders": [],
         "ended": [],
         "autoscaling": None,
     }
@@ -316,6 +318,38 @@ def test_fleet_carries_what_is_planned() -> None:
     assert fleet["autoscaling"] == plans
 
 
+def test_standing_orders_are_shown_with_who_why_and_until_when() -> None:
+    freeze = OperatorOrder(OrderKind.FREEZE, "anna", "a demo", NOW_S - 60.0, until_s=NOW_S + 600.0)
+    pin = OperatorOrder(OrderKind.PIN, "bo", "paid for", NOW_S - 5.0, "spot", num_replicas=2)
+    directory = Directory("d")
+    directory.set_orders((freeze, pin))
+    fleet = describe_fleet(GatewayView("gw", NOW_S), [], directory.snapshot(), NOW_S)
+    assert fleet["orders"] == [
+        {
+            "kind": "freeze",
+            "about": "",
+            "name": "",
+            "by": "anna",
+            "reason": "a demo",
+            "since_s": 60.0,
+            "ends_in_s": 600.0,
+            "model": None,
+            "num_replicas": None,
+        },
+        {
+            "kind": "pin",
+            "about": "spot",
+            "name": "",
+            "by": "bo",
+            "reason": "paid for",
+            "since_s": 5.0,
+            "ends_in_s": None,
+            "model": None,
+            "num_replicas": 2,
+        },
+    ]
+
+
 def test_every_slice_that_exists_is_shown_whoever_has_it() -> None:
     held = hosts_of("s-0", num_free_chips=0)
     book = SupplyBook(SliceFaults())
@@ -331,6 +365,7 @@ def test_every_slice_that_exists_is_shown_whoever_has_it() -> None:
         "machine": "machine-of-s-0-1",
         "node_id": "node-of-s-0-pod-1",
         "address": "address-of-s-0-pod-1",
+        "num_chips": 4,
     }
     assert (second["state"], second["since_s"]) == ("pending", 5.0)
     assert second["reason"] == "host 0 has no machine yet"

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from autoscaling.provisioning.kuberay import KubeRayProvisioner
-from autoscaling.provisioning.kubernetes import KubernetesApi
+from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.objects.cluster import WatchedCluster
 from autoscaling.provisioning.plan import ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
@@ -26,13 +26,12 @@ from serving.config.application import LinkConfig
 from serving.directory.deployment import FleetDirectory
 from serving.domain.inventory import Slice, SliceRequest
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import LEASE_S, RENEWAL_S, HostRecord, SliceRecord
+from serving.domain.slice_records import LEASE_S, RENEWAL_S, HostRecord, SliceRecord, Snapshot
 from serving.domain.supply.faults import FaultCause
 from serving.domain.supply.keys import SupplyKeys
 from serving.domain.supply.records import SupplyRecord
 from serving.domain.topology import SliceShape
 
-from .by_hand import ClusterByHand
 from .objects import RAYCLUSTER
 from .ray_by_hand import RayByHand, standing_in
 from .replicas import until
@@ -63,7 +62,13 @@ class ReplicaByHand:
     is when it got each of its slices, on the monotonic clock.
     """
 
-    def __init__(self, replica_id: str, shape: SliceShape, tools: ReplicaTools) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        shape: SliceShape,
+        tools: ReplicaTools,
+        compute_class: str = COMPUTE_CLASS,
+    ) -> None:
         self.replica_id = replica_id
         self.shape = shape
         self.lives = 1
@@ -71,17 +76,17 @@ class ReplicaByHand:
         self.whole: Slice | None = None
         self._tools = tools
         self._request = SliceRequest(
-            compute_class=COMPUTE_CLASS,
+            compute_class=compute_class,
             pod_type=shape.ray_pod_type,
             topology=shape.topology,
             num_hosts=shape.num_hosts,
             chips_per_host=shape.chips_per_host,
-            labels={"slicewise.io/compute-class": COMPUTE_CLASS},
+            labels={"slicewise.io/compute-class": compute_class},
         )
         self._record = SliceRecord(
             replica_id=replica_id,
-            model=f"model-{shape.topology}",
-            compute_class=COMPUTE_CLASS,
+            model=f"model-{shape.topology}-{compute_class}",
+            compute_class=compute_class,
             life=SliceLifecycle.begin(time.time()),
             generation=str(shape.generation),
             topology=shape.topology,
@@ -121,7 +126,8 @@ class ReplicaByHand:
                 HostRecord(host.worker_id, host.node_id, host.address, host.num_chips)
                 for host in whole.hosts
             )
-            self._record = replace(self._record, hosts=hosts)
+            engine_id = f"engine-of-{self.replica_id}-{self.lives}"
+            self._record = replace(self._record, hosts=hosts, engine_id=engine_id)
             await self._enter(SliceState.RESERVED, "it holds every host", whole.name)
             await self._enter(SliceState.LOADING, "the engine starts")
             await self._enter(SliceState.READY, "the engine takes requests")
@@ -169,7 +175,7 @@ class ReplicaByHand:
         self.whole = None
         self._record = replace(self._record, life=self._record.life.end(cause, time.time(), reason))
         await self._tools.directory.end(self._record)
-        self._record = replace(self._record, hosts=(), drain_deadline_s=None)
+        self._record = replace(self._record, hosts=(), engine_id=None, drain_deadline_s=None)
 
     async def _enter(self, state: SliceState, reason: str, name: str | None = None) -> None:
         life = self._record.life.enter(state, time.time(), reason, slice_name=name)
@@ -193,11 +199,13 @@ class FleetByHand:
     tools: ReplicaTools
     replicas: list[ReplicaByHand] = field(default_factory=list)
 
-    def start(self, shape: SliceShape, count: int) -> list[ReplicaByHand]:
+    def start(
+        self, shape: SliceShape, count: int, compute_class: str = COMPUTE_CLASS
+    ) -> list[ReplicaByHand]:
         """So many more replicas that want a slice of a shape."""
         first = len(self.replicas)
         made = [
-            ReplicaByHand(f"{shape.topology}#{first + number}", shape, self.tools)
+            ReplicaByHand(f"{shape.topology}#{first + number}", shape, self.tools, compute_class)
             for number in range(count)
         ]
         self.replicas += made
@@ -214,9 +222,13 @@ class FleetByHand:
             each for each in self.replicas if each.whole is not None and shape in (None, each.shape)
         ]
 
+    async def snapshot(self) -> Snapshot:
+        """What the directory tells gateways."""
+        return await self.tools.directory.watch("", 0.0)
+
     async def supply(self) -> tuple[SupplyRecord, ...]:
         """The directory's records of all slices."""
-        return (await self.tools.directory.watch("", 0.0)).supply
+        return (await self.snapshot()).supply
 
 
 def _as_it_is(provisioner: Provisioner) -> Provisioner:
@@ -225,12 +237,14 @@ def _as_it_is(provisioner: Provisioner) -> Provisioner:
 
 @contextlib.asynccontextmanager
 async def fleet_on(
-    cluster: ClusterByHand,
+    access: KubernetesAccess,
     ray: RayByHand,
     dice: random.Random,
     around: Callable[[Provisioner], Provisioner] = _as_it_is,
+    *,
+    raycluster: str = RAYCLUSTER,
 ) -> AsyncIterator[FleetByHand]:
-    """A fleet without replicas, whose slices the worker groups of `cluster` make.
+    """A fleet without replicas, whose slices the worker groups of `raycluster` make.
 
     `around` may put something between the reconciler and what it plans for.
     """
@@ -244,7 +258,7 @@ async def fleet_on(
             # It publishes nothing before it may know every replica.
             key = SupplyKeys(APPLICATION).supply_beat
             await until(lambda: ray.internal_kv_get(key) is not None, "the directory has settled")
-            async with _provisioning(cluster, ray, around):
+            async with _provisioning(access, raycluster, ray, around):
                 yield fleet
         finally:
             for replica in fleet.replicas:
@@ -254,16 +268,19 @@ async def fleet_on(
 
 @contextlib.asynccontextmanager
 async def _provisioning(
-    cluster: ClusterByHand, ray: RayByHand, around: Callable[[Provisioner], Provisioner]
+    access: KubernetesAccess,
+    raycluster: str,
+    ray: RayByHand,
+    around: Callable[[Provisioner], Provisioner],
 ) -> AsyncIterator[None]:
     """What `run_sidecar` does in the head's pod."""
     road = DirectoryRoad(ray, APPLICATION)
-    api = KubernetesApi(cluster.access)
+    api = KubernetesApi(access)
     changed = asyncio.Event()
-    watched = WatchedCluster(api, RAYCLUSTER, changed.set)
+    watched = WatchedCluster(api, raycluster, changed.set)
     reconciler = Reconciler(
         road.read_supply,
-        around(KubeRayProvisioner(api, RAYCLUSTER, watched)),
+        around(KubeRayProvisioner(api, raycluster, watched)),
         RULES,
         fence=RayFence(ray),
         report_pods=road.report_pods,

@@ -335,7 +335,9 @@ async def losing_fleet(
         cluster.cloud = Cloud(cluster.api, cluster.namespace, delays, ray)
         async with PodsEver(plane, cluster.namespace) as ever:
             with cluster.running():
-                async with fleet_on(cluster, ray, random.Random(dice.random()), around) as fleet:
+                async with fleet_on(
+                    cluster.access, ray, random.Random(dice.random()), around
+                ) as fleet:
                     found = LosingFleet(cluster, fleet, ever, dice)
                     await found.begin()
                     yield found

@@ -83,6 +83,11 @@ class RayByHand:
             if (node := self._nodes.get(pod_name)) is not None:
                 self._end(node)
 
+    def lose_chips(self, pod_name: str) -> None:
+        """Its host sees no chips any more, as with a broken driver."""
+        with self._lock:
+            self._nodes[pod_name].resources.pop("TPU")
+
     def _end(self, node: _Node) -> None:
         if node.ended_at_s is None:
             node.ended_at_s = time.monotonic()

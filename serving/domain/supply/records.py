@@ -42,7 +42,8 @@ TAKEN = frozenset({SupplyState.HELD, SupplyState.LEASED})
 class SupplyHost:
     """One host of an incarnation. What is not known, or not there yet, is `None`.
 
-    `pod` and `machine` are Kubernetes' pod and node; `node_id` is Ray's node in that pod.
+    `pod` and `machine` are Kubernetes' pod and node; `node_id` is Ray's node in that pod, and
+    `num_chips` how many chips that has, as Ray counts them.
     """
 
     worker_id: int
@@ -50,6 +51,7 @@ class SupplyHost:
     machine: str | None = None
     node_id: str | None = None
     address: str | None = None
+    num_chips: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,7 @@ def _hosts(each: FoundSlice) -> tuple[SupplyHost, ...]:
                 machine=pod.machine if pod is not None else None,
                 node_id=node.node_id if node is not None else None,
                 address=address or (pod.address if pod is not None else None),
+                num_chips=node.num_chips if node is not None else None,
             )
         )
     return tuple(hosts)

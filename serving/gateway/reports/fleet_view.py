@@ -12,6 +12,7 @@ from typing import Any
 from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanReport
 from serving.domain.slice_lifecycle import WAITING, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.supply.orders import OperatorOrder
 from serving.domain.supply.records import SupplyRecord
 from serving.link.messages import EngineLoad
 
@@ -78,6 +79,7 @@ def describe_fleet(
         "models": [_model_row(model, snapshot.records, now_s) for model in models],
         "slices": slices,
         "supply": [_supply_row(record, now_s) for record in snapshot.supply],
+        "orders": [_order_row(order, now_s) for order in snapshot.orders],
         "ended": [
             _slice_row(record, None, now_s) | {"cause": str(record.life.cause)} for record in ended
         ],
@@ -233,9 +235,25 @@ def _supply_row(record: SupplyRecord, now_s: float) -> dict[str, Any]:
                 "machine": host.machine,
                 "node_id": host.node_id,
                 "address": host.address,
+                "num_chips": host.num_chips,
             }
             for host in record.hosts
         ],
+    }
+
+
+def _order_row(order: OperatorOrder, now_s: float) -> dict[str, Any]:
+    """Returns one order of an operator that stands."""
+    return {
+        "kind": str(order.kind),
+        "about": order.about,
+        "name": order.name,
+        "by": order.by,
+        "reason": order.reason,
+        "since_s": _past(order.at_s, now_s),
+        "ends_in_s": None if order.until_s is None else _past(now_s, order.until_s),
+        "model": order.model,
+        "num_replicas": order.num_replicas,
     }
 
 

@@ -42,7 +42,7 @@ from deployments.simulation.plan import (
     host_labels,
     host_resources,
 )
-from deployments.status import ReportedFleet
+from deployments.status.reports import ReportedFleet
 from serving.config.check import CheckReport, check_serve_config
 from serving.domain.errors import Problem
 from serving.domain.topology import Generation, shapes, slice_shape

@@ -1,0 +1,1 @@
+"""What Kubernetes says of the pods, machines, quotas and classes of one RayCluster, by kubectl."""

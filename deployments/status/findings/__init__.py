@@ -1,0 +1,1 @@
+"""What is wrong in a fleet, from what was read of it: pure decisions, and their words."""

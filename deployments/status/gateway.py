@@ -1,0 +1,63 @@
+"""Asks a gateway for its `/fleet`. Owns the request and the words of its failures."""
+
+import http.client
+import urllib.error
+import urllib.request
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option(envvar="SLICEWISE_API_KEY", help="API key, where the gateway wants one."),
+]
+
+
+class FleetUnavailableError(Exception):
+    """The gateway's view of its fleet could not be read; the message names cause and fix."""
+
+
+def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
+    """The JSON text of `/fleet`.
+
+    Raises:
+        FleetUnavailableError: nothing answers there, or not with the fleet.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise FleetUnavailableError(f"not an address: {url!r}; allowed: such as {DEFAULT_URL}")
+    address = f"{url.rstrip('/')}/fleet"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            body: bytes = response.read()
+            return body.decode("utf-8")
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise FleetUnavailableError(_describe_status(address, error.code)) from error
+    # A timeout while the body is read, unlike one before it, is not a URLError.
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        reason = getattr(error, "reason", error)
+        raise FleetUnavailableError(
+            f"cannot read {address}: {reason}; is `serve run serve_config.yaml` running there?"
+        ) from error
+
+
+def _describe_status(address: str, status: int) -> str:
+    if status == 401:
+        return f"{address} wants an API key: give --api-key, or set SLICEWISE_API_KEY"
+    if 300 <= status < 400:
+        return f"{address} redirects (HTTP {status}); give the gateway's own address with --url"
+    return f"{address} answered HTTP {status}; is that address a Slicewise gateway?"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows none: a redirect would carry the API key to another address."""
+
+    def redirect_request(self, *_args: object, **_keywords: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect())

@@ -1,0 +1,167 @@
+"""The reader's half of the contract of `/fleet`: what `slicewise status` takes from the answer.
+
+It takes what it knows and ignores what a newer gateway adds; what an older one lacks has a default.
+"""
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from deployments.status.gateway import FleetUnavailableError
+
+
+class _Reported(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ReportedEngine(_Reported):
+    """The report of one engine. `None` means that the gateway does not know it (yet)."""
+
+    engine_id: str | None = None
+    compute_class: str | None = None
+    state: str | None = None
+    since_s: float | None = None
+    linked: bool | None = None
+    num_running: int | None = None
+    num_waiting: int | None = None
+    kv_usage_ratio: float | None = None
+    in_flight: int | None = None
+
+
+class ReportedHost(_Reported):
+    """The report of one host of a slice."""
+
+    num_chips: int
+
+
+class ReportedSlice(_Reported):
+    """The report of one slice, or of a replica that waits for one; `None`: none, or unknown."""
+
+    name: str | None = None
+    replica_id: str | None = None
+    compute_class: str | None = None
+    state: str | None = None
+    since_s: float | None = None
+    reason: str | None = None
+    generation: str | None = None
+    topology: str | None = None
+    hosts: tuple[ReportedHost, ...] = ()
+    model: str | None = None
+    in_flight: int | None = None
+
+
+class ReportedSupplyHost(_Reported):
+    """The report of one host: its pod, its machine, its Ray node; `None`: not there, or unknown."""
+
+    worker_id: int
+    pod: str | None = None
+    machine: str | None = None
+    node_id: str | None = None
+    address: str | None = None
+    num_chips: int | None = None
+
+
+class ReportedSupply(_Reported):
+    """The report of one slice that exists or was asked for, whoever has it.
+
+    `incarnation` tells two of one name apart; `None` when the gateway is too old for it.
+    """
+
+    name: str
+    incarnation: str | None = None
+    state: str
+    since_s: float
+    reason: str
+    compute_class: str | None = None
+    generation: str | None = None
+    topology: str | None = None
+    group: str | None = None
+    num_chips: int | None = None
+    ends_in_s: float | None = None
+    num_failures: int = 0
+    replica_id: str | None = None
+    hosts: tuple[ReportedSupplyHost, ...] = ()
+
+
+class ReportedOrder(_Reported):
+    """The report of an operator's order that stands; `ends_in_s` of `None`: until it is lifted."""
+
+    kind: str
+    by: str
+    reason: str
+    since_s: float
+    about: str = ""
+    name: str = ""
+    ends_in_s: float | None = None
+    model: str | None = None
+    num_replicas: int | None = None
+
+
+class ReportedModel(_Reported):
+    """The report of one model: its engines, and the requests that wait for any of them."""
+
+    name: str
+    engines: tuple[ReportedEngine, ...]
+    waiting: int
+
+
+class ReportedGateway(_Reported):
+    """The gateway that answered; another one may see other loads."""
+
+    id: str
+    uptime_s: float
+
+
+class ReportedChange(_Reported):
+    """The change of a compute class's slices, and why; of all classes where it names none."""
+
+    compute_class: str
+    delta: int
+    reason: str
+
+
+class ReportedPlan(_Reported):
+    """The scaling plan of one model."""
+
+    model: str
+    demand_slices: float | None = None
+    targets: dict[str, int]
+    arithmetic: str = ""
+    next_slice_in_s: float | None = None
+    refusals: tuple[ReportedChange, ...] = ()
+    alerts: tuple[str, ...] = ()
+
+
+class ReportedAutoscaling(_Reported):
+    """The last scaling plans. `age_s` is `None` when there was none yet."""
+
+    age_s: float | None = None
+    alerts: tuple[str, ...] = ()
+    models: tuple[ReportedPlan, ...] = ()
+
+
+class ReportedFleet(_Reported):
+    """The answer of `/fleet`.
+
+    `slices` is `None` when the gateway is too old for them, `autoscaling` where nothing scales.
+    """
+
+    models: tuple[ReportedModel, ...]
+    gateway: ReportedGateway
+    slices: tuple[ReportedSlice, ...] | None = None
+    supply: tuple[ReportedSupply, ...] = ()
+    orders: tuple[ReportedOrder, ...] = ()
+    autoscaling: ReportedAutoscaling | None = None
+
+
+def parse_fleet(body: str) -> ReportedFleet:
+    """The fleet in the JSON text `body`.
+
+    Raises:
+        FleetUnavailableError: it is not the answer of a gateway of ours.
+    """
+    try:
+        return ReportedFleet.model_validate_json(body)
+    except ValidationError as error:
+        where = ", ".join(".".join(map(str, detail["loc"])) or "all" for detail in error.errors())
+        raise FleetUnavailableError(
+            f"the answer is not a fleet (wrong at: {where}); is that address a Slicewise gateway?"
+        ) from error

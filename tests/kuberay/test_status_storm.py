@@ -1,0 +1,256 @@
+"""`slicewise status` after a storm: each fault is named with what it is and what to do about it."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane.kubectl import kubectl_binary
+from control_plane.ray_objects import FINALIZER
+from control_plane.server import ControlPlane
+
+from serving.domain.slice_lifecycle import SliceState
+from serving.domain.slice_records import Snapshot
+from serving.domain.supply.records import SupplyState
+
+from .storm import RESERVED, SHAPE, SPOT, Storm, name_of, storm_on
+from .webhook_server import Webhook
+
+pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 120.0
+SCREEN = os.environ.get("SLICEWISE_STORM_SCREEN")
+
+
+async def status(storm: Storm, plane: ControlPlane, *options: str, url: str | None = None) -> str:
+    """Runs the command as an operator does; what it prints."""
+    code, printed, problem = await asked(storm, plane, *options, url=url)
+    assert code == 0, problem
+    return printed
+
+
+async def asked(
+    storm: Storm, plane: ControlPlane, *options: str, url: str | None = None
+) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deployments.cli", "status", "--url", url or storm.url),
+        *("--rayservice", "llm", "--namespace", storm.namespace),
+        *("--kubeconfig", f"{plane.kubeconfig}", "--patience-s", "2", *options),
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{kubectl_binary().parent}:{os.environ['PATH']}"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(WITHIN_S):
+        printed, problem = await process.communicate()
+    return process.returncode, printed.decode(), problem.decode()
+
+
+def keep(screen: str) -> None:
+    """Appends a screen to the file that somebody wants to look at."""
+    if SCREEN:
+        with Path(SCREEN).open("a") as file:
+            file.write(f"{screen}\n{'=' * 110}\n")
+
+
+async def test_storm_is_told_in_words_to_act_on(
+    control_plane: ControlPlane, webhook: Webhook, tmp_path: Path
+) -> None:
+    async with storm_on(control_plane, tmp_path, 11) as storm:
+        calm = await status(storm, control_plane)
+        keep(calm)
+        assert "\nnothing is wrong\n" in calm
+        expected = await cause(storm)
+        screen = await status(storm, control_plane)
+        keep(screen)
+        assert max(len(line) for line in screen.partition("\n\n")[0].splitlines()) <= 110
+        found = json.loads(await status(storm, control_plane, "--json"))["findings"]
+        check(found, expected)
+        # The gateway's half is away: the pods are told all the same.
+        code, screen, problem = await asked(storm, control_plane, url="http://127.0.0.1:1")
+        keep(screen)
+        assert (code, "Connection refused" in problem) == (2, True)
+        words = " ".join(screen.split())
+        assert "CRITICAL gateway: it did not answer, so only pods are looked at" in words
+        for subject in ("pod-failed", "half", "held-back"):
+            assert f"slice {expected[subject][1]}" in words
+        # And kubectl's.
+        screen = await status(storm, control_plane, "--context", "nowhere")
+        keep(screen)
+        words = " ".join(screen.split())
+        assert "WARNING kubectl: the cluster was not read" in words
+        assert "slices:" in words
+
+
+# Severity, name, what is said of it, what to do.
+Expected = dict[str, tuple[str, str, str, str]]
+
+
+async def cause(storm: Storm) -> Expected:
+    """Lets everything go wrong that can be caused here; what is to be told of each."""
+    order = iter(storm.slices)
+    lonely = next(order)
+    (holder,) = [each for each in storm.fleet.holding() if each.whole and each.whole.name == lonely]
+    # Its process is away, and its chips stay taken. That shows after a minute.
+    await holder.close()
+    storm.fleet.replicas.remove(holder)
+    held_back, failed, half, silent, chipless, quarantined, condemned, gone, doubled = (
+        next(order) for _ in range(9)
+    )
+    # Nothing comes of the reserved class: one slice waits for machines, the next is refused.
+    storm.fleet.start(SHAPE, 1, "reserved")
+    await storm.move_until(lambda: len(storm.pods_of(RESERVED)) == 2, "a slice is asked for")
+    storm.suspend(RESERVED)
+    await storm.use_up_quota()
+    storm.fleet.start(SHAPE, 1, "reserved")
+    await storm.move_until(storm.is_refused, "the quota refuses")
+    await storm.order("freeze", "--reason", "the big demo", "--by", "anna", "--for", "2h")
+    await storm.order("pin", "reserved", "--at", "2", "--reason", "paid for", "--by", "bo")
+    await storm.order("quarantine", quarantined, "--reason", "slow links", "--by", "cy")
+    await storm.order("condemn", condemned, "--reason", "ICI errors", "--by", "di")
+    await storm.known(lambda snapshot: len(snapshot.orders) == 4)
+    twin = storm.double(doubled)
+    await storm.known(lambda now: sum(each.name == doubled for each in now.supply) == 2)
+    await storm.known(
+        lambda now: any(
+            each.name == lonely and each.state == SupplyState.LEASED and each.until_s is None
+            for each in now.supply
+        ),
+        120.0,
+    )
+    storm.gateway.planned_ago_s = 75.0
+    held_pod = storm.pod(held_back, 1)
+    storm.hold_back(held_pod)
+    failed_pod = storm.fail(failed)
+    half_pod = storm.pod(half, 1)
+    storm.api.delete(half_pod)
+    silent_pod = storm.pod(silent, 1)
+    storm.ray.kill(name_of(silent_pod))
+    chipless_pod = storm.pod(chipless, 1)
+    storm.ray.lose_chips(name_of(chipless_pod))
+    gateway, head = storm.gateways()[0], storm.head()
+    storm.set_status(gateway, ready=False)
+    storm.set_status(head, ready=True, containerStatuses=[restarted()])
+    condemned_by = storm.pod(condemned)
+    machine = storm.pod(gone)["spec"]["nodeName"]
+
+    def is_seen(now: Snapshot) -> bool:
+        chips = {each.name: {host.num_chips for host in each.hosts} for each in now.supply}
+        ready = {each.life.slice_name for each in now.records if each.state == SliceState.READY}
+        return 0 in chips[chipless] and ready.isdisjoint({failed, silent})
+
+    await storm.known(is_seen)
+    storm.api.delete({"apiVersion": "v1", "kind": "Node", "metadata": {"name": machine}})
+    await storm.known(lambda _: True)
+    describe = f"kubectl -n {storm.namespace} describe pod"
+    runbooks = "docs/operate/runbooks"
+    return {
+        "model": (
+            "critical", "model-2x4-reserved", "no engine takes its requests, 3 requests wait",
+            f"{runbooks}/NoSliceReady.md",
+        ),
+        "plan": ("critical", "autoscaling", "nobody plans any more", "AutoscalerPlanStale.md"),
+        "gateway": (
+            "warning", name_of(gateway), "it is not ready", f"{describe} {name_of(gateway)}",
+        ),
+        "head": (
+            "warning", name_of(head), "has restarted twice, last ended as OOMKilled",
+            f"logs {name_of(head)} -c ray-head --previous",
+        ),
+        "suspended": (
+            "warning", RESERVED, "no v6e is left in us-east5-b", f"computeclass {RESERVED}",
+        ),
+        "quota": (
+            "warning", RESERVED, "quota few allows", "describe resourcequota few",
+        ),
+        "waits": ("warning", "reserved", "2 replicas wait for a slice", "SlicePodsPending.md"),
+        "unschedulable": (
+            "warning", f"{RESERVED}-0", "nodes are available", describe,
+        ),
+        "held-back": (
+            "warning", held_back, f"finalizers hold it: {FINALIZER}",
+            f"patch pod {name_of(held_pod)}",
+        ),
+        "pod-failed": (
+            "warning", failed, f"its pod {failed_pod} has ended (Failed",
+            f"{describe} {failed_pod}",
+        ),
+        "half": (
+            "warning", half, "1 of its 2 pods is there, none of host 1",
+            f"{runbooks}/SlicesNotCreated.md",
+        ),
+        "silent": (
+            "warning", silent, f"its pod {name_of(silent_pod)} is ready, and Ray has no node of it",
+            f"logs {name_of(silent_pod)}",
+        ),
+        "chipless": (
+            "warning", chipless, f"(pod {name_of(chipless_pod)} on "
+            f"{chipless_pod['spec']['nodeName']}) has joined with 0 of 4 chips",
+            f"{runbooks}/TpuChipMissing.md",
+        ),
+        "machine": (
+            "warning", gone, f"machine {machine} under its pod", "is replaced",
+        ),
+        "doubled": ("warning", doubled, "two slices have this name", "slicewise order condemn"),
+        "twin": ("warning", doubled, twin, "slicewise order condemn"),
+        "leased": ("warning", lonely, "nobody who commands it", "slicewise order condemn"),
+        "freeze": (
+            "note", "fleet", "ordered by anna: the big demo", "slicewise order thaw",
+        ),
+        "pin": (
+            "note", "reserved", "stay at 2 until it is lifted, ordered by bo: paid for",
+            "slicewise order unpin reserved",
+        ),
+        "quarantined": (
+            "note", quarantined, "ordered by cy: slow links", "slicewise order release",
+        ),
+        "condemned": (
+            "note", condemned, "ordered by di: ICI errors",
+            f"slicewise order release {name_of(condemned_by)}",
+        ),
+    }  # fmt: skip
+
+
+def restarted() -> Json:
+    """A container that was killed for its memory, and runs again."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    end = {"exitCode": 137, "reason": "OOMKilled", "startedAt": now, "finishedAt": now}
+    return {
+        "name": "ray-head",
+        "image": "none",
+        "imageID": "",
+        "ready": True,
+        "restartCount": 2,
+        "lastState": {"terminated": end},
+        "state": {"running": {"startedAt": now}},
+    }
+
+
+def check(found: list[Json], expected: Expected) -> None:
+    """Each fault is told with its name, its words and what to do; nothing else is blamed."""
+    for what, (severity, name, words, action) in expected.items():
+        those = [
+            each
+            for each in found
+            if each["subject"].split(" ")[-1] == name
+            and words in each["what"]
+            and action in each["action"]
+        ]
+        assert [each["severity"] for each in those] == [severity] * max(1, len(those)), (
+            what,
+            found,
+        )
+    ranks = ["critical", "warning", "note"]
+    order = [ranks.index(each["severity"]) for each in found]
+    assert order == sorted(order)
+    blamed = {each["subject"].split(" ")[-1] for each in found}
+    # Replicas that have lost their slices want others, which nobody makes.
+    following = {"spot", SPOT}
+    names = {name for _, name, _, _ in expected.values()}
+    assert names <= blamed <= names | following
