@@ -31,6 +31,8 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_NAME_LABEL,
 )
 from deployments.manifests.names import Component
+from serving.domain.dashboard_messages import PageAnswer, PageRequest
+from serving.domain.errors import DashboardUnavailableError
 from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 from serving.domain.plan_report import PlanReport
 from serving.domain.slice_lifecycle import SliceState
@@ -80,8 +82,12 @@ class StormGateway:
             EdgeRules(ApiKeys(()), max_body_bytes=1000),
             render_metrics=lambda _accept: asyncio.sleep(0, (b"", "text/plain")),
             describe_fleet=self._describe,
+            ask_dashboard=self._ask_dashboard,
             readiness=lambda: Readiness(is_ready=True, reason="engines take requests"),
         )
+
+    async def _ask_dashboard(self, _request: PageRequest) -> PageAnswer:
+        raise DashboardUnavailableError("there is none here")
 
     def _describe(self) -> Json:
         now_s = time.time()
@@ -224,7 +230,7 @@ class Storm:
         """Somebody has made a second slice of this name; its first pod."""
         for host in range(SHAPE.num_hosts):
             pod = copy.deepcopy(self.pod(slice_name, host))
-            kept = ("namespace", "labels", "ownerReferences")
+            kept = ("namespace", "labels", "annotations", "ownerReferences")
             metadata = {key: pod["metadata"][key] for key in kept} | {"name": f"twin-{host}"}
             metadata["labels"][REPLICA_NAME_LABEL] = "twin"
             # It asks for nothing, so no quota is in its way.
@@ -291,6 +297,7 @@ def _num_ready(snapshot: Snapshot) -> int:
 async def storm_on(plane: ControlPlane, folder: Path, num_slices: int) -> AsyncIterator[Storm]:
     """An installation in which everything is well, with so many spot slices that are held."""
     raw = raw_values((SHAPE, "reserved"), (SHAPE, "spot"), classes=copy.deepcopy(CLASSES))
+    raw["applications"][0]["args"]["gateway"] = {"replicas": 2}
     with operated(plane.api, raw) as made:
         ray = RayByHand(random.Random(1))
         made.hand.cloud = Cloud(plane.api, made.namespace, {RESERVED: None}, ray)

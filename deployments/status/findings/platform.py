@@ -16,6 +16,8 @@ _WORDS = {
     REDIS: "the head stands still, and a head that starts now waits for it",
 }
 _QUOTA_WORDS = "exceeded quota"
+# With the names of cluster and pod, and what was asked of which quota.
+_REFUSAL_LENGTH = 500
 # So long after a restart it is still told.
 _RESTART_TOLD_S = 3600.0
 
@@ -127,14 +129,15 @@ def _class_findings(classes: Iterable[ClassReading], now_s: float) -> Iterator[F
         if not each.suspended:
             continue
         is_all = len(each.suspended) >= each.num_rules
-        how_many = "all" if is_all else f"{len(each.suspended)} of"
-        rules = "rule" if each.num_rules == 1 else "rules"
+        how_many = f"{len(each.suspended)} of its {each.num_rules} rules"
+        if is_all:
+            how_many = "its only rule" if each.num_rules == 1 else f"all its {each.num_rules} rules"
         since = [rule.since_s for rule in each.suspended if rule.since_s is not None]
         reasons = "; ".join(dict.fromkeys(short(rule.reason) for rule in each.suspended))
         yield FleetFinding(
             Severity.WARNING if is_all else Severity.NOTE,
             f"class {each.name}",
-            f"GKE has suspended {how_many} its {each.num_rules} {rules}"
+            f"GKE has suspended {how_many}"
             f"{' and makes no machines for it' if is_all else ''}: {reasons}",
             f"kubectl get computeclass {each.name} -o yaml; {runbook('ClassSuspended')}",
             age_s(min(since, default=None), now_s),
@@ -165,7 +168,7 @@ def _missing_slices(cluster: ClusterReading, now_s: float) -> Iterator[FleetFind
                 None if latest is None else age_s(latest.at_s, now_s),
             )
             continue
-        why = "" if latest is None else f": {short(latest.message)}"
+        why = "" if latest is None else f": {short(latest.message, _REFUSAL_LENGTH)}"
         is_quota = latest is not None and _QUOTA_WORDS in latest.message
         yield FleetFinding(
             Severity.WARNING,

@@ -72,7 +72,7 @@ def ended(case: SliceCase, scene: PodScene) -> FleetFinding | None:
 def half(case: SliceCase, _scene: PodScene) -> FleetFinding | None:
     """Hosts without a pod, while other hosts of the slice have theirs."""
     pods = case.staying
-    if not pods or len(pods) >= case.num_hosts:
+    if not pods or case.num_hosts is None or len(pods) >= case.num_hosts:
         return None
     there = {pod.place.worker_id for pod in pods if pod.place is not None}
     missing = [number for number in range(case.num_hosts) if number not in there]
@@ -161,7 +161,7 @@ def not_joined(case: SliceCase, scene: PodScene) -> FleetFinding | None:
             f"its pod {pod.name} is ready, and Ray has no node of it: its chips are paid for "
             "and of no use",
             f"kubectl -n {scene.namespace} logs {pod.name} --all-containers --tail=50; then "
-            f"slicewise order condemn {case.incarnation}",
+            f"slicewise order condemn {case.order_name}",
             ready_s,
         )
     return None

@@ -9,17 +9,18 @@ from deployments.status.durations import format_duration
 from deployments.status.findings.finding import FleetFinding, Severity, runbook, short
 from deployments.status.findings.slice_cases import SliceCase
 from deployments.status.reports import ReportedSupply
+from serving.domain.topology import TopologyError, shapes
 
 # The slice, its record, and for how long something may be on its way.
 RecordRule = Callable[[SliceCase, ReportedSupply, float], FleetFinding | None]
 
 
 def _release(case: SliceCase) -> str:
-    return f"slicewise order release {case.incarnation}"
+    return f"slicewise order release {case.order_name}"
 
 
 def _condemn(case: SliceCase) -> str:
-    return f"slicewise order condemn {case.incarnation}"
+    return f"slicewise order condemn {case.order_name}"
 
 
 def ordered(case: SliceCase, record: ReportedSupply, _patience_s: float) -> FleetFinding | None:
@@ -110,9 +111,7 @@ def pod_gone(case: SliceCase, record: ReportedSupply, _patience_s: float) -> Fle
 
 def chipless(case: SliceCase, record: ReportedSupply, _patience_s: float) -> FleetFinding | None:
     """A host is in Ray and has fewer chips than its slice needs of it."""
-    if record.num_chips is None or not case.num_hosts:
-        return None
-    wanted = record.num_chips // case.num_hosts
+    wanted = _chips_of_a_host(case, record)
     for host in record.hosts:
         if host.num_chips is not None and host.num_chips < wanted:
             where = f" (pod {host.pod}" + (f" on {host.machine})" if host.machine else ")")
@@ -125,6 +124,18 @@ def chipless(case: SliceCase, record: ReportedSupply, _patience_s: float) -> Fle
                 record.since_s,
             )
     return None
+
+
+def _chips_of_a_host(case: SliceCase, record: ReportedSupply) -> int:
+    """Returns how many chips each host has at least: of one topology there may be two sizes."""
+    if case.num_hosts and record.num_chips is not None:
+        return record.num_chips // case.num_hosts
+    try:
+        known = shapes(record.generation or "")
+    except TopologyError:
+        return 0
+    of_topology = [each.chips_per_host for each in known if each.topology == record.topology]
+    return min(of_topology, default=0)
 
 
 def condemned(case: SliceCase, record: ReportedSupply, patience_s: float) -> FleetFinding | None:

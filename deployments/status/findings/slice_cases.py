@@ -4,6 +4,7 @@ A record and pods are of one slice if the record names one of the pods. What onl
 a case of its own.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,19 +18,22 @@ from deployments.status.reports import ReportedFleet, ReportedOrder, ReportedSup
 class SliceCase:
     """One slice. `record` is `None` where the directory does not know it, or was not asked.
 
-    `pods` are by worker, those being deleted included; `None` where Kubernetes was not asked.
+    `num_hosts` is how many it should have; `None` where no worker group says so. `pods` are by
+    worker, those being deleted included; `None` where Kubernetes was not asked.
     `order` is an operator's that it be kept from replicas or replaced; `twin` another living slice
-    of the same name. `is_reported` says whether a directory was asked at all.
+    of the same name. `is_reported` says whether a directory was asked at all, `has_own_name` that
+    no other slice has its name, not even one that goes.
     """
 
     name: str
-    num_hosts: int
+    num_hosts: int | None
     record: ReportedSupply | None
     pods: tuple[PodReading, ...] | None
     group: str | None
     order: ReportedOrder | None = None
     twin: str | None = None
     is_reported: bool = True
+    has_own_name: bool = True
 
     @property
     def staying(self) -> tuple[PodReading, ...]:
@@ -42,6 +46,11 @@ class SliceCase:
         if self.record is not None and self.record.incarnation is not None:
             return self.record.incarnation
         return self.pods[0].name if self.pods else self.name
+
+    @property
+    def order_name(self) -> str:
+        """What `slicewise order` is to be told: the name where that is enough."""
+        return self.name if self.has_own_name else self.incarnation
 
 
 def slice_cases(
@@ -65,7 +74,7 @@ def slice_cases(
             known.add(replica)
             pods = seen[replica][1]
         order = orders.get(record.incarnation or "")
-        num_hosts = seen[replica][0].num_hosts if replica is not None else len(record.hosts)
+        num_hosts = seen[replica][0].num_hosts if replica is not None else None
         cases.append(SliceCase(record.name, num_hosts, record, pods, record.group, order))
     for replica, (group, pods) in seen.items():
         if replica not in known:
@@ -109,11 +118,13 @@ def _with_twins(cases: Iterable[SliceCase]) -> list[SliceCase]:
     for case in cases:
         if _lives(case):
             living.setdefault(case.name, []).append(case)
+    counts = Counter(case.name for case in cases)
     found = []
     for case in cases:
         others = [each for each in living.get(case.name, ()) if each is not case]
         is_double = bool(others) and _lives(case)
-        found.append(replace(case, twin=others[0].incarnation) if is_double else case)
+        twin = others[0].incarnation if is_double else None
+        found.append(replace(case, twin=twin, has_own_name=counts[case.name] == 1))
     return found
 
 

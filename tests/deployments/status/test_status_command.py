@@ -13,12 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dashboard.fleet_stage import CHAT, CODE, V6E, Stage, example_board, held, ready, serving
+from dashboard.fleet_stage import CHAT, CODE, NOW_S, V6E, Stage, example_board, held, ready, serving
+from typer.testing import CliRunner
 
+from deployments.cli import build_cli
 from deployments.status.gateway import fetch_fleet
 from deployments.status.reports import parse_fleet
 from deployments.status.tables import fleet_report
 from deployments.terminal import plain_lines
+from serving.domain.supply.orders import OperatorOrder, OrderKind
 from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).parents[3]
@@ -210,3 +213,24 @@ async def test_plan_is_told_with_what_is_refused_and_alerts() -> None:
 
 async def test_fleet_that_does_not_scale_has_no_line_on_it() -> None:
     assert not any("autoscaling" in line for line in await lines_of(Stage.example()))
+
+
+async def test_standing_orders_are_shown_with_who_why_and_until_when() -> None:
+    stage = Stage()
+    freeze = OperatorOrder(OrderKind.FREEZE, "anna", "a demo", NOW_S - 60.0, until_s=NOW_S + 600.0)
+    pin = OperatorOrder(OrderKind.PIN, "bo", "paid for", NOW_S - 5.0, "spot", num_replicas=2)
+    stage.directory.set_orders((freeze, pin))
+    lines = await lines_of(stage)
+    start = lines.index("standing orders:")
+    assert lines[start + 1 :] == [
+        "ORDER ABOUT SINCE UNTIL BY REASON",
+        "freeze - 1m00s 10m00s anna a demo",
+        "pin spot of every model at 2 5s - bo paid for",
+    ]
+
+
+def test_service_and_cluster_at_once_are_refused() -> None:
+    options = ["status", "--rayservice", "llm", "--raycluster", "llm-abcde"]
+    said = CliRunner().invoke(build_cli([]), options)
+    assert said.exit_code == 2
+    assert "not both" in said.output
