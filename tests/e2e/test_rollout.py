@@ -49,6 +49,8 @@ def model_of(seed: int, replicas: int = NUM_SLICES, **changes: Any) -> dict[str,
 def args_of(*models: dict[str, Any], **sections: Any) -> dict[str, Any]:
     sections.setdefault("rollout", {"drain_s": 60.0})
     sections.setdefault("gateway", {"request_deadline_s": 60.0})
+    # The same as at the start: hosts of a simulated cluster are not this machine.
+    sections.setdefault("link", {"listen_on": "node"})
     return application_args(*models, **sections)
 
 
