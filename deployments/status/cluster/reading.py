@@ -100,7 +100,7 @@ def read_around(
     wish = read_cluster(msgspec.Raw(msgspec.json.encode(cluster)))
     specs = cluster["spec"].get("workerGroupSpecs") or ()
     classes_of_groups = {each["groupName"]: _class_of(each) for each in specs}
-    parts, problems = _read_parts(kubectl, cluster, namespace, name, wish.classes)
+    parts, problems = _read_parts(kubectl, cluster, namespace, wish.classes)
     redis = parts.get("redis") or ()
     return ClusterReading(
         target=target,
@@ -136,11 +136,16 @@ def read_cluster_of(
 
 
 def _read_parts(
-    kubectl: Kubectl, cluster: Json, namespace: str, name: str, classes: Iterable[str]
+    kubectl: Kubectl, cluster: Json, namespace: str, classes: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads what the cluster is not: each part, or why it could not be read."""
     named = cluster["metadata"]["name"]
-    redis = f"{NAME_LABEL}={REDIS_NAME},{INSTANCE_LABEL}={name}"
+    head = cluster["spec"]["headGroupSpec"]["template"].get("metadata") or {}
+    # Of another installation in the namespace is nothing to be told.
+    installation = (head.get("labels") or {}).get(INSTANCE_LABEL)
+    redis = f"{NAME_LABEL}={REDIS_NAME}"
+    if installation is not None:
+        redis += f",{INSTANCE_LABEL}={installation}"
     of_cluster = f"involvedObject.kind=RayCluster,involvedObject.name={named},type=Warning"
     ways: dict[str, Callable[[], Any]] = {
         "redis": lambda: kubectl.list_objects("pods", namespace, redis),

@@ -152,7 +152,8 @@ def _missing_slices(cluster: ClusterReading, now_s: float) -> Iterator[FleetFind
         if missing <= 0:
             continue
         full = _full_quota(cluster.quotas or (), group)
-        words = f"{missing} of {group.asked_for} slices that are asked for have no pods"
+        has = "has" if missing == 1 else "have"
+        words = f"{missing} of {group.asked_for} slices that are asked for {has} no pods"
         refusal = next(
             (each for each in cluster.warnings or () if group.name in each.message), None
         )

@@ -152,8 +152,11 @@ def not_joined(case: SliceCase, scene: PodScene) -> FleetFinding | None:
         return None
     joined = {host.pod for host in (case.record.hosts if case.record else ()) if host.node_id}
     for pod in case.staying:
-        ready_s = age_s(pod.since_s, scene.now_s)
-        if not pod.is_ready or pod.name in joined or ready_s is None or ready_s < scene.patience_s:
+        ready_s = age_s(pod.since_s, scene.now_s) or 0.0
+        if case.record is not None and case.record.state == "booting":
+            # It may have been in Ray until then.
+            ready_s = min(ready_s, case.record.since_s)
+        if not pod.is_ready or pod.name in joined or ready_s < scene.patience_s:
             continue
         return FleetFinding(
             Severity.WARNING,

@@ -48,16 +48,27 @@ def ordered(case: SliceCase, record: ReportedSupply, _patience_s: float) -> Flee
 
 
 def doubled(case: SliceCase, record: ReportedSupply, _patience_s: float) -> FleetFinding | None:
-    """Another living slice has its name: whoever names it may mean either."""
-    if case.twin is None:
+    """Another living slice has its name, and this is rather the one too many."""
+    twin = case.twin
+    if twin is None or not _is_spare(case, twin):
         return None
     return FleetFinding(
         Severity.WARNING,
         f"slice {case.name}",
-        f"two slices have this name: {case.incarnation} ({record.state}) and {case.twin}",
-        f"if one is left over: {_condemn(case)}",
+        f"two slices have this name: {case.incarnation} ({record.state}) and {twin.incarnation}",
+        f"if one is too many: {_condemn(case)}",
         record.since_s,
     )
+
+
+def _is_spare(case: SliceCase, twin: SliceCase) -> bool:
+    """Returns whether a slice is rather too many than its twin: the one that nobody has."""
+
+    def rank(each: SliceCase) -> tuple[bool, str]:
+        is_held = each.record is not None and each.record.replica_id is not None
+        return not is_held, each.incarnation
+
+    return rank(case) > rank(twin)
 
 
 def quarantined(case: SliceCase, record: ReportedSupply, _patience_s: float) -> FleetFinding | None:

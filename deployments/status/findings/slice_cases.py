@@ -31,7 +31,7 @@ class SliceCase:
     pods: tuple[PodReading, ...] | None
     group: str | None
     order: ReportedOrder | None = None
-    twin: str | None = None
+    twin: "SliceCase | None" = None
     is_reported: bool = True
     has_own_name: bool = True
 
@@ -78,7 +78,10 @@ def slice_cases(
         cases.append(SliceCase(record.name, num_hosts, record, pods, record.group, order))
     for replica, (group, pods) in seen.items():
         if replica not in known:
-            name = _place(pods[0]).slice_name
+            # As the provisioner names it, unless every pod of it goes.
+            names = {pod.name: each.name for each in group.slices for pod in each.pods}
+            known_by = (names[pod.name] for pod in pods if pod.name in names)
+            name = next(known_by, _place(pods[0]).slice_name)
             is_reported = fleet is not None
             cases.append(
                 SliceCase(name, group.num_hosts, None, pods, group.name, is_reported=is_reported)
@@ -123,7 +126,7 @@ def _with_twins(cases: Iterable[SliceCase]) -> list[SliceCase]:
     for case in cases:
         others = [each for each in living.get(case.name, ()) if each is not case]
         is_double = bool(others) and _lives(case)
-        twin = others[0].incarnation if is_double else None
+        twin = others[0] if is_double else None
         found.append(replace(case, twin=twin, has_own_name=counts[case.name] == 1))
     return found
 

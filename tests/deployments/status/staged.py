@@ -106,6 +106,7 @@ class Scene:
     )
     replicas: int | None = None
     waiting: int = 0
+    looked_ago_s: float = LONG_S
     cluster_parts: dict[str, Any] = field(default_factory=dict)
     autoscaling: Json | None = None
 
@@ -132,10 +133,10 @@ class Scene:
         return worker_group(GROUP, SHAPE, "spot", max_replicas=9)
 
     def fleet(self) -> ReportedFleet:
-        """As a gateway tells it: looked at an hour ago, and now."""
+        """As a gateway tells it: looked at `looked_ago_s` ago, and now."""
         book = SupplyBook(self.faults)
         book.orders = StandingOrders(self.orders)
-        for at_s in (NOW_S - LONG_S, NOW_S):
+        for at_s in (NOW_S - self.looked_ago_s, NOW_S):
             book.look(
                 [each for one in self.slices for each in one.hosts], self.pods(), self.lives, at_s
             )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from supply_builders import host
 
-from deployments.status.findings.finding import FleetFinding, Severity
+from deployments.status.findings.finding import Severity
 from deployments.status.findings.join import StatusReadings, find_faults
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.supply.faults import FailedHosts, FaultCause
@@ -277,15 +277,14 @@ def test_two_slices_of_one_name_are_told_apart_by_their_first_pods() -> None:
     scene = Scene()
     one = scene.add()
     doubled(scene, one)
-    twins = {one.pod_name(0), scene.slices[1].pod_name(0)}
-    found = scene.found()
-    assert {each.subject for each in found} == {f"slice {GROUP}-0"}
-    assert {each.action.rpartition(" ")[2] for each in found} == twins
-    assert all(twins == set(_words(each)) & twins for each in found)
-
-
-def _words(finding: FleetFinding) -> list[str]:
-    return finding.what.replace(",", " ").split()
+    spare = scene.slices[1]
+    lost_by_its_replica(scene, spare)
+    spare.hosts = [replace(each, num_free_chips=4) for each in spare.hosts]
+    (found,) = scene.found()
+    twin = spare.pod_name(0)
+    assert found.subject == f"slice {GROUP}-0"
+    assert found.what == f"two slices have this name: {twin} (free) and {one.pod_name(0)}"
+    assert found.action == f"if one is too many: slicewise order condemn {twin}"
 
 
 def test_what_replaces_a_slice_that_goes_is_no_double() -> None:
@@ -347,6 +346,15 @@ def test_without_kubernetes_the_records_are_told() -> None:
     ]
 
 
+def test_node_that_has_left_ray_is_told_since_then() -> None:
+    scene = Scene(looked_ago_s=900)
+    not_joined(scene, scene.add())
+    (found,) = scene.found()
+    assert "Ray has no node of it" in found.what
+    assert found.since_s == 900
+    assert scene.found(patience_s=901) == ()
+
+
 @pytest.mark.parametrize(("num_chips", "is_told"), [(4, False), (3, True)])
 def test_chips_of_a_host_are_judged_by_the_topology_where_no_group_is_known(
     num_chips: int, is_told: bool
@@ -354,7 +362,6 @@ def test_chips_of_a_host_are_judged_by_the_topology_where_no_group_is_known(
     scene = Scene()
     one = scene.add()
     one.hosts = [replace(one.hosts[0], num_chips=num_chips)]
-    one.pods.clear()
     found = find_faults(StatusReadings(scene.fleet(), None), NOW_S)
     assert any("of 4 chips" in each.what for each in found) == is_told
 

@@ -1,10 +1,13 @@
 """What is wrong with what slices stand on, and with models, classes, plans and orders."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from supply_builders import life
 
+from autoscaling.orders.command import order
 from autoscaling.provisioning.sidecar.readings import QuotaUse
 from deployments.status.cluster.reading import (
     ClassReading,
@@ -29,6 +32,7 @@ from tests.deployments.status.staged import (
 UNREADY = {"conditions": [ready("False", 700)]}
 STARTING = {"conditions": [ready("False", 20)]}
 RUNBOOKS = "docs/operate/runbooks"
+ROOT = Path(__file__).parents[3]
 
 
 def scene(**parts: object) -> Scene:
@@ -231,3 +235,19 @@ def test_findings_are_printed_in_narrow_lines_and_cannot_command_the_terminal() 
     assert lines[1].startswith("WARNING   slice s [1m30s]: words words")
     assert all(len(line) <= 110 for line in lines)
     assert lines[-1] == "          -> do?[2J this"
+
+
+def test_pages_and_commands_that_findings_name_exist() -> None:
+    texts = [path.read_text() for path in (ROOT / "deployments/status/findings").glob("*.py")]
+    pages = {
+        page for text in texts for page in re.findall(r"""["']((?:[A-Z][a-z]+){2,})["']""", text)
+    }
+    assert len(pages) > 10
+    assert [page for page in pages if not (ROOT / RUNBOOKS / f"{page}.md").is_file()] == []
+    orders = {name for text in texts for name in re.findall(r"slicewise order (\w+)", text)}
+    assert orders == {"thaw", "unpin", "release", "condemn"}
+    known = {command.name or command.callback.__name__ for command in order.registered_commands}
+    assert orders <= known
+    (anchor,) = {found for text in texts for found in re.findall(r"operations\.md#([\w-]+)", text)}
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs/operate/operations.md").read_text(), re.M)
+    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}
