@@ -79,8 +79,8 @@ def slice_cases(
     for replica, (group, pods) in seen.items():
         if replica not in known:
             # As the provisioner names it, unless every pod of it goes.
-            names = {pod.name: each.name for each in group.slices for pod in each.pods}
-            known_by = (names[pod.name] for pod in pods if pod.name in names)
+            called = {pod.name: each.name for each in group.slices for pod in each.pods}
+            known_by = (called[pod.name] for pod in pods if pod.name in called)
             name = next(known_by, _place(pods[0]).slice_name)
             is_reported = fleet is not None
             cases.append(
