@@ -356,7 +356,7 @@ class SimulatedCluster:
             each = self._slice(name)
             self._let_go(each)
             each.off_until_s = time.monotonic() + for_s
-            self._host_nodes.set_network(_nodes(each), is_up=False)
+            _set_network(each, is_up=False)
         self._at(for_s, self._rejoin, each)
         self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
         logger.info("simulated_partition slice=%s for_s=%g", name, for_s)
@@ -442,7 +442,7 @@ class SimulatedCluster:
             each.throttle.stop()
         if each.off_until_s is not None:
             each.off_until_s = None
-            self._host_nodes.set_network(_nodes(each), is_up=True)
+            _set_network(each, is_up=True)
 
     def _rejoin(self, each: SimulatedSlice) -> None:
         with self._lock:
@@ -542,8 +542,10 @@ def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:
     return set().union(*(host.node.root_pids() for host in hosts if host.is_alive))
 
 
-def _nodes(each: SimulatedSlice) -> list[HostNode]:
-    return [host.node for host in each.hosts if host.is_alive]
+def _set_network(each: SimulatedSlice, *, is_up: bool) -> None:
+    for host in each.hosts:
+        if host.is_alive:
+            host.node.set_network(is_up=is_up)
 
 
 def _run_dir(slice_name: str, worker_id: int) -> Path:

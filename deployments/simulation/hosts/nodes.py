@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -58,6 +58,9 @@ class HostNode(Protocol):
             NodeStartError: it was not.
         """
 
+    def set_network(self, *, is_up: bool) -> None:
+        """Takes the host off the network, or puts it back on; only where hosts are separate."""
+
     def end(self) -> None:
         """Ends the host as a power cut does: the node reports nothing beforehand. Idempotent."""
 
@@ -82,9 +85,6 @@ class HostNodes(Protocol):
         environment: Mapping[str, str],
     ) -> HostNode:
         """Starts a host; returns before its node has joined."""
-
-    def set_network(self, nodes: Sequence[HostNode], *, is_up: bool) -> None:
-        """Takes hosts off the network, or puts them back on. Only where they are separate."""
 
     def close(self) -> None:
         """Starts no more. The hosts have been ended by their owner."""
@@ -116,10 +116,6 @@ class SharedHostNodes:
         )
         return _SharedNode(node, self._control_plane)
 
-    def set_network(self, nodes: Sequence[HostNode], *, is_up: bool) -> None:
-        """See `HostNodes`."""
-        raise NotImplementedError("hosts that share a network cannot be taken off it")
-
     def close(self) -> None:
         """See `HostNodes`."""
 
@@ -143,6 +139,9 @@ class _SharedNode:
 
     def wait_started(self) -> None:
         return
+
+    def set_network(self, *, is_up: bool) -> None:
+        raise NotImplementedError("hosts that share a network cannot be taken off it")
 
     def end(self) -> None:
         if self._is_ended:
@@ -203,12 +202,6 @@ class SeparateHostNodes:
         log = str(self._network.folder / _LOG)
         outcome = self._starter.start(NodeOrder(node_id, host.first_pid, log, parameters))
         return _SeparateNode(host, node_id, outcome)
-
-    def set_network(self, nodes: Sequence[HostNode], *, is_up: bool) -> None:
-        """See `HostNodes`."""
-        for node in nodes:
-            if isinstance(node, _SeparateNode):
-                node.set_network(is_up=is_up)
 
     def close(self) -> None:
         """See `HostNodes`."""
