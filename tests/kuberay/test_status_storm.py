@@ -259,8 +259,8 @@ def check(found: list[Json], expected: Expected) -> None:
     for what, fault in expected.items():
         those = those_of(found, fault)
         about = [each for each in found if each["subject"].split(" ")[-1] == fault[1]]
-        told = [each["severity"] for each in those]
-        assert told == [fault[0]] * max(1, len(those)), f"{what}: {about or found}"
+        severities = [each["severity"] for each in those]
+        assert severities == [fault[0]] * max(1, len(those)), f"{what}: {about or found}"
     ranks = ["critical", "warning", "note"]
     order = [ranks.index(each["severity"]) for each in found]
     assert order == sorted(order)
