@@ -21,8 +21,8 @@ from serving.domain.supply.records import SupplyState
 from .storm import RESERVED, SHAPE, SPOT, Storm, name_of, storm_on
 from .webhook_server import Webhook
 
-# Long, until it waits for one of two truths: a slice whose Ray node is gone is told as such, or, once
-# the provisioner has named its pods for deletion, as one that has to go.
+# Long, until it takes both truths: a slice whose Ray node is gone is told as such, or, once the
+# provisioner has named its pods for deletion, as one that has to go.
 pytestmark = [
     pytest.mark.long,
     pytest.mark.process,
