@@ -214,6 +214,11 @@ class Storm:
         self.api.merge(pod, {"metadata": {"finalizers": [FINALIZER]}})
         self.api.delete(pod)
 
+    def keep(self, slice_name: str) -> None:
+        """Its pods stay when they are deleted, as pods do whose containers take time to end."""
+        for host in range(SHAPE.num_hosts):
+            self.api.merge(self.pod(slice_name, host), {"metadata": {"finalizers": [FINALIZER]}})
+
     def fail(self, slice_name: str) -> str:
         """A host's container ends for good, and its Ray node with it; the pod."""
         pod = self.pod(slice_name)
