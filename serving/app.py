@@ -8,13 +8,20 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from serving.config.application import AppConfig, ControlPlacement, ListenOn, parse_app_config
+from serving.config.application import (
+    CONTROL_CPUS,
+    AppConfig,
+    ControlPlacement,
+    ListenOn,
+    parse_app_config,
+)
 from serving.config.models import DeploymentConfig, EngineKind, ModelConfig
-from serving.config.slice_settings import replica_end_s, slice_spec
+from serving.config.slice_settings import replica_stop_s, slice_spec
 from serving.dashboard.deployment import Dashboard, DashboardSettings
 from serving.directory.deployment import FleetDirectory
 from serving.domain.deployment_names import DASHBOARD, DIRECTORY, GATEWAY
 from serving.domain.errors import ConfigError
+from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
 from serving.domain.inventory import ACCELERATOR_LABEL
 from serving.domain.topology import TPU_ACCELERATOR_TYPES
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
@@ -28,8 +35,6 @@ _Gateway = serve.deployment(serve.ingress()(Gateway))
 _FleetDirectory = serve.deployment(FleetDirectory)
 _Dashboard = serve.deployment(Dashboard)
 
-# The control parts wait for messages; they need a place, not a core.
-_CONTROL_CPUS = 0.01
 _DIRECTORY_MAX_ONGOING = 10_000
 # Some hundred gateways send a sample each, and each forwards a few pages at once.
 _DASHBOARD_MAX_ONGOING = 10_000
@@ -57,7 +62,7 @@ def build(args: dict[str, Any]) -> Application:
         raise RayServeException(str(error)) from error
     directory = _FleetDirectory.options(
         name=DIRECTORY,
-        ray_actor_options=_actor_options(config, _CONTROL_CPUS),
+        ray_actor_options=_control_options(config),
         **_reporting_replicas(config, 1),
         max_ongoing_requests=_DIRECTORY_MAX_ONGOING,
         health_check_period_s=1.0,
@@ -70,7 +75,7 @@ def build(args: dict[str, Any]) -> Application:
     dashboard = _Dashboard.options(
         name=DASHBOARD,
         num_replicas=1,
-        ray_actor_options=_actor_options(config, _CONTROL_CPUS),
+        ray_actor_options=_control_options(config),
         max_ongoing_requests=_DASHBOARD_MAX_ONGOING,
     )
     dashboard = pin_version(dashboard, _plain(asdict(settings))).bind(settings, directory)
@@ -78,14 +83,14 @@ def build(args: dict[str, Any]) -> Application:
     for model in config.models:
         for deployment in model.deployments:
             spec = engine_spec(config, model, deployment)
-            engine = _engine(config, model, deployment, spec)
+            engine = _engine(config, model, deployment)
             part = _engine_part(config, spec)
             spec = replace(spec, fingerprint=version_of(part))
             engines.append(pin_version(engine, part).bind(spec, config.link, directory))
     gateway = _Gateway.options(
         name=GATEWAY,
         **_reporting_replicas(config, config.gateway.replicas),
-        ray_actor_options=_actor_options(config, config.gateway.num_cpus)
+        ray_actor_options=_gateway_options(config)
         | {
             # vLLM would close the handlers of all other loggers to set up its own.
             "runtime_env": {"env_vars": {"VLLM_CONFIGURE_LOGGING": "0"}},
@@ -164,12 +169,32 @@ def _tpu_spec(model: ModelConfig) -> TpuSpec:
     return TpuSpec(CompileCacheSpec(cache.store, cache.local_dir, cache.budget_s))
 
 
-def _actor_options(config: AppConfig, num_cpus: float) -> dict[str, Any]:
-    """Returns Ray's options for an actor that is not an engine."""
-    options: dict[str, Any] = {"num_cpus": num_cpus}
+# Nodes without the label match too, here and below.
+_OFF_TPU_HOSTS = {ACCELERATOR_LABEL: f"!in({','.join(TPU_ACCELERATOR_TYPES)})"}
+
+
+def _control_options(config: AppConfig) -> dict[str, Any]:
+    """Returns Ray's options for directory, dashboard and slice replicas.
+
+    They are on the nodes for them. Where there are none, or none has room, Ray takes any node
+    without chips at once: a replica that waits for a place would leave its engine without one.
+    """
+    options: dict[str, Any] = {"num_cpus": CONTROL_CPUS}
     if config.control_placement == ControlPlacement.OFF_TPU_HOSTS:
-        # Nodes without the label match too.
-        options["label_selector"] = {ACCELERATOR_LABEL: f"!in({','.join(TPU_ACCELERATOR_TYPES)})"}
+        options["label_selector"] = _OFF_TPU_HOSTS | {ROLE_LABEL: CONTROL_ROLE}
+        options["fallback_strategy"] = [{"label_selector": _OFF_TPU_HOSTS}]
+    return options
+
+
+def _gateway_options(config: AppConfig) -> dict[str, Any]:
+    """Returns Ray's options for a gateway, which is never on a node for control processes.
+
+    Not even while there is no other: Ray would take one at once, as at a start before the gateways'
+    own nodes have come, and nothing would lead clients there or move the gateway away.
+    """
+    options: dict[str, Any] = {"num_cpus": config.gateway.num_cpus}
+    if config.control_placement == ControlPlacement.OFF_TPU_HOSTS:
+        options["label_selector"] = _OFF_TPU_HOSTS | {ROLE_LABEL: f"!{CONTROL_ROLE}"}
     return options
 
 
@@ -209,16 +234,15 @@ def _engine_replicas(deployment: DeploymentConfig) -> dict[str, Any]:
 
 
 def _engine(
-    config: AppConfig, model: ModelConfig, deployment: DeploymentConfig, spec: EngineSpec
+    config: AppConfig, model: ModelConfig, deployment: DeploymentConfig
 ) -> serve.Deployment:
     # One of a few options that only the decorator takes.
     deployed = serve.deployment(rolling_update_percentage=config.rollout.step_ratio)
     return deployed(SliceReplica).options(
         name=model.deployment_name(deployment),
         **_engine_replicas(deployment),
-        ray_actor_options=_actor_options(config, _CONTROL_CPUS),
+        ray_actor_options=_control_options(config),
         health_check_period_s=config.health.check_period_s,
         graceful_shutdown_wait_loop_s=_IDLE_CHECK_INTERVAL_S,
-        graceful_shutdown_timeout_s=config.rollout.drain_s
-        + replica_end_s(spec.slice.drain_notice_s if spec.slice is not None else 0.0),
+        graceful_shutdown_timeout_s=replica_stop_s(config, deployment),
     )

@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from deployments.doctor.findings import Finding, error, note, ok, warning
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL
+from serving.config.application import processes_per_node
+from serving.domain.gke_names import COMPUTE_CLASS_LABEL, CONTROL_ROLE, ROLE_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
@@ -261,3 +262,35 @@ def check_wanted(
             f"{wanted_slice.num_slices}, labels {labels}",
             "replicas wait until there are: the slice provisioner's log says what it asked for",
         )
+
+
+def check_control_nodes(
+    num_processes: int, nodes: Iterable[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Checks that nodes for control processes have room for these while one of them is away.
+
+    Their CPUs say how many processes Ray puts on each. Where there are no such nodes, as on one
+    machine, the processes are beside the gateways.
+    """
+    what = "nodes for control processes"
+    own = [
+        (node.get("Resources") or {}).get("CPU", 0.0)
+        for node in nodes
+        if node.get("Alive") and (node.get("Labels") or {}).get(ROLE_LABEL) == CONTROL_ROLE
+    ]
+    if not own:
+        yield note(what, "none: control processes are beside the gateways")
+        return
+    # The largest is away.
+    room = sum(map(processes_per_node, sorted(own)[:-1]))
+    words = f"{len(own)}, with room for {room} processes while one is away"
+    if room >= num_processes:
+        yield ok(what, words)
+        return
+    yield warning(
+        what,
+        words,
+        f"room for {num_processes}: one for each engine, directory and dashboard",
+        "wait if they start; else raise cluster.control_pool.pods or cpus: meanwhile the others "
+        "are on the gateways' pods and leave with them",
+    )

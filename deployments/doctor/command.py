@@ -15,7 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.doctor import gather
-from deployments.doctor.cluster import Reach, check_nodes, check_ray, check_wanted
+from deployments.doctor.cluster import (
+    Reach,
+    check_control_nodes,
+    check_nodes,
+    check_ray,
+    check_wanted,
+)
 from deployments.doctor.findings import Finding, Level, Unknown, error, exit_code, ok
 from deployments.doctor.host import (
     Chips,
@@ -125,6 +131,8 @@ def _examine(
         yield from check_settings(f"{config}", report, environment)
         if ray.reach == Reach.ANSWERED and isinstance(report, CheckReport):
             yield from check_wanted(wanted_slices(report), ray.nodes)
+            num_processes = sum(each.num_control_processes for each in report.applications.values())
+            yield from check_control_nodes(num_processes, ray.nodes)
     yield from _ports(report, is_gcs_ours=ray.reach == Reach.ANSWERED)
     if url is not None:
         yield check_gateway(url, gather.gateway(url, api_key))

@@ -147,6 +147,18 @@ class PodConfig(_Section):
     """Memory, in GiB."""
 
 
+class ControlPoolConfig(PodConfig):
+    """The pods of control processes: one process for each engine, directory and dashboard."""
+
+    cpus: Annotated[int, Field(ge=1, le=256)] = 1
+    """CPUs of each pod. It takes 20 control processes per CPU."""
+    memory_gib: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Memory of each pod, in GiB; enough for as many processes as its CPUs take."""
+    pods: Annotated[int | None, Field(ge=2, le=1000)] = None
+    """How many there are; by default and at least as many as the most engines need, and one more,
+    because one at a time is away while nodes are upgraded."""
+
+
 class UpgradeConfig(_Section):
     """How a change of the Ray cluster is rolled out."""
 
@@ -192,6 +204,8 @@ class ClusterConfig(_Section):
     """The head's pod."""
     gateway_pod: PodConfig = PodConfig()
     """Each gateway's pod; there are as many as `gateway.replicas`."""
+    control_pool: ControlPoolConfig = ControlPoolConfig()
+    """The pods of control processes, apart from the gateways'."""
     upgrade: UpgradeConfig = UpgradeConfig()
     """What a change of the Ray cluster does, and in which steps."""
     gateway_class: ObjectName = "gke-l7-rilb"

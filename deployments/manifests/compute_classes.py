@@ -48,9 +48,9 @@ def compute_classes(cluster: ClusterConfig, groups: Sequence[SliceGroup]) -> lis
 
 
 def control_class(cluster: ClusterConfig) -> Json:
-    """Returns where head and gateways run: ordinary machines, the cheaper family first."""
+    """Returns where all runs that needs no chips: ordinary machines, the cheaper family first."""
     rules = [{"machineFamily": family, "spot": False} for family in _CONTROL_FAMILIES]
-    description = f"Head and gateways of {cluster.name}"
+    description = f"Head, gateways and control processes of {cluster.name}"
     return _compute_class(control_class_name(cluster), rules, description)
 
 

@@ -14,6 +14,7 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
 GATEWAY_GROUP = "gateway"
+CONTROL_GROUP = "control"
 SERVE_PORT = 8000
 # Where a gateway says, through any proxy, whether its cluster can serve; no key is asked for.
 READY_PATH = "/ready"
@@ -36,6 +37,7 @@ class Component(StrEnum):
 
     HEAD = "head"
     GATEWAY = "gateway"
+    CONTROL = "control"  # slice replicas, directory, dashboard
     ENGINE = "engine"  # a host of a slice
     REDIS = "redis"  # only where it is the cluster's own
 

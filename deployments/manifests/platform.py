@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from deployments.manifests.cluster_config import ClusterConfig, UpgradeKind
+from deployments.manifests.control_pool import num_control_pods
 from deployments.manifests.names import (
     DASHBOARD_PORT,
     EXPORTER_PORT,
@@ -114,7 +115,7 @@ def node_reader_rights(cluster: ClusterConfig) -> list[Json]:
 
 
 def priority_classes(cluster: ClusterConfig) -> list[Json]:
-    """Ranks head and gateways before engines, whose loss costs requests no more than a pause."""
+    """Ranks all that is off TPU hosts before engines, whose loss costs requests only a pause."""
     return [
         {
             "apiVersion": "scheduling.k8s.io/v1",
@@ -165,12 +166,17 @@ def network_policies(values: Values) -> list[Json]:
 
 
 def disruption_budgets(values: Values) -> list[Json]:
-    """Protects head and gateways. A slice's host has no budget: its slice drains on notice.
+    """Protects head, gateways, control processes: one pod of each at a time.
 
-    `minAvailable` and not `maxUnavailable`: Kubernetes cannot count the pods of a RayCluster.
+    A slice's host has no budget: its slice drains on notice. `minAvailable` and not
+    `maxUnavailable`: Kubernetes cannot count the pods of a RayCluster.
     """
     cluster, count = values.cluster, values.app.gateway.replicas
-    least = {Component.HEAD: 1, Component.GATEWAY: max(1, count - 1)}
+    least = {
+        Component.HEAD: 1,
+        Component.GATEWAY: max(1, count - 1),
+        Component.CONTROL: num_control_pods(cluster, values.app) - 1,
+    }
     kind = "PodDisruptionBudget"
     return [
         namespaced_object(cluster, "policy/v1", kind, f"{cluster.name}-{component.value}")

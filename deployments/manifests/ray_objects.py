@@ -1,4 +1,4 @@
-"""Renders RayService and RayCluster: head, gateways, a worker group per kind of slice. Pure.
+"""Renders RayService and RayCluster: head, gateways, control processes, groups of slices. Pure.
 
 Fields: KubeRay 1.7.0's CRDs, read 2026-11-20. The Serve configuration in a RayService is the values
 file's own, without its part `cluster`.
@@ -10,13 +10,20 @@ from collections.abc import Sequence
 import yaml
 
 from deployments.manifests.cluster_config import UpgradeKind
-from deployments.manifests.names import GATEWAY_GROUP, Json, namespaced_object
-from deployments.manifests.pods import gateway_template, head_template, host_template
+from deployments.manifests.control_pool import num_control_pods
+from deployments.manifests.names import CONTROL_GROUP, GATEWAY_GROUP, Json, namespaced_object
+from deployments.manifests.pods.control import control_template, gateway_template, head_template
+from deployments.manifests.pods.hosts import host_template
 from deployments.manifests.redis import PASSWORD_KEY, redis_address
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
 from serving.domain.compute_class import DAY_S, Market
-from serving.domain.gke_names import NEVER_IDLE_S, with_template_hash
+from serving.domain.gke_names import (
+    CONTROL_ROLE,
+    NEVER_IDLE_S,
+    ROLE_LABEL,
+    with_template_hash,
+)
 
 # The Ray that images hold; a test compares it with the installed one.
 RAY_VERSION = "2.60.0"
@@ -85,6 +92,7 @@ def _cluster_spec(values: Values, groups: Sequence[SliceGroup]) -> Json:
         "rayVersion": RAY_VERSION,
         "workerGroupSpecs": [
             _stamped(_gateway_group(values)),
+            _stamped(_control_group(values)),
             *(_stamped(_slice_group(values, group)) for group in groups),
         ],
     }
@@ -96,16 +104,27 @@ def _stamped(group: Json) -> Json:
 
 
 def _gateway_group(values: Values) -> Json:
-    count = values.app.gateway.replicas
+    template = gateway_template(values)
+    return _group_off_slices(GATEWAY_GROUP, values.app.gateway.replicas, template)
+
+
+def _control_group(values: Values) -> Json:
+    count = num_control_pods(values.cluster, values.app)
+    group = _group_off_slices(CONTROL_GROUP, count, control_template(values))
+    return group | {"labels": {ROLE_LABEL: CONTROL_ROLE}}
+
+
+def _group_off_slices(name: str, count: int, template: Json) -> Json:
+    """A group of so many pods, no more and no fewer: Ray's autoscaler has nothing to decide."""
     return {
-        "groupName": GATEWAY_GROUP,
+        "groupName": name,
         "idleTimeoutSeconds": NEVER_IDLE_S,
         "maxReplicas": count,
         "minReplicas": count,
         "numOfHosts": 1,
         "rayStartParams": {},
         "replicas": count,
-        "template": gateway_template(values),
+        "template": template,
     }
 
 

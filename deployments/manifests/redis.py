@@ -18,8 +18,8 @@ from deployments.manifests.names import (
     redis_name,
     service_account,
 )
-from deployments.manifests.pod_environment import from_secret
-from deployments.manifests.pods import container_security, pod_security
+from deployments.manifests.pods.environment import from_secret
+from deployments.manifests.pods.parts import container_security, pod_security
 
 PASSWORD_KEY = "password"  # the name of a key in the Secret
 _DATA_FOLDER, _CONFIG_FOLDER = "/data", "/etc/redis"

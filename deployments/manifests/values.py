@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.manifests.cluster_config import ClusterConfig, Provisioning, RedisConfig
+from deployments.manifests.control_pool import control_pool_problems
 from deployments.manifests.hosts.check import host_problems
 from deployments.manifests.kuberay_labels import why_not_in_group
 from deployments.manifests.names import DATA_FOLDER
@@ -103,6 +104,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
     yield from _secret_problems(values)
     yield from _redis_problems(values.cluster.redis)
     yield from _bucket_problems(values)
+    yield from control_pool_problems(values.cluster, values.app)
     yield from host_problems(values.cluster, slice_groups(values.cluster, values.app))
     upgrade = values.cluster.upgrade
     if upgrade.step_percent > upgrade.max_surge_percent:

@@ -25,7 +25,7 @@ from autoscaling.provisioning.carry.compare import (
 )
 from autoscaling.provisioning.objects.json_differences import differences, summary
 from deployments.applied import RunningCluster
-from deployments.manifests.names import GATEWAY_GROUP
+from deployments.manifests.names import CONTROL_GROUP, GATEWAY_GROUP
 from deployments.rollout.chips import ChipNeed, chip_need
 
 SERVE_CONFIG = "Serve configuration"
@@ -217,6 +217,9 @@ def _way_of_pods(subject: str, slices: Mapping[str, int], pods: Sequence[Json]) 
     if subject == GATEWAY_GROUP:
         names = _names(pods, GATEWAY_GROUP)
         return f"with the next gateways: kubectl delete pod, one at a time: {names}"
+    if subject == CONTROL_GROUP:
+        names = _names(pods, CONTROL_GROUP)
+        return f"with the next control pods: kubectl delete pod, one at a time: {names}"
     if not (num_slices := slices.get(subject, 0)):
         return "in slices made from now on; there is none"
     plural = "slice" if num_slices == 1 else "slices"

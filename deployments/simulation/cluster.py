@@ -33,10 +33,9 @@ from deployments.simulation.hosts.nodes import (
 from deployments.simulation.metadata import HostMetadata, MetadataServers
 from deployments.simulation.node_processes import (
     engines_below,
-    kill_all,
-    node_pids,
     processes_below,
 )
+from deployments.simulation.off_slice_hosts import OffSliceHosts
 from deployments.simulation.plan import (
     SimulatedSlices,
     SimulationPlan,
@@ -113,7 +112,7 @@ class SimulatedCluster:
         self.control_plane = ControlPlane(plan.head_cpus, dashboard_port, gcs_port, redis, address)
         self._network = network
         self._host_nodes: HostNodes
-        self._gateway_hosts: list[Any] = []
+        self._off_slice_hosts = OffSliceHosts(self.control_plane, plan)
         self._lock = threading.RLock()
         self._slices: dict[str, SimulatedSlice] = {}
         self._dry: set[str] = set()
@@ -152,8 +151,7 @@ class SimulatedCluster:
             self._close_makers()
             raise
         self._is_started = True
-        for _ in range(self._plan.gateway_hosts):
-            self._gateway_hosts.append(self.control_plane.add_node(self._plan.cpus_per_host))
+        self._off_slice_hosts.start()
         self._thread.start()
         for kind in self._plan.slices:
             for _ in range(kind.count):
@@ -176,9 +174,7 @@ class SimulatedCluster:
             if not self._is_started:
                 return
             self._is_started = False
-            for node in self._gateway_hosts:
-                kill_all(processes_below(node_pids(node)))
-                self.control_plane.remove_node(node)
+            self._off_slice_hosts.stop()
             self.control_plane.stop()
             self._close_makers()
 
@@ -205,7 +201,7 @@ class SimulatedCluster:
         for node in nodes:
             node.wait_started()
         wanted = {node.node_id for node in nodes}
-        wanted |= {str(node.node_id) for node in self._gateway_hosts}
+        wanted |= self._off_slice_hosts.node_ids()
         client = GcsClient(address=self.address)
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while missing := wanted - {key.hex() for key in client.get_all_node_info()}:
@@ -244,11 +240,13 @@ class SimulatedCluster:
                 for _, simulated in sorted(self._slices.items())
             ]
             dry = sorted(self._dry)
+            hosts = self._off_slice_hosts.describe()
         return {
             "ray_address": self.address,
             "dashboard_url": self.control_plane.dashboard_url,
             "is_head_running": self.control_plane.is_head_running,
             "stocked_out": dry,
+            "hosts": hosts,
             "slices": slices,
         }
 
@@ -275,6 +273,16 @@ class SimulatedCluster:
                 self._at(kind.max_run_duration_s, self._lose, created)
         logger.info("simulated_slice_added slice=%s hosts=%d", created.name, len(created.hosts))
         return created.name
+
+    def add_host(self, role: str) -> str:
+        """Adds one more host without chips, for `gateway` or `control`, and returns its name."""
+        with self._lock:
+            return self._off_slice_hosts.add(role)
+
+    def kill_host(self, name: str) -> None:
+        """Ends a host without chips and all that is on it, at once and for good."""
+        with self._lock:
+            self._off_slice_hosts.kill(name)
 
     def preempt(self, name: str, notice_s: float, worker_id: int = 0) -> None:
         """Notifies one host that it is preempted; the slice goes when the notice is over."""

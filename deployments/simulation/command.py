@@ -173,6 +173,24 @@ def add_command(
     typer.echo(_do(socket, "add", kind_name=kind))
 
 
+@sim.command("add-host")
+def add_host_command(
+    role: Annotated[str, typer.Argument(help="What it is for: gateway or control.")],
+    socket: _Socket = None,
+) -> None:
+    """Bring one more host without chips into being."""
+    typer.echo(_do(socket, "add_host", role=role))
+
+
+@sim.command("kill-host")
+def kill_host_command(
+    name: Annotated[str, typer.Argument(help="Such as control-0; `slicewise sim list` has them.")],
+    socket: _Socket = None,
+) -> None:
+    """End a host without chips at once, with all that is on it."""
+    _do(socket, "kill_host", name=name)
+
+
 @sim.command("stockout")
 def stockout_command(
     compute_class: Annotated[str, typer.Argument(help="Such as spot.")],

@@ -20,6 +20,7 @@ from aiohttp import web
 _COMMANDS = frozenset(
     {
         "add", "preempt", "maintain", "drain", "kill", "slow", "partition", "stock_out", "describe",
+        "add_host", "kill_host",
     }
 )  # fmt: skip
 # Those of its control plane.

@@ -98,7 +98,10 @@ class SimulationPlan(_Section):
     head_cpus: Annotated[float, Field(ge=0, le=1024)] = 2.0
     """The same for the head node, where gateways run; 0 keeps them off it."""
     gateway_hosts: Annotated[int, Field(ge=0, le=16)] = 0
-    """Hosts without chips beside the head, as our manifests have them for gateways and replicas."""
+    """Hosts without chips beside the head, as our manifests have them for gateways; without
+    `control_hosts` their control processes are there too."""
+    control_hosts: Annotated[int, Field(ge=0, le=16)] = 0
+    """The same for control processes, where no gateway goes."""
 
 
 def parse_plan(raw: Any) -> SimulationPlan:

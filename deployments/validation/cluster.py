@@ -8,7 +8,7 @@ from deployments.manifests.platform import (
     NODE_READER_RULES,
     PROVISIONER_RULES,
 )
-from deployments.manifests.pods import NODE_READER_MODULE
+from deployments.manifests.pods.hosts import NODE_READER_MODULE
 from deployments.validation.documents import (
     Folder,
     Json,

@@ -15,7 +15,7 @@ from deployments.validation.documents import (
     ray_clusters,
     sequence,
 )
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.gke_names import CONTROL_ROLE, GKE_CHIPS, ROLE_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,16 @@ class FoundPod:
 
     @property
     def is_gateway(self) -> bool:
-        """Returns whether gateways run there: workers of Ray without chips."""
-        if self.group is None:
+        """Returns whether gateways run there: workers of Ray without chips and without a role."""
+        if self.group is None or self.is_control:
             return False
         resources = mapping(self.spec, "containers", 0, "resources")
         return GKE_CHIPS not in mapping(resources, "limits")
+
+    @property
+    def is_control(self) -> bool:
+        """Returns whether these are the nodes of control processes."""
+        return mapping(self.group, "labels").get(ROLE_LABEL) == CONTROL_ROLE
 
 
 def ray_pods(folder: Folder) -> Iterator[FoundPod]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import yaml
 
 from deployments.manifests.compute_classes import LONGEST_SPOT_SHUTDOWN_S
-from deployments.manifests.pods import NODE_READER_MODULE
+from deployments.manifests.pods.hosts import NODE_READER_MODULE
 from deployments.validation.documents import (
     LOADER,
     SERVE_CONFIG_NAME,
@@ -64,7 +64,8 @@ def serving_problems(folder: Folder) -> Iterator[Problem]:
         yield from _spot_problems(app, offers, folder)
         for pod in ray_pods(folder):
             if pod.manifest is manifest and pod.is_gateway:
-                yield from _gateway_end_problems(pod, app.rollout.gateway_drain_s)
+                needed = "rollout.gateway_drain_s: answers would be cut"
+                yield from end_problems(pod, app.rollout.gateway_drain_s, needed)
 
 
 # A group, and the hosts of its first slice: made once, for slices may have a thousand.
@@ -254,18 +255,20 @@ def _notice_problems(group: FoundGroup) -> Iterator[Problem]:
             )
 
 
-def _gateway_end_problems(pod: FoundPod, drain_s: float) -> Iterator[Problem]:
-    """Yields what would cut the answers of a gateway whose pod is evicted or deleted."""
+def end_problems(pod: FoundPod, needed_s: float, needed: str) -> Iterator[Problem]:
+    """Yields what would cut short whatever is in a pod that is evicted or deleted.
+
+    It takes up to `needed_s` seconds to leave; `needed` names them, and says what would be cut.
+    """
     grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-    if not isinstance(grace_s, int) or grace_s < drain_s:
+    if not isinstance(grace_s, int) or grace_s < needed_s:
         field = f"{pod.path}.spec.terminationGracePeriodSeconds"
-        complaint = "shorter than rollout.gateway_drain_s: answers would be cut"
-        yield pod.manifest.problem(
-            field, complaint, f"allowed: at least {math.ceil(drain_s)}", grace_s
-        )
+        allowed = f"allowed: at least {math.ceil(needed_s)}"
+        yield pod.manifest.problem(field, f"shorter than {needed}", allowed, grace_s)
     if not value_at(pod.spec, "containers", 0, "lifecycle", "preStop"):
         field = f"{pod.path}.spec.containers[0].lifecycle.preStop"
-        complaint = "missing: Ray ends at the first signal, and answers would be cut"
+        cut = needed.rpartition(": ")[2]
+        complaint = f"missing: Ray ends at the first signal, and {cut}"
         yield pod.manifest.problem(field, complaint, "required: a command that drains the node")
 
 

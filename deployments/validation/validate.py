@@ -2,6 +2,7 @@
 
 from deployments.validation.cluster import cluster_problems
 from deployments.validation.compute_classes import class_problems
+from deployments.validation.control_pool import control_pool_problems
 from deployments.validation.documents import Folder
 from deployments.validation.edges import edge_problems
 from deployments.validation.groups import group_problems
@@ -19,6 +20,7 @@ _CHECKS = (
     edge_problems,
     redis_problems,
     serving_problems,
+    control_pool_problems,
     reference_problems,
 )
 

@@ -147,6 +147,18 @@ class RolloutConfig(_Section):
     """The share of a deployment's engines that is replaced at once; one at least."""
 
 
+# What Ray reserves for each control process, so that a small node takes no more of them than its
+# memory has room for. They use less: they wait for messages.
+CONTROL_CPUS = 0.05
+# Directory and dashboard.
+_NUM_OTHER_CONTROL_PROCESSES = 2
+
+
+def processes_per_node(cpus: float) -> int:
+    """Returns how many control processes Ray puts on a node with so many CPUs."""
+    return round(cpus / CONTROL_CPUS)
+
+
 class ControlPlacement(StrEnum):
     """The hosts of the parts that are not an engine: gateways, directory, slice replicas."""
 
@@ -183,13 +195,20 @@ class AppConfig(_Section):
 
     @property
     def num_cpus(self) -> float:
-        """The CPUs that Ray reserves for gateways and engine hosts, at the most engines."""
+        """The CPUs that Ray reserves for gateways, engine hosts and control processes, at most."""
         engine_hosts = sum(
             deployment.most_replicas * deployment.num_hosts * deployment.num_cpus
             for model in self.models
             for deployment in model.deployments
         )
-        return engine_hosts + self.gateway.replicas * self.gateway.num_cpus
+        control = self.num_control_processes * CONTROL_CPUS
+        return engine_hosts + self.gateway.replicas * self.gateway.num_cpus + control
+
+    @property
+    def num_control_processes(self) -> int:
+        """The control processes, at most: one for each engine, the directory, the dashboard."""
+        engines = sum(each.most_replicas for model in self.models for each in model.deployments)
+        return engines + _NUM_OTHER_CONTROL_PROCESSES
 
     @property
     def num_chips(self) -> int:

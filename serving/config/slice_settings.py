@@ -59,3 +59,20 @@ def drain_s(compute_class: ComputeClassConfig) -> float:
 def replica_end_s(drain_notice_s: float) -> float:
     """Returns the time that a replica may take to end; a drain after a notice is not cut short."""
     return 2 * DRAIN_GRACE_S + drain_notice_s
+
+
+def replica_stop_s(config: AppConfig, deployment: DeploymentConfig) -> float:
+    """Returns how long Serve lets a replica end: its requests may finish, then its slice drains."""
+    notice_s = 0.0
+    if deployment.slice is not None:
+        notice_s = drain_s(config.compute_class(deployment.compute_class))
+    return config.rollout.drain_s + replica_end_s(notice_s)
+
+
+def longest_replica_stop_s(config: AppConfig) -> float:
+    """Returns the same for the replica that may take longest."""
+    return max(
+        replica_stop_s(config, deployment)
+        for model in config.models
+        for deployment in model.deployments
+    )

@@ -11,6 +11,10 @@ from typing import Any
 # Ours, on a worker group: the compute class as `serve_config.yaml` calls it. Without it, GKE's name
 # for the class counts.
 COMPUTE_CLASS_LABEL = "slicewise.io/compute-class"
+# Ours, on a worker group and so on its nodes in Ray: that control processes run there, and no
+# gateway. A node without the label takes either.
+ROLE_LABEL = "slicewise.io/role"
+CONTROL_ROLE = "control"
 GKE_COMPUTE_CLASS = "cloud.google.com/compute-class"
 GKE_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from serving.config.application import (
+    CONTROL_CPUS,
     AppConfig,
     AuthConfig,
     LinkConfig,
@@ -111,7 +112,8 @@ def test_full_config_is_taken_as_written() -> None:
         "engine-demo-v6e-spot",
         "engine-demo-v6e-reserved",
     ]
-    assert config.num_cpus == pytest.approx(5 * 1 + 2 * 0.5 + 3 * 2)
+    # With one control process for each engine, the directory and the dashboard.
+    assert config.num_cpus == pytest.approx(5 * 1 + 2 * 0.5 + 3 * 2 + (5 + 2 + 2) * CONTROL_CPUS)
     assert config.auth.has_keys
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.config.application import AppConfig, check_app_config
+from serving.config.application import CONTROL_CPUS, AppConfig, check_app_config
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError
@@ -61,7 +61,7 @@ def test_cpus_are_counted_for_every_host_of_every_slice() -> None:
     raw = raw_config()
     raw["models"][0]["deployments"][0] |= {"replicas": 3, "num_cpus": 2}
     raw["gateway"] = {"num_cpus": 1}
-    assert check(raw).num_cpus == pytest.approx(3 * 4 * 2 + 1)
+    assert check(raw).num_cpus == pytest.approx(3 * 4 * 2 + 1 + (3 + 2) * CONTROL_CPUS)
 
 
 def test_joined_slices_are_all_counted() -> None:
@@ -70,7 +70,7 @@ def test_joined_slices_are_all_counted() -> None:
     raw["gateway"] = {"num_cpus": 1}
     config = check(raw)
     assert config.models[0].deployments[0].num_hosts == 2 * 4
-    assert config.num_cpus == pytest.approx(3 * 2 * 4 * 2 + 1)
+    assert config.num_cpus == pytest.approx(3 * 2 * 4 * 2 + 1 + (3 + 2) * CONTROL_CPUS)
     assert config.num_chips == 3 * 2 * 16
 
 

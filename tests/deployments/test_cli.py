@@ -101,7 +101,7 @@ def test_shipped_config_is_good_and_summarised() -> None:
     result = run("config", "check", str(ROOT / "serve_config.yaml"))
     assert result.exit_code == 0, result.output
     assert "engine-slicewise-demo-local (replicas: 2)" in result.output
-    assert "asked of Ray 0.3 CPUs" in result.output
+    assert "asked of Ray 0.5 CPUs" in result.output
     assert "everybody who reaches 127.0.0.1" in result.output
 
 

@@ -12,6 +12,7 @@ from deployments.doctor.cluster import (
     Reach,
     Token,
     WantedSlices,
+    check_control_nodes,
     check_nodes,
     check_ray,
     check_wanted,
@@ -45,6 +46,7 @@ from deployments.simulation.plan import (
 from deployments.status.reports import ReportedFleet
 from serving.config.check import CheckReport, check_serve_config
 from serving.domain.errors import Problem
+from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
 from serving.domain.topology import Generation, shapes, slice_shape
 from serving.exporters.chips import HostChip
 from serving.tpu.host.limits import read_host_limits
@@ -420,6 +422,33 @@ def test_a_cluster_without_tpu_hosts_is_said_to_be_one() -> None:
     head = {"NodeID": "00", "Alive": True, "Resources": {"CPU": 4.0}, "Labels": {}}
     (found,) = check_nodes([head])
     assert (found.level, found.found) == (Level.NOTE, "none")
+
+
+def control_node(cpus: float, *, is_alive: bool = True) -> dict[str, Any]:
+    labels = {ROLE_LABEL: CONTROL_ROLE}
+    return {"NodeID": "01", "Alive": is_alive, "Resources": {"CPU": cpus}, "Labels": labels}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "level", "found"),
+    [
+        ([], Level.NOTE, "none: control processes are beside the gateways"),
+        ([control_node(1)] * 2, Level.OK, "2, with room for 20 processes while one is away"),
+        # The largest one may be away.
+        ([control_node(1), control_node(4)], Level.OK, "2, with room for 20 processes while"),
+        ([control_node(1)], Level.WARNING, "1, with room for 0 processes while one is away"),
+        (
+            [control_node(1), control_node(1, is_alive=False)],
+            Level.WARNING,
+            "1, with room for 0 processes while one is away",
+        ),
+    ],
+)
+def test_nodes_for_control_processes_have_room_while_one_is_away(
+    nodes: list[dict[str, Any]], level: Level, found: str
+) -> None:
+    (finding,) = check_control_nodes(20, nodes)
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
 # -- what is to be served --

@@ -93,7 +93,8 @@ def _assert_agrees_with_topology(shape: SliceShape) -> None:
     folder = _in_every_market(shape)
     dimensions = [int(length) for length in shape.topology.split("x")]
     groups = one(folder, "RayService").body["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    of_slices = {group["groupName"]: group for group in groups if group["groupName"] != "gateway"}
+    off_slices = {"gateway", "control"}
+    of_slices = {each["groupName"]: each for each in groups if each["groupName"] not in off_slices}
     classes = {
         each.name: each.body["spec"]["priorities"] for each in folder.of_kind("ComputeClass")
     }

@@ -159,7 +159,7 @@ def test_scrape_configuration_selects_rays_pods_gateways_and_the_head() -> None:
     folder = shipped_folder("example.yaml")
     pods = pods_of(folder)
     all_jobs = {
-        "ray": {"head", "gateway", "engine"},
+        "ray": {"head", "gateway", "control", "engine"},
         "gateway": {"gateway"},
         "slice-provisioner": {"head"},
     }

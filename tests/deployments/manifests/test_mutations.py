@@ -497,7 +497,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
             {"app.kubernetes.io/component": "gate"}
         ),
         "; allowed: labels that pods have; their "
-        "app.kubernetes.io/component is one of engine, gateway, head",
+        "app.kubernetes.io/component is one of control, engine, gateway, head",
     ),
     "budget that Kubernetes cannot count": (
         "PodDisruptionBudget",
@@ -523,7 +523,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
             serviceAccountName="nobody"
         ),
         'serviceAccountName: there is no ServiceAccount of this name (value "nobody"); allowed: '
-        "llm-engine, llm-gateway, llm-head, llm-redis",
+        "llm-control, llm-engine, llm-gateway, llm-head, llm-redis",
     ),
     "priority": (
         "RayService",
@@ -577,6 +577,48 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "Ray ends at the first signal, and answers would be cut; required: a command that drains "
         "the node",
     ),
+    "control processes beside the gateways": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "control").pop("labels"),
+        f"{AT}.workerGroupSpecs: no group for control processes: they would be on the gateways' "
+        "pods; required: a group with the label slicewise.io/role=control",
+    ),
+    "control processes without a second pod": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "control").update(replicas=1),
+        f"{AT}.workerGroupSpecs[control].replicas: too few for 6 control processes while one pod "
+        "is away: each takes 20 (value 1); allowed: at least 2",
+    ),
+    "control processes on a part of a CPU": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "control")["template"]["spec"]["containers"][0]["resources"][
+            "limits"
+        ].update(cpu="500m"),
+        f"{AT}.workerGroupSpecs[control].template.spec.containers[0].resources.limits.cpu: Ray "
+        'takes its number of control processes from it (value "500m"); allowed: a whole number',
+    ),
+    "control processes that are ended before they hand over": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "control")["template"]["spec"].update(
+            terminationGracePeriodSeconds=60
+        ),
+        f"{AT}.workerGroupSpecs[control].template.spec.terminationGracePeriodSeconds: shorter than "
+        "what Serve gives a replica to end: engines would be left without one (value 60); allowed:",
+    ),
+    "control processes that nobody tells of their end": (
+        "RayService",
+        "llm",
+        lambda body: group_of(body, "control")["template"]["spec"]["containers"][0].pop(
+            "lifecycle"
+        ),
+        f"{AT}.workerGroupSpecs[control].template.spec.containers[0].lifecycle.preStop: missing: "
+        "Ray ends at the first signal, and engines would be left without one; required: a command "
+        "that drains the node",
+    ),
     "load balancer that asks for nothing": (
         "HealthCheckPolicy",
         "llm",
@@ -629,7 +671,7 @@ ELSEWHERE: dict[str, tuple[str, str, Callable[[Json], object], str]] = {
         "llm-gateways",
         lambda body: body["spec"].update(selector={"ray.io/node-type": "worker"}),
         "spec.rules.backendRefs: this Service leads to pods that are no gateways: "
-        "tpu7x-2x2x2-on-demand, v6e-2x2-spot, v6e-4x4-reserved, v6e-4x4-spot "
+        "control, tpu7x-2x2x2-on-demand, v6e-2x2-spot, v6e-4x4-reserved, v6e-4x4-spot "
         '(value "llm-gateways"); allowed: nothing',
     ),
     "route to Redis": (

@@ -28,14 +28,16 @@ def kind_of(pod: FoundPod) -> str:
     if pod.group is None:
         return "head"
     limits = mapping(pod.spec, "containers", 0, "resources", "limits")
-    return "engine" if GKE_CHIPS in limits else "gateway"
+    if GKE_CHIPS in limits:
+        return "engine"
+    return "gateway" if pod.group["groupName"] == "gateway" else "control"
 
 
 def selected(folder: Folder, selector: Json) -> set[str]:
     return {kind_of(pod) for pod in all_pods(folder) if selects(selector, pod.labels)}
 
 
-RAY = {"head", "gateway", "engine"}
+RAY = {"head", "gateway", "control", "engine"}
 # What each selector is to find, by kind and the end of its object's name.
 WANTED = {
     ("NetworkPolicy", "pods"): RAY,
@@ -44,6 +46,7 @@ WANTED = {
     ("NetworkPolicy", "redis"): {"redis"},
     ("PodDisruptionBudget", "head"): {"head"},
     ("PodDisruptionBudget", "gateway"): {"gateway"},
+    ("PodDisruptionBudget", "control"): {"control"},
     ("PodDisruptionBudget", "redis"): {"redis"},
     ("PodMonitor", "tpu-exporter"): {"engine"},
     ("PodMonitor", "gateway"): {"gateway"},
@@ -70,11 +73,14 @@ def test_every_selector_takes_exactly_the_pods_it_is_for(path: Path) -> None:
 
 
 @EVERY_FILE
-def test_gateways_are_spread_among_gateways(path: Path) -> None:
+def test_pods_off_slices_are_spread_among_their_own_kind(path: Path) -> None:
     folder = shipped_folder(path.name)
+    spread = set()
     for pod in ray_pods(folder):
         for constraint in pod.spec.get("topologySpreadConstraints", ()):
-            assert selected(folder, constraint["labelSelector"]) == {kind_of(pod)} == {"gateway"}
+            assert selected(folder, constraint["labelSelector"]) == {kind_of(pod)}
+            spread.add(kind_of(pod))
+    assert spread == {"gateway", "control"}
 
 
 @EVERY_FILE

@@ -277,8 +277,11 @@ def test_bucket_of_weights_reaches_engines_and_gateways() -> None:
     raw["applications"][0]["args"]["models"][0]["source"] = "/data/llama"
     folder = in_memory(raw)
     spec = one(folder, "RayCluster").body["spec"]
-    for group in spec["workerGroupSpecs"]:
-        template = group["template"]
+    templates = {each["groupName"]: each["template"] for each in spec["workerGroupSpecs"]}
+    # Control processes read no weights.
+    of_control = templates.pop("control")["spec"]
+    assert not any("csi" in each for each in of_control["volumes"])
+    for template in templates.values():
         pod = template["spec"]
         (volume,) = [each for each in pod["volumes"] if "csi" in each]
         assert volume["csi"]["driver"] == "gcsfuse.csi.storage.gke.io"
