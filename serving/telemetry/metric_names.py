@@ -126,7 +126,7 @@ _TENANTS = MAX_TENANTS + 1
 _LEDGER_TENANTS = _TENANTS + 1
 # Worker groups of a cluster, kinds of failures of a round (`autoscaling.provisioning.errors`),
 # words of the kubelet that are told apart, components of a control plane, and what is watched.
-_GROUPS, _FAILURE_KINDS, _KUBELET_REASONS, _CONTROL, _WATCHED = 40, 9, 8, 3, 5
+_GROUPS, _FAILURE_KINDS, _KUBELET_REASONS, _CONTROL, _WATCHED = 40, 9, 8, 4, 5
 # Of all quotas of a namespace, and of all compute classes of a cluster; more are not shown.
 MAX_QUOTAS, MAX_CLASSES = 32, 64
 # As vLLM reports them.

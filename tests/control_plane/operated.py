@@ -11,7 +11,7 @@ from kuberay.cloud import NAMESPACE_LABEL
 from kuberay.namespaces import own_namespace
 
 from deployments.manifests.compute_classes import control_class_name
-from deployments.manifests.names import GATEWAY_GROUP, Component, component_labels
+from deployments.manifests.names import CONTROL_GROUP, GATEWAY_GROUP, Component, component_labels
 from deployments.manifests.values import Values
 from serving.domain.gke_names import GKE_COMPUTE_CLASS
 from tests.deployments.manifests.examples import as_folder, parsed, rendered
@@ -81,7 +81,7 @@ def operated(api: Api, raw: Mapping[str, Any], num_nodes: int = 3) -> Iterator[O
             hand = NamespaceByHand(api, namespace)
             hand.dashboard.statuses[""] = _RUNNING
             # The control pool is the test's, and no cloud brings nodes for it.
-            hand.cloud.delays_s |= {GATEWAY_GROUP: None, HEAD_GROUP: None}
+            hand.cloud.delays_s |= dict.fromkeys((GATEWAY_GROUP, CONTROL_GROUP, HEAD_GROUP))
             made = Operated(api, parsed(own), hand)
             for number in range(num_nodes):
                 made.control_node(f"control-{number}")

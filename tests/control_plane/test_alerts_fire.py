@@ -48,11 +48,13 @@ class Scene:
             "head": component_labels(config, Component.HEAD),
             "gateway-0": component_labels(config, Component.GATEWAY),
             "gateway-1": component_labels(config, Component.GATEWAY),
+            "control-0": component_labels(config, Component.CONTROL),
+            "control-1": component_labels(config, Component.CONTROL),
             "redis": redis_labels(config),
         }
         for name, of_pod in labels.items():
             self.control[name] = self.control_pod(name, of_pod)
-        counts = {"head": 1, "gateway": 2, "redis": 1}
+        counts = {"head": 1, "gateway": 2, "control": 2, "redis": 1}
         return await self.seen.shows(
             {ready(name): exactly(count) for name, count in counts.items()}
         )
@@ -173,6 +175,11 @@ async def one_gateway_of_two_is_gone(scene: Scene) -> Page:
     return await scene.seen.shows({ready("gateway"): lambda count: count == 1})
 
 
+async def one_control_pod_of_two_is_gone(scene: Scene) -> Page:
+    scene.api.delete(scene.control["control-0"])
+    return await scene.seen.shows({ready("control"): lambda count: count == 1})
+
+
 async def rights_are_taken_away(scene: Scene) -> Page:
     (binding,) = [
         each
@@ -276,6 +283,7 @@ CAUSES: dict[str, tuple[Cause, dict[str, str], float]] = {
     "HeadDown": (head_is_not_ready, {}, 3),
     "RedisDown": (redis_is_not_ready, {}, 3),
     "GatewaysMissing": (one_gateway_of_two_is_gone, {}, 11),
+    "ControlPodsMissing": (one_control_pod_of_two_is_gone, {}, 11),
     "ConditionUnreadable": (
         rights_are_taken_away,
         {"resource": "resourcequotas", "kind": "refused"},

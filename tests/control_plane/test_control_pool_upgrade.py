@@ -5,6 +5,7 @@ the scheduler. KubeRay is emulated, and KWOK has pods ready at once: nothing run
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from deployments.manifests.names import GATEWAY_GROUP, Component, component_labels
 from deployments.manifests.redis import redis_labels
+from serving.config.slice_settings import longest_replica_stop_s
 from serving.domain.gke_names import GKE_CHIPS
 from serving.domain.topology import slice_shape
 from tests.deployments.manifests.examples import raw_values, shipped
@@ -28,11 +30,13 @@ pytestmark = pytest.mark.process
 Json = dict[str, Any]
 REFUSED = "Cannot evict pod as it would violate the pod's disruption budget."
 SINGLETONS = (Component.HEAD, Component.REDIS)
+# Of which there are several, so that one at a time may go.
+SEVERAL = (Component.GATEWAY, Component.CONTROL)
 
 
 @pytest.fixture(scope="module")
 def example(control_plane: ControlPlane) -> Iterator[Operated]:
-    """The example: a head, two gateways, a Redis, a slice of the reserved class."""
+    """The example: a head, two gateways, two control pods, a Redis, a reserved slice."""
     api = control_plane.api
     with operated(api, shipped("example.yaml")) as made:
         found = api.create(disk(made.namespace, 8))
@@ -55,7 +59,7 @@ def budget(made: Operated, component: Component) -> Json:
 
 def is_counted(made: Operated) -> bool:
     """Whether each budget knows the pods that stay, and that they are ready."""
-    for component in (Component.GATEWAY, *SINGLETONS):
+    for component in (*SEVERAL, *SINGLETONS):
         pods, status = pods_of(made, component), budget(made, component).get("status", {})
         if not pods or status.get("currentHealthy") != len(pods):
             return False
@@ -95,15 +99,17 @@ def test_budgets_count_the_pods_that_kuberay_made(installation: Operated) -> Non
             budget(installation, component)["status"][field]
             for field in ("expectedPods", "currentHealthy", "desiredHealthy", "disruptionsAllowed")
         )
-        for component in (Component.GATEWAY, *SINGLETONS)
+        for component in (*SEVERAL, *SINGLETONS)
     }
     assert counts == {
         Component.GATEWAY: (2, 2, 1, 1),
+        Component.CONTROL: (2, 2, 1, 1),
         Component.HEAD: (1, 1, 1, 0),
         Component.REDIS: (1, 1, 1, 0),
     }
-    hosts = {pod["spec"]["nodeName"] for pod in installation.pods(Component.GATEWAY)}
-    assert len(hosts) == 2, "one node has both gateways"
+    for component in SEVERAL:
+        hosts = {pod["spec"]["nodeName"] for pod in installation.pods(component)}
+        assert len(hosts) == 2, f"one node has both pods of {component}"
 
 
 @pytest.mark.parametrize("bound", [{"maxUnavailable": 1}, {"minAvailable": "50%"}], ids=str)
@@ -125,17 +131,22 @@ def test_budget_of_a_share_would_refuse_every_eviction(installation: Operated, b
     installation.api.delete(body)
 
 
-def test_second_gateway_stays_until_the_first_ones_successor_is_ready(
-    installation: Operated,
+@pytest.mark.parametrize("component", SEVERAL)
+def test_second_pod_stays_until_the_first_ones_successor_is_ready(
+    installation: Operated, component: Component
 ) -> None:
     made, api = installation, installation.api
-    first, second = made.pods(Component.GATEWAY)
+    first, second = made.pods(component)
     hold(made, first)
     assert may_go(made, first)
     leaving = api.get("Pod", made.namespace, first["metadata"]["name"])
-    # The time for its answers, which starts with the eviction.
-    drain_s = made.values.app.rollout.gateway_drain_s
-    assert leaving["metadata"]["deletionGracePeriodSeconds"] >= drain_s
+    # The time for its answers, or to hand its engines over, which starts with the eviction.
+    app = made.values.app
+    needed_s = {
+        Component.GATEWAY: app.rollout.gateway_drain_s,
+        Component.CONTROL: longest_replica_stop_s(app),
+    }
+    assert leaving["metadata"]["deletionGracePeriodSeconds"] >= needed_s[component]
     assert not may_go(made, second)
     nodes = made.control_nodes()
     for each in nodes:
@@ -143,13 +154,13 @@ def test_second_gateway_stays_until_the_first_ones_successor_is_ready(
     api.delete(leaving)
     made.hand.settle()
     # The successor is there and waits for a node: the other one is all that answers.
-    (waiting,) = [each for each in made.pods(Component.GATEWAY) if not is_ready(each)]
+    (waiting,) = [each for each in made.pods(component) if not is_ready(each)]
     assert not may_go(made, second)
     for each in nodes:
         made.cordon(each, is_closed=False)
     made.settle()
-    assert names(made.pods(Component.GATEWAY)) == names([waiting, second])
-    wait(lambda: budget(made, Component.GATEWAY)["status"]["disruptionsAllowed"], "it is counted")
+    assert names(made.pods(component)) == names([waiting, second])
+    wait(lambda: budget(made, component)["status"]["disruptionsAllowed"], "it is counted")
     assert may_go(made, second)
 
 
@@ -166,27 +177,35 @@ def test_gateways_that_serve_nothing_are_no_reason_to_wait(installation: Operate
     assert [may_go(made, pod) for pod in made.pods(Component.GATEWAY)] == [True, True]
 
 
-def test_whole_control_pool_is_replaced_with_a_gateway_ready_at_every_moment(
+def test_whole_control_pool_is_replaced_with_one_of_each_kind_ready_at_every_moment(
     installation: Operated, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     """All of its nodes at once, which is more than an upgrade asks for."""
     made, api = installation, installation.api
-    labels = component_labels(made.values.cluster, Component.GATEWAY)
+    labels = {each: component_labels(made.values.cluster, each) for each in SEVERAL}
     slices = {pod["metadata"]["uid"] for pod in made.pods(Component.ENGINE)}
     assert slices
     alone = {component: names(pods_of(made, component)) for component in SINGLETONS}
     old = {each["metadata"]["name"]: each for each in made.control_nodes()}
-    with ReadinessWatch(control_plane.kubeconfig, made.namespace, labels, tmp_path) as watch:
-        watch.wait_ready(names(made.pods(Component.GATEWAY)))
+    with ExitStack() as end:
+        watches = {}
+        for component in SEVERAL:
+            (folder := tmp_path / component).mkdir()
+            watch = ReadinessWatch(
+                control_plane.kubeconfig, made.namespace, labels[component], folder
+            )
+            watches[component] = end.enter_context(watch)
+            watch.wait_ready(names(made.pods(component)))
         for number, each in enumerate(old.values()):
             made.control_node(f"upgraded-{number}")
             made.cordon(each)
         num_refused = 0
-        while on := [pod for pod in made.pods(Component.GATEWAY) if is_on(pod, old)]:
+        while on := [pod for each in SEVERAL for pod in made.pods(each) if is_on(pod, old)]:
             num_refused += [may_go(made, pod) for pod in on].count(False)
             made.settle()
-        watch.wait_ready(names(made.pods(Component.GATEWAY)))
-        assert watch.fewest() == 1
+        for component, watch in watches.items():
+            watch.wait_ready(names(made.pods(component)))
+            assert watch.fewest() == 1
     assert num_refused
     # Both have no second: their time is the operator's choice, or GKE's after an hour.
     for component in SINGLETONS:
@@ -196,7 +215,7 @@ def test_whole_control_pool_is_replaced_with_a_gateway_ready_at_every_moment(
         api.delete(pod, grace_s=None)
     made.settle()
     wait(lambda: is_counted(made), "head and Redis are there again")
-    moved = [pod for each in (Component.GATEWAY, *SINGLETONS) for pod in pods_of(made, each)]
+    moved = [pod for each in (*SEVERAL, *SINGLETONS) for pod in pods_of(made, each)]
     assert [pod["metadata"]["name"] for pod in moved if is_on(pod, old)] == []
     assert {pod["metadata"]["uid"] for pod in made.pods(Component.ENGINE)} == slices
 

@@ -21,6 +21,7 @@ from autoscaling.provisioning.objects.wire import Selection
 from autoscaling.provisioning.raycluster import CLUSTER_LABEL
 from autoscaling.provisioning.sidecar.readings import (
     COMPONENT_LABEL,
+    CONTROL,
     GATEWAY,
     HEAD,
     INSTANCE_LABEL,
@@ -71,7 +72,8 @@ class ConditionWatch:
             )
 
         ours = f"{INSTANCE_LABEL}={installation}"
-        of_ray = f"{ours},{COMPONENT_LABEL} in ({HEAD},{GATEWAY}),{CLUSTER_LABEL}={raycluster}"
+        components = ",".join((HEAD, GATEWAY, CONTROL))
+        of_ray = f"{ours},{COMPONENT_LABEL} in ({components}),{CLUSTER_LABEL}={raycluster}"
         of_redis = f"{ours},{NAME_LABEL}={REDIS_NAME}"
         self._parts: dict[str, Collection[Any]] = {
             "pods": collection(Selection(CORE, "pods", labels=of_ray), read_control_pod),

@@ -18,7 +18,7 @@ from serving.domain.gke_names import GKE_COMPUTE_CLASS
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 NAME_LABEL = "app.kubernetes.io/name"
-HEAD, GATEWAY, REDIS = "head", "gateway", "redis"
+HEAD, GATEWAY, CONTROL, REDIS = "head", "gateway", "control", "redis"
 REDIS_NAME = "slicewise-redis"
 # GKE's word for "this rule cannot be had at present", since 1.36.4-gke.1391000. Source: GKE's page
 # on custom compute classes, read 2026-11-20.
@@ -118,19 +118,16 @@ def read_control_pod(text: msgspec.Raw) -> ControlPod | None:
 
 
 def read_cluster(text: msgspec.Raw) -> ClusterWish:
-    """Reads of a RayCluster how many heads and gateways it asks for, and on which classes."""
+    """Reads of a RayCluster how many pods off slices it asks for, and the classes of all."""
     spec = _decode(text, _RayCluster).spec
-    gateways = (
-        each.replicas * each.num_of_hosts
-        for each in spec.worker_group_specs
-        if each.template.metadata.labels.get(COMPONENT_LABEL) == GATEWAY
-    )
+    wanted = {HEAD: 1, GATEWAY: 0}
+    for each in spec.worker_group_specs:
+        component = each.template.metadata.labels.get(COMPONENT_LABEL)
+        if component in (GATEWAY, CONTROL):
+            wanted[component] = wanted.get(component, 0) + each.replicas * each.num_of_hosts
     templates = [spec.head_group_spec.template, *(g.template for g in spec.worker_group_specs)]
     classes = {each.spec.node_selector.get(GKE_COMPUTE_CLASS) for each in templates}
-    return ClusterWish(
-        {HEAD: 1, GATEWAY: sum(gateways)},
-        frozenset(name for name in classes if name is not None),
-    )
+    return ClusterWish(wanted, frozenset(name for name in classes if name is not None))
 
 
 def read_quota(text: msgspec.Raw) -> tuple[QuotaUse, ...]:

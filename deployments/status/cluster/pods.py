@@ -14,6 +14,7 @@ import msgspec
 from autoscaling.provisioning.raycluster import NODE_TYPE_LABEL, decode_worker_pod
 from autoscaling.provisioning.sidecar.readings import (
     COMPONENT_LABEL,
+    CONTROL,
     GATEWAY,
     HEAD,
     NAME_LABEL,
@@ -121,7 +122,8 @@ def _component(labels: Json) -> str:
         return REDIS
     if labels.get(NODE_TYPE_LABEL) == "head":
         return HEAD
-    return GATEWAY if labels.get(COMPONENT_LABEL) == GATEWAY else ""
+    component = labels.get(COMPONENT_LABEL, "")
+    return component if component in (GATEWAY, CONTROL) else ""
 
 
 def _unschedulable(scheduled: Json) -> str | None:

@@ -3,18 +3,25 @@
 from collections.abc import Iterable, Iterator
 
 from autoscaling.provisioning.groups import WorkerGroup
-from autoscaling.provisioning.sidecar.readings import GATEWAY, HEAD, REDIS, QuotaUse
+from autoscaling.provisioning.sidecar.readings import CONTROL, GATEWAY, HEAD, REDIS, QuotaUse
 from deployments.status.cluster.pods import PodReading
 from deployments.status.cluster.reading import ClassReading, ClusterReading
 from deployments.status.findings.finding import FleetFinding, Severity, age_s, runbook, short
 from serving.domain.topology import slice_shape
 
-_PAGES = {HEAD: "HeadDown", GATEWAY: "GatewaysMissing", REDIS: "RedisDown"}
+_PAGES = {
+    HEAD: "HeadDown",
+    GATEWAY: "GatewaysMissing",
+    CONTROL: "ControlPodsMissing",
+    REDIS: "RedisDown",
+}
 _WORDS = {
     HEAD: "no slice is added, taken over or dropped; requests go on",
     GATEWAY: "the other gateways have its requests",
+    CONTROL: "streams go on; its processes are on the others of its kind or beside the gateways",
     REDIS: "the head stands still, and a head that starts now waits for it",
 }
+_NAMES_OF_SEVERAL = {GATEWAY: "gateways", CONTROL: "control pods"}
 _QUOTA_WORDS = "exceeded quota"
 # With the names of cluster and pod, and what was asked of which quota.
 _REFUSAL_LENGTH = 500
@@ -34,7 +41,7 @@ def platform_findings(
             f"kubectl -n {cluster.namespace} get rayservices,rayclusters",
         )
         return
-    for component in (HEAD, GATEWAY, REDIS):
+    for component in (HEAD, GATEWAY, CONTROL, REDIS):
         pods = [pod for pod in cluster.pods if pod.component == component]
         yield from _control_findings(component, pods, cluster, now_s, patience_s)
     yield from _class_findings(cluster.classes or (), now_s)
@@ -69,13 +76,18 @@ def _control_findings(
     if missing > 0:
         words = f"{missing} of {wanted} pods {'is' if missing == 1 else 'are'} not there"
         yield FleetFinding(
-            Severity.WARNING if ready else Severity.CRITICAL,
-            component if wanted == 1 else f"{component}s",
+            _severity(component, ready),
+            _NAMES_OF_SEVERAL.get(component, component) if wanted > 1 else component,
             f"{'its pod is not there' if wanted == 1 else words}: {_effect(component, ready)}",
             f"the KubeRay operator makes it; if it does not: {runbook(_PAGES[component])}",
         )
     for pod in staying:
         yield from _control_pod(component, pod, ready, cluster, now_s, patience_s)
+
+
+def _severity(component: str, ready: list[PodReading]) -> Severity:
+    """Returns how bad it is that a pod is away; control processes find another place."""
+    return Severity.WARNING if ready or component == CONTROL else Severity.CRITICAL
 
 
 def _effect(component: str, ready: list[PodReading]) -> str:
@@ -102,7 +114,7 @@ def _control_pod(
         why = pod.waiting or pod.unschedulable or pod.reason
         state = f"{pod.phase}: {short(why)}" if why else f"{pod.phase}"
         yield FleetFinding(
-            Severity.WARNING if ready else Severity.CRITICAL,
+            _severity(component, ready),
             f"{component} {pod.name}",
             f"it is not ready ({state}): {_effect(component, ready)}",
             action,

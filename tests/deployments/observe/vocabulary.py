@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from autoscaling.provisioning.sidecar.readings import GATEWAY, HEAD, REDIS
+from autoscaling.provisioning.sidecar.readings import CONTROL, GATEWAY, HEAD, REDIS
 from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, FAILURE_KINDS, FAULT
 from serving.domain.errors import RequestError
 from serving.domain.slice_lifecycle import EndCause, SliceState
@@ -43,8 +43,11 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "slicewise_provisioning_failures_total": {"kind": {*FAILURE_KINDS.values(), FAULT}},
     "slicewise_provisioning_changed_slices_total": {"direction": {ADDED, DROPPED}},
     "slicewise_condition_readable": {"kind": {*FAILURE_KINDS.values(), FAULT}},
-    "slicewise_control_pods": {"component": {HEAD, GATEWAY, REDIS}, "state": {"ready", "unready"}},
-    "slicewise_control_pods_wanted": {"component": {HEAD, GATEWAY}},
+    "slicewise_control_pods": {
+        "component": {HEAD, GATEWAY, CONTROL, REDIS},
+        "state": {"ready", "unready"},
+    },
+    "slicewise_control_pods_wanted": {"component": {HEAD, GATEWAY, CONTROL}},
     "slice:in_state:seconds": {"state": set(SliceState)},
     "slicewise_ledger_chips": {"state": set(LedgerState)},
     "class:ledger_chips:max": {"state": set(LedgerState)},

@@ -76,6 +76,11 @@ def gateway_pod(name: str, **status: Any) -> Json:
     return control_pod(name, {COMPONENT_LABEL: "gateway"}, **status)
 
 
+def pool_pod(name: str, **status: Any) -> Json:
+    """One of control processes."""
+    return control_pod(name, {COMPONENT_LABEL: "control"}, **status)
+
+
 @dataclass
 class StagedSlice:
     """A slice: the pods of its hosts, and the hosts in Ray."""
@@ -180,6 +185,7 @@ class Scene:
             "quotas": (),
             "classes": (),
             "warnings": (),
+            "wish": ClusterWish({"head": 1, "gateway": 2}, frozenset({GROUP})),
         }
         return ClusterReading(
             target="RayService serving/llm",
@@ -187,7 +193,6 @@ class Scene:
             name="llm-abcde",
             pods=tuple(map(read_pod, bodies)),
             groups=tuple(self._groups()),
-            wish=ClusterWish({"head": 1, "gateway": 2}, frozenset({GROUP})),
             **(parts | self.cluster_parts),
         )
 

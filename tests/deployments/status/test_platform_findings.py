@@ -8,7 +8,7 @@ import pytest
 from supply_builders import life
 
 from autoscaling.orders.command import order
-from autoscaling.provisioning.sidecar.readings import QuotaUse
+from autoscaling.provisioning.sidecar.readings import ClusterWish, QuotaUse
 from deployments.status.cluster.reading import (
     ClassReading,
     ClusterReading,
@@ -26,6 +26,7 @@ from tests.deployments.status.staged import (
     gateway_pod,
     head_pod,
     instant,
+    pool_pod,
     ready,
 )
 
@@ -73,6 +74,29 @@ def test_control_pod_that_is_away_is_told(
     found = scene(control=control).found()
     assert told(found) == [expected]
     assert what in found[0].what
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected", "what"),
+    [
+        ([], (Severity.WARNING, "control pods"), "2 of 2 pods are not there: streams go on"),
+        ([pool_pod("c-1")], (Severity.WARNING, "control pods"), "1 of 2 pods is not there"),
+        (
+            [pool_pod("c-1", **UNREADY), pool_pod("c-2")],
+            (Severity.WARNING, "control c-1"),
+            "it is not ready (Running): streams go on; its processes are on the others of its kind",
+        ),
+    ],
+)
+def test_pod_of_control_processes_that_is_away_is_told_and_is_no_catastrophe(
+    pool: list[dict[str, object]], expected: tuple[Severity, str], what: str
+) -> None:
+    wish = ClusterWish({"head": 1, "gateway": 2, "control": 2}, frozenset({GROUP}))
+    control = [head_pod(), gateway_pod("g-1"), gateway_pod("g-2"), *pool]
+    found = scene(control=control, cluster_parts={"wish": wish}).found()
+    assert told(found) == [expected]
+    assert what in found[0].what
+    assert "ControlPodsMissing.md" in found[0].action
 
 
 def test_last_gateway_is_told_at_once_and_another_only_when_it_takes_long() -> None:
