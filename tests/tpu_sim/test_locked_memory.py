@@ -15,7 +15,10 @@ from serving.tpu.host.locked_memory import MEMLOCK_VARIABLE
 from .engines import running_engine, simulation_environment
 from .tiny_models import QWEN3, TinyModels
 
-pytestmark = pytest.mark.tpu_sim
+pytestmark = [
+    pytest.mark.tpu_sim,
+    pytest.mark.filterwarnings("default"),  # as in `test_parity`
+]
 
 LOW, WANTED = 1024**2, 2 * 1024**2
 
