@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -101,6 +101,15 @@ def serve_config(args: Mapping[str, Any], port: int, host: str = "127.0.0.1") ->
     }
 
 
+def wait_until(is_so: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds until it was so."""
+    started_s = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - started_s < timeout_s, f"not so within {timeout_s:g} s"
+        time.sleep(0.05)
+    return time.monotonic() - started_s
+
+
 class RunningApplication(Answers):
     """One application, from its start to the end of its last process. A context manager.
 
@@ -125,7 +134,7 @@ class RunningApplication(Answers):
         self.args = dict(args)
         if through == "sim":
             # Its hosts are not this machine.
-            self.args["link"] = {**self.args["link"], "listen_on": "node"}
+            self.args["link"] = {**self.args.get("link", {}), "listen_on": "node"}
         self.port = free_ports(1)[0]
         super().__init__(f"http://127.0.0.1:{self.port}", api_key)
         # Ray's and HAProxy's sockets lie below it, and their paths have to be short.

@@ -236,7 +236,12 @@ def test_serve_command_refuses_a_port_in_use(application: RunningApplication) ->
 
 
 @pytest.mark.long
-def test_shutdown_ends_the_application(application: RunningApplication) -> None:
-    assert application.serve("shutdown", "-y", timeout_s=90).returncode == 0
-    assert application.processes(Role.ENGINE_HOST) == []
-    assert application.processes(Role.GATEWAY) == []
+def test_shutdown_without_a_handover_ends_engines_too() -> None:
+    """As shipped they wait ten minutes for whoever deploys again: `test_adoption.py` has that."""
+    args = application_args(paced_model(2), health={"engine_handover_s": 0})
+    with RunningApplication(args) as application:
+        assert len(application.processes(Role.ENGINE_HOST)) == 2
+        assert application.serve("shutdown", "-y", timeout_s=90).returncode == 0
+        _, alive = psutil.wait_procs(application.processes(Role.ENGINE_HOST), timeout=30)
+        assert alive == []
+        assert application.processes(Role.GATEWAY) == []

@@ -5,7 +5,7 @@ Two spot replicas on three simulated spot slices, the first of which fails its p
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .application import (
     linked_engines,
     paced_model,
     serve_config,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -74,15 +75,6 @@ def free_chips() -> dict[str, int]:
         if node["Alive"] and name:
             chips[name] = chips.get(name, 0) + int(available.get(node["NodeID"], {}).get("TPU", 0))
     return chips
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float) -> float:
-    """Seconds until it was so."""
-    started_s = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - started_s < timeout_s, f"not so within {timeout_s:g} s"
-        time.sleep(0.05)
-    return time.monotonic() - started_s
 
 
 def scale(application: RunningApplication, folder: Path, num_replicas: int) -> None:
