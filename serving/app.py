@@ -93,7 +93,13 @@ def build(args: dict[str, Any]) -> Application:
         ray_actor_options=_gateway_options(config)
         | {
             # vLLM would close the handlers of all other loggers to set up its own.
-            "runtime_env": {"env_vars": {"VLLM_CONFIGURE_LOGGING": "0"}},
+            # Its own bound of `n` would be 16,384.
+            "runtime_env": {
+                "env_vars": {
+                    "VLLM_CONFIGURE_LOGGING": "0",
+                    "VLLM_MAX_N_SEQUENCES": str(config.gateway.max_sequences),
+                }
+            },
         },
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         # An update starts the new gateways before it ends the old ones: somebody always answers.

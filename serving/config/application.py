@@ -32,6 +32,18 @@ class _Section(BaseModel):
 _METRICS_PORTS = 4
 
 
+class OpenField(StrEnum):
+    """The fields of a request that steer engines, and that clients may set only where allowed."""
+
+    VLLM_XARGS = "vllm_xargs"
+    KV_TRANSFER_PARAMS = "kv_transfer_params"
+    EC_TRANSFER_PARAMS = "ec_transfer_params"
+    PRIORITY = "priority"  # and the header X-Vllm-Priority
+    DATA_PARALLEL_RANK = "data_parallel_rank"  # the header X-data-parallel-rank
+    MM_PROCESSOR_KWARGS = "mm_processor_kwargs"
+    MEDIA_IO_KWARGS = "media_io_kwargs"
+
+
 class GatewayConfig(_Section):
     """The gateway: what it takes, and how long a request may wait in it."""
 
@@ -52,6 +64,13 @@ class GatewayConfig(_Section):
     429."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Requests that Serve hands to one gateway at once, waiting ones included."""
+    max_sequences: Annotated[int, Field(ge=1, le=16_384)] = 128
+    """Answers that one request may ask for, `n` times its prompts; more is refused with 400."""
+    max_inputs: Annotated[int, Field(ge=1, le=1_000_000)] = 2048
+    """Inputs of one request to a pooling model; more is refused with 400."""
+    open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
+    """Fields that steer engines and that clients may set all the same; any other one is refused
+    with 400 unless it is neutral."""
     vllm_request_metrics: bool = False
     """Show vLLM's own metrics of single requests too. They say of one gateway what ours say by
     class and slice, and cost more than a tenth of what it can carry."""

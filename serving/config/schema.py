@@ -53,7 +53,7 @@ def type_text(node: Schema, root: Schema) -> str:
     words = _TYPE_WORDS.get(str(node.get("type")), "any JSON value")
     if node.get("type") == "array":
         item = type_text(node["items"], root)
-        words += f" of {re.sub(r'^an? ', '', item)}s"
+        words += f" of {item if ',' in item else re.sub(r'^an? ', '', item) + 's'}"
     return words
 
 

@@ -66,6 +66,14 @@ class Gateway:
         """Builds the ASGI application; Serve calls it when the constructor is done."""
         return self._parts.edge
 
+    async def check_health(self) -> None:
+        """Tells Serve whether this gateway can answer; Serve replaces it if it cannot.
+
+        Raises:
+            RuntimeError: the frontend of a model has died.
+        """
+        self._parts.check_health()
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns the load of every model at this gateway, for an autoscaling policy."""
         return self._parts.load_stats()

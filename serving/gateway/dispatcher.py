@@ -319,8 +319,12 @@ class Dispatcher:
 
     def _dispatch(self, request: InFlightRequest) -> None:
         loop_s = asyncio.get_running_loop().time()
-        views = (_view(connection, loop_s) for connection in self._connections.values())
-        route = choose_engine(views, needs_isolation=request.needs_isolation)
+        is_suspect = request.needs_isolation
+        views = (
+            _view(connection, loop_s, of_suspect=is_suspect)
+            for connection in self._connections.values()
+        )
+        route = choose_engine(views, needs_isolation=is_suspect)
         if route.engine_id is None:
             request.telemetry.queued(route.reason)
             self._park(request)
@@ -394,15 +398,14 @@ class Dispatcher:
     # -- deadlines and failures --
 
     def _arm_deadline(self) -> None:
-        """Sets one timer, for the request that has waited longest."""
+        """Sets one timer, for the request that has waited longest: the first, as they came."""
         self._forget_aborted_waiters()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         if self._waiting:
-            since_s = min(request.waiting_since_s or 0.0 for request in self._waiting)
             loop = asyncio.get_running_loop()
-            at_s = since_s + self._limits.request_deadline_s
+            at_s = (self._waiting[0].waiting_since_s or 0.0) + self._limits.request_deadline_s
             self._deadline_timer = loop.call_at(at_s, self._expire_waiting)
 
     def _expire_waiting(self) -> None:
@@ -432,15 +435,20 @@ class Dispatcher:
         self._sink.fail(request.request_id, error)
 
 
-def _view(connection: EngineConnection, now_s: float) -> EngineView:
-    """Returns the facts that routing may use. `now_s` is the event loop's time."""
+def _view(connection: EngineConnection, now_s: float, *, of_suspect: bool) -> EngineView:
+    """Returns the facts that routing may use. `now_s` is the event loop's time.
+
+    Only a suspect's routing asks for other suspects, and only for it are all requests looked
+    through: there are thousands of them, and a view for each engine at each dispatch.
+    """
     return EngineView(
         engine_id=connection.engine_id,
         num_in_flight=len(connection.requests),
         num_dispatched=connection.num_dispatched,
         is_draining=connection.is_draining,
         is_leaving=connection.migrate_by_s is not None and now_s >= connection.migrate_by_s,
-        has_isolated=any(request.is_isolated for request in connection.requests.values()),
+        has_isolated=of_suspect
+        and any(request.is_isolated for request in connection.requests.values()),
     )
 
 

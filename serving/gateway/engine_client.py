@@ -25,6 +25,9 @@ from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder
 
+# Of one request with many answers, between which the loop sends what others wait for.
+_REQUESTS_PER_TURN = 32
+
 
 class FleetEngineClient:
     """Implements `EngineCoreClient` over a changing set of engines.
@@ -40,6 +43,7 @@ class FleetEngineClient:
         self.resources = SimpleNamespace(engine_dead=False)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._unread_since_s: deque[float] = deque()  # of each of `_outputs`, monotonic
+        self._num_since_turn = 0
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
         self._adapters: dict[int, LoRARequest] = {}
@@ -89,6 +93,7 @@ class FleetEngineClient:
         """Takes one request; it is dispatched now, or waits until an engine is ready."""
         params = request.sampling_params
         prompt_token_ids = request.prompt_token_ids or []
+        await self._give_others_a_turn()
         telemetry = self.dispatcher.telemetry.arrived(
             request.request_id, len(prompt_token_ids), time.monotonic()
         )
@@ -105,6 +110,13 @@ class FleetEngineClient:
             # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         self.dispatcher.submit(in_flight)
+
+    async def _give_others_a_turn(self) -> None:
+        """Lets the loop turn among the many answers of one request, which come in one go."""
+        self._num_since_turn += 1
+        if self._num_since_turn >= _REQUESTS_PER_TURN:
+            self._num_since_turn = 0
+            await asyncio.sleep(0)
 
     def _payload_without_prompt_logprobs(
         self, request: EngineCoreRequest, params: SamplingParams

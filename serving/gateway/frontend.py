@@ -5,9 +5,10 @@ Owns the join: it decides which vLLM objects are built and on what. Does not own
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,18 +20,21 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
-from vllm.exceptions import GracefulHTTPError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.reasoning import ReasoningParserManager
-from vllm.renderers import renderer_from_config
+from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
+from serving.config.application import OpenField
 from serving.domain.errors import RequestError
+from serving.gateway.edge.fields import steered
 from serving.gateway.engine_client import FleetEngineClient
 
 
@@ -52,9 +56,16 @@ class FleetLLM(AsyncLLM):
     """
 
     def __init__(
-        self, config: VllmConfig, client: FleetEngineClient, metrics: CollectorRegistry | None
+        self,
+        config: VllmConfig,
+        client: FleetEngineClient,
+        metrics: CollectorRegistry | None,
+        open_fields: Collection[OpenField] = (),
     ) -> None:
-        """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none."""
+        """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none.
+
+        Clients may set `open_fields`, and no other field that steers engines.
+        """
         has_stats = metrics is not None
         self.vllm_config = config
         self._elastic_ep_lock = asyncio.Lock()
@@ -64,7 +75,7 @@ class FleetLLM(AsyncLLM):
         self.log_requests = False
         self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
-        self.input_processor = InputProcessor(config, self.renderer)
+        self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields)
         self.admission_stats = None
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer,
@@ -107,6 +118,50 @@ class FleetLLM(AsyncLLM):
     def num_in_flight(self) -> int:
         """The number of requests the frontend holds; zero when nothing leaks."""
         return int(self.output_processor.get_num_unfinished_requests())
+
+
+class JudgedInputProcessor(InputProcessor):
+    """Runs vLLM's input processor, and refuses requests that steer engines with closed fields.
+
+    The edge has read the body before, but with another parser, and vLLM reads headers too: what
+    counts is what vLLM made of them.
+    """
+
+    def __init__(
+        self, config: VllmConfig, renderer: BaseRenderer, opened: Collection[OpenField]
+    ) -> None:
+        super().__init__(config, renderer)
+        self._opened = opened
+
+    def process_inputs(self, *args: Any, **kwargs: Any) -> EngineCoreRequest:
+        """Returns vLLM's record of a request.
+
+        Raises:
+            VLLMValidationError: it steers an engine, or vLLM refuses it. The client gets a 400.
+        """
+        request = super().process_inputs(*args, **kwargs)
+        field = steered(_steering_in(request), self._opened)
+        if field is not None:
+            raise VLLMValidationError(
+                f"{field} steers engines and is closed here; leave it out.", parameter=field
+            )
+        return request
+
+
+def _steering_in(request: EngineCoreRequest) -> dict[OpenField, object]:
+    """Returns the values that steer an engine, wherever vLLM put them."""
+    params = request.sampling_params
+    extra = dict(params.extra_args or {}) if params is not None else {}
+    found: dict[OpenField, object] = {
+        field: extra.pop(field, None)
+        for field in (OpenField.KV_TRANSFER_PARAMS, OpenField.EC_TRANSFER_PARAMS)
+    }
+    found[OpenField.VLLM_XARGS] = extra
+    found[OpenField.PRIORITY] = request.priority
+    # The first rank is a choice too, and `None` is not.
+    rank = request.data_parallel_rank
+    found[OpenField.DATA_PARALLEL_RANK] = None if rank is None else [rank]
+    return found
 
 
 def _prometheus_logger(registry: CollectorRegistry) -> type[PrometheusStatLogger]:
@@ -159,6 +214,9 @@ async def build_frontend(
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]
     await init_app_state(llm, app.state, args, tasks)
+    # vLLM's launcher puts its server here, and vLLM's handler of errors asks it to exit when the
+    # frontend has died. Here the gateway reports that (`FleetLLM.errored`), and is replaced.
+    app.state.server = SimpleNamespace(should_exit=False)
     return app
 
 

@@ -19,7 +19,7 @@ from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
-from serving.gateway.edge.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
+from serving.gateway.edge.fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
 
@@ -59,7 +59,7 @@ class ModelVersion:
         self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
         self.dispatcher = Dispatcher(config.name, queue.limits, version=self.version, queue=queue)
         self.client = FleetEngineClient(self.dispatcher, _GENERATE_TASKS)
-        self.llm = FleetLLM(vllm_config, self.client, self.metrics)
+        self.llm = FleetLLM(vllm_config, self.client, self.metrics, gateway.open_fields)
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
         # Fields of a request that its engines cannot honour, with the reason.
@@ -124,6 +124,11 @@ class ModelVersion:
                 if self._app is None:
                     self._app = await self._build_app()
         return self._app
+
+    @property
+    def is_broken(self) -> bool:
+        """True if its frontend has died: it answers nothing any more, and does not recover."""
+        return bool(self.llm.errored)
 
     @property
     def is_over(self) -> bool:

@@ -18,8 +18,7 @@ from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.gateway.edge.auth import load_keys
-from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.http import EdgeRules, HttpEdge, complaint
 from serving.gateway.edge.readiness_keeper import Latch, ReadinessKeeper
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.class_prices import ClassPrices
@@ -120,13 +119,12 @@ class GatewayParts:
         self._prices = ClassPrices(config)
         self._readiness = ReadinessKeeper(latch, self._num_ready, time.monotonic)
         self._listed_models: LatestValue[tuple[Mapping[str, Any], ...]] = LatestValue()
-        rules = EdgeRules(keys=load_keys(config.auth), max_body_bytes=config.gateway.max_body_bytes)
         self._tracer = open_tracer(
             config.tracing.settings, "slicewise-gateway", self._view.gateway_id
         )
         self.edge = HttpEdge(
             self._models,
-            rules,
+            EdgeRules.of(config),
             self._render_metrics,
             self._describe_fleet,
             self._dashboard.ask,
@@ -173,6 +171,16 @@ class GatewayParts:
         await self._listener.close()
         await self._membership.close()
         await asyncio.to_thread(self._tracer.close, _TRACES_S)
+
+    def check_health(self) -> None:
+        """Checks that every model can be answered for.
+
+        Raises:
+            RuntimeError: the frontend of a model has died. Replace this gateway.
+        """
+        broken = self.edge.broken_models
+        if broken:
+            raise RuntimeError(complaint(broken))
 
     def load_stats(self) -> dict[str, float]:
         """Returns the load of every model at this gateway, for an autoscaling policy."""

@@ -105,8 +105,9 @@ def choose_version(versions: Iterable[VersionView]) -> VersionChoice:
 class EngineView:
     """The facts that routing may use of one engine.
 
-    `has_isolated` means that a request suspected of killing engines is on it now. An engine that
-    drains is leaving once its requests have to be gone.
+    `has_isolated` means that a request suspected of killing engines is on it now; it is known only
+    where the request to be routed is a suspect too. An engine that drains is leaving once its
+    requests have to be gone.
     """
 
     engine_id: str

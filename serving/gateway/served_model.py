@@ -188,6 +188,11 @@ class ServedModel:
                 logger.info("version_gone model=%s version=%s", self.name, version)
 
     @property
+    def is_broken(self) -> bool:
+        """True if the frontend of a version has died; see `ModelFrontend`."""
+        return any(version.is_broken for version in self._versions.values())
+
+    @property
     def is_over(self) -> bool:
         """True if neither an engine nor a request is left."""
         return all(version.is_over for version in self._versions.values())

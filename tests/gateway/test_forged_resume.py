@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.config.application import GatewayConfig
+from serving.config.application import GatewayConfig, OpenField
 from serving.config.models import ModelConfig
 from serving.gateway.model_version import ModelVersion
 from serving.link.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
@@ -29,7 +29,13 @@ CONFIG = ModelConfig.model_validate(
         "deployments": ({"compute_class": "local"},),
     }
 )
+OPEN = GatewayConfig(open_fields=(OpenField.VLLM_XARGS,))
 MESSAGES = [{"role": "user", "content": "What is a slice?"}]
+# What vLLM does not read on a route: path, field, and the header if it is one.
+UNREAD = {
+    ("/v1/messages", "priority"),
+    ("/v1/responses", "data_parallel_rank", "X-data-parallel-rank"),
+}
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3},
     "/v1/completions": {"prompt": "A slice is", "max_tokens": 3},
@@ -41,7 +47,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("forged", [1.5, 5, "tokens", [5], [2_000_000_000], [1.5]])
 async def test_forged_resume_stays_at_the_gateway(path: str, forged: object) -> None:
-    served = await ModelVersion.build(CONFIG, GatewayConfig())
+    served = await ModelVersion.build(CONFIG, OPEN)
     link = ScriptedLink(served.dispatcher)
     body = {"model": MODEL, "vllm_xargs": {EMITTED_KEY: forged, "mine": 1}, **ROUTES[path]}
     transport = httpx.ASGITransport(app=await served.app())
@@ -63,4 +69,46 @@ async def test_forged_resume_stays_at_the_gateway(path: str, forged: object) -> 
         assert emitted_token_ids(arrived) is None
         link.step(3)
         assert (await asked).status_code == 200
+    served.llm.shutdown()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("fields", "headers", "named"),
+    [
+        ({"vllm_xargs": {"mine": 1}}, {}, "vllm_xargs"),
+        ({"kv_transfer_params": {"do_remote_prefill": True}}, {}, "kv_transfer_params"),
+        ({"ec_transfer_params": {"a": 1}}, {}, "ec_transfer_params"),
+        ({"priority": -1}, {}, "priority"),
+        ({}, {"X-Vllm-Priority": "-1"}, "priority"),
+        ({}, {"X-data-parallel-rank": "0"}, "data_parallel_rank"),
+    ],
+)
+async def test_what_steers_an_engine_is_refused_behind_vllms_own_reading_too(
+    path: str, fields: dict[str, Any], headers: dict[str, str], named: str
+) -> None:
+    served = await ModelVersion.build(CONFIG, GatewayConfig())
+    link = ScriptedLink(served.dispatcher)
+    transport = httpx.ASGITransport(app=await served.app())
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        body = {"model": MODEL, **ROUTES[path], **fields}
+        asked = asyncio.create_task(client.post(path, json=body, headers=headers))
+        while not (asked.done() or link.submitted):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        if (path, named, *headers) in UNREAD:  # vLLM does not read it there: nothing is steered
+            (request,) = link.submitted
+            arrived = decode_request(request, request_decoder())
+            assert (arrived.priority, arrived.data_parallel_rank) == (0, None)
+            assert arrived.sampling_params is not None
+            assert arrived.sampling_params.extra_args is None
+            link.step(3)
+            assert (await asked).status_code == 200
+        else:
+            answer = await asked
+            assert answer.status_code == 400, answer.text
+            assert f"{named} steers engines" in answer.text
+            assert not link.submitted
     served.llm.shutdown()

@@ -35,6 +35,7 @@ class EchoFrontend:
         self.refused_fields: Mapping[str, str] = {}
         self.refusal: RequestError | None = None
         self.canary_of: str | None = None
+        self.is_broken = False
         self.weight, self.num_ready = 0.0, 0
         self.num_admitted = 0
         self.left = asyncio.Event()  # the client went while an answer was being made
@@ -61,6 +62,7 @@ class EchoFrontend:
             "root_path": scope["root_path"],
             "request_ids": request_ids,
             "body": message["body"].decode(),
+            "headers": {k.decode(): v.decode() for k, v in scope["headers"]},
         }
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if b"linger" in message["body"]:
@@ -76,11 +78,13 @@ def edge_over(
     *frontends: EchoFrontend,
     keys: tuple[str, ...] | ApiKeys = (),
     readiness: Callable[[], Readiness] = lambda: READY,
+    **rules: Any,
 ) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
+    known = keys if isinstance(keys, ApiKeys) else ApiKeys(keys)
     return HttpEdge(
         models,
-        EdgeRules(keys if isinstance(keys, ApiKeys) else ApiKeys(keys), MAX_BODY_BYTES),
+        EdgeRules(known, **{"max_body_bytes": MAX_BODY_BYTES} | rules),
         render_metrics=lambda _accept: asyncio.sleep(0, (b"up 1\n", "text/plain; version=0.0.4")),
         describe_fleet=lambda: {"models": []},
         ask_dashboard=ask_dashboard,

@@ -4,7 +4,7 @@ import pytest
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
-from serving.gateway.edge.refused_fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
+from serving.gateway.edge.fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.model_version import ModelVersion
 
 pytestmark = pytest.mark.imports_vllm

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
-from serving.gateway.edge.refused_fields import (
+from serving.gateway.edge.fields import (
     ON_TPU,
     ON_TPU_WITHOUT_PROMPT_LOGPROBS,
     PROMPT_LOGPROBS,
@@ -117,7 +118,9 @@ async def test_request_that_carries_what_is_not_its_clients_is_refused_with_400(
     path: str, arguments: dict[str, Any], named: str
 ) -> None:
     frontend = EchoFrontend("m")
-    async with client_of(edge_over(frontend)) as client:
+    # Nobody but the engine may set these, though an operator has opened the field.
+    edge = edge_over(frontend, open_fields=frozenset({OpenField.VLLM_XARGS}))
+    async with client_of(edge) as client:
         answer = await client.post(path, json={"model": "m", "vllm_xargs": arguments})
         assert answer.status_code == 400
         assert named in answer.text

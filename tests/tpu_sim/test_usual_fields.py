@@ -1,6 +1,6 @@
 """Fields that clients usually send, to the real tpu-inference on JAX CPU: kept, or harmless.
 
-What the gateway refuses in front of such engines (`gateway.edge.refused_fields.ON_TPU`) is refused
+What the gateway refuses in front of such engines (`gateway.edge.fields.ON_TPU`) is refused
 by their hosts too, and one such field is shown to end an engine; every other field leaves it alive.
 What a field should have done that tpu-inference ignores is not looked at here.
 """

@@ -7,7 +7,7 @@ Every other byte of a response is vLLM's. Prompts and answers are never logged.
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.config.application import AppConfig, OpenField
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import (
     DashboardUnavailableError,
@@ -27,14 +28,20 @@ from serving.domain.errors import (
     openai_error_body,
 )
 from serving.gateway.admission import RequestTarget
-from serving.gateway.edge.auth import ApiKeys, presented_key
-from serving.gateway.edge.readiness import Readiness
-from serving.gateway.edge.refused_fields import (
+from serving.gateway.edge.auth import ApiKeys, load_keys, presented_key
+from serving.gateway.edge.fields import (
     REQUEST_ID,
+    RequestFields,
     check_fields,
+    check_inputs,
     check_open_arguments,
     check_request_id,
+    check_sequences,
+    check_steering,
+    passed_headers,
+    read_fields,
 )
+from serving.gateway.edge.readiness import Readiness
 from serving.gateway.reports.fleet_pages import is_static_page
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
@@ -61,6 +68,10 @@ _MODEL_ROUTES = frozenset(
         "/tokenize",
         "/detokenize",
     }
+)
+
+_GENERATE_ROUTES = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 
 # Routes of `_MODEL_ROUTES` that no engine is needed for.
@@ -101,6 +112,11 @@ class ModelFrontend(Protocol):
         ...
 
     @property
+    def is_broken(self) -> bool:
+        """True if it answers nothing any more and does not recover."""
+        ...
+
+    @property
     def canary_of(self) -> str | None:
         """The model whose requests it takes a share of; `None` for most models."""
         ...
@@ -121,34 +137,31 @@ class ModelFrontend(Protocol):
         ...
 
 
-class _Fields(msgspec.Struct):
-    """The fields that the edge reads from a body: who takes it, and what a client may not set.
-
-    OpenAI's `user`, or Anthropic's within `metadata`, names its user.
-    """
-
-    model: str | None = None
-    user: Any = None
-    metadata: Any = None
-    request_id: Any = None
-    vllm_xargs: Any = None
-
-    def user_id(self) -> str | None:
-        """Returns the user of the request; `None` if it names nobody."""
-        of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
-        named = (name for name in (self.user, of_metadata) if isinstance(name, str) and name)
-        return next(named, None)
-
-
-_FIELDS = msgspec.json.Decoder(_Fields)
-
-
 @dataclass(frozen=True, slots=True)
 class EdgeRules:
     """The rules of the edge. Without keys it admits all who reach it (`deployment` checks that)."""
 
     keys: ApiKeys
     max_body_bytes: int
+    open_fields: frozenset[OpenField] = frozenset()
+    max_sequences: int = 128
+    max_inputs: int = 2048
+
+    @classmethod
+    def of(cls, config: AppConfig) -> "EdgeRules":
+        """Returns the rules of an application.
+
+        Raises:
+            ValueError: the API keys cannot be used; see `load_keys`.
+        """
+        gateway = config.gateway
+        return cls(
+            load_keys(config.auth),
+            gateway.max_body_bytes,
+            frozenset(gateway.open_fields),
+            gateway.max_sequences,
+            gateway.max_inputs,
+        )
 
 
 class HttpEdge:
@@ -173,6 +186,11 @@ class HttpEdge:
         self._ask_dashboard = ask_dashboard
         self._readiness = readiness
         self.metrics = EdgeMetrics()
+
+    @property
+    def broken_models(self) -> list[str]:
+        """The models that this gateway cannot answer for any more. It has to be replaced."""
+        return sorted(name for name, model in self._models.items() if model.is_broken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
@@ -201,7 +219,9 @@ class HttpEdge:
     async def _serve_own(self, exchange: "_Exchange", path: str) -> None:
         """Serves a route that is the gateway's own; the page and `/health` need no key."""
         if path == "/health":
-            await exchange.respond(PlainTextResponse(""))
+            broken = self.broken_models
+            text = f"{complaint(broken)}\n" if broken else ""
+            await exchange.respond(PlainTextResponse(text, 503 if broken else 200))
             return
         if path.startswith("/fleet") and is_static_page(
             exchange.method, path, exchange.header(b"accept")
@@ -243,9 +263,9 @@ class HttpEdge:
     async def _serve_model(self, exchange: "_Exchange") -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)
         exchange.context.body_read()
-        fields = _fields_of(body)
+        fields = read_fields(body)
         check_request_id(fields.request_id)
-        check_open_arguments(fields.vllm_xargs)
+        self._check(exchange.path, fields)
         target = RequestTarget(
             fields.model,
             fields.user_id() or exchange.context.request_id,
@@ -255,9 +275,20 @@ class HttpEdge:
         exchange.context.selected(frontend.name)
         if target.needs_engine:
             check_fields(body, frontend.refused_fields)
+        headers = passed_headers(exchange.scope["headers"], self._rules.open_fields)
         app = await frontend.enter(target)
         exchange.context.admitted()
-        await exchange.delegate(app, body)
+        await exchange.delegate(app, body, headers)
+
+    def _check(self, path: str, fields: RequestFields) -> None:
+        """Refuses what no engine should see, whichever model it is for."""
+        rules = self._rules
+        check_steering(fields, rules.open_fields)
+        check_open_arguments(fields.vllm_xargs)
+        if path in _GENERATE_ROUTES:
+            check_sequences(fields, rules.max_sequences)
+        elif path not in _ENGINELESS_ROUTES:
+            check_inputs(fields, rules.max_inputs)
 
     def _select(self, target: RequestTarget) -> ModelFrontend:
         """Returns the requested model, or its canary in its place."""
@@ -353,11 +384,13 @@ class _Exchange:
     async def respond(self, response: Response) -> None:
         await response(self.scope, self._receive, self._send_with_headers)
 
-    async def delegate(self, app: ASGIApp, body: bytes) -> None:
+    async def delegate(
+        self, app: ASGIApp, body: bytes, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
         """Hands the request over, its body already read, as if it had just arrived."""
         scope = dict(self.scope, root_path="", path=self.path)
         scope["headers"] = [
-            *((name, value) for name, value in scope["headers"] if name not in _OURS),
+            *((name, value) for name, value in headers if name not in _OURS),
             (b"x-request-id", self.context.request_id.encode()),
         ]
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -433,13 +466,9 @@ def _taken_request_id(scope: Scope) -> str | None:
     return None
 
 
-def _fields_of(body: bytes) -> _Fields:
-    try:
-        return _FIELDS.decode(body)
-    except msgspec.ValidationError as error:
-        raise MalformedRequestError(f"model: {error}", param="model") from error
-    except msgspec.DecodeError as error:
-        raise MalformedRequestError(f"The body is not valid JSON: {error}") from error
+def complaint(broken: list[str]) -> str:
+    """Returns what is wrong with a gateway that has lost the frontends of these models."""
+    return f"the frontend of {', '.join(broken)} has died; this gateway has to be replaced"
 
 
 async def _serve_lifespan(receive: Receive, send: Send) -> None:

@@ -1,0 +1,300 @@
+"""The fields of a request's body at the edge: those it reads, and what it refuses in them.
+
+Refused are fields that an engine cannot honour, fields and headers with which a client would steer
+engines, what no client may set, and a request for too much at once. An engine that got such a field
+would fail and give the client no reason; one that is dropped in silence would change the request.
+All other fields are vLLM's business, and what vLLM makes of them is judged once more (`frontend`).
+Pure.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from serving.config.application import OpenField
+from serving.domain.errors import MalformedRequestError
+from serving.link.messages import RESERVED_ARG_PREFIX
+
+_ABSENT = msgspec.Raw()
+
+# What a request may be called: its id is logged, echoed and sent with every token, so it may
+# neither carry line ends nor grow without bound.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+# tpu-inference 0.32.0 raises `JAX does not support per-request seed.` in `validate_request`, which
+# came back as a 500 with an empty message (`platforms/tpu_platform.py`, read and run 2026-11-21).
+ON_TPU: Mapping[str, str] = {
+    "seed": "Engines on TPU have no seed per request; leave it out, or send temperature 0 for "
+    "output that repeats.",
+    # Its batch calls `jnp.zeros` with two shapes, a `TypeError` in the step that ends the engine,
+    # and the next one that gets the request (`runner/input_batch.py`, run 2026-11-22).
+    "allowed_token_ids": "Engines on TPU cannot restrict the tokens of a request; leave it out, or "
+    "send structured_outputs.",
+    # It gives log-probabilities of the likeliest tokens only, and the frontend waits for these.
+    "logprob_token_ids": "Engines on TPU have log-probabilities of the likeliest tokens only; "
+    "send logprobs.",
+}
+# Refused on a TPU if the model speculates or takes more than text: tpu-inference 0.32.0 raises in
+# the step, which ends the engine (`runner/tpu_runner.py`, read 2026-11-22).
+PROMPT_LOGPROBS = "prompt_logprobs"
+ON_TPU_WITHOUT_PROMPT_LOGPROBS: Mapping[str, str] = {
+    **ON_TPU,
+    PROMPT_LOGPROBS: "Engines on TPU have no log-probabilities of prompts for this model, which "
+    "speculates or takes more than text; leave them out, and echo with logprobs.",
+}
+# `extra_args` that vLLM reads and that have fields of their own, where their types are checked. An
+# engine with a KV connector calls methods of what it finds there.
+_FIELDS_OF_THEIR_OWN = frozenset({"kv_transfer_params", "ec_transfer_params"})
+
+_ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+# Headers that vLLM's frontend reads as such a field (`entrypoints/generate/base/serving.py` of
+# 0.32.0, read 2026-11-24).
+_HEADERS = {
+    b"x-vllm-priority": OpenField.PRIORITY,
+    b"x-data-parallel-rank": OpenField.DATA_PARALLEL_RANK,
+}
+_NEUTRAL: tuple[object, ...] = (None, 0, False, {}, [])
+_NEUTRAL_HEADERS = (b"", b"0")
+
+
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+_INPUTS = ("input", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2")
+
+
+class RequestFields(msgspec.Struct):
+    """The fields of one body, as they came. A field is `None`, or empty text, if it is not there.
+
+    OpenAI's `user`, or Anthropic's within `metadata`, names its user. What may be long is text
+    still: whoever counts its items reads no deeper.
+    """
+
+    model: str | None = None
+    user: Any = None
+    metadata: Any = None
+    request_id: Any = None
+
+    # What multiplies a request.
+    n: Any = None
+    prompt: msgspec.Raw = _ABSENT
+    prompt_embeds: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    queries: msgspec.Raw = _ABSENT
+    items: msgspec.Raw = _ABSENT
+    text_1: msgspec.Raw = _ABSENT
+    text_2: msgspec.Raw = _ABSENT
+    data_1: msgspec.Raw = _ABSENT
+    data_2: msgspec.Raw = _ABSENT
+
+    # What steers engines.
+    vllm_xargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    priority: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+
+    def user_id(self) -> str | None:
+        """Returns the user of the request; `None` if it names nobody."""
+        of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
+        named = (name for name in (self.user, of_metadata) if isinstance(name, str) and name)
+        return next(named, None)
+
+
+_READER = msgspec.json.Decoder(RequestFields)
+
+
+def read_fields(body: bytes) -> RequestFields:
+    """Returns the fields of a body.
+
+    Raises:
+        MalformedRequestError: it is no JSON object, or `model` is no text.
+    """
+    try:
+        return _READER.decode(body)
+    except msgspec.ValidationError as error:
+        raise MalformedRequestError(f"model: {error}", param="model") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedRequestError(f"The body is not valid JSON: {error}") from error
+
+
+# -- what an engine cannot honour, or no client may set --
+
+
+def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
+    """Refuses a body in which a field of `refused` has a value; `refused` maps names to reasons.
+
+    `null` and an empty list are no values: clients send them for fields they do not ask for. A body
+    that is not a JSON object passes as well: its reader reports the fault.
+
+    Raises:
+        MalformedRequestError: a field has one. The client must change the request.
+    """
+    if not refused:
+        return
+    try:
+        fields = _ALL_FIELDS.decode(body)
+    except msgspec.DecodeError:
+        return
+    for name, reason in refused.items():
+        if _value(fields, name) not in (None, []):
+            raise MalformedRequestError(reason, param=name, code="unsupported_parameter")
+    if PROMPT_LOGPROBS in refused and _echoes_logprobs(fields):
+        reason = refused[PROMPT_LOGPROBS]
+        raise MalformedRequestError(reason, param="echo", code="unsupported_parameter")
+
+
+def _echoes_logprobs(fields: Mapping[str, msgspec.Raw]) -> bool:
+    """Returns whether vLLM adds prompt log-probabilities; in a chat it does for every echo."""
+    if not _value(fields, "echo"):
+        return False
+    return "messages" in fields or _value(fields, "logprobs") is not None
+
+
+def _value(fields: Mapping[str, msgspec.Raw], name: str) -> object:
+    return msgspec.json.decode(fields[name]) if name in fields else None
+
+
+def check_open_arguments(arguments: object) -> None:
+    """Refuses a request's `vllm_xargs` if they hold an argument that clients may not set.
+
+    A value that is no mapping passes, because vLLM reports the fault.
+
+    Raises:
+        MalformedRequestError: they hold such an argument. The client must leave it out.
+    """
+    for name in arguments if isinstance(arguments, dict) else ():
+        if str(name).startswith(RESERVED_ARG_PREFIX):
+            allowed = f"names that begin with {RESERVED_ARG_PREFIX} are not for clients"
+        elif name in _FIELDS_OF_THEIR_OWN:
+            allowed = "it is a field of the request itself"
+        else:
+            continue
+        message = f"vllm_xargs: {str(name)[:80]!r} cannot be set here: {allowed}; leave it out."
+        raise MalformedRequestError(message, param="vllm_xargs", code="unsupported_parameter")
+
+
+def check_request_id(request_id: object) -> None:
+    """Refuses a body's `request_id` that is unfit to be logged, echoed and sent with every token.
+
+    A value that is no text passes, because vLLM reports the fault.
+
+    Raises:
+        MalformedRequestError: the id is unfit. The client must send another, or none.
+    """
+    if isinstance(request_id, str) and not REQUEST_ID.fullmatch(request_id):
+        message = (
+            f"request_id: {request_id[:40]!r} has {len(request_id)} characters; allowed: 1 to 128 "
+            "letters, digits and . _ : -"
+        )
+        raise MalformedRequestError(message, param="request_id")
+
+
+# -- what steers engines: closed unless the configuration opens it --
+
+
+def check_steering(fields: RequestFields, opened: Collection[OpenField]) -> None:
+    """Refuses a body in which a field has a value that is neither neutral nor of an opened field.
+
+    Raises:
+        MalformedRequestError: there is one. The client must leave it out.
+    """
+    for field in OpenField:
+        if field not in opened and getattr(fields, field, None) not in _NEUTRAL:
+            raise _closed(field, field)
+
+
+def passed_headers(
+    headers: Iterable[tuple[bytes, bytes]], opened: Collection[OpenField]
+) -> list[tuple[bytes, bytes]]:
+    """Returns the headers without those that steer an engine and are closed.
+
+    Raises:
+        MalformedRequestError: one of them has a value. The client must leave it out.
+    """
+    passed = []
+    for name, value in headers:
+        field = _HEADERS.get(name)
+        if field is None or field in opened:
+            passed.append((name, value))
+        elif value.strip() not in _NEUTRAL_HEADERS:
+            raise _closed(name.decode("latin-1"), field)
+    return passed
+
+
+def steered(made: Mapping[OpenField, object], opened: Collection[OpenField]) -> OpenField | None:
+    """Returns the first field that is closed and has a value in what vLLM made of a request."""
+    return next(
+        (name for name, value in made.items() if name not in opened and value not in _NEUTRAL), None
+    )
+
+
+def _closed(name: str, field: str) -> MalformedRequestError:
+    message = (
+        f"{name} steers engines and is closed here; leave it out. "
+        f"An operator opens it with {field} in gateway.open_fields."
+    )
+    return MalformedRequestError(message, param=name, code="unsupported_parameter")
+
+
+# -- how much one request may ask for --
+
+
+def check_sequences(fields: RequestFields, most: int) -> None:
+    """Refuses a request for more than `most` answers: `n` times its prompts.
+
+    Raises:
+        MalformedRequestError: it asks for more. The client must divide it.
+    """
+    num_prompts = max(1, _num_items(fields.prompt), _num_items(fields.prompt_embeds))
+    asked = _as_number(fields.n) * num_prompts
+    if asked > most:
+        of_prompts = f" of {num_prompts:,} prompts" if num_prompts > 1 else ""
+        raise MalformedRequestError(
+            f"n: {asked:,} answers{of_prompts} in one request; allowed: at most {most:,}. "
+            "Divide the request.",
+            param="n" if _as_number(fields.n) > 1 else "prompt",
+        )
+
+
+def check_inputs(fields: RequestFields, most: int) -> None:
+    """Refuses a request with more than `most` inputs to a pooling model.
+
+    Raises:
+        MalformedRequestError: it has more. The client must divide it.
+    """
+    for name, count in _counts(fields, _INPUTS):
+        if count > most:
+            raise MalformedRequestError(
+                f"{name}: {count:,} inputs in one request; allowed: at most {most:,}. "
+                "Divide the request.",
+                param=name,
+            )
+
+
+def _counts(fields: RequestFields, names: Iterable[str]) -> Iterable[tuple[str, int]]:
+    return ((name, _num_items(getattr(fields, name))) for name in names)
+
+
+def _num_items(raw: msgspec.Raw) -> int:
+    """Returns how many prompts or inputs a value holds. Numbers are the tokens of one."""
+    text = bytes(raw).lstrip()
+    if not text.startswith(b"["):
+        return 1 if text else 0
+    items = _ITEMS.decode(text)
+    is_tokens = bool(items) and bytes(items[0])[:1] in b"-0123456789"
+    return 1 if is_tokens else len(items)
+
+
+def _as_number(n: object) -> int:
+    """Returns `n` as vLLM reads it, texts and whole floats included; 1 for what it refuses."""
+    try:
+        return max(1, int(n))  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        return 1
