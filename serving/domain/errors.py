@@ -12,6 +12,7 @@
         ├── GatewayBehindError       429  retry after the stated time, with luck at another gateway
         ├── PoisonRequestError       500  give up: the same request would take engines down again
         ├── CannotResumeError        500, or 503 when another attempt may succeed
+        ├── GatewayFaultError        500  a fault of ours: report it
         ├── EngineRefusedError       503  retry: the engine took the request and would not run it
         ├── VersionRetiredError      503  retry: the answer will be of another version
         ├── DashboardUnavailableError 503  ask for the page again later; requests for models go on
@@ -259,6 +260,15 @@ class CannotResumeError(RequestError):
         self.message = f"The engine was lost and the request cannot be resumed: {reason}"
         self.status = 500 if retry_after_s is None else 503
         self.retry_after_s = retry_after_s
+
+
+class GatewayFaultError(RequestError):
+    """The gateway failed at the request for a reason of its own, which its log has."""
+
+    status = 500
+    kind = "server_error"
+    code = "internal_error"
+    message = "The gateway failed at this request."
 
 
 class EngineRefusedError(RequestError):

@@ -13,14 +13,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.tool_parsers import ToolParserManager
@@ -33,7 +33,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
-from serving.domain.errors import RequestError
+from serving.domain.errors import MalformedRequestError, RequestError
 from serving.gateway.edge.fields import steered
 from serving.gateway.engine_client import FleetEngineClient
 
@@ -46,6 +46,26 @@ class FleetRequestError(GracefulHTTPError):
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message, HTTPStatus(error.status))
+
+
+class _RefusalsWithinStreams:
+    """Makes a `RequestError` of vLLM's refusal of a request whose answer has begun.
+
+    `/v1/responses` begins its stream before it has looked at all of the request. Everywhere else
+    vLLM answers such a request itself.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as fault:
+            cause = fault.__cause__ or fault
+            if isinstance(cause, VLLMClientError | ValueError):
+                raise MalformedRequestError(str(cause)) from fault
+            raise
 
 
 class FleetLLM(AsyncLLM):
@@ -214,6 +234,10 @@ async def build_frontend(
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]
     await init_app_state(llm, app.state, args, tasks)
+    # Around vLLM's own, which it has built already.
+    app.middleware_stack = _RefusalsWithinStreams(
+        app.middleware_stack or app.build_middleware_stack()
+    )
     # vLLM's launcher puts its server here, and vLLM's handler of errors asks it to exit when the
     # frontend has died. Here the gateway reports that (`FleetLLM.errored`), and is replaced.
     app.state.server = SimpleNamespace(should_exit=False)

@@ -4,18 +4,21 @@ vLLM's frontend is the real one, behind the real edge; the engine is scripted.
 """
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.config.application import GatewayConfig
 from serving.gateway.admission import RequestTarget
+from serving.gateway.edge.http import HttpEdge
 from serving.gateway.model_version import ModelVersion
 from serving.link.messages import Finish, Step, TokenOutput
 
 from .engines import ScriptedLink
 from .test_forged_resume import CONFIG, DEADLINE_S, MODEL, ROUTES
-from .test_http_edge import EchoFrontend, client_of, edge_over
+from .test_http_edge import EchoFrontend, client_of, edge_over, post_scope
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -60,3 +63,113 @@ async def test_failure_has_its_code_and_when_to_come_back(path: str) -> None:
     assert list(metrics.responses.values()) == [1]
     assert not metrics.cancellations
     version.llm.shutdown()
+
+
+class Streamed:
+    """A streamed answer, as it comes out of the edge. The client stays until its end."""
+
+    def __init__(self, edge: HttpEdge, path: str, body: dict[str, Any]) -> None:
+        self.chunks: list[bytes] = []
+        self.is_whole = False
+        pending = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        stays = asyncio.Event()
+
+        async def receive() -> Message:
+            if pending:
+                return pending.pop()
+            await stays.wait()
+            raise AssertionError("the client stays")
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                self.chunks.append(message.get("body", b""))
+                self.is_whole = not message.get("more_body", False)
+
+        scope = post_scope(path, content_type="application/json") | {
+            "query_string": b"",
+            "root_path": "",
+            "http_version": "1.1",
+        }
+        self.task = asyncio.ensure_future(edge(scope, receive, send))
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What its events carry, `[DONE]` left out."""
+        lines = b"".join(self.chunks).decode().splitlines()
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        return [json.loads(each) for each in data if each != "[DONE]"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_stream_that_fails_ends_with_the_error_in_its_clients_form(path: str) -> None:
+    version = await ModelVersion.build(CONFIG, GatewayConfig())
+    link = ScriptedLink(version.dispatcher)
+    edge = edge_over(OneVersion(version))
+    async with asyncio.timeout(DEADLINE_S):
+        body = {"model": MODEL, "stream": True, **ROUTES[path]}
+        answer = Streamed(edge, path, body)
+        while not link.submitted:
+            assert not answer.task.done()
+            await asyncio.sleep(0.01)
+        link.step(1)
+        (wire_id,) = link.running
+        refusal = TokenOutput(wire_id, [], int(Finish.ERROR), stop_reason="no room")
+        version.dispatcher.take_step(link.engine_id, Step([refusal]))
+        await answer.task
+    assert answer.is_whole
+    told = [event for event in answer.events if "error" in (event.get("type", "error"), *event)]
+    assert told == [answer.events[-1]]
+    error, words = told[0], "The engine refused the request: no room"
+    if path == "/v1/messages":
+        said = {"type": "overloaded_error", "message": words}
+        assert error == {"type": "error", "error": said}
+    elif path == "/v1/responses":
+        number = error.pop("sequence_number")
+        assert number == answer.events[-2]["sequence_number"] + 1
+        assert error == {"type": "error", "code": "engine_refused", "message": words, "param": None}
+    else:
+        assert error["error"] == {
+            "message": words,
+            "type": "server_error",
+            "param": None,
+            "code": "engine_refused",
+        }
+    assert list(edge.metrics.responses.values()) == [1]
+    version.llm.shutdown()
+
+
+async def test_request_that_is_refused_within_its_stream_is_told_so() -> None:
+    """`/v1/responses` begins its stream before it has looked at all of the request."""
+    version = await ModelVersion.build(CONFIG, GatewayConfig())
+    link = ScriptedLink(version.dispatcher)
+    path = "/v1/responses"
+    body = {"model": MODEL, "stream": True, "structured_outputs": {"json": ""}, **ROUTES[path]}
+    async with asyncio.timeout(DEADLINE_S):
+        answer = Streamed(edge_over(OneVersion(version)), path, body)
+        await answer.task
+    assert answer.is_whole
+    assert not link.submitted
+    error = answer.events[-1]
+    assert (error["type"], error["code"]) == ("error", "invalid_request_error")
+    assert "cannot be an empty string" in error["message"]
+    version.llm.shutdown()
+
+
+async def test_fault_within_a_stream_is_told_without_its_words() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+        raise KeyError("the prompt")
+
+    class Failing(EchoFrontend):
+        async def enter(self, target: RequestTarget) -> ASGIApp:
+            return fails
+
+    async with asyncio.timeout(DEADLINE_S):
+        answer = Streamed(edge_over(Failing("m")), "/v1/completions", {"model": "m"})
+        await answer.task
+    assert answer.is_whole
+    assert answer.events[-1]["error"]["code"] == "internal_error"
+    assert b"prompt" not in b"".join(answer.chunks)

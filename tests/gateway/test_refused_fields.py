@@ -141,3 +141,30 @@ async def test_request_id_that_every_token_would_carry_is_of_some_length(request
             assert len(answer.text) < 500
             fit = {"model": "m", "request_id": "resp_0-9.a:b"}
             assert (await client.post(path, json=fit)).status_code == 200
+
+
+@pytest.mark.parametrize("path", GENERATE_ROUTES)
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("a", "a text"),
+        ([1.5], "a list"),
+        ([], "a list"),
+        (0, "a number"),
+        (1e308, "a number"),
+        (True, "a boolean"),
+    ],
+)
+async def test_structured_outputs_that_are_no_object_are_refused(
+    path: str, value: object, kind: str
+) -> None:
+    """Each was a 500 of vLLM's."""
+    frontend = EchoFrontend("m")
+    async with client_of(edge_over(frontend)) as client:
+        answer = await client.post(path, json={"model": "m", "structured_outputs": value})
+        assert answer.status_code == 400
+        assert f"structured_outputs: it is {kind}; allowed: an object" in answer.text
+        assert frontend.num_admitted == 0
+        for fit in (None, {"json": "{}"}):
+            body = {"model": "m", "structured_outputs": fit}
+            assert (await client.post(path, json=body)).status_code == 200

@@ -5,6 +5,7 @@ starts, and the gateway's own routes (`/health`, `/ready`, `/v1/models`, `/metri
 Every other byte of a response is vLLM's. Prompts and answers are never logged.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -37,16 +38,20 @@ from serving.gateway.edge.fields import (
     check_open_arguments,
     check_request_id,
     check_sequences,
+    check_shapes,
     check_steering,
     passed_headers,
     read_fields,
 )
 from serving.gateway.edge.readiness import Readiness
+from serving.gateway.edge.stream_errors import as_request_error, error_event, is_error_event
 from serving.gateway.reports.fleet_pages import is_static_page
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.telemetry.spans import NO_TRACER, Tracer
+
+logger = logging.getLogger(__name__)
 
 # What a model's frontend serves to clients. vLLM registers more (scaling, adapters, profiling),
 # which are operations on a server of its own and not for whoever holds an API key.
@@ -73,6 +78,9 @@ _MODEL_ROUTES = frozenset(
 _GENERATE_ROUTES = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
+
+# Routes whose streams number their events.
+_NUMBERED_ROUTES = frozenset({"/v1/responses"})
 
 # Routes of `_MODEL_ROUTES` that no engine is needed for.
 _ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
@@ -283,6 +291,7 @@ class HttpEdge:
     def _check(self, path: str, fields: RequestFields) -> None:
         """Refuses what no engine should see, whichever model it is for."""
         rules = self._rules
+        check_shapes(fields)
         check_steering(fields, rules.open_fields)
         check_open_arguments(fields.vllm_xargs)
         if path in _GENERATE_ROUTES:
@@ -336,7 +345,8 @@ class _Exchange:
         self._status: int | None = None
         # How it ended: the last of the answer was handed over, or the client left, or we failed.
         self._is_whole = self._has_left = self._has_failed = False
-        self._is_replaced = False
+        self._is_replaced = self._is_stream = False
+        self._sent = b""  # of a stream whose events are numbered: the last of it
         taken = _taken_request_id(scope)
         request_id = taken or uuid.uuid4().hex
         # Serve gives every request an id and puts it on the response itself; only an id that we had
@@ -403,10 +413,31 @@ class _Exchange:
             self._has_left |= message["type"] == "http.disconnect" and not self._is_whole
             return message
 
-        await app(scope, receive, self._send_with_headers)
+        try:
+            await app(scope, receive, self._send_with_headers)
+        except Exception as fault:
+            if not self._is_stream or self._is_whole:
+                raise
+            # The type alone: a message may hold what the client sent.
+            cause = type(fault.__cause__ or fault).__name__
+            error = self.context.failure or as_request_error(fault)
+            self.context.failure = None  # told by what follows
+            logger.warning("stream_failed route=%s cause=%s code=%s", self.path, cause, error.code)
+            body = error_event(error, self.path, self._sent)
+            await self._send_with_headers({"type": "http.response.body", "body": body})
         if self._is_replaced and self.context.failure is not None:
             error, self.context.failure = self.context.failure, None
             await self._respond_error(error)
+
+    def _with_our_error(self, message: Message) -> Message:
+        """Returns a part of an answer; vLLM's report of our error in a stream becomes ours."""
+        body = message.get("body", b"")
+        if self.context.failure is not None and self._is_stream and is_error_event(body):
+            message = {**message, "body": error_event(self.context.failure, self.path)}
+            self.context.failure = None  # told
+        elif body and self.path in _NUMBERED_ROUTES:
+            self._sent = body
+        return message
 
     async def _respond_error(self, error: RequestError) -> None:
         body = error_body(error, self.path)
@@ -439,12 +470,22 @@ class _Exchange:
             return
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self._is_stream = _is_event_stream(message)
             headers = [*message.get("headers", []), *self._own_headers]
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
             self.context.answers()
+            message = self._with_our_error(message)
             self._is_whole = not message.get("more_body", False)
         await self._send(message)
+
+
+def _is_event_stream(start: Message) -> bool:
+    headers = start.get("headers", [])
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in headers
+    )
 
 
 def _path_of(scope: Scope) -> str:
