@@ -69,7 +69,8 @@ async def test_provisioner_asks_for_what_its_role_grants_and_nothing_else(
         spot = (await watch.groups())[SPOT]
         await watch.provisioner.apply(ProvisioningPlan((Change(spot, 2, (), "because"),)))
         found = api.get("RayCluster", access.namespace, CLUSTER)
-        assert [spec["replicas"] for spec in found["spec"]["workerGroupSpecs"]][2] == 2
+        counts = {spec["groupName"]: spec["replicas"] for spec in found["spec"]["workerGroupSpecs"]}
+        assert counts[SPOT] == 2
         resources = [rule["resources"][0] for rule in PROVISIONER_RULES]
         asked = {
             (each.verb, each.resource) for each in proxy.requests() if each.resource in resources

@@ -139,7 +139,8 @@ def test_webhook_is_asked_about_every_pod_with_chips(
     numbered = [pod for pod in asked if HOST_INDEX_LABEL in pod["metadata"]["labels"]]
     groups = [spec for each in folder.of_kind(kind) for spec in _group_specs(each.body)]
     single = sorted(spec["groupName"] for spec in groups if spec["numOfHosts"] == 1)
-    assert group_names(numbered) == [each for each in single if each != "gateway"]
+    without_chips = {"gateway", "control"}
+    assert group_names(numbered) == [each for each in single if each not in without_chips]
 
 
 def test_webhook_is_not_asked_about_pods_with_a_name_of_their_own(
