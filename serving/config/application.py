@@ -64,9 +64,9 @@ class GatewayConfig(_Section):
     429."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Requests that Serve hands to one gateway at once, waiting ones included."""
-    max_sequences: Annotated[int, Field(ge=1, le=16_384)] = 128
+    max_sequences: Annotated[int, Field(ge=1, le=16_384)] = limits.MAX_SEQUENCES
     """Answers that one request may ask for, `n` times its prompts; more is refused with 400."""
-    max_inputs: Annotated[int, Field(ge=1, le=1_000_000)] = 2048
+    max_inputs: Annotated[int, Field(ge=1, le=1_000_000)] = limits.MAX_INPUTS
     """Inputs of one request to a pooling model; more is refused with 400."""
     open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
     """Fields that steer engines and that clients may set all the same; any other one is refused

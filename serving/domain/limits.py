@@ -12,6 +12,9 @@ GIB = 1024 * MIB
 REQUEST_DEADLINE_S = 60.0
 # Requests that wait at one gateway for an engine. Further ones are refused.
 MAX_WAITING_REQUESTS = 1024
+# Answers, and inputs of a pooling model, that one request may ask for.
+MAX_SEQUENCES = 128
+MAX_INPUTS = 2048
 # How often each end of a token link sends a sign of life, and when its silence ends the link.
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.0

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from .test_http_edge import EchoFrontend, client_of, edge_over
+from .test_refused_fields import GENERATE_ROUTES
 
 MOST_ANSWERS, MOST_INPUTS = 8, 5
-GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 POOL = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/classify", "/pooling")
 
 
@@ -23,7 +23,7 @@ async def status_of(path: str, body: str) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
-@pytest.mark.parametrize("path", GENERATE)
+@pytest.mark.parametrize("path", GENERATE_ROUTES)
 @pytest.mark.parametrize("n", ["9", "9.0", '"9"', "1e300", "9223372036854775808", '" 9 "', "9e0"])
 async def test_more_answers_than_allowed_are_refused_in_every_spelling(path: str, n: str) -> None:
     status, text = await status_of(path, f'{{"model": "m", "n": {n}}}')

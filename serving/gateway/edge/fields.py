@@ -48,9 +48,6 @@ ON_TPU_WITHOUT_PROMPT_LOGPROBS: Mapping[str, str] = {
 # engine with a KV connector calls methods of what it finds there.
 _FIELDS_OF_THEIR_OWN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
-_ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
 # Headers that vLLM's frontend reads as such a field (`entrypoints/generate/base/serving.py` of
 # 0.32.0, read 2026-11-24).
 _HEADERS = {
@@ -60,10 +57,9 @@ _HEADERS = {
 _NEUTRAL: tuple[object, ...] = (None, 0, False, {}, [])
 _NEUTRAL_HEADERS = (b"", b"0")
 
-
-_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
-
-
+# How a number begins in JSON.
+_NUMBERS = frozenset(bytes((each,)) for each in b"-0123456789")
+# What a pooling model takes several of.
 _INPUTS = ("input", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2")
 
 
@@ -110,6 +106,8 @@ class RequestFields(msgspec.Struct):
 
 
 _READER = msgspec.json.Decoder(RequestFields)
+_ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def check_shapes(fields: RequestFields) -> None:
@@ -226,9 +224,9 @@ def check_steering(fields: RequestFields, opened: Collection[OpenField]) -> None
     Raises:
         MalformedRequestError: there is one. The client must leave it out.
     """
-    for field in OpenField:
-        if field not in opened and getattr(fields, field, None) not in _NEUTRAL:
-            raise _closed(field, field)
+    field = steered({field: getattr(fields, field, None) for field in OpenField}, opened)
+    if field is not None:
+        raise _closed(field, field)
 
 
 def passed_headers(
@@ -250,7 +248,7 @@ def passed_headers(
 
 
 def steered(made: Mapping[OpenField, object], opened: Collection[OpenField]) -> OpenField | None:
-    """Returns the first field that is closed and has a value in what vLLM made of a request."""
+    """Returns the first field of a request that is closed and has a value; `None` if none has."""
     return next(
         (name for name, value in made.items() if name not in opened and value not in _NEUTRAL), None
     )
@@ -290,7 +288,8 @@ def check_inputs(fields: RequestFields, most: int) -> None:
     Raises:
         MalformedRequestError: it has more. The client must divide it.
     """
-    for name, count in _counts(fields, _INPUTS):
+    for name in _INPUTS:
+        count = _num_items(getattr(fields, name))
         if count > most:
             raise MalformedRequestError(
                 f"{name}: {count:,} inputs in one request; allowed: at most {most:,}. "
@@ -299,17 +298,16 @@ def check_inputs(fields: RequestFields, most: int) -> None:
             )
 
 
-def _counts(fields: RequestFields, names: Iterable[str]) -> Iterable[tuple[str, int]]:
-    return ((name, _num_items(getattr(fields, name))) for name in names)
-
-
 def _num_items(raw: msgspec.Raw) -> int:
     """Returns how many prompts or inputs a value holds. Numbers are the tokens of one."""
-    text = bytes(raw).lstrip()
-    if not text.startswith(b"["):
-        return 1 if text else 0
-    items = _ITEMS.decode(text)
-    is_tokens = bool(items) and bytes(items[0])[:1] in b"-0123456789"
+    # Only the beginning is looked at where that is enough: a prompt may have megabytes.
+    head = bytes(memoryview(raw)[:64])
+    if not head.startswith(b"["):
+        return 1 if head else 0
+    if head[1:].lstrip()[:1] in _NUMBERS:
+        return 1
+    items = _ITEMS.decode(raw)
+    is_tokens = bool(items) and bytes(items[0])[:1] in _NUMBERS
     return 1 if is_tokens else len(items)
 
 

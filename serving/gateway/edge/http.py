@@ -28,6 +28,7 @@ from serving.domain.errors import (
     error_headers,
     openai_error_body,
 )
+from serving.domain.limits import MAX_INPUTS, MAX_SEQUENCES
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys, load_keys, presented_key
 from serving.gateway.edge.fields import (
@@ -152,8 +153,8 @@ class EdgeRules:
     keys: ApiKeys
     max_body_bytes: int
     open_fields: frozenset[OpenField] = frozenset()
-    max_sequences: int = 128
-    max_inputs: int = 2048
+    max_sequences: int = MAX_SEQUENCES
+    max_inputs: int = MAX_INPUTS
 
     @classmethod
     def of(cls, config: AppConfig) -> "EdgeRules":
@@ -292,8 +293,9 @@ class HttpEdge:
         """Refuses what no engine should see, whichever model it is for."""
         rules = self._rules
         check_shapes(fields)
-        check_steering(fields, rules.open_fields)
+        # First what nobody may set, because its refusal says more.
         check_open_arguments(fields.vllm_xargs)
+        check_steering(fields, rules.open_fields)
         if path in _GENERATE_ROUTES:
             check_sequences(fields, rules.max_sequences)
         elif path not in _ENGINELESS_ROUTES:
