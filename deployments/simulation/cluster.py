@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 _JOIN_POLL_S = 0.1
 # GKE recreates a slice whole when a host of it fails; how long the others outlive it here.
 _REST_GOES_AFTER_S = 3.0
+# How often hosts are looked at that nobody ended.
+_LOOK_EVERY_S = 5.0
 # Hosts that come while the head is away join when it is back.
 _HEAD_AWAY_RETRY_S = 1.0
 # What a command may ask for: below the least factor nothing shows, above the greatest a process
@@ -160,6 +162,7 @@ class SimulatedCluster:
                 else:
                     self.add(kind.name)
         self._wait_joined()
+        self._at(_LOOK_EVERY_S, self._look_after_hosts)
 
     def stop(self) -> None:
         """Ends every process that was started. Idempotent."""
@@ -366,7 +369,6 @@ class SimulatedCluster:
             each.off_until_s = time.monotonic() + for_s
             _set_network(each, is_up=False)
         self._at(for_s, self._rejoin, each)
-        self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
         logger.info("simulated_partition slice=%s for_s=%g", name, for_s)
 
     def remove(self, name: str) -> None:
@@ -440,8 +442,6 @@ class SimulatedCluster:
             hosts = each.hosts
             each.throttle = Throttle(lambda: find(_root_pids(hosts)), factor, for_s)
             each.throttle.start()
-            if factor is None:
-                self._at(for_s + _REST_GOES_AFTER_S, self._lose_if_dead, each)
         logger.info("simulated_throttle slice=%s factor=%s for_s=%g", name, factor, for_s)
 
     def _let_go(self, each: SimulatedSlice) -> None:
@@ -459,9 +459,19 @@ class SimulatedCluster:
             if is_there and each.off_until_s is not None and each.off_until_s <= time.monotonic():
                 self._let_go(each)
 
-    def _lose_if_dead(self, each: SimulatedSlice) -> None:
-        if not all(host.node.is_alive() for host in each.hosts):
-            self._lose(each)
+    def _look_after_hosts(self) -> None:
+        """Takes away slices of which a host ended though nobody asked for it, then looks again.
+
+        A raylet ends itself when the head has given it up, as it does on a machine that stands
+        still for long, and a start may fail. A node pool repairs that, so it is not for good here.
+        """
+        with self._lock:
+            for each in list(self._slices.values()):
+                # What is off the network has its end when it is back, like its hosts' neighbours.
+                if each.going_at_s is None and each.off_until_s is None and _has_died(each):
+                    logger.warning("simulated_host_ended slice=%s", each.name)
+                    self._lose(each)
+        self._at(_LOOK_EVERY_S, self._look_after_hosts)
 
     def _take(self, each: SimulatedSlice) -> None:
         try:
@@ -544,6 +554,10 @@ def _described(each: SimulatedSlice, now_s: float) -> dict[str, float | None]:
         "slowed_for_s": None if factor is None else left_s,
         "partitioned_for_s": stopped_for_s if off_for_s is None else off_for_s,
     }
+
+
+def _has_died(each: SimulatedSlice) -> bool:
+    return any(host.is_alive and not host.node.is_alive() for host in each.hosts)
 
 
 def _root_pids(hosts: Iterable[SimulatedHost]) -> set[int]:

@@ -192,7 +192,27 @@ def test_host_that_is_killed_takes_its_processes_and_its_slice_returns_elsewhere
     call(control, "kill", name="spot-1", worker_id=1)
     assert not any(process.is_running() for process in gone)
     until(lambda: hosts(control).keys() == before.keys() and is_new(control, before, "spot-1"))
-    after = hosts(control)
+    check_others_stayed(before, hosts(control))
+
+
+def test_slice_whose_host_ended_by_itself_is_replaced(
+    control: Path, running: psutil.Process
+) -> None:
+    before = hosts(control)
+    (raylet,) = [
+        each
+        for each in raylets(running)
+        if f"--node_id={before['spot-1-0']['node_id']}" in each.cmdline()
+    ]
+    # No order to the simulation: it has to see for itself.
+    raylet.kill()
+    until(lambda: hosts(control).keys() == before.keys() and is_new(control, before, "spot-1"))
+    check_others_stayed(before, hosts(control))
+
+
+def check_others_stayed(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]
+) -> None:
     assert {name: after[name] for name in after if name.startswith("spot-0")} == {
         name: before[name] for name in before if name.startswith("spot-0")
     }
