@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -90,10 +91,15 @@ class FleetEngineClient:
         return outputs
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Takes one request; it is dispatched now, or waits until an engine is ready."""
+        """Takes one request; it is dispatched now, or waits until an engine is ready.
+
+        Raises:
+            VLLMValidationError: it has a value that cannot be sent. The client gets a 400.
+        """
         params = request.sampling_params
         prompt_token_ids = request.prompt_token_ids or []
         await self._give_others_a_turn()
+        payload = self._encoded(request)
         telemetry = self.dispatcher.telemetry.arrived(
             request.request_id, len(prompt_token_ids), time.monotonic()
         )
@@ -101,7 +107,7 @@ class FleetEngineClient:
             request_id=request.request_id,
             prompt_token_ids=prompt_token_ids,
             max_tokens=params.max_tokens if params is not None else None,
-            payload=encode_request(request, self._encoder),
+            payload=payload,
             telemetry=telemetry,
             is_resumable=request.prompt_embeds is None,
             tenant=telemetry.context.tenant,
@@ -110,6 +116,16 @@ class FleetEngineClient:
             # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         self.dispatcher.submit(in_flight)
+
+    def _encoded(self, request: EngineCoreRequest) -> list[bytes]:
+        try:
+            return encode_request(request, self._encoder)
+        except (OverflowError, UnicodeError) as error:
+            # JSON has integers of any size and halves of characters; the link has neither.
+            raise VLLMValidationError(
+                f"a value of the request cannot be sent to an engine: {error}; "
+                "allowed: integers of 64 bits, and text that UTF-8 can write"
+            ) from error
 
     async def _give_others_a_turn(self) -> None:
         """Lets the loop turn among the many answers of one request, which come in one go."""

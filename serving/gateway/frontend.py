@@ -122,6 +122,18 @@ class FleetLLM(AsyncLLM):
         client.set_failure_sink(self.fail_request)
         self._dispatcher = client.dispatcher
 
+    async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+        """Does what vLLM's does, and forgets the request if that comes to nothing.
+
+        vLLM does so for a request with several answers. One with a single answer would stay, when
+        its client leaves or its encoding fails at this point.
+        """
+        try:
+            await super()._add_request(request, *args, **kwargs)
+        except BaseException:
+            await self.abort(request.request_id, internal=True)
+            raise
+
     def fail_request(self, request_id: str, error: RequestError) -> None:
         """Ends a request, and its siblings if `n > 1`, with an error that its client reads."""
         state = self.output_processor.request_states.get(request_id)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client import CollectorRegistry
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -145,3 +146,25 @@ async def test_caller_that_leaves_frees_its_request_on_the_engine(llm: FleetLLM)
     await until_in_flight(llm, 0)
     assert link.running == []
     assert llm.num_in_flight == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_request_that_cannot_be_sent_is_refused_and_forgotten(llm: FleetLLM, n: int) -> None:
+    with pytest.raises(VLLMValidationError, match="allowed: integers of 64 bits"):
+        await start(llm, "huge", n=n, stream_interval=10**30)
+    assert (llm.num_in_flight, llm.engine_core.dispatcher.num_in_flight) == (0, 0)
+
+
+async def test_client_that_leaves_before_its_request_is_sent_leaves_nothing(llm: FleetLLM) -> None:
+    client = llm.engine_core
+    # Its turn to give the others theirs: the request is known to vLLM and not yet sent.
+    client._num_since_turn = 10_000
+    task = start(llm, "gone")
+    async with asyncio.timeout(DEADLINE_S):
+        while not llm.num_in_flight:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+    assert client.dispatcher.num_in_flight == 0
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert (llm.num_in_flight, client.dispatcher.num_in_flight) == (0, 0)
