@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import sys
@@ -19,96 +18,42 @@ from .application import (
     RunningApplication,
     linked_engines,
 )
-from .streams import Answer, Request, stream_all
+from .mixed_streams import INVENTORIES, MODEL, WORKLOAD, Disturbance
+from .streams import Answer, stream_all
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 # Of the tests of one application these are the last: nobody has to wait for the last new engine.
 LEAVES_IT_DAMAGED = True
 
-MODEL = "slicewise-demo"
-NUM_TOKENS = 400
 REPLACEMENT_TIMEOUT_S = 150.0
 NUM_LONG_KILLS = 50
 NUM_ATTEMPTS = 3
 
-INVENTORY = {
-    "type": "object",
-    "properties": {
-        "slices": {
-            "type": "array",
-            "minItems": 12,
-            "maxItems": 16,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string", "pattern": "^[a-z]{3,6}$"},
-                    "chips": {"type": "integer", "minimum": 0, "maximum": 999},
-                },
-                "required": ["name", "chips"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["slices"],
-    "additionalProperties": False,
-}
+
+class Victim(StrEnum):
+    """What of an engine gets a signal."""
+
+    CORE = "engine core"
+    WORKER = "worker"
+    HOST = "engine host"
+    REPLICA = "slice replica"
 
 
-def completion(prompt: str, **options: Any) -> Request:
-    defaults = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": NUM_TOKENS}
-    defaults |= {"ignore_eos": True, "return_token_ids": True}
-    return Request("/v1/completions", defaults | options)
+@dataclass(frozen=True)
+class Kill:
+    """Which process gets which signal."""
+
+    victim: Victim
+    signal: signal.Signals
+
+    def __str__(self) -> str:
+        """Returns what is said of it."""
+        return f"{self.victim} gets {self.signal.name}"
 
 
-def chat(question: str, **options: Any) -> Request:
-    defaults = {"model": MODEL, "messages": [{"role": "user", "content": question}]}
-    defaults |= {"temperature": 0, "max_tokens": 700, "return_token_ids": True}
-    return Request("/v1/chat/completions", defaults | options)
-
-
-def inventory(question: str) -> Request:
-    schema = {"name": "inventory", "schema": INVENTORY, "strict": True}
-    return chat(question, response_format={"type": "json_schema", "json_schema": schema})
-
-
-PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
-WORKLOAD = [
-    *(completion(f"What is slice number {number}?") for number in range(4)),
-    completion("A slice is", **PENALTIES),
-    completion("A host is", **PENALTIES),
-    completion("The gateway", logprobs=2),
-    completion("The engine", logprobs=2, **PENALTIES),
-    completion("Two samples:", n=2, temperature=0.8, seed=7),
-    completion("A seeded sample:", temperature=0.9, seed=8),
-    completion("Never again:", bad_words=["slice", "the chip"]),
-    chat("What is Slicewise?", min_tokens=250),
-    chat(
-        "What is a compute class?",
-        logprobs=True,
-        top_logprobs=2,
-        ignore_eos=True,
-        max_tokens=NUM_TOKENS,
-    ),
-    *(inventory(f"List the slices of zone {zone}.") for zone in "abc"),
-]
-INVENTORIES = [at for at, request in enumerate(WORKLOAD) if "response_format" in request.body]
-
-
-class Kill(StrEnum):
-    """What happens to one engine."""
-
-    ENGINE_CORE = "engine core is killed"
-    WORKER = "worker is killed"
-    ENGINE_HOST = "engine host is killed"
-    SLICE_REPLICA = "slice replica is killed"
-    HANG = "engine core is stopped"
-    CORE_TERMINATED = "engine core gets SIGTERM"
-    CORE_INTERRUPTED = "engine core gets SIGINT"
-    WORKER_TERMINATED = "worker gets SIGTERM"
-    WORKER_INTERRUPTED = "worker gets SIGINT"
-    HOST_TERMINATED = "engine host gets SIGTERM"
-    HOST_INTERRUPTED = "engine host gets SIGINT"
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT)
+KILLS = [Kill(victim, number) for victim in Victim for number in SIGNALS]
 
 
 @dataclass(frozen=True)
@@ -123,7 +68,7 @@ class Plan:
     @classmethod
     def from_seed(cls, seed: int, kill: Kill | None = None) -> "Plan":
         chance = random.Random(seed)
-        drawn = chance.choice(list(Kill))
+        drawn = chance.choice(KILLS)
         return cls(
             kill or drawn,
             engine=chance.randrange(2),
@@ -136,42 +81,15 @@ class Plan:
         host = application.processes(Role.ENGINE_HOST)[self.engine]
         cores = application.below(host, Role.ENGINE_CORE)
         workers = [each for core in cores for each in application.below(core, Role.ENGINE_WORKER)]
-        match self.kill:
-            case Kill.ENGINE_HOST | Kill.HOST_TERMINATED | Kill.HOST_INTERRUPTED:
+        match self.kill.victim:
+            case Victim.HOST:
                 return host
-            case Kill.SLICE_REPLICA:
+            case Victim.REPLICA:
                 return application.processes(Role.SLICE_REPLICA)[self.engine]
-            case Kill.WORKER | Kill.WORKER_TERMINATED | Kill.WORKER_INTERRUPTED:
+            case Victim.WORKER:
                 return workers[0]
-            case _:
+            case Victim.CORE:
                 return cores[0]
-
-    @property
-    def signal(self) -> signal.Signals:
-        match self.kill:
-            case Kill.HANG:
-                return signal.SIGSTOP
-            case Kill.CORE_TERMINATED | Kill.WORKER_TERMINATED | Kill.HOST_TERMINATED:
-                return signal.SIGTERM
-            case Kill.CORE_INTERRUPTED | Kill.WORKER_INTERRUPTED | Kill.HOST_INTERRUPTED:
-                return signal.SIGINT
-            case _:
-                return signal.SIGKILL
-
-
-class Disturbance:
-    """Carries a plan out, once, when its stream has come as far as it says."""
-
-    def __init__(self, plan: Plan, pid: int) -> None:
-        self._plan = plan
-        self._pid = pid
-        self.at_s: float | None = None
-
-    def __call__(self, number: int, answer: Answer) -> None:
-        is_due = number == self._plan.stream and answer.num_tokens >= self._plan.position
-        if self.at_s is None and is_due:
-            os.kill(self._pid, self._plan.signal)
-            self.at_s = time.monotonic()
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +131,7 @@ def survive(application: RunningApplication, undisturbed: list[Answer], plan: Pl
         num_resumes_before = num_resumes(application.fleet())
         line = kill_and_compare(application, undisturbed, plan)
         moved = num_resumes(application.fleet()) - num_resumes_before
-        if plan.kill == Kill.SLICE_REPLICA:
+        if plan.kill.victim == Victim.REPLICA:
             assert moved == 0
             return line
         if moved:
@@ -237,7 +155,7 @@ def num_resumes(fleet: dict[str, Any]) -> int:
 
 def kill_and_compare(application: RunningApplication, undisturbed: list[Answer], plan: Plan) -> str:
     victim = plan.victim(application)
-    disturbance = Disturbance(plan, victim.pid)
+    disturbance = Disturbance(victim.pid, plan.kill.signal, plan.stream, plan.position)
     answers = asyncio.run(stream_all(application.base_url, WORKLOAD, disturbance))
     try:
         assert disturbance.at_s is not None, f"stream {plan.stream} never came to {plan.position}"
@@ -268,7 +186,9 @@ def test_killed_replica_leaves_its_engine_to_the_next_one(
     """Two real vLLM engines, of which none is loaded again and none loses a request."""
     had, before = replicas(demo_application.fleet()), engines(demo_application)
     assert len(before) >= 4
-    line = survive(demo_application, undisturbed, Plan.from_seed(5, Kill.SLICE_REPLICA))
+    line = survive(
+        demo_application, undisturbed, Plan.from_seed(5, Kill(Victim.REPLICA, signal.SIGKILL))
+    )
     fleet = demo_application.wait_fleet(
         lambda fleet: len(replicas(fleet) & had) == 1 and len(replicas(fleet)) == 2,
         REPLACEMENT_TIMEOUT_S,
@@ -300,12 +220,13 @@ def test_undisturbed_streams_repeat_exactly(
 # Each but a killed replica costs the start of a new engine. `make test` has a SIGKILL and a
 # SIGSTOP, and a SIGTERM to an engine core by itself (`tests/engine`); the other processes and
 # signals are long tests.
-ALWAYS_TRIED = {Kill.ENGINE_HOST, Kill.HANG}
+ALWAYS_TRIED = {Kill(Victim.HOST, signal.SIGKILL), Kill(Victim.CORE, signal.SIGSTOP)}
 
 
 @pytest.mark.parametrize(
     "kill",
-    [pytest.param(kill, marks=() if kill in ALWAYS_TRIED else pytest.mark.long) for kill in Kill],
+    [pytest.param(kill, marks=() if kill in ALWAYS_TRIED else pytest.mark.long) for kill in KILLS],
+    ids=str,
 )
 def test_streams_survive_exactly_when(
     demo_application: RunningApplication,
@@ -313,7 +234,7 @@ def test_streams_survive_exactly_when(
     capsys: pytest.CaptureFixture[str],
     kill: Kill,
 ) -> None:
-    plan = Plan.from_seed(list(Kill).index(kill), kill)
+    plan = Plan.from_seed(KILLS.index(kill), kill)
     report(capsys, survive(demo_application, undisturbed, plan))
 
 

@@ -1,4 +1,4 @@
-"""Requests of which one field has a value that no polite client sends, all else being valid.
+"""Requests of which a field or two have values that no polite client sends, all else being valid.
 
 The fields are those of vLLM's own request models, so that a new vLLM's fields are tried too. The
 values are JSON text: some are no value of Python's, or no JSON at all.
@@ -6,11 +6,12 @@ values are JSON text: some are no value of Python's, or no JSON at all.
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
@@ -18,6 +19,7 @@ from vllm.entrypoints.anthropic.protocol import (
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import StructuredOutputsParams
 
 MODEL = "slicewise-demo"
@@ -78,6 +80,24 @@ _OF_NOBODY = ("", "\u0000", "__proto__", "best_of", "guided_json", "slicewise_em
 _DEEP = "[" * 2000 + "]" * 2000
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 
+# What answers are made by, in two of which a request may be odd at once.
+_PAIRED = frozenset(
+    (
+        *("echo", "frequency_penalty", "ignore_eos", "include_reasoning", "logit_bias", "logprobs"),
+        *("include_stop_str_in_output", "length_penalty", "max_completion_tokens", "max_tokens"),
+        *("max_output_tokens", "min_p", "min_tokens", "n", "parallel_tool_calls", "metadata"),
+        *("presence_penalty", "prompt_logprobs", "reasoning_effort", "repetition_detection"),
+        *("repetition_penalty", "response_format", "return_token_ids", "return_token_offsets"),
+        *("return_tokens_as_token_ids", "seed", "skip_special_tokens", "stop", "stop_token_ids"),
+        *("spaces_between_special_tokens", "stream_interval", "stream_options", "temperature"),
+        *("thinking", "thinking_token_budget", "tool_choice", "tools", "top_k", "top_logprobs"),
+        *("top_p", "truncate_prompt_tokens", "truncation", "user", "bad_words", "cache_salt"),
+        *("allowed_token_ids", "instructions", "system", "stop_sequences", "text", "suffix"),
+        *("structured_outputs.json", "structured_outputs.regex", "structured_outputs.choice"),
+        *("structured_outputs.grammar", "structured_outputs.json_object", "logprob_token_ids"),
+    )
+)
+
 # JSON text. What is no JSON, as NaN, is read by some parsers all the same.
 VALUES: tuple[str, ...] = (
     *("null", "true", "false"),
@@ -113,28 +133,47 @@ VALUES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. `field` has a dot before a field within another."""
+    """One request. `field` has a dot before a field within another. `others` are changed too."""
 
     path: str
     field: str
     value: str
     is_streamed: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def route(self) -> Route:
+        """Where it is sent."""
+        return next(route for route in ROUTES if route.path == self.path)
+
+    @property
+    def is_read_by_vllm(self) -> bool:
+        """Whether vLLM's model of requests has no objection: what is wrong is found deeper."""
+        if self.route.model is None:
+            return False
+        try:
+            self.route.model.model_validate_json(self.text())
+        # Some of its validators fail where they should refuse.
+        except (ValidationError, ValueError, TypeError, AttributeError, VLLMClientError):
+            return False
+        return True
 
     def text(self) -> bytes:
         """Returns its body."""
-        (route,) = (route for route in ROUTES if route.path == self.path)
-        body = {name: json.dumps(value) for name, value in route.body.items()}
+        body = {name: json.dumps(value) for name, value in self.route.body.items()}
         if self.is_streamed:
             body["stream"] = "true"
-        outer, _, inner = self.field.partition(".")
-        body[outer] = f"{{{json.dumps(inner)}: {self.value}}}" if inner else self.value
+        for field, value in ((self.field, self.value), *self.others):
+            outer, _, inner = field.partition(".")
+            body[outer] = f"{{{json.dumps(inner)}: {value}}}" if inner else value
         fields = ", ".join(f"{json.dumps(name)}: {value}" for name, value in body.items())
         return f"{{{fields}}}".encode()
 
     def __str__(self) -> str:
         """Returns a line that names it."""
         kind = " streamed" if self.is_streamed else ""
-        return f"{self.path}{kind} {self.field}={self.value[:80]}"
+        fields = ((self.field, self.value), *self.others)
+        return f"{self.path}{kind} " + " ".join(f"{name}={value[:80]}" for name, value in fields)
 
 
 def _fields_of(route: Route) -> Iterator[str]:
@@ -145,14 +184,18 @@ def _fields_of(route: Route) -> Iterator[str]:
     yield from _OF_NOBODY
 
 
+def can_stream(route: Route) -> bool:
+    """Returns whether the route answers with tokens, an engine's."""
+    return "max_tokens" in route.body or "max_output_tokens" in route.body
+
+
 def every_case() -> list[Case]:
     """Returns every (route, field, value), half of those that can stream as streams."""
     cases = []
     for route in ROUTES:
-        can_stream = "max_tokens" in route.body or "max_output_tokens" in route.body
         for field in _fields_of(route):
             for number, value in enumerate(VALUES):
-                is_streamed = can_stream and field != "stream" and bool(number % 2)
+                is_streamed = can_stream(route) and field != "stream" and bool(number % 2)
                 cases.append(Case(route.path, field, value, is_streamed))
     return cases
 
@@ -160,3 +203,24 @@ def every_case() -> list[Case]:
 def some_cases(count: int, seed: int) -> Sequence[Case]:
     """Returns `count` of them, the same for the same seed."""
     return random.Random(seed).sample(every_case(), count)
+
+
+def paired_cases(count: int, seed: int) -> list[Case]:
+    """Returns `count` requests with two odd fields that vLLM reads, the same for the same seed.
+
+    Of single values most are of a wrong type and come to no engine; these come further. Their
+    routes answer with tokens.
+    """
+    read: dict[str, dict[str, list[Case]]] = defaultdict(lambda: defaultdict(list))
+    for each in every_case():
+        if can_stream(each.route) and each.field in _PAIRED and each.is_read_by_vllm:
+            read[each.path][each.field].append(each)
+    chance, found = random.Random(seed), list[Case]()
+    while len(found) < count:
+        # By field first: some have many values that are read, and refused a little deeper.
+        fields = read[chance.choice(list(read))]
+        one, other = (chance.choice(fields[name]) for name in chance.sample(list(fields), 2))
+        pair = replace(one, others=((other.field, other.value),))
+        if pair.is_read_by_vllm:
+            found.append(pair)
+    return found

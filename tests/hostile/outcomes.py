@@ -1,0 +1,72 @@
+"""Sends cases, and says how each ended."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from .cases import Case, can_stream
+
+NUM_AT_ONCE, PATIENCE_S = 8, 60.0
+# What the errors of our own are called in an answer that has begun: vLLM's, ours and Anthropic's.
+_OUR_FAULT = re.compile(r'"(InternalServerError|server_error|api_error|internal_error)"')
+# Open, issue 21: what refers to itself without end. The engine finds out, where it can only fail
+# the request. Whoever compiles it before it is sent can refuse it.
+_ENDLESS_SCHEMA = '{"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}'
+_KNOWN = {
+    ("response_format", _ENDLESS_SCHEMA),
+    ("structured_outputs.grammar", '"root ::= root"'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a case ended: with a status, or with what broke it off.
+
+    A stream that ends with an error of ours has status 500, whatever it began with.
+    """
+
+    case: Case
+    status: int
+    words: str
+
+    @property
+    def is_our_fault(self) -> bool:
+        """Whether it is worse than a refusal, and not known yet."""
+        changed = {(self.case.field, self.case.value), *self.case.others}
+        return not 200 <= self.status < 500 and not changed & _KNOWN
+
+    @property
+    def is_an_engines(self) -> bool:
+        """Whether an engine answered."""
+        return can_stream(self.case.route) and self.status == 200
+
+
+async def outcomes_of(base_url: str, cases: Sequence[Case]) -> list[Outcome]:
+    """Sends all, a few at once, as they are written."""
+    places = asyncio.Semaphore(NUM_AT_ONCE)
+    headers = {"content-type": "application/json"}
+
+    async def one(client: httpx.AsyncClient, case: Case) -> Outcome:
+        async with places:
+            try:
+                answer = await client.post(case.path, content=case.text(), headers=headers)
+            except httpx.HTTPError as error:
+                return Outcome(case, 0, repr(error))
+            is_ours = case.is_streamed and _OUR_FAULT.search(answer.text)
+            return Outcome(case, 500 if is_ours else answer.status_code, answer.text[-300:])
+
+    async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S) as client:
+        return await asyncio.gather(*(one(client, case) for case in cases))
+
+
+def told(outcomes: Sequence[Outcome]) -> str:
+    """Returns lines that say how they ended, by route and status."""
+    counts = Counter((each.case.path, each.status) for each in outcomes)
+    lines = [f"{path} {status}: {number}" for (path, status), number in sorted(counts.items())]
+    num_engines = sum(each.is_an_engines for each in outcomes)
+    lines.append(f"{len(outcomes)} requests, {num_engines} answered by an engine")
+    return "".join(f"\n    {line}" for line in lines) + "\n"
