@@ -18,6 +18,7 @@ from .application import (
     RunningApplication,
     linked_engines,
 )
+from .logs import logs_with
 from .mixed_streams import INVENTORIES, MODEL, WORKLOAD, Disturbance
 from .streams import Answer, stream_all
 
@@ -247,3 +248,14 @@ def test_streams_survive_exactly_whatever_the_seed_says(
     seed: int,
 ) -> None:
     report(capsys, f"seed {seed}: {survive(demo_application, undisturbed, Plan.from_seed(seed))}")
+
+
+@pytest.mark.long
+def test_no_log_has_the_words_of_clients_or_models(
+    demo_application: RunningApplication, undisturbed: list[Answer]
+) -> None:
+    """The last of this file: after all its crashes."""
+    asked = ["What is slice number", "Never again:", "What is a compute class?", "of zone a."]
+    said = [choice.text[100:130] for answer in undisturbed for choice in answer.choices.values()]
+    assert all(len(each) == 30 for each in said)
+    assert logs_with(demo_application, [*asked, *said]) == {}

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from tests.hostile.cases import paired_cases, some_cases
+from tests.hostile.cases import PRIVATE, paired_cases, some_cases
 from tests.hostile.outcomes import outcomes_of, told
 
 from .application import Role, RunningApplication, engine_ids
+from .logs import logs_with
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
@@ -31,3 +32,4 @@ def test_no_odd_value_costs_an_engine_or_is_our_fault(
     assert engine_ids(application.fleet()) == engines
     assert {each.pid for each in application.processes(Role.ENGINE_HOST)} == processes
     application.wait_idle()
+    assert logs_with(application, [PRIVATE]) == {}

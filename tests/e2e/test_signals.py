@@ -13,7 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from .application import Role, RunningApplication, application_args, demo_model, linked_engines
+from .application import (
+    Role,
+    RunningApplication,
+    application_args,
+    demo_model,
+    linked_engines,
+    wait_until,
+)
 from .mixed_streams import MODEL, WORKLOAD, Disturbance
 from .streams import Answer, stream_all
 
@@ -79,6 +86,7 @@ def disturb(
         if number == signal.SIGSTOP and victim.is_running():
             # Serve has another by now or soon, and ends this one when its drain is over.
             victim.kill()
+            victim.wait(WHOLE_AGAIN_S)
 
 
 def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
@@ -95,6 +103,8 @@ def test_no_stream_differs_but_those_that_the_process_carried(
     role: Role,
     number: signal.Signals,
 ) -> None:
+    # The one before may have ended a moment ago.
+    wait_until(lambda: bool(application.processes(role)), WHOLE_AGAIN_S)
     answers = disturb(application, application.processes(role)[0], number)
     lost = [at for at, answer in enumerate(answers) if answer.error is not None]
     others = [at for at in range(len(WORKLOAD)) if at not in lost]

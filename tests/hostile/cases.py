@@ -23,7 +23,9 @@ from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import StructuredOutputsParams
 
 MODEL = "slicewise-demo"
-_MESSAGES = [{"role": "user", "content": "Say a word."}]
+# What clients say, and no log may.
+PRIVATE = "the zebra quietly"
+_MESSAGES = [{"role": "user", "content": f"Say {PRIVATE}."}]
 _ANSWER = {"temperature": 0, "seed": 1}
 
 
@@ -44,12 +46,12 @@ ROUTES = (
     ),
     Route(
         "/v1/completions",
-        {"model": MODEL, "prompt": "Once", "max_tokens": 3, **_ANSWER},
+        {"model": MODEL, "prompt": PRIVATE, "max_tokens": 3, **_ANSWER},
         CompletionRequest,
     ),
     Route(
         "/v1/responses",
-        {"model": MODEL, "input": "Say a word.", "max_output_tokens": 3, **_ANSWER},
+        {"model": MODEL, "input": f"Say {PRIVATE}.", "max_output_tokens": 3, **_ANSWER},
         ResponsesRequest,
     ),
     Route(
@@ -62,7 +64,7 @@ ROUTES = (
         {"model": MODEL, "messages": _MESSAGES},
         AnthropicCountTokensRequest,
     ),
-    Route("/tokenize", {"model": MODEL, "prompt": "Once"}, None),
+    Route("/tokenize", {"model": MODEL, "prompt": PRIVATE}, None),
     Route("/detokenize", {"model": MODEL, "tokens": [1, 2, 3]}, None),
 )
 
@@ -106,6 +108,9 @@ VALUES: tuple[str, ...] = (
     *("9223372036854775807", "9223372036854775808", "-9223372036854775809", "1" * 400),
     *("NaN", "Infinity", "-Infinity"),
     *('""', '"a"', '" "', '"0"', '"none"', '"auto"', '"required"', '"\\u0000"', '"\\ud800"'),
+    json.dumps(PRIVATE),
+    json.dumps([PRIVATE]),
+    json.dumps({PRIVATE: PRIVATE}),
     json.dumps("é" * 5000),
     json.dumps("(a+)+$"),
     json.dumps("(" * 500),

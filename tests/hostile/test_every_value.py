@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.application import Role, RunningApplication, application_args, demo_model, engine_ids
+from tests.e2e.logs import logs_with
 
-from .cases import every_case, paired_cases
+from .cases import PRIVATE, every_case, paired_cases
 from .outcomes import outcomes_of, told
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.starts_engine]
@@ -42,3 +43,4 @@ def test_no_value_of_any_field_costs_an_engine_or_is_our_fault(
     # Of both, two of five have to come to an engine: what is refused at once tries little.
     assert sum(each.is_an_engines for each in outcomes) > 0.1 * len(outcomes)
     application.wait_idle()
+    assert logs_with(application, [PRIVATE]) == {}
