@@ -137,11 +137,12 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         stay_s=config.rollout.drain_s,
         lease_s=config.health.engine_lease_s,
         handover_s=config.health.engine_handover_s,
+        silence_s=config.health.engine_silence_s,
     )
 
 
 # Fields of an engine's spec whose change replaces no running engine; a new engine gets them.
-_NOT_OF_THE_ENGINE = ("described", "stay_s", "lease_s", "handover_s", "fingerprint")
+_NOT_OF_THE_ENGINE = ("described", "stay_s", "lease_s", "handover_s", "silence_s", "fingerprint")
 
 
 def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:

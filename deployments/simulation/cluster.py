@@ -465,13 +465,13 @@ class SimulatedCluster:
         A raylet ends itself when the head has given it up, as it does on a machine that stands
         still for long, and a start may fail. A node pool repairs that, so it is not for good here.
         """
+        self._at(_LOOK_EVERY_S, self._look_after_hosts)
         with self._lock:
             for each in list(self._slices.values()):
                 # What is off the network has its end when it is back, like its hosts' neighbours.
                 if each.going_at_s is None and each.off_until_s is None and _has_died(each):
                     logger.warning("simulated_host_ended slice=%s", each.name)
                     self._lose(each)
-        self._at(_LOOK_EVERY_S, self._look_after_hosts)
 
     def _take(self, each: SimulatedSlice) -> None:
         try:

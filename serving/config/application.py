@@ -152,6 +152,9 @@ class HealthConfig(_Section):
     it over; then it drains and gives its slice back."""
     engine_handover_s: Annotated[float, Field(ge=0, le=86400)] = limits.ENGINE_HANDOVER_S
     """The same after a shutdown of Serve, which may be the first half of deploying again."""
+    engine_silence_s: Annotated[float, Field(ge=15, le=3600)] = limits.ENGINE_SILENCE_S
+    """How long an engine host that exists may not answer its control process; then it is killed and
+    replaced. Its requests have moved long before (`link.heartbeat_timeout_s`)."""
 
 
 class RolloutConfig(_Section):

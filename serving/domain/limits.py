@@ -28,6 +28,8 @@ PROBE_TIMEOUT_S = 120.0
 # How long an engine goes on without a control process, and how long after one has left in order.
 ENGINE_LEASE_S = 3600.0
 ENGINE_HANDOVER_S = 600.0
+# How long its replica waits for an engine host that does not answer, and has not ended.
+ENGINE_SILENCE_S = 60.0
 
 # Of the time that a draining engine has left, this share is kept to migrate what did not finish.
 _MIGRATION_SHARE = 0.25

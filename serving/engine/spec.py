@@ -79,5 +79,6 @@ class EngineSpec:
     stay_s: float = 0.0
     lease_s: float = limits.ENGINE_LEASE_S
     handover_s: float = limits.ENGINE_HANDOVER_S
+    silence_s: float = limits.ENGINE_SILENCE_S
     fingerprint: str = ""
     programs: Programs | None = None

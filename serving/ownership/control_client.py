@@ -7,6 +7,9 @@ of a connection. Does not own what the replica does.
 import asyncio
 import contextlib
 import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -38,10 +41,33 @@ class SupersededError(RuntimeError):
     """Another replica owns the engine now. Leave everything on its slice alone."""
 
 
+class EngineSilentError(RuntimeError):
+    """The engine host exists and has not answered for too long. Kill it: it cannot be asked."""
+
+
+async def _never() -> bool:
+    return False
+
+
 class EngineControl:
     """The command of one engine, from `claim` to `leave` or `end`. Used from one event loop."""
 
-    def __init__(self, address: tuple[str, int], owner: str, secret: bytes) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        owner: str,
+        secret: bytes,
+        *,
+        silence_s: float = math.inf,
+        may_give_up: Callable[[], Awaitable[bool]] = _never,
+    ) -> None:
+        """Waits `silence_s` for a host that does not answer; then it is given up.
+
+        `may_give_up` is asked first, each time: the host may have another owner by now.
+        """
+        self._silence_s = silence_s
+        self._may_give_up = may_give_up
+        self._silent_since_s: float | None = None  # monotonic
         self._address = address
         self._owner = owner
         self._secret = secret
@@ -95,6 +121,7 @@ class EngineControl:
 
         Raises:
             SupersededError: another replica owns it.
+            EngineSilentError: it has not answered for longer than it is waited for.
         """
         return await asyncio.shield(self._ended)
 
@@ -169,6 +196,7 @@ class EngineControl:
             await link.close()
             raise LinkClosedError("the engine host does not answer") from error
         self._link, self.number = link, answer.number
+        self._silent_since_s = None
         return answer.deed
 
     async def _open(self) -> LinkClient:
@@ -210,8 +238,22 @@ class EngineControl:
                 await asyncio.sleep(_RETRY_S)
                 self._lost.set()
             except LinkClosedError:
+                if await self._is_given_up():
+                    return
                 await asyncio.sleep(_RETRY_S)
                 self._lost.set()
+
+    async def _is_given_up(self) -> bool:
+        """Sets the end if the host has been silent for too long; returns whether it has."""
+        now_s = time.monotonic()
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        if now_s - self._silent_since_s < self._silence_s or not await self._may_give_up():
+            return False
+        if not self._ended.done():
+            reason = f"the engine host has not answered for {now_s - self._silent_since_s:.0f} s"
+            self._ended.set_exception(EngineSilentError(reason))
+        return True
 
     def _set_ended(self, reason: str) -> None:
         if not self._ended.done():

@@ -21,14 +21,19 @@ from serving.config.slice_spec import SliceSpec, Work
 from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.inventory import ZONE_LABEL
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
-from serving.domain.slice_records import SliceRecord
+from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu.settings import resolve_settings_here
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
-from serving.ownership.actors import ACTOR_PREFIX, is_actor_dead
-from serving.ownership.control_client import EngineControl, EngineGoneError, SupersededError
+from serving.ownership.actors import ACTOR_PREFIX, is_actor_dead, kill_actor
+from serving.ownership.control_client import (
+    EngineControl,
+    EngineGoneError,
+    EngineSilentError,
+    SupersededError,
+)
 from serving.ownership.deed import DeedError, EngineDeed, decode_deed, encode_deed
 from serving.ownership.group import placement_group
 from serving.ownership.lease import ClaimRefusedError
@@ -54,6 +59,8 @@ _HOST_LOST_S = 1.5
 # For the answer of an engine host that is told to end.
 _END_S = 3.0
 _RETRY_S = 2.0
+# For the directory's answer.
+_ASK_S = 5.0
 _STAGE_WORDS = {
     LoadStage.WEIGHTS: "the engine gets its weights",
     LoadStage.COMPILING: "the engine has its weights: it compiles and warms up",
@@ -174,6 +181,10 @@ class SliceSession:
         except SupersededError as error:
             logger.warning("engine_superseded life=%s reason=%r", self._reporter.life_id, error)
             return SessionEnd(EndCause.ADOPTED, f"another replica has the engine: {error}", 0.0)
+        except EngineSilentError as error:
+            # It stands still, with its chips: nobody can ask it to end.
+            reason = str(error)
+            await best_effort(kill_actor(self._actor), "kill_failed")
         logger.error("engine_died life=%s reason=%r", self._reporter.life_id, reason)
         return SessionEnd(EndCause.UNHEALTHY, reason, 0.0)
 
@@ -300,6 +311,27 @@ class SliceSession:
         if is_ours and held is not None:
             await best_effort(held.release(), "release_failed")
 
+    def _control_of(self, address: tuple[str, int]) -> EngineControl:
+        return EngineControl(
+            address,
+            self._reporter.life_id,
+            self._secret,
+            silence_s=self._spec.silence_s,
+            may_give_up=self._is_listed_as_ours,
+        )
+
+    async def _is_listed_as_ours(self) -> bool:
+        """Returns whether the directory lists the engine as this replica's; `False` if away.
+
+        A replica that is cut off alone finds its engine silent, and another one may have it.
+        """
+        try:
+            async with asyncio.timeout(_ASK_S):
+                snapshot: Snapshot = await self._directory.watch.remote("", 0.0)
+        except Exception:  # noqa: BLE001 - whatever ails the directory: nobody says so
+            return False
+        return any(each.replica_id == self._reporter.life_id for each in snapshot.records)
+
     # -- the steps of the start --
 
     async def _find_engine(self) -> bool:
@@ -312,7 +344,7 @@ class SliceSession:
     async def _adopt(self, engine: SliceRecord) -> bool:
         """Becomes the owner of a ready engine and its slices; returns whether it could."""
         assert engine.control is not None
-        control = EngineControl(engine.control, self._reporter.life_id, self._secret)
+        control = self._control_of(engine.control)
         try:
             deed = decode_deed(await control.claim())
         except (ClaimRefusedError, EngineGoneError, HandshakeError, LinkClosedError) as error:
@@ -416,7 +448,7 @@ class SliceSession:
         Raises:
             EngineDiedError: its host is gone already, or cannot be reached from here.
         """
-        control = EngineControl(address, self._reporter.life_id, self._secret)
+        control = self._control_of(address)
         try:
             await control.claim()
         except (ClaimRefusedError, EngineGoneError, HandshakeError, LinkClosedError) as error:

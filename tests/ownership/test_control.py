@@ -10,7 +10,12 @@ import pytest
 
 from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
 from serving.link.messages import ProgramsMoved
-from serving.ownership.control_client import EngineControl, EngineGoneError, SupersededError
+from serving.ownership.control_client import (
+    EngineControl,
+    EngineGoneError,
+    EngineSilentError,
+    SupersededError,
+)
 from serving.ownership.control_server import EngineControlServer
 from serving.ownership.lease import ClaimRefusedError, EngineLease
 
@@ -216,3 +221,32 @@ async def test_address_where_nobody_answers_is_no_end() -> None:
         control = EngineControl(silent.getsockname(), "first", SECRET)
         with pytest.raises(LinkClosedError):
             await control.touch()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_host_that_stands_still_is_given_up_by_who_may(is_ours: bool) -> None:
+    asked = asyncio.Event()
+
+    async def may_give_up() -> bool:
+        asked.set()
+        return is_ours
+
+    async with host() as made:
+        control = EngineControl(
+            made.address, "first", SECRET, silence_s=0.1, may_give_up=may_give_up
+        )
+        await control.claim()
+        # The kernel still takes connections, and nobody says anything on them.
+        for connection in list(made.server._connections):
+            connection.end("it stands still")
+        listening = made.server._listener
+        assert listening is not None
+        listening.close()
+        with socket.create_server(made.address, reuse_port=False):
+            if is_ours:
+                with pytest.raises(EngineSilentError, match="has not answered"):
+                    await control.wait_end()
+            else:
+                await asked.wait()
+                assert not control._ended.done()
+        await control.close()

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -220,9 +220,7 @@ class _SeparateNode:
     def is_alive(self) -> bool:
         if not self._outcome.done():
             return True
-        return self._outcome.exception() is None and any(
-            process.name() == _RAYLET for process in _living(self.root_pids())
-        )
+        return self._outcome.exception() is None and _RAYLET in _living_names(self.root_pids())
 
     def wait_started(self) -> None:
         try:
@@ -240,11 +238,14 @@ class _SeparateNode:
             self._host.cut()
 
 
-def _living(roots: set[int]) -> Iterator[psutil.Process]:
+def _living_names(roots: set[int]) -> set[str]:
+    names = set()
     for process in processes_below(roots):
+        # Others end while these are looked at.
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
+                names.add(process.name())
+    return names
 
 
 class NodeStarter:
