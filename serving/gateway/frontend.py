@@ -6,6 +6,7 @@ Owns the join: it decides which vLLM objects are built and on what. Does not own
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -23,19 +24,21 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers import BaseRenderer, renderer_from_config
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
 from serving.gateway.edge.fields import steered
 from serving.gateway.engine_client import FleetEngineClient
+from serving.gateway.grammars.judge import GrammarJudge
 
 
 class FleetRequestError(GracefulHTTPError):
@@ -81,10 +84,12 @@ class FleetLLM(AsyncLLM):
         client: FleetEngineClient,
         metrics: CollectorRegistry | None,
         open_fields: Collection[OpenField] = (),
+        grammars: GrammarJudge | None = None,
     ) -> None:
         """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none.
 
-        Clients may set `open_fields`, and no other field that steers engines.
+        Clients may set `open_fields`, and no other field that steers engines. Without `grammars`
+        vLLM looks at structured outputs itself.
         """
         has_stats = metrics is not None
         self.vllm_config = config
@@ -121,6 +126,40 @@ class FleetLLM(AsyncLLM):
         self._profile_session_active = False
         client.set_failure_sink(self.fail_request)
         self._dispatcher = client.dispatcher
+        self._grammars = grammars
+
+    async def add_request(  # type: ignore[override] # its other arguments are vLLM's
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> RequestOutputCollector:
+        """Does what vLLM's does, with a grammar that has been compiled elsewhere before.
+
+        Raises:
+            VLLMValidationError: vLLM refuses the request, or no engine would keep its grammar.
+            FleetRequestError: its grammar cannot be looked at now.
+        """
+        params = await self._with_judged_grammar(params)
+        return await super().add_request(request_id, prompt, params, *args, **kwargs)
+
+    async def _with_judged_grammar(self, params: Any) -> Any:
+        asked = getattr(params, "structured_outputs", None)
+        if self._grammars is None or asked is None:
+            return params
+        grammar = {field.name: getattr(asked, field.name) for field in fields(asked) if field.init}
+        try:
+            judged = await self._grammars.judged(grammar)
+        except MalformedRequestError as error:
+            raise VLLMValidationError(error.message, parameter=error.param) from error
+        except RequestError as error:
+            raise FleetRequestError(error) from error
+        params = params.clone()
+        params.structured_outputs = JudgedStructure.of(judged)
+        return params
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Does what vLLM's does, and ends the compiler of grammars."""
+        super().shutdown(timeout)
+        if self._grammars is not None:
+            self._grammars.close()
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """Does what vLLM's does, and forgets the request if that comes to nothing.
@@ -152,6 +191,18 @@ class FleetLLM(AsyncLLM):
         return int(self.output_processor.get_num_unfinished_requests())
 
 
+class JudgedStructure(StructuredOutputsParams):
+    """A grammar that has been compiled, as engines are to get it. No client can make one."""
+
+    @classmethod
+    def of(cls, judged: Mapping[str, Any]) -> "JudgedStructure":
+        """Returns it with all fields that vLLM would have set, the private ones too."""
+        made = cls(**{name: value for name, value in judged.items() if not name.startswith("_")})
+        made._backend = judged["_backend"]
+        made._backend_was_auto = judged["_backend_was_auto"]
+        return made
+
+
 class JudgedInputProcessor(InputProcessor):
     """Runs vLLM's input processor, and refuses requests that steer engines with closed fields.
 
@@ -164,6 +215,17 @@ class JudgedInputProcessor(InputProcessor):
     ) -> None:
         super().__init__(config, renderer)
         self._opened = opened
+
+    def _validate_params(self, params: Any, *args: Any, **kwargs: Any) -> Any:
+        # vLLM would compile it again, here where other requests wait.
+        judged = getattr(params, "structured_outputs", None)
+        if not isinstance(judged, JudgedStructure):
+            return super()._validate_params(params, *args, **kwargs)
+        params.structured_outputs = None
+        try:
+            return super()._validate_params(params, *args, **kwargs)
+        finally:
+            params.structured_outputs = judged
 
     def process_inputs(self, *args: Any, **kwargs: Any) -> EngineCoreRequest:
         """Returns vLLM's record of a request.

@@ -16,12 +16,13 @@ from vllm.config import VllmConfig
 
 from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig
-from serving.config.models import ModelConfig
+from serving.config.models import EngineKind, ModelConfig
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.edge.fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.gateway.grammars.judge import GrammarJudge
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,9 @@ class ModelVersion:
         self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
         self.dispatcher = Dispatcher(config.name, queue.limits, version=self.version, queue=queue)
         self.client = FleetEngineClient(self.dispatcher, _GENERATE_TASKS)
-        self.llm = FleetLLM(vllm_config, self.client, self.metrics, gateway.open_fields)
+        self.llm = FleetLLM(
+            vllm_config, self.client, self.metrics, gateway.open_fields, _judge(config)
+        )
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
         # Fields of a request that its engines cannot honour, with the reason.
@@ -170,6 +173,13 @@ class ModelVersion:
             adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
             frontend_args=self._config.frontend_args,
         )
+
+
+def _judge(config: ModelConfig) -> GrammarJudge | None:
+    """Returns the judge of grammars; paced engines keep none."""
+    if config.engine == EngineKind.PACED:
+        return None
+    return GrammarJudge(resolve_source(config.source), config.answers_as, _args_here(config))
 
 
 def _names(config: ModelConfig) -> frozenset[str]:
