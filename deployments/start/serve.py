@@ -27,8 +27,9 @@ from deployments.start.failure import start_failure
 from deployments.start.ports import free_ports, is_free
 from deployments.start.tpu_host import ray_environment
 from serving.config.api_keys import read_keys
-from serving.config.check import check_serve_config, load_yaml
+from serving.config.check import check_serve_config
 from serving.config.ray_settings import RAY_SETTINGS
+from serving.config.sections import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.domain.slice_lifecycle import SliceState

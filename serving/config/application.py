@@ -71,6 +71,23 @@ class GatewayConfig(_Section):
     open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
     """Fields that steer engines and that clients may set all the same; any other one is refused
     with 400 unless it is neutral."""
+    cors_origins: Annotated[
+        tuple[
+            Annotated[
+                str,
+                Field(
+                    pattern=r"^(\*|[a-z][a-z0-9+.-]*://[a-z0-9._\-\[\]:]+)$",
+                    json_schema_extra={
+                        "allowed": "`*`, or an origin as browsers send it such as "
+                        "`https://chat.example.com`"
+                    },
+                ),
+            ],
+            ...,
+        ],
+        Items,
+    ] = ()
+    """Origins whose web pages may ask from a browser; `*` means all. None: no page may."""
     vllm_request_metrics: bool = False
     """Show vLLM's own metrics of single requests too. They say of one gateway what ours say by
     class and slice, and cost more than a tenth of what it can carry."""

@@ -25,6 +25,7 @@ from serving.config.models import DeploymentConfig
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 from serving.config.rules import mappings_in
 from serving.config.schema import name_hint, path_text, shown
+from serving.config.sections import load_yaml
 from serving.config.slices import SliceConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
@@ -77,18 +78,6 @@ def check_command(
     typer.echo(f"{file}: ok")
     for line in summary_lines(report):
         typer.echo(line)
-
-
-def load_yaml(text: str) -> object:
-    """Returns the one document in `text`.
-
-    Raises:
-        yaml.YAMLError: it is not one YAML document, or has a key twice; the message says where.
-    """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None:
-        _refuse_repeated_keys(root, set())
-    return yaml.safe_load(text)
 
 
 def check_serve_config(
@@ -187,25 +176,6 @@ def _our_applications(raw: object) -> list[tuple[int, Mapping[str, object]]]:
     """Returns the raw applications that are ours, with their positions."""
     applications = mappings_in(raw.get("applications")) if isinstance(raw, dict) else []
     return [(at, entry) for at, entry in applications if entry.get("import_path") == IMPORT_PATH]
-
-
-def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
-    """Refuses repeated keys, of which YAML silently keeps the last; `seen` are visited nodes."""
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for entry in node.value:
-            _refuse_repeated_keys(entry, seen)
-        return
-    names: set[tuple[str, str]] = set()
-    for key, value in node.value:
-        name = (key.tag, str(key.value))
-        if name in names:
-            problem = f"the key {key.value!r} is given twice"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-        names.add(name)
-        _refuse_repeated_keys(value, seen)
 
 
 def _policy_problems(

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.config.api_keys import read_keys
 from serving.dashboard.history import History
 from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
@@ -81,7 +82,7 @@ def edge_over(
     **rules: Any,
 ) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
-    known = keys if isinstance(keys, ApiKeys) else ApiKeys(keys)
+    known = keys if isinstance(keys, ApiKeys) else ApiKeys(read_keys(",".join(keys)))
     return HttpEdge(
         models,
         EdgeRules(known, **{"max_body_bytes": MAX_BODY_BYTES} | rules),
