@@ -115,7 +115,7 @@ class AuthConfig(_Section):
 
     keys_file: NonEmpty | None = None
     """File with the accepted API keys, one per line; a tenant's name and a space may stand in front
-    of a key."""
+    of a key. Or YAML with a record for each key, which says what the key may do."""
     keys_env: OptionalEnvName = None
     """Environment variable of the gateways with the accepted API keys, separated by commas; names
     likewise."""

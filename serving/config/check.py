@@ -15,6 +15,8 @@ import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from serving.artifacts.model_source import resolve_file
+from serving.config.api_keys import read_keys
 from serving.config.application import (
     AppConfig,
     RolloutConfig,
@@ -71,8 +73,9 @@ def check_command(
             "frontend_args were not checked",
             err=True,
         )
-    if report.problems:
-        for problem in report.problems:
+    problems = [*report.problems, *_keys_problems(report)]
+    if problems:
+        for problem in problems:
             typer.echo(f"{file}: {problem}")
         raise typer.Exit(_PROBLEMS)
     typer.echo(f"{file}: ok")
@@ -128,6 +131,26 @@ def check_serve_config(
             Problem("applications", "none is Slicewise's", f"needed: import_path {IMPORT_PATH}")
         )
     return CheckReport(tuple(problems), applications, host or "", port)
+
+
+def _keys_problems(report: CheckReport) -> Iterator[Problem]:
+    """Yields what is wrong with files of API keys, where they are on this machine."""
+    for config in report.applications.values():
+        file = config.auth.keys_file
+        if file is None or not (path := resolve_file(file)).is_file():
+            continue
+        try:
+            records = read_keys(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            yield Problem("auth.keys_file", str(error), "correct the file", file)
+            continue
+        served = {model.name for model in config.models}
+        served |= {each.name for model in config.models for each in model.lora_adapters}
+        for record in records:
+            for name in sorted((record.models or frozenset()) - served):
+                complaint = f"the key {record.name!r} is for a model that is not served"
+                allowed = f"served: {', '.join(sorted(served))}"
+                yield Problem("auth.keys_file", complaint, allowed, shown("models", name))
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:
