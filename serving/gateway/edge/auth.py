@@ -178,7 +178,7 @@ def may_use(record: KeyRecord, name: str) -> bool:
 def _forbidden(
     record: KeyRecord, what: str, asked: str, allowed: Collection[str]
 ) -> ForbiddenError:
-    return ForbiddenError(record.name or "", what, asked, sorted(allowed))
+    return ForbiddenError(record.name or "", what, str(asked), sorted(map(str, allowed)))
 
 
 def load_keys(auth: AuthConfig) -> ApiKeys:
