@@ -71,6 +71,10 @@ class GatewayConfig(_Section):
     open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
     """Fields that steer engines and that clients may set all the same; any other one is refused
     with 400 unless it is neutral."""
+    separate_tenants: bool = False
+    """Give each tenant prefix caches of its own, so that no tenant can tell by the speed of an
+    answer what another one asked. A prefix that tenants have in common is then computed for each
+    of them. Needs API keys, which name the tenants."""
     cors_origins: Annotated[
         tuple[
             Annotated[
@@ -339,7 +343,9 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     yield from rules.canary_problems(models)
     yield from slice_rules.compute_class_problems(raw, models)
     yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))
-    yield from rules.auth_problems(_with_defaults(raw, "auth", AuthConfig()))
+    auth = _with_defaults(raw, "auth", AuthConfig())
+    yield from rules.auth_problems(auth)
+    yield from rules.tenant_problems(rules.mapping_in(raw, "gateway"), auth)
     yield from rules.link_problems(_with_defaults(raw, "link", LinkConfig()))
     yield from rules.health_problems(_with_defaults(raw, "health", HealthConfig()))
     yield from rules.tracing_problems(rules.mapping_in(raw, "tracing"))

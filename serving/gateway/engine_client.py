@@ -8,6 +8,7 @@ Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterr
 """
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,8 +39,19 @@ class FleetEngineClient:
 
     engine_ranks_managed = (0,)
 
-    def __init__(self, dispatcher: Dispatcher, supported_tasks: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        supported_tasks: tuple[str, ...],
+        *,
+        separates_tenants: bool = False,
+    ) -> None:
+        """Makes a client without engines.
+
+        With `separates_tenants`, no tenant's prompts are found in a prefix cache by another's.
+        """
         self.dispatcher = dispatcher
+        self._separates_tenants = separates_tenants
         self.supported_tasks = supported_tasks
         self.resources = SimpleNamespace(engine_dead=False)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
@@ -103,6 +115,8 @@ class FleetEngineClient:
         telemetry = self.dispatcher.telemetry.arrived(
             request.request_id, len(prompt_token_ids), time.monotonic()
         )
+        if self._separates_tenants:
+            request.cache_salt = salt_of(telemetry.context.tenant, request.cache_salt)
         in_flight = InFlightRequest(
             request_id=request.request_id,
             prompt_token_ids=prompt_token_ids,
@@ -201,6 +215,17 @@ class FleetEngineClient:
     async def _call_all(self, method: str, *args: Any) -> list[Any]:
         replies = await self.dispatcher.call_all(method, msgspec.msgpack.encode(args))
         return [msgspec.msgpack.decode(reply) for reply in replies]
+
+
+def salt_of(tenant: str, own: str | None) -> str:
+    """Returns the salt of a tenant's blocks in prefix caches; the same at every gateway.
+
+    `own` is what the client sent; `None` if it sent none. It divides the tenant's blocks further,
+    and whatever it is, the salt is none of another tenant.
+    """
+    parts = [tenant] if own is None else [tenant, own]
+    # As JSON, because no two lists of texts have the same.
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
 def _no_frontend(request_id: str, error: RequestError) -> None:

@@ -58,7 +58,9 @@ class ModelVersion:
         self.version = config.version_id
         self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
         self.dispatcher = Dispatcher(config.name, queue.limits, version=self.version, queue=queue)
-        self.client = FleetEngineClient(self.dispatcher, _GENERATE_TASKS)
+        self.client = FleetEngineClient(
+            self.dispatcher, _GENERATE_TASKS, separates_tenants=gateway.separate_tenants
+        )
         self.llm = FleetLLM(vllm_config, self.client, self.metrics, gateway.open_fields)
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
