@@ -20,6 +20,7 @@ from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.edge.readiness import Readiness
+from serving.gateway.edge.routes import MODEL_ROUTES
 from serving.gateway.routing import CanaryView
 
 DEADLINE_S = 10.0
@@ -36,6 +37,7 @@ class EchoFrontend:
         self.refused_fields: Mapping[str, str] = {}
         self.refusal: RequestError | None = None
         self.canary_of: str | None = None
+        self.served_routes = frozenset(map(str, MODEL_ROUTES))
         self.is_broken = False
         self.weight, self.num_ready = 0.0, 0
         self.num_admitted = 0

@@ -29,6 +29,7 @@ from serving.domain.errors import (
 )
 from serving.domain.limits import MAX_INPUTS, MAX_SEQUENCES
 from serving.gateway.admission import RequestTarget
+from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
     ANYBODY,
     ApiKeys,
@@ -143,7 +144,7 @@ class HttpEdge:
         self._models = models
         self._rules = rules
         self._tracer = tracer
-        readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard)
+        readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
         self.metrics = EdgeMetrics()
@@ -188,6 +189,15 @@ class HttpEdge:
         )
         holder = ANYBODY if asked.is_open else self._authorize(exchange)
         await exchange.respond(await self._own.answer(asked, holder))
+
+    def _describe(self, holder: KeyRecord) -> dict[str, Any]:
+        models = (
+            DescribedModel((model.name, *model.adapter_names), model.served_routes)
+            for model in self._models.values()
+            if model.canary_of is None
+        )
+        rules = self._rules
+        return describe_api(models, holder, rules.open_fields, needs_key=bool(rules.keys))
 
     async def _share(self, exchange: "_Exchange") -> bool:
         """Lets allowed web pages read the answer; returns whether it has been given already.

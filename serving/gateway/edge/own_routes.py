@@ -56,6 +56,11 @@ class ListedModel(Protocol):
         """True if it answers nothing any more and does not recover."""
         ...
 
+    @property
+    def served_routes(self) -> frozenset[str]:
+        """The routes that it answers; none while it is not known which."""
+        ...
+
     async def cards(self) -> list[dict[str, Any]]:
         """Returns its entries of `/v1/models`."""
         ...
@@ -79,11 +84,15 @@ class OwnRequest:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReaders:
-    """What reads a gateway's figures; `render_metrics` gets the reader's `Accept` header."""
+    """What reads a gateway's figures.
+
+    `render_metrics` gets the reader's `Accept` header, `describe_api` the reader's key.
+    """
 
     render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]]
     describe_fleet: Callable[[], dict[str, Any]]
     ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]]
+    describe_api: Callable[[KeyRecord], dict[str, Any]]
 
 
 class OwnRoutes:
@@ -130,6 +139,9 @@ class OwnRoutes:
             return Response(body, media_type=content_type)
         if route == routes.FLEET_HISTORY:
             return await self._page(request)
+        if route == routes.API_DESCRIPTION:
+            described = msgspec.json.encode(self._readers.describe_api(holder))
+            return Response(described, media_type="application/json")
         # One loop serves this and every stream: a large fleet's answer has to be encoded fast.
         body = msgspec.json.encode(self._readers.describe_fleet())
         return Response(body, headers=_FLEET_HEADERS)
