@@ -39,7 +39,7 @@ def adapted_model(adapter: Path) -> dict[str, Any]:
     return demo_model(
         name="base",
         engine_args=arguments,
-        frontend_args={"enable_prompt_tokens_details": True},
+        frontend_args=demo_model()["frontend_args"] | {"enable_prompt_tokens_details": True},
         lora_adapters=[{"name": "adapted", "path": str(adapter)}],
         deployments=[{"compute_class": "local", "replicas": 1}],
     )
