@@ -136,7 +136,7 @@ def test_two_records_of_one_name_or_of_one_key_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("keys: [\n  secret", "not readable as YAML, line 2"),
+        ("keys: [\n  secret", "not readable as YAML, line 3"),
         ("keys:\n- {name: a, key: secret, key: other}", "not readable as YAML, line 2"),
         ("keys:\n", "keys: not allowed; allowed: a list"),
         ("keys:\n- secret\n", r"keys\[0\]: not allowed"),
