@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field, ValidationError
 
+from serving.config.application import OpenField
 from serving.config.schema import path_text, problems_of, shown
 from serving.config.sections import STRICT_SECTION, Items, NonEmpty, load_yaml
 from serving.domain.errors import Problem
@@ -25,7 +26,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _NAME_FORM = "letters, digits and `._-`, up to 63 characters"
 _Name = Annotated[str, Field(pattern=f"^{_NAME}$", json_schema_extra={"allowed": _NAME_FORM})]
 # The fields of a record whose values may be shown. In any other there may be a key by mistake.
-_SHOWN = frozenset({"scopes", "models", "routes", "expires_at"})
+_SHOWN = frozenset({"scopes", "models", "routes", "open_fields", "expires_at"})
 
 
 class ModelRoute(StrEnum):
@@ -63,7 +64,8 @@ class KeyRecord:
     `digest` is the key's SHA-256. `key` is the key itself, `None` where only its digest is known;
     it stays out of `repr`. `name` tells it from others, `tenant` is on whose account it asks;
     `None` where none is given. It may use `models` (and adapters) and `routes`; `None` means all.
-    It ends at `expires_at_s`, in Unix seconds; `None` means never.
+    In a request it may set `open_fields`, beside those that everybody may. It ends at
+    `expires_at_s`, in Unix seconds; `None` means never.
     """
 
     digest: bytes = field(repr=False)
@@ -73,6 +75,7 @@ class KeyRecord:
     scopes: frozenset[KeyScope] = frozenset(KeyScope)
     models: frozenset[str] | None = None
     routes: frozenset[ModelRoute] | None = None
+    open_fields: frozenset[OpenField] = frozenset()
     expires_at_s: float | None = None
 
 
@@ -154,6 +157,8 @@ class KeyEntry(_Section):
         | None
     ) = None
     """The models' routes that it may use. Left out: all."""
+    open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
+    """Fields that steer engines and that its requests may set, beside `gateway.open_fields`."""
     expires_at: (
         Annotated[
             AwareDatetime,
@@ -218,9 +223,9 @@ def _rule_problems(entries: tuple[KeyEntry, ...]) -> list[Problem]:
             complaint = "missing" if entry.key is None else "sha256 is given as well"
             problems.append(Problem(f"{path}.key", complaint, "allowed: either key or sha256"))
             continue
-        limited = [name for name in ("models", "routes") if getattr(entry, name) is not None]
+        limited = [name for name in ("models", "routes", "open_fields") if getattr(entry, name)]
         if KeyScope.INFERENCE not in entry.scopes:
-            complaint = "limits nothing, because the key is not for inference"
+            complaint = "without effect, because the key is not for inference"
             allowed = "allowed: only with the scope inference"
             problems += [Problem(f"{path}.{name}", complaint, allowed) for name in limited]
         first = names.setdefault(entry.name, path)
@@ -245,5 +250,6 @@ def _record_of(entry: KeyEntry) -> KeyRecord:
         scopes=frozenset(entry.scopes),
         models=None if entry.models is None else frozenset(entry.models),
         routes=None if entry.routes is None else frozenset(entry.routes),
+        open_fields=frozenset(entry.open_fields),
         expires_at_s=None if entry.expires_at is None else entry.expires_at.timestamp(),
     )

@@ -36,6 +36,7 @@ from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
 from serving.gateway.edge.fields import steered
 from serving.gateway.engine_client import FleetEngineClient
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 
 class FleetRequestError(GracefulHTTPError):
@@ -172,7 +173,10 @@ class JudgedInputProcessor(InputProcessor):
             VLLMValidationError: it steers an engine, or vLLM refuses it. The client gets a 400.
         """
         request = super().process_inputs(*args, **kwargs)
-        field = steered(_steering_in(request), self._opened)
+        # In a thread there is no context, and what a key alone opens is closed.
+        context = REQUEST_CONTEXT.get()
+        opened = self._opened if context is None else context.open_fields | set(self._opened)
+        field = steered(_steering_in(request), opened)
         if field is not None:
             raise VLLMValidationError(
                 f"{field} steers engines and is closed here; leave it out.", parameter=field

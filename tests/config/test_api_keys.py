@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from serving.config.api_keys import KeyRecord, KeyScope, ModelRoute, read_keys
+from serving.config.application import OpenField
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ keys:
     tenant: acme
     models: [chat, chat-sql]
     routes: [/v1/chat/completions]
+    open_fields: [priority]
     expires_at: 2027-01-01T00:00:00Z
   - {{name: prometheus, sha256: "{hashlib.sha256(b"k2").hexdigest()}", scopes: [metrics]}}
   - {{name: open, key: k3, scopes: [inference, fleet, metrics]}}
@@ -68,6 +70,7 @@ def test_record_says_what_a_key_may_do(text: str) -> None:
         scopes=frozenset({KeyScope.INFERENCE}),
         models=frozenset({"chat", "chat-sql"}),
         routes=frozenset({ModelRoute.CHAT_COMPLETIONS}),
+        open_fields=frozenset({OpenField.PRIORITY}),
         expires_at_s=1798761600.0,
     )
     assert metrics == KeyRecord(
@@ -107,7 +110,11 @@ def test_plain_key_may_do_everything_for_ever() -> None:
         ),
         (
             {"name": "a", "key": "secret", "scopes": ["metrics"], "models": ["m"]},
-            "keys[0].models: limits nothing, because the key is not for inference",
+            "keys[0].models: without effect, because the key is not for inference",
+        ),
+        (
+            {"name": "a", "key": "secret", "open_fields": ["seed"]},
+            'keys[0].open_fields[0]: not allowed (value "seed"); allowed: one of vllm_xargs',
         ),
         ({"name": "a", "key": "secret", "expires_at": 2027}, "a time with its zone"),
         ({"name": "a", "key": "secret", "expires_at": "2027-01-01"}, "a time with its zone"),

@@ -163,6 +163,19 @@ async def test_plain_key_may_do_everything() -> None:
     assert (await ask(edge, "/v1/completions", {"model": "one"})).status_code == 200
 
 
+# -- fields that steer engines --
+
+
+@pytest.mark.parametrize(("opened", "status"), [([], 400), (["priority"], 200)])
+async def test_key_opens_fields_for_its_own_requests(opened: list[str], status: int) -> None:
+    edge = edge_with(open_fields=opened)
+    answer = await ask(edge, "/v1/completions", {"model": "one", "priority": -1})
+    assert answer.status_code == status
+    assert status == 200 or "in gateway.open_fields, or for one key" in answer.text
+    described = (await ask(edge, "/openapi.json")).json()["components"]["schemas"]
+    assert ("priority" in described["CompletionRequest"]["properties"]) is bool(opened)
+
+
 # -- expiry --
 
 

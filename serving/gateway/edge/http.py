@@ -197,7 +197,8 @@ class HttpEdge:
             if model.canary_of is None
         )
         rules = self._rules
-        return describe_api(models, holder, rules.open_fields, needs_key=bool(rules.keys))
+        opened = rules.open_fields | holder.open_fields
+        return describe_api(models, holder, opened, needs_key=bool(rules.keys))
 
     async def _share(self, exchange: "_Exchange") -> bool:
         """Lets allowed web pages read the answer; returns whether it has been given already.
@@ -229,7 +230,9 @@ class HttpEdge:
         exchange.context.body_read()
         fields = read_fields(body)
         check_request_id(fields.request_id)
-        self._check(exchange.path, fields)
+        opened = self._rules.open_fields | holder.open_fields
+        exchange.context.open_fields = opened
+        self._check(exchange.path, fields, opened)
         target = RequestTarget(
             fields.model,
             fields.user_id() or exchange.context.request_id,
@@ -239,18 +242,18 @@ class HttpEdge:
         exchange.context.selected(frontend.name)
         if target.needs_engine:
             check_fields(body, frontend.refused_fields)
-        headers = passed_headers(exchange.scope["headers"], self._rules.open_fields)
+        headers = passed_headers(exchange.scope["headers"], opened)
         app = await frontend.enter(target)
         exchange.context.admitted()
         await exchange.delegate(app, body, headers)
 
-    def _check(self, path: str, fields: RequestFields) -> None:
+    def _check(self, path: str, fields: RequestFields, opened: frozenset[OpenField]) -> None:
         """Refuses what no engine should see, whichever model it is for."""
         rules = self._rules
         check_shapes(fields)
         # First what nobody may set, because its refusal says more.
         check_open_arguments(fields.vllm_xargs)
-        check_steering(fields, rules.open_fields)
+        check_steering(fields, opened)
         if path in GENERATE_ROUTES:
             check_sequences(fields, rules.max_sequences)
         elif path not in ENGINELESS_ROUTES:
