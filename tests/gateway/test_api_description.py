@@ -70,8 +70,6 @@ async def test_every_described_operation_is_served_and_no_other_method_or_route_
             for method in ("get", "post", "put", "delete", "patch"):
                 at = path.replace("{model}", "one")
                 answer = await client.request(method, at, json={"model": "one"})
-                if path == READY:
-                    continue
                 assert (answer.status_code == 405) is (method != described_method), (method, path)
                 assert answer.status_code != 404
 

@@ -30,6 +30,13 @@ async def test_own_route_is_only_read(path: str, method: str) -> None:
     assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS"])
+async def test_readiness_is_only_read_too(method: str) -> None:
+    async with client_of(edge_over(EchoFrontend("one"))) as client:
+        answer = await client.request(method, "/ready")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
 @pytest.mark.parametrize("path", OWN)
 async def test_own_route_is_read_by_get_and_head(path: str) -> None:
     async with client_of(edge_over(EchoFrontend("one"))) as client:

@@ -61,6 +61,7 @@ from serving.gateway.edge.routes import (
     MODEL_METHODS,
     MODEL_ROUTES,
     NUMBERED_ROUTES,
+    OWN_METHODS,
     READY,
     methods_of,
     route_of,
@@ -159,9 +160,7 @@ class HttpEdge:
         if scope["type"] == "lifespan":
             await _serve_lifespan(receive, send)
         elif scope["type"] == "http" and _path_of(scope) == READY:
-            ready = self._readiness()
-            status = 200 if ready.is_ready else 503
-            await PlainTextResponse(f"{ready.reason}\n", status)(scope, receive, send)
+            await self._answer_ready(scope["method"])(scope, receive, send)
         elif scope["type"] == "http":
             exchange = _Exchange(scope, receive, send, self.metrics)
             if self._tracer.is_on and exchange.path in MODEL_ROUTES:
@@ -169,6 +168,13 @@ class HttpEdge:
             await exchange.run(self._serve)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
+
+    def _answer_ready(self, method: str) -> Response:
+        if method not in OWN_METHODS:
+            error = WrongMethodError(method, READY, OWN_METHODS)
+            return PlainTextResponse(f"{error.message}\n", error.status, error_headers(error))
+        ready = self._readiness()
+        return PlainTextResponse(f"{ready.reason}\n", 200 if ready.is_ready else 503)
 
     async def _serve(self, exchange: "_Exchange") -> None:
         if self._rules.cors_origins and await self._share(exchange):
