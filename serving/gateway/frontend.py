@@ -246,6 +246,8 @@ async def build_frontend(
     args.lora_modules = [LoRAModulePath(adapter, path) for adapter, path in adapters] or None
     args.enable_request_id_headers = False  # the HTTP edge does it, for every route
     args.disable_fastapi_docs = True
+    # No key, and none of `VLLM_API_KEY` either: the edge asks for keys, and vLLM would for another.
+    args.api_key = [""]
     _load_parser_plugins(args.tool_parser_plugin, config)
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ async def test_request_without_a_model_gets_only_one_that_the_key_is_for(
     answer = await ask(edge_with(EchoFrontend("one", ("sql",)), models=models), "/tokenize", {})
     assert answer.status_code == status
     if status == 400:
-        assert "name one of them: sql." in answer.json()["error"]["message"]
+        assert "No model is named. Allowed: sql." in answer.json()["error"]["message"]
 
 
 async def test_canary_answers_for_a_model_that_is_allowed_and_not_by_its_own_name() -> None:

@@ -119,3 +119,12 @@ def test_salt_is_of_one_tenant_and_one_own_salt_alone() -> None:
         ("a", None), ("a", ""), ("a", "b"), ("ab", None), ("ab", ""), ("", "ab"), ('a","b', None)
     ]  # fmt: skip
     assert len({salt_of(*pair) for pair in pairs}) == len(pairs)
+
+
+async def test_key_that_vllm_finds_in_the_environment_is_asked_of_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "vllms-own")
+    asked = await gateway(separate=False)
+    assert await asked.salts("k1", "/v1/completions") == [None]
+    asked.version.llm.shutdown()

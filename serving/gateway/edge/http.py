@@ -286,10 +286,8 @@ class HttpEdge:
         if name is None:
             if len(served) == 1 and may_use(holder, served[0].name):
                 return served[0]
-            names = ", ".join(_allowed_names(served, holder))
-            raise MalformedRequestError(
-                f"Several models are served here; name one of them: {names}.", param="model"
-            )
+            names = ", ".join(_allowed_names(served, holder)) or "none"
+            raise MalformedRequestError(f"No model is named. Allowed: {names}.", param="model")
         check_model(holder, name)
         if name in self._models:  # a canary too, by its own name
             return self._models[name]
