@@ -25,6 +25,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serving.domain.errors import RequestError
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
+from serving.gateway.telemetry.request_telemetry import present_context
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder
 
 # Of one request with many answers, between which the loop sends what others wait for.
@@ -115,8 +116,6 @@ class FleetEngineClient:
         telemetry = self.dispatcher.telemetry.arrived(
             request.request_id, len(prompt_token_ids), time.monotonic()
         )
-        if self._separates_tenants:
-            request.cache_salt = salt_of(telemetry.context.tenant, request.cache_salt)
         in_flight = InFlightRequest(
             request_id=request.request_id,
             prompt_token_ids=prompt_token_ids,
@@ -132,7 +131,11 @@ class FleetEngineClient:
         self.dispatcher.submit(in_flight)
 
     def _encoded(self, request: EngineCoreRequest) -> list[bytes]:
+        """Returns the payload of a request that has just come, and gives it its tenant's salt."""
         try:
+            if self._separates_tenants:
+                tenant = present_context(time.monotonic()).tenant
+                request.cache_salt = salt_of(tenant, request.cache_salt)
             return encode_request(request, self._encoder)
         except (OverflowError, UnicodeError) as error:
             # JSON has integers of any size and halves of characters; the link has neither.
