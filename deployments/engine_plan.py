@@ -14,8 +14,9 @@ import typer
 import yaml
 
 from serving.artifacts.model_config_file import ModelConfigUnreadableError, find_model_config
-from serving.config.check import check_serve_config, load_yaml
+from serving.config.check import check_serve_config
 from serving.config.models import DeploymentConfig, ModelConfig
+from serving.config.sections import load_yaml
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.engine_plan import plan_json, plan_serve_config
-from serving.config.check import load_yaml
+from serving.config.sections import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.load_stage import stages_reported_to

@@ -25,7 +25,8 @@ from deployments.doctor.versions import Packages, lock_name, parse_lock
 from deployments.start.ports import is_free
 from deployments.status.gateway import FleetUnavailableError, fetch_fleet
 from deployments.status.reports import ReportedFleet, parse_fleet
-from serving.config.check import CheckReport, check_serve_config, load_yaml
+from serving.config.check import CheckReport, check_serve_config
+from serving.config.sections import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.exporters.chips import chips_on_bus

@@ -9,7 +9,7 @@ from deployments.manifests.command import format_source
 from deployments.manifests.render import render
 from deployments.manifests.values import parse_values
 from deployments.validation.documents import Folder, parse_files, read_folder
-from serving.config.check import load_yaml
+from serving.config.sections import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 

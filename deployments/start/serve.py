@@ -26,9 +26,10 @@ import yaml
 from deployments.start.failure import start_failure
 from deployments.start.ports import free_ports, is_free
 from deployments.start.tpu_host import ray_environment
-from serving.config.api_keys import read_keys
-from serving.config.check import check_serve_config, load_yaml
+from serving.config.api_keys import KeyScope, read_keys
+from serving.config.check import check_serve_config
 from serving.config.ray_settings import RAY_SETTINGS
+from serving.config.sections import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.domain.slice_lifecycle import SliceState
@@ -191,8 +192,9 @@ def _api_key(settings: Mapping[str, Any], environment: Mapping[str, str]) -> str
             with contextlib.suppress(OSError):  # the gateway reports that it is missing
                 text = Path(file).read_text()
         with contextlib.suppress(ValueError):  # and the gateway reports what is no key
-            if keys := read_keys(text):
-                return keys[0].key
+            for record in read_keys(text):
+                if record.key is not None and KeyScope.FLEET in record.scopes:
+                    return record.key
     return None
 
 

@@ -1,48 +1,255 @@
-"""The form of API keys in a file or a variable: `[tenant] key`, divided by commas or line ends.
+"""API keys in a file or a variable: plain ones, and records that say what each may do.
 
-Owns the form of a key and of a tenant's name. Does not own who is let in
-(`serving.gateway.edge.auth`). Pure.
+A plain entry is `[tenant] key`, divided by commas or line ends, and may do everything. A text that
+begins with `keys:` (or `{`) is YAML with a record for each key, and may do what its record says.
+
+Owns the form of both. Does not own who is let in (`serving.gateway.edge.auth`). Pure.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field, ValidationError
+
+from serving.config.application import OpenField
+from serving.config.schema import path_text, problems_of, shown
+from serving.config.sections import STRICT_SECTION, Items, NonEmpty, load_yaml
+from serving.domain.errors import Problem
 
 # It is a label's value in metrics, and a column's in tables.
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_TENANT_FORM = "letters, digits and `._-`, up to 63 characters"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_NAME_FORM = "letters, digits and `._-`, up to 63 characters"
+_Name = Annotated[str, Field(pattern=f"^{_NAME}$", json_schema_extra={"allowed": _NAME_FORM})]
+# The fields of a record whose values may be shown. In any other there may be a key by mistake.
+_SHOWN = frozenset({"scopes", "models", "routes", "open_fields", "expires_at"})
+
+
+class ModelRoute(StrEnum):
+    """The routes that models answer, all of them by POST."""
+
+    CHAT_COMPLETIONS = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    EMBEDDINGS = "/v1/embeddings"
+    V1_SCORE = "/v1/score"
+    V1_RERANK = "/v1/rerank"
+    V2_RERANK = "/v2/rerank"
+    SCORE = "/score"
+    RERANK = "/rerank"
+    CLASSIFY = "/classify"
+    POOLING = "/pooling"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+
+
+class KeyScope(StrEnum):
+    """What a key is for."""
+
+    INFERENCE = "inference"  # the routes that models answer, and `/v1/models`
+    METRICS = "metrics"  # `/metrics`
+    FLEET = "fleet"  # `/fleet` and what is below it
 
 
 @dataclass(frozen=True, slots=True)
-class NamedKey:
-    """The key of a tenant; the tenant is `None` where none is named.
+class KeyRecord:
+    """One API key, and what it may do. A plain key may do everything, for ever.
 
-    The key stays out of `repr`.
+    `digest` is the key's SHA-256. `key` is the key itself, `None` where only its digest is known;
+    it stays out of `repr`. `name` tells it from others, `tenant` is on whose account it asks;
+    `None` where none is given. It may use `models` (and adapters) and `routes`; `None` means all.
+    In a request it may set `open_fields`, beside those that everybody may. It ends at
+    `expires_at_s`, in Unix seconds; `None` means never.
     """
 
-    key: str = field(repr=False)
+    digest: bytes = field(repr=False)
+    key: str | None = field(default=None, repr=False)
+    name: str | None = None
     tenant: str | None = None
+    scopes: frozenset[KeyScope] = frozenset(KeyScope)
+    models: frozenset[str] | None = None
+    routes: frozenset[ModelRoute] | None = None
+    open_fields: frozenset[OpenField] = frozenset()
+    expires_at_s: float | None = None
 
 
-def read_keys(text: str) -> list[NamedKey]:
-    """Reads the keys of a file or a variable; `#` starts a comment line.
+def read_keys(text: str) -> list[KeyRecord]:
+    """Reads the keys of a file or a variable, plain or as records; `#` starts a comment line.
 
-    A key stands alone, or behind its tenant's name and a space. No key has a space in it.
+    A plain key stands alone, or behind its tenant's name and a space. No key has a space in it.
 
     Raises:
-        ValueError: an entry is of another form, or its name is. The message shows no key.
+        ValueError: an entry is of another form. The message names what, and shows no key.
     """
-    lines = (line.strip() for line in text.splitlines())
-    parts = (part.split() for line in lines if not line.startswith("#") for part in line.split(","))
-    return [_named_key(words) for words in parts if words]
+    lines = [line.strip() for line in text.splitlines()]
+    entries = [line for line in lines if line and not line.startswith("#")]
+    if entries and (entries[0].startswith("{") or re.match(r"keys:(\s|$)", entries[0])):
+        return _read_records(text)
+    parts = (part.split() for line in entries for part in line.split(","))
+    return [_plain_key(words) for words in parts if words]
 
 
-def _named_key(words: list[str]) -> NamedKey:
-    if len(words) == 1:
-        return NamedKey(words[0])
+def _plain_key(words: list[str]) -> KeyRecord:
     if len(words) > 2:
         raise ValueError(f"an API key is one word, or two with its tenant's name; not {len(words)}")
-    tenant, key = words
-    if _TENANT.fullmatch(tenant) is None:
+    *tenants, key = words
+    if tenants and re.fullmatch(_NAME, tenants[0]) is None:
         # The message does not show it: it may be a key with the name behind it.
-        raise ValueError(f"the name in front of an API key is none; allowed: {_TENANT_FORM}")
-    return NamedKey(key, tenant)
+        raise ValueError(f"the name in front of an API key is none; allowed: {_NAME_FORM}")
+    return KeyRecord(_digest(key), key, tenant=tenants[0] if tenants else None)
+
+
+def _digest(key: str) -> bytes:
+    # A fast hash on purpose: keys are long random strings, not passwords, and each request pays for
+    # it.
+    return hashlib.sha256(key.encode()).digest()
+
+
+# -- records --
+
+
+def _text_or_time(value: object) -> object:
+    # YAML makes a time of what looks like one. A bare number would pass as seconds since 1970.
+    if isinstance(value, str | datetime):
+        return value
+    raise ValueError("no time")
+
+
+class _Section(BaseModel):
+    model_config = STRICT_SECTION
+
+
+class KeyEntry(_Section):
+    """One record of a file with API keys."""
+
+    name: _Name
+    """What the key is called in refusals and logs; unique in the file."""
+    key: (
+        Annotated[str, Field(pattern=r"^\S+$", json_schema_extra={"allowed": "no spaces"})] | None
+    ) = None
+    """The key. Either it or its digest is given."""
+    sha256: (
+        Annotated[
+            str,
+            Field(pattern=r"^[0-9a-f]{64}$", json_schema_extra={"allowed": "64 digits 0-9 a-f"}),
+        ]
+        | None
+    ) = None
+    """The key's SHA-256, so that the file does not hold the key."""
+    tenant: _Name | None = None
+    """On whose account it asks. Several keys may name one."""
+    scopes: Annotated[
+        tuple[Annotated[KeyScope, Field(strict=False)], ...], Items, Field(min_length=1)
+    ] = (KeyScope.INFERENCE,)
+    """What it is for."""
+    models: Annotated[tuple[NonEmpty, ...], Items, Field(min_length=1)] | None = None
+    """The models and adapters that it may use, by name. Left out: all."""
+    routes: (
+        Annotated[
+            tuple[Annotated[ModelRoute, Field(strict=False)], ...], Items, Field(min_length=1)
+        ]
+        | None
+    ) = None
+    """The models' routes that it may use. Left out: all."""
+    open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
+    """Fields that steer engines and that its requests may set, beside `gateway.open_fields`."""
+    expires_at: (
+        Annotated[
+            AwareDatetime,
+            BeforeValidator(_text_or_time),
+            Field(
+                strict=False,
+                json_schema_extra={"allowed": "a time with its zone such as 2027-01-31T00:00:00Z"},
+            ),
+        ]
+        | None
+    ) = None
+    """When it ends. Left out: never."""
+
+
+class KeyFile(_Section):
+    """A file with records of API keys."""
+
+    keys: Annotated[tuple[KeyEntry, ...], Items]
+    """The keys."""
+
+
+def _read_records(text: str) -> list[KeyRecord]:
+    try:
+        parsed = load_yaml(text)
+    except yaml.MarkedYAMLError as error:
+        # Not the error itself, which shows the line.
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"not readable as YAML{line}") from None
+    except yaml.YAMLError:
+        raise ValueError("not readable as YAML") from None
+    try:
+        entries = KeyFile.model_validate(parsed).keys
+    except ValidationError as error:
+        problems = [_without_keys(problem) for problem in problems_of(error, _schema())]
+        raise ValueError("; ".join(map(str, problems))) from None
+    problems = _rule_problems(entries)
+    if problems:
+        raise ValueError("; ".join(map(str, problems)))
+    return [_record_of(entry) for entry in entries]
+
+
+def _schema() -> dict[str, Any]:
+    return KeyFile.model_json_schema()
+
+
+def _without_keys(problem: Problem) -> Problem:
+    """Returns the problem without its value, unless it is of a field in which no key can be."""
+    fields = re.findall(r"\.(\w+)", problem.path)
+    if fields and fields[0] in _SHOWN:
+        return problem
+    return Problem(problem.path, problem.complaint, problem.allowed)
+
+
+def _rule_problems(entries: tuple[KeyEntry, ...]) -> list[Problem]:
+    """Returns what is wrong between the fields of a record, and between records."""
+    problems = []
+    names: dict[str, str] = {}
+    digests: dict[bytes, str] = {}
+    for index, entry in enumerate(entries):
+        path = path_text(("keys", index))
+        if (entry.key is None) == (entry.sha256 is None):
+            complaint = "missing" if entry.key is None else "sha256 is given as well"
+            problems.append(Problem(f"{path}.key", complaint, "allowed: either key or sha256"))
+            continue
+        limited = [name for name in ("models", "routes", "open_fields") if getattr(entry, name)]
+        if KeyScope.INFERENCE not in entry.scopes:
+            complaint = "without effect, because the key is not for inference"
+            allowed = "allowed: only with the scope inference"
+            problems += [Problem(f"{path}.{name}", complaint, allowed) for name in limited]
+        first = names.setdefault(entry.name, path)
+        if first != path:
+            complaint = f"already the name of {first}"
+            value = shown("", entry.name)
+            problems.append(Problem(f"{path}.name", complaint, "allowed: one record each", value))
+        first = digests.setdefault(_record_of(entry).digest, path)
+        if first != path:
+            allowed = "allowed: each key once"
+            problems.append(Problem(f"{path}.key", f"already the key of {first}", allowed))
+    return problems
+
+
+def _record_of(entry: KeyEntry) -> KeyRecord:
+    assert entry.key is not None or entry.sha256 is not None
+    return KeyRecord(
+        bytes.fromhex(entry.sha256 or "") if entry.key is None else _digest(entry.key),
+        entry.key,
+        name=entry.name,
+        tenant=entry.tenant,
+        scopes=frozenset(entry.scopes),
+        models=None if entry.models is None else frozenset(entry.models),
+        routes=None if entry.routes is None else frozenset(entry.routes),
+        open_fields=frozenset(entry.open_fields),
+        expires_at_s=None if entry.expires_at is None else entry.expires_at.timestamp(),
+    )

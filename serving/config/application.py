@@ -71,6 +71,27 @@ class GatewayConfig(_Section):
     open_fields: Annotated[tuple[Annotated[OpenField, Field(strict=False)], ...], Items] = ()
     """Fields that steer engines and that clients may set all the same; any other one is refused
     with 400 unless it is neutral."""
+    separate_tenants: bool = False
+    """Give each tenant prefix caches of its own, so that no tenant can tell by the speed of an
+    answer what another one asked. A prefix that tenants have in common is then computed for each
+    of them. Needs API keys, which name the tenants."""
+    cors_origins: Annotated[
+        tuple[
+            Annotated[
+                str,
+                Field(
+                    pattern=r"^(\*|[a-z][a-z0-9+.-]*://[a-z0-9._\-\[\]:]+)$",
+                    json_schema_extra={
+                        "allowed": "`*`, or an origin as browsers send it such as "
+                        "`https://chat.example.com`"
+                    },
+                ),
+            ],
+            ...,
+        ],
+        Items,
+    ] = ()
+    """Origins whose web pages may ask from a browser; `*` means all. None: no page may."""
     vllm_request_metrics: bool = False
     """Show vLLM's own metrics of single requests too. They say of one gateway what ours say by
     class and slice, and cost more than a tenth of what it can carry."""
@@ -98,7 +119,7 @@ class AuthConfig(_Section):
 
     keys_file: NonEmpty | None = None
     """File with the accepted API keys, one per line; a tenant's name and a space may stand in front
-    of a key."""
+    of a key. Or YAML with a record for each key, which says what the key may do."""
     keys_env: OptionalEnvName = None
     """Environment variable of the gateways with the accepted API keys, separated by commas; names
     likewise."""
@@ -322,7 +343,9 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     yield from rules.canary_problems(models)
     yield from slice_rules.compute_class_problems(raw, models)
     yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))
-    yield from rules.auth_problems(_with_defaults(raw, "auth", AuthConfig()))
+    auth = _with_defaults(raw, "auth", AuthConfig())
+    yield from rules.auth_problems(auth)
+    yield from rules.tenant_problems(rules.mapping_in(raw, "gateway"), auth)
     yield from rules.link_problems(_with_defaults(raw, "link", LinkConfig()))
     yield from rules.health_problems(_with_defaults(raw, "health", HealthConfig()))
     yield from rules.tracing_problems(rules.mapping_in(raw, "tracing"))

@@ -15,6 +15,8 @@ import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from serving.artifacts.model_source import resolve_file
+from serving.config.api_keys import read_keys
 from serving.config.application import (
     AppConfig,
     RolloutConfig,
@@ -25,6 +27,7 @@ from serving.config.models import DeploymentConfig
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 from serving.config.rules import mappings_in
 from serving.config.schema import name_hint, path_text, shown
+from serving.config.sections import load_yaml
 from serving.config.slices import SliceConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
@@ -70,25 +73,14 @@ def check_command(
             "frontend_args were not checked",
             err=True,
         )
-    if report.problems:
-        for problem in report.problems:
+    problems = [*report.problems, *_keys_problems(report)]
+    if problems:
+        for problem in problems:
             typer.echo(f"{file}: {problem}")
         raise typer.Exit(_PROBLEMS)
     typer.echo(f"{file}: ok")
     for line in summary_lines(report):
         typer.echo(line)
-
-
-def load_yaml(text: str) -> object:
-    """Returns the one document in `text`.
-
-    Raises:
-        yaml.YAMLError: it is not one YAML document, or has a key twice; the message says where.
-    """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None:
-        _refuse_repeated_keys(root, set())
-    return yaml.safe_load(text)
 
 
 def check_serve_config(
@@ -141,6 +133,26 @@ def check_serve_config(
     return CheckReport(tuple(problems), applications, host or "", port)
 
 
+def _keys_problems(report: CheckReport) -> Iterator[Problem]:
+    """Yields what is wrong with files of API keys, where they are on this machine."""
+    for config in report.applications.values():
+        file = config.auth.keys_file
+        if file is None or not (path := resolve_file(file)).is_file():
+            continue
+        try:
+            records = read_keys(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            yield Problem("auth.keys_file", str(error), "correct the file", file)
+            continue
+        served = {model.name for model in config.models}
+        served |= {each.name for model in config.models for each in model.lora_adapters}
+        for record in records:
+            for name in sorted((record.models or frozenset()) - served):
+                complaint = f"the key {record.name!r} is for a model that is not served"
+                allowed = f"served: {', '.join(sorted(served))}"
+                yield Problem("auth.keys_file", complaint, allowed, shown("models", name))
+
+
 def summary_lines(report: CheckReport) -> Iterator[str]:
     """Yields lines on models, deployments, what they request of Ray, and who may use them."""
     for name, config in report.applications.items():
@@ -187,25 +199,6 @@ def _our_applications(raw: object) -> list[tuple[int, Mapping[str, object]]]:
     """Returns the raw applications that are ours, with their positions."""
     applications = mappings_in(raw.get("applications")) if isinstance(raw, dict) else []
     return [(at, entry) for at, entry in applications if entry.get("import_path") == IMPORT_PATH]
-
-
-def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
-    """Refuses repeated keys, of which YAML silently keeps the last; `seen` are visited nodes."""
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for entry in node.value:
-            _refuse_repeated_keys(entry, seen)
-        return
-    names: set[tuple[str, str]] = set()
-    for key, value in node.value:
-        name = (key.tag, str(key.value))
-        if name in names:
-            problem = f"the key {key.value!r} is given twice"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-        names.add(name)
-        _refuse_repeated_keys(value, seen)
 
 
 def _policy_problems(

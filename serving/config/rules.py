@@ -185,6 +185,18 @@ def auth_problems(auth: Raw) -> Iterator[Problem]:
     yield from _one_source("auth", auth, "keys_file", "keys_env")
 
 
+def tenant_problems(gateway: Raw, auth: Raw) -> Iterator[Problem]:
+    """Yields tenants that are to be separated where nobody has a key, and so a tenant."""
+    has_keys = auth.get("keys_file") is not None or auth.get("keys_env") is not None
+    if gateway.get("separate_tenants") is True and not has_keys:
+        yield Problem(
+            "gateway.separate_tenants",
+            "without API keys everybody is the same tenant",
+            "allowed: true only with auth.keys_file or auth.keys_env",
+            "true",
+        )
+
+
 def link_problems(link: Raw) -> Iterator[Problem]:
     """Yields a second secret, and a timeout that one late heartbeat would exceed."""
     yield from _one_source("link", link, "secret_file", "secret_env")

@@ -6,7 +6,11 @@
     └── RequestError
         ├── MalformedRequestError    400  the client must change the request
         ├── UnauthorizedError        401  the client must send a valid API key
+        ├── ExpiredKeyError          401  likewise: the one it sent has ended
+        ├── ForbiddenError           403  the client needs another key, or another model or route
         ├── UnknownModelError        404  the client must name a served model or adapter
+        ├── UnknownRouteError        404  the client must ask a route that there is
+        ├── WrongMethodError         405  the client must use a method of the route
         ├── RequestTooLargeError     413  the client must send less
         ├── OverloadedError          429  retry after the stated time
         ├── GatewayBehindError       429  retry after the stated time, with luck at another gateway
@@ -33,6 +37,7 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -124,6 +129,34 @@ class UnauthorizedError(RequestError):
         self.message = reason
 
 
+class ExpiredKeyError(RequestError):
+    """The API key has ended. The client must send another one."""
+
+    status = 401
+    code = "expired_api_key"
+
+    def __init__(self, name: str, ended_at: str) -> None:
+        super().__init__(name, ended_at)
+        self.message = f"The API key {name!r} expired at {ended_at}."
+
+
+class ForbiddenError(RequestError):
+    """The API key is not for this. The client needs another one, or asks for what is allowed.
+
+    `name` is the key's, never the key; `what` is a model, a route or a scope.
+    """
+
+    status = 403
+    kind = "permission_error"
+
+    def __init__(self, name: str, what: str, asked: str, allowed: Sequence[str]) -> None:
+        super().__init__(name, what, asked, tuple(allowed))
+        self.code = f"{what}_not_allowed"
+        self.param = what if what == "model" else None
+        shown = ", ".join(allowed) or "none"
+        self.message = f"The API key {name!r} is not for the {what} {asked!r}. Allowed: {shown}."
+
+
 class UnknownModelError(RequestError):
     """The request names a model or adapter that is not served here."""
 
@@ -136,6 +169,29 @@ class UnknownModelError(RequestError):
         self.message = f"The model {model!r} does not exist."
         if served:
             self.message += f" Served here: {', '.join(served)}."
+
+
+class UnknownRouteError(RequestError):
+    """There is no such route."""
+
+    status = 404
+    code = "not_found"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.message = f"There is no route {path[:200]}."
+
+
+class WrongMethodError(RequestError):
+    """The route has no such method. The client must use one of `methods`."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, path: str, methods: Sequence[str]) -> None:
+        super().__init__(method, path, tuple(methods))
+        self.methods = tuple(methods)
+        self.message = f"{path} has no method {method[:20]}. Allowed: {', '.join(methods)}."
 
 
 class RequestTooLargeError(RequestError):
@@ -320,6 +376,8 @@ def error_headers(error: RequestError) -> dict[str, str]:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     elif error.status >= 500:
         headers["x-should-retry"] = "false"
+    if isinstance(error, WrongMethodError):
+        headers["Allow"] = ", ".join(error.methods)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

@@ -8,6 +8,7 @@ Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterr
 """
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serving.domain.errors import RequestError
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
+from serving.gateway.telemetry.request_telemetry import present_context
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder
 
 # Of one request with many answers, between which the loop sends what others wait for.
@@ -38,8 +40,19 @@ class FleetEngineClient:
 
     engine_ranks_managed = (0,)
 
-    def __init__(self, dispatcher: Dispatcher, supported_tasks: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        supported_tasks: tuple[str, ...],
+        *,
+        separates_tenants: bool = False,
+    ) -> None:
+        """Makes a client without engines.
+
+        With `separates_tenants`, no tenant's prompts are found in a prefix cache by another's.
+        """
         self.dispatcher = dispatcher
+        self._separates_tenants = separates_tenants
         self.supported_tasks = supported_tasks
         self.resources = SimpleNamespace(engine_dead=False)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
@@ -118,7 +131,11 @@ class FleetEngineClient:
         self.dispatcher.submit(in_flight)
 
     def _encoded(self, request: EngineCoreRequest) -> list[bytes]:
+        """Returns the payload of a request that has just come, and gives it its tenant's salt."""
         try:
+            if self._separates_tenants:
+                tenant = present_context(time.monotonic()).tenant
+                request.cache_salt = salt_of(tenant, request.cache_salt)
             return encode_request(request, self._encoder)
         except (OverflowError, UnicodeError) as error:
             # JSON has integers of any size and halves of characters; the link has neither.
@@ -201,6 +218,17 @@ class FleetEngineClient:
     async def _call_all(self, method: str, *args: Any) -> list[Any]:
         replies = await self.dispatcher.call_all(method, msgspec.msgpack.encode(args))
         return [msgspec.msgpack.decode(reply) for reply in replies]
+
+
+def salt_of(tenant: str, own: str | None) -> str:
+    """Returns the salt of a tenant's blocks in prefix caches; the same at every gateway.
+
+    `own` is what the client sent; `None` if it sent none. It divides the tenant's blocks further,
+    and whatever it is, the salt is none of another tenant.
+    """
+    parts = [tenant] if own is None else [tenant, own]
+    # As JSON, because no two lists of texts have the same.
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
 def _no_frontend(request_id: str, error: RequestError) -> None:

@@ -39,6 +39,7 @@ from serving.domain.errors import MalformedRequestError, RequestError
 from serving.gateway.edge.fields import steered
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.grammars.judge import GrammarJudge
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 
 class FleetRequestError(GracefulHTTPError):
@@ -234,7 +235,10 @@ class JudgedInputProcessor(InputProcessor):
             VLLMValidationError: it steers an engine, or vLLM refuses it. The client gets a 400.
         """
         request = super().process_inputs(*args, **kwargs)
-        field = steered(_steering_in(request), self._opened)
+        # In a thread there is no context, and what a key alone opens is closed.
+        context = REQUEST_CONTEXT.get()
+        opened = self._opened if context is None else context.open_fields | set(self._opened)
+        field = steered(_steering_in(request), opened)
         if field is not None:
             raise VLLMValidationError(
                 f"{field} steers engines and is closed here; leave it out.", parameter=field
@@ -304,6 +308,8 @@ async def build_frontend(
     args.lora_modules = [LoRAModulePath(adapter, path) for adapter, path in adapters] or None
     args.enable_request_id_headers = False  # the HTTP edge does it, for every route
     args.disable_fastapi_docs = True
+    # No key, and none of `VLLM_API_KEY` either: the edge asks for keys, and vLLM would for another.
+    args.api_key = [""]
     _load_parser_plugins(args.tool_parser_plugin, config)
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app: FastAPI = build_app(args, tasks, config.model_config)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 
@@ -59,7 +60,9 @@ class ModelVersion:
         self.version = config.version_id
         self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
         self.dispatcher = Dispatcher(config.name, queue.limits, version=self.version, queue=queue)
-        self.client = FleetEngineClient(self.dispatcher, _GENERATE_TASKS)
+        self.client = FleetEngineClient(
+            self.dispatcher, _GENERATE_TASKS, separates_tenants=gateway.separate_tenants
+        )
         self.llm = FleetLLM(
             vllm_config, self.client, self.metrics, gateway.open_fields, _judge(config)
         )
@@ -144,6 +147,12 @@ class ModelVersion:
     def queue_state(self) -> QueueState:
         """The state of its requests for admission."""
         return QueueState(self.client.behind_s, self.dispatcher.num_waiting)
+
+    @property
+    def served_routes(self) -> frozenset[str]:
+        """The routes of its application; none as long as it is not built."""
+        built = [] if self._app is None else self._app.routes  # type: ignore[attr-defined]
+        return frozenset(route.path for route in built if isinstance(route, Route))
 
     async def cards(self) -> list[dict[str, Any]]:
         """Returns its entries of `/v1/models`, in vLLM's own form."""

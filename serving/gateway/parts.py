@@ -18,7 +18,8 @@ from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.gateway.edge.http import EdgeRules, HttpEdge, complaint
+from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.own_routes import complaint
 from serving.gateway.edge.readiness_keeper import Latch, ReadinessKeeper
 from serving.gateway.membership import LinkSettings, Membership
 from serving.gateway.metrics.class_prices import ClassPrices

@@ -84,6 +84,11 @@ class ServedModel:
         """The refused fields; see `ModelFrontend`."""
         return self.current.refused_fields
 
+    @property
+    def served_routes(self) -> frozenset[str]:
+        """The routes that it answers; see `ListedModel`."""
+        return self.current.served_routes
+
     async def enter(self, target: RequestTarget) -> ASGIApp:
         """Returns the application for a request; see `ModelFrontend`."""
         if not target.needs_engine:

@@ -112,11 +112,11 @@ _ERROR_CODES = 16
 # (`serving.domain.errors`).
 _OUTCOMES = 13
 # Admitted, or refused with one of the errors that the edge raises.
-_ADMISSIONS = 8
+_ADMISSIONS = 13
 # Of an incarnation of a slice (`serving.domain.supply.records`).
 _SUPPLY_STATES = 7
 # Routes of the edge, and the statuses that one is answered with.
-_ROUTES, _STATUSES = 21, 10
+_ROUTES, _STATUSES = 23, 13
 # Of a slice that a replica has or waits for; and of any, those that nobody has included.
 _HELD_STATES, _LEDGER_STATES = 8, 13
 # The most names that API keys may have (`auth.max_tenants`); then one more for keys without.

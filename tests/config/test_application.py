@@ -652,3 +652,20 @@ def test_second_canary_of_a_model_is_refused() -> None:
         ConfigError, match=r"models\[2\].canary_of: already the model of the canary"
     ):
         check(args)
+
+
+@pytest.mark.parametrize(
+    ("auth", "is_taken"), [({}, False), ({"keys_file": "keys"}, True), ({"keys_env": "KEYS"}, True)]
+)
+def test_tenants_are_separated_only_where_keys_name_them(
+    auth: dict[str, str], is_taken: bool
+) -> None:
+    gateway = {"separate_tenants": True}
+    raw = {"models": [], "gateway": gateway, "auth": auth}
+    with pytest.raises(ConfigError) as refusal:
+        check_app_config(raw, None)
+    problem = (
+        "gateway.separate_tenants: without API keys everybody is the same tenant (value true); "
+        "allowed: true only with auth.keys_file or auth.keys_env"
+    )
+    assert (problem in str(refusal.value)) is not is_taken

@@ -70,3 +70,36 @@ def test_config_check_reads_the_users_own_hard_stop(tmp_path: Path) -> None:
     result = CliRunner(env={HARD_STOP: "300"}).invoke(build_cli(()), ["config", "check", str(path)])
     assert result.exit_code == 1
     assert f"{ROLLOUT}.gateway_drain_s: HAProxy cuts streams 300 s after" in result.output
+
+
+def check_with_keys(tmp_path: Path, keys: str | None) -> Any:
+    if keys is not None:
+        (tmp_path / "keys").write_text(keys)
+    settings = settings_with()
+    settings["applications"][0]["args"]["auth"] = {"keys_file": str(tmp_path / "keys")}
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return CliRunner().invoke(build_cli(()), ["config", "check", str(path)])
+
+
+def test_config_check_reads_the_file_of_api_keys_where_it_is_on_this_machine(
+    tmp_path: Path,
+) -> None:
+    result = check_with_keys(tmp_path, "keys:\n- {name: ci, key: secret, models: [demmo]}\n")
+    assert result.exit_code == 1
+    assert "auth.keys_file: the key 'ci' is for a model that is not served" in result.output
+    assert '(value "demmo"); served: slicewise-demo' in result.output
+    result = check_with_keys(tmp_path, "keys:\n- {name: ci, key: secret, routes: [/v3]}\n")
+    assert result.exit_code == 1
+    assert "keys[0].routes[0]: not allowed" in result.output
+    assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(
+    "keys", [None, "team secret\n", "keys:\n- {name: ci, key: secret, models: [slicewise-demo]}\n"]
+)
+def test_config_check_takes_a_sound_file_of_keys_and_one_that_is_elsewhere(
+    keys: str | None, tmp_path: Path
+) -> None:
+    result = check_with_keys(tmp_path, keys)
+    assert result.exit_code == 0, result.output

@@ -11,6 +11,7 @@ from typing import Any
 
 import uvicorn
 
+from serving.config.api_keys import read_keys
 from serving.dashboard.history import History
 from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
@@ -204,7 +205,7 @@ class Stage:
         self.is_dashboard_away = False
         self.edge = HttpEdge(
             {},
-            EdgeRules(ApiKeys(keys), max_body_bytes=1000),
+            EdgeRules(ApiKeys(read_keys(",".join(keys))), max_body_bytes=1000),
             render_metrics=lambda _accept: asyncio.sleep(0, (b"", "text/plain")),
             describe_fleet=self.describe,
             ask_dashboard=self.ask_dashboard,

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.config.api_keys import read_keys
 from serving.dashboard.history import History, Wanted
 from serving.dashboard.history_page import parse_query
 from serving.dashboard.pages import DashboardPages
@@ -41,7 +42,7 @@ def client_over(history: History, *keys: str) -> httpx.AsyncClient:
 
     edge = HttpEdge(
         {},
-        EdgeRules(ApiKeys(keys), 1000),
+        EdgeRules(ApiKeys(read_keys(",".join(keys))), 1000),
         lambda: (b"", "text/plain"),
         lambda: {},
         ask_dashboard,

@@ -7,6 +7,8 @@ import pytest
 from serving.domain.errors import (
     CannotResumeError,
     ConfigError,
+    ExpiredKeyError,
+    ForbiddenError,
     GatewayBehindError,
     MalformedRequestError,
     NoEngineInTimeError,
@@ -18,6 +20,8 @@ from serving.domain.errors import (
     SlicewiseError,
     UnauthorizedError,
     UnknownModelError,
+    UnknownRouteError,
+    WrongMethodError,
     anthropic_error_body,
     error_headers,
     openai_error_body,
@@ -32,6 +36,26 @@ CASES = [
     (
         UnauthorizedError(),
         (401, "invalid_request_error", "invalid_api_key", None, "authentication_error"),
+    ),
+    (
+        ExpiredKeyError("ci", "2027-01-01T00:00:00Z"),
+        (401, "invalid_request_error", "expired_api_key", None, "authentication_error"),
+    ),
+    (
+        ForbiddenError("ci", "model", "gpt-9", ["demo"]),
+        (403, "permission_error", "model_not_allowed", "model", "permission_error"),
+    ),
+    (
+        ForbiddenError("ci", "scope", "fleet", ["metrics"]),
+        (403, "permission_error", "scope_not_allowed", None, "permission_error"),
+    ),
+    (
+        UnknownRouteError("/v3"),
+        (404, "invalid_request_error", "not_found", None, "not_found_error"),
+    ),
+    (
+        WrongMethodError("GET", "/v1/completions", ["POST"]),
+        (405, "invalid_request_error", "method_not_allowed", None, "invalid_request_error"),
     ),
     (
         UnknownModelError("gpt-9", ["demo"]),
@@ -105,6 +129,8 @@ def test_request_error_survives_pickling(error: RequestError) -> None:
         (CannotResumeError("n > 1"), {"x-should-retry": "false"}),
         (PoisonRequestError(3), {"x-should-retry": "false"}),
         (UnauthorizedError(), {"WWW-Authenticate": "Bearer"}),
+        (ExpiredKeyError("ci", "now"), {"WWW-Authenticate": "Bearer"}),
+        (WrongMethodError("PUT", "/fleet", ["GET", "HEAD"]), {"Allow": "GET, HEAD"}),
         (UnknownModelError("gpt-9"), {}),
     ],
     ids=name_of,

@@ -10,7 +10,14 @@ import pytest
 from deployments.start.ports import free_ports
 
 from .application import RunningApplication, StartError, application_args, demo_model, paced_model
-from .several_models import KEYS, adapted_model, embedding_model, write_adapter
+from .several_models import (
+    KEYS,
+    PAGE,
+    adapted_model,
+    embedding_model,
+    key_records,
+    write_adapter,
+)
 
 # In this order, so that each is started once and ended before the next one needs its memory.
 SHARED = ("demo_application", "keyed_application", "operated_application")
@@ -87,14 +94,15 @@ def keyed_application(
 
     def build() -> RunningApplication:
         folder = tmp_path_factory.mktemp("keyed")
-        keys_file = folder / "keys.txt"
-        keys_file.write_text(f"# rotated\n{KEYS[0]}\n{KEYS[1]}\n")
+        keys_file = folder / "keys.yaml"
+        keys_file.write_text(key_records())
         adapter = write_adapter(folder / "adapter")
         args = application_args(
             paced_model(1),
             adapted_model(adapter),
             embedding_model(),
             auth={"keys_file": str(keys_file)},
+            gateway={"separate_tenants": True, "cors_origins": [PAGE]},
         )
         return RunningApplication(args, api_key=KEYS[0])
 

@@ -1,16 +1,35 @@
 """What one application with several models and API keys is made of."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from .application import PROJECT_ROOT, demo_model
 
 KEYS = ("sk-first-0123456789abcdef", "sk-second-fedcba9876543210")
+LIMITED_KEY = "sk-limited-0123456789abc"
+EXPIRED_KEY = "sk-expired-0123456789abc"
+PAGE = "https://chat.example.com"
+
+
+def key_records() -> str:
+    """The file of keys: two that may do everything, for two tenants; a limited and an ended one."""
+    scopes = ["inference", "metrics", "fleet"]
+    limited = {"models": ["paced"], "routes": ["/v1/completions"], "tenant": "small"}
+    digest = hashlib.sha256(KEYS[1].encode()).hexdigest()
+    records: list[dict[str, Any]] = [
+        {"name": "first", "key": KEYS[0], "tenant": "one", "scopes": scopes},
+        {"name": "second", "sha256": digest, "tenant": "two", "scopes": scopes},
+        {"name": "limited", "key": LIMITED_KEY, **limited},
+        {"name": "ended", "key": EXPIRED_KEY, "expires_at": "2026-01-01T00:00:00Z"},
+    ]
+    return yaml.safe_dump({"keys": records})
 
 
 def adapted_model(adapter: Path) -> dict[str, Any]:
@@ -20,6 +39,7 @@ def adapted_model(adapter: Path) -> dict[str, Any]:
     return demo_model(
         name="base",
         engine_args=arguments,
+        frontend_args=demo_model()["frontend_args"] | {"enable_prompt_tokens_details": True},
         lora_adapters=[{"name": "adapted", "path": str(adapter)}],
         deployments=[{"compute_class": "local", "replicas": 1}],
     )

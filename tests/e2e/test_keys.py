@@ -1,4 +1,6 @@
-"""API keys: every route but those of probes asks for one, and no key is shown anywhere."""
+"""API keys: who may ask what, on whose account, and that no key is shown anywhere."""
+
+from typing import Any
 
 import anthropic
 import httpx
@@ -6,15 +8,19 @@ import openai
 import pytest
 
 from .application import RunningApplication
-from .several_models import KEYS
+from .several_models import EXPIRED_KEY, KEYS, LIMITED_KEY, PAGE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
+
+SECRETS = (*KEYS, LIMITED_KEY, EXPIRED_KEY)
 
 ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/fleet"),
     ("GET", "/metrics"),
     ("GET", "/nothing"),
+    ("GET", "/v1/models/paced"),
+    ("GET", "/openapi.json"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/responses"),
@@ -80,12 +86,94 @@ def test_wrong_key_is_an_authentication_error_to_the_clients(
         )
 
 
+def get(application: RunningApplication, path: str, key: str) -> httpx.Response:
+    return httpx.get(application.base_url + path, headers={"Authorization": f"Bearer {key}"})
+
+
+def test_limited_key_gets_what_it_is_for_and_nothing_else(
+    keyed_application: RunningApplication,
+) -> None:
+    url = keyed_application.base_url
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=LIMITED_KEY) as client:
+        assert [model.id for model in client.models.list()] == ["paced"]
+        assert client.models.retrieve("paced").id == "paced"
+        with pytest.raises(openai.NotFoundError, match="Served here: paced"):
+            client.models.retrieve("base")
+        assert client.completions.create(model="paced", prompt="a", max_tokens=2).choices
+        with pytest.raises(openai.PermissionDeniedError, match="not for the model 'base'"):
+            client.completions.create(model="base", prompt="a", max_tokens=2)
+        messages: Any = [{"role": "user", "content": "a"}]
+        with pytest.raises(openai.PermissionDeniedError, match="not for the route"):
+            client.chat.completions.create(model="paced", messages=messages)
+    with (
+        anthropic.Anthropic(base_url=url, api_key=LIMITED_KEY) as client,
+        pytest.raises(anthropic.PermissionDeniedError, match="not for the route"),
+    ):
+        client.messages.create(model="paced", max_tokens=1, messages=messages)
+    for path, scope in (("/metrics", "metrics"), ("/fleet", "fleet")):
+        answer = get(keyed_application, path, LIMITED_KEY)
+        assert answer.status_code == 403
+        assert f"not for the scope '{scope}'" in answer.json()["error"]["message"]
+
+
+def test_key_that_has_ended_says_so(keyed_application: RunningApplication) -> None:
+    answer = get(keyed_application, "/v1/models", EXPIRED_KEY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "expired_api_key")
+    assert "2026-01-01T00:00:00Z" in answer.json()["error"]["message"]
+
+
+def test_prompt_of_one_tenant_is_in_no_cache_of_another(
+    keyed_application: RunningApplication,
+) -> None:
+    prompt = [70 + number % 50 for number in range(400)]
+
+    def cached_tokens(key: str, **fields: Any) -> int:
+        body = {"model": "base", "prompt": prompt, "max_tokens": 1, **fields}
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"{keyed_application.base_url}/v1/completions"
+        usage = httpx.post(url, json=body, headers=headers, timeout=60).json()["usage"]
+        return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"] or 0)
+
+    assert cached_tokens(KEYS[0]) == 0
+    hit = cached_tokens(KEYS[0])
+    assert hit > 0
+    assert cached_tokens(KEYS[1]) == 0  # the same prompt, first asked by another tenant
+    assert cached_tokens(KEYS[1]) == hit
+    assert cached_tokens(KEYS[0], cache_salt="x") == 0
+    assert cached_tokens(KEYS[1], cache_salt="x") == 0
+    assert cached_tokens(KEYS[0], cache_salt="x") == hit
+
+
+def test_methods_pages_and_description_are_answered_through_the_proxy(
+    keyed_application: RunningApplication,
+) -> None:
+    url = keyed_application.base_url
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    wrong = httpx.get(f"{url}/v1/chat/completions", headers=headers)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    preflight = httpx.options(f"{url}/v1/chat/completions", headers=asked)
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, PAGE)
+    refused = httpx.post(f"{url}/v1/chat/completions", json={}, headers={"Origin": PAGE})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+    described = httpx.get(f"{url}/openapi.json", headers=headers).json()
+    schemas = described["components"]["schemas"]
+    assert schemas["ChatCompletionRequest"]["properties"]["model"]["enum"] == [
+        "adapted", "base", "paced"
+    ]  # fmt: skip
+    for path, operations in described["paths"].items():
+        (method,) = operations
+        asked_path = path.replace("{model}", "paced")
+        answer = httpx.request(method, url + asked_path, headers=headers, json={}, timeout=60)
+        assert answer.status_code not in (404, 405), path
+
+
 def test_no_key_is_shown_in_answers_or_logs(keyed_application: RunningApplication) -> None:
     headers = {"Authorization": f"Bearer {KEYS[1]}"}
     for path in ("/fleet", "/metrics", "/v1/models"):
         answer = httpx.get(keyed_application.base_url + path, headers=headers)
         assert answer.status_code == 200
-        assert not any(key in answer.text for key in KEYS)
+        assert not any(key in answer.text for key in SECRETS)
     for path in keyed_application.log_files():
         text = path.read_bytes()
-        assert not any(key.encode() in text for key in KEYS), path.name
+        assert not any(key.encode() in text for key in SECRETS), path.name

@@ -13,6 +13,7 @@ import pytest
 from serving.config.application import GatewayConfig, OpenField
 from serving.config.models import ModelConfig
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.link.vllm_codec import EMITTED_KEY, decode_request, emitted_token_ids, request_decoder
 
 from .engines import ScriptedLink
@@ -111,4 +112,28 @@ async def test_what_steers_an_engine_is_refused_behind_vllms_own_reading_too(
             assert answer.status_code == 400, answer.text
             assert f"{named} steers engines" in answer.text
             assert not link.submitted
+    served.llm.shutdown()
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES.keys() - {"/v1/messages"}))
+async def test_field_that_a_key_opens_reaches_the_engine_in_its_requests_alone(path: str) -> None:
+    served = await ModelVersion.build(CONFIG, GatewayConfig())
+    link = ScriptedLink(served.dispatcher)
+    transport = httpx.ASGITransport(app=await served.app())
+    body = {"model": MODEL, "priority": -1, **ROUTES[path]}
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        opened = RequestContext(0.0, open_fields=frozenset({OpenField.PRIORITY}))
+        token = REQUEST_CONTEXT.set(opened)
+        asked = asyncio.create_task(client.post(path, json=body))
+        REQUEST_CONTEXT.reset(token)
+        while not link.submitted:
+            assert not asked.done(), asked.result().text
+            await asyncio.sleep(0.01)
+        assert decode_request(link.submitted[0], request_decoder()).priority == -1
+        link.step(3)
+        assert (await asked).status_code == 200
+        assert (await client.post(path, json=body)).status_code == 400
     served.llm.shutdown()

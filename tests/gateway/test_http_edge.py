@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.config.api_keys import read_keys
 from serving.dashboard.history import History
 from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
@@ -19,6 +20,7 @@ from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.edge.readiness import Readiness
+from serving.gateway.edge.routes import MODEL_ROUTES
 from serving.gateway.routing import CanaryView
 
 DEADLINE_S = 10.0
@@ -35,6 +37,7 @@ class EchoFrontend:
         self.refused_fields: Mapping[str, str] = {}
         self.refusal: RequestError | None = None
         self.canary_of: str | None = None
+        self.served_routes = frozenset(map(str, MODEL_ROUTES))
         self.is_broken = False
         self.weight, self.num_ready = 0.0, 0
         self.num_admitted = 0
@@ -81,7 +84,7 @@ def edge_over(
     **rules: Any,
 ) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
-    known = keys if isinstance(keys, ApiKeys) else ApiKeys(keys)
+    known = keys if isinstance(keys, ApiKeys) else ApiKeys(read_keys(",".join(keys)))
     return HttpEdge(
         models,
         EdgeRules(known, **{"max_body_bytes": MAX_BODY_BYTES} | rules),

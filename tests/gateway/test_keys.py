@@ -6,34 +6,40 @@ from typing import Any
 
 import pytest
 
-from serving.config.api_keys import read_keys
+from serving.config.api_keys import KeyRecord, read_keys
 from serving.domain.errors import UnauthorizedError
-from serving.gateway.edge.auth import CHECK_INTERVAL_S, ApiKeys, KeysOfFile, presented_key
+from serving.gateway.edge.auth import ANYBODY, CHECK_INTERVAL_S, ApiKeys, KeysOfFile, presented_key
+
+NOW_S = 1_800_000_000.0
+
+
+def keys_of(text: str) -> ApiKeys:
+    return ApiKeys(read_keys(text))
 
 
 @pytest.mark.parametrize("key", ["old-key", "new-key"])
 def test_each_of_several_keys_passes(key: str) -> None:
-    ApiKeys(["old-key", "new-key"]).check(key)
+    keys_of("old-key,new-key").check(key, NOW_S)
 
 
 @pytest.mark.parametrize("key", [None, "", "old-ke", "old-key ", "OLD-KEY", "schlüssel"])
 def test_no_key_and_an_unknown_key_are_refused(key: str | None) -> None:
     with pytest.raises(UnauthorizedError):
-        ApiKeys(["old-key", "new-key"]).check(key)
+        keys_of("old-key,new-key").check(key, NOW_S)
 
 
 @pytest.mark.parametrize("key", [None, "anything"])
 def test_without_keys_everybody_passes(key: str | None) -> None:
     keys = ApiKeys([])
     assert not keys
-    keys.check(key)
+    assert keys.check(key, NOW_S) == ANYBODY
 
 
 def test_keys_show_neither_in_their_repr_nor_in_the_refusal() -> None:
-    keys = ApiKeys(["very-secret"])
+    keys = keys_of("very-secret")
     assert "very-secret" not in repr(keys)
     with pytest.raises(UnauthorizedError) as refusal:
-        keys.check("mistyped-secret")
+        keys.check("mistyped-secret", NOW_S)
     assert "secret" not in str(refusal.value)
 
 
@@ -57,9 +63,10 @@ def test_key_is_read_from_openais_and_anthropics_header(
 
 
 def test_key_names_its_tenant() -> None:
-    keys = ApiKeys(["k1", "k2", "k3"], {"k1": "acme", "k2": "acme"})
-    assert [keys.check(key) for key in ("k1", "k2", "k3")] == ["acme", "acme", None]
-    assert ApiKeys([]).check("k1") is None
+    keys = keys_of("acme k1, acme k2, k3")
+    named = [keys.check(key, NOW_S).tenant for key in ("k1", "k2", "k3")]
+    assert named == ["acme", "acme", None]
+    assert ApiKeys([]).check("k1", NOW_S).tenant is None
 
 
 class Clock:
@@ -72,12 +79,11 @@ class Clock:
 
 
 def of_file(path: Path, clock: Clock) -> KeysOfFile:
-    def parse(text: str) -> ApiKeys:
-        named = read_keys(text)
-        if not named:
+    def parse(text: str) -> list[KeyRecord]:
+        records = read_keys(text)
+        if not records:
             raise ValueError("no API key")
-        tenants = {key.key: key.tenant for key in named if key.tenant is not None}
-        return ApiKeys((key.key for key in named), tenants)
+        return records
 
     return KeysOfFile(path, parse, clock)
 
@@ -87,17 +93,17 @@ def test_changed_file_rotates_keys_without_a_restart(tmp_path: Path) -> None:
     path.write_text("team old-key\n")
     keys = of_file(path, clock)
     assert keys
-    assert keys.check("old-key") == "team"
+    assert keys.check("old-key", NOW_S).tenant == "team"
 
     path.write_text("team old-key\nteam new-key\n")
     clock.now_s += CHECK_INTERVAL_S
-    assert (keys.check("old-key"), keys.check("new-key")) == ("team", "team")
+    assert [keys.check(key, NOW_S).tenant for key in ("old-key", "new-key")] == ["team", "team"]
 
     path.write_text("team new-key\n")
     clock.now_s += CHECK_INTERVAL_S
-    assert keys.check("new-key") == "team"
+    assert keys.check("new-key", NOW_S).tenant == "team"
     with pytest.raises(UnauthorizedError):
-        keys.check("old-key")
+        keys.check("old-key", NOW_S)
 
 
 def test_mounted_secret_that_moves_its_link_is_noticed(tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_mounted_secret_that_moves_its_link_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(tmp_path / "data")
     clock.now_s += CHECK_INTERVAL_S
-    keys.check("key-two")
+    keys.check("key-two", NOW_S)
 
 
 def test_file_that_cannot_be_read_once_is_read_at_the_next_check(tmp_path: Path) -> None:
@@ -129,10 +135,10 @@ def test_file_that_cannot_be_read_once_is_read_at_the_next_check(tmp_path: Path)
     path.write_text("new-key\n")
     Unreadable.fails = True
     clock.now_s += CHECK_INTERVAL_S
-    keys.check("old")
+    keys.check("old", NOW_S)
     Unreadable.fails = False
     clock.now_s += CHECK_INTERVAL_S
-    keys.check("new-key")
+    keys.check("new-key", NOW_S)
 
 
 @pytest.mark.parametrize("text", [None, "", "# nobody\n", "a b c\n"])
@@ -147,8 +153,8 @@ def test_file_without_usable_keys_leaves_those_there_were(
     else:
         path.write_text(text)
     clock.now_s += CHECK_INTERVAL_S
-    keys.check("very-secret")
+    keys.check("very-secret", NOW_S)
     with pytest.raises(UnauthorizedError):
-        keys.check(None)
+        keys.check(None, NOW_S)
     assert "api_keys_not_taken" in caplog.text
     assert "very-secret" not in caplog.text

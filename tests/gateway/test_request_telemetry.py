@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.config.api_keys import read_keys
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import HttpEdge
@@ -361,7 +362,7 @@ async def test_admissions_are_counted_by_result_and_never_by_what_the_client_mad
 
 
 async def test_tenant_is_the_name_of_the_key_and_never_what_the_client_made_up() -> None:
-    edge = edge_over(EchoFrontend("chat"), keys=ApiKeys(["k1", "k2"], {"k1": "acme"}))
+    edge = edge_over(EchoFrontend("chat"), keys=ApiKeys(read_keys("acme k1, k2")))
     for key in ("k1", "k2", "acme"):
         await post_to(edge, [{"model": "chat"}], authorization=f"Bearer {key}")
     assert edge.metrics.admissions == {

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from serving.config.application import OpenField
-from serving.gateway.edge.http import _MODEL_ROUTES
+from serving.gateway.edge.routes import MODEL_ROUTES
 
 from .test_http_edge import EchoFrontend, client_of, edge_over
 
-ROUTES = sorted(_MODEL_ROUTES)
+ROUTES = sorted(MODEL_ROUTES)
 VALUES: dict[OpenField, Any] = {
     OpenField.VLLM_XARGS: {"mine": 1},
     OpenField.KV_TRANSFER_PARAMS: {"do_remote_prefill": True},

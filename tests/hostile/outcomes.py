@@ -13,13 +13,6 @@ from .cases import Case, can_stream
 NUM_AT_ONCE, PATIENCE_S = 8, 60.0
 # What the errors of our own are called in an answer that has begun: vLLM's, ours and Anthropic's.
 _OUR_FAULT = re.compile(r'"(InternalServerError|server_error|api_error|internal_error)"')
-# Open, issue 21: what refers to itself without end. The engine finds out, where it can only fail
-# the request. Whoever compiles it before it is sent can refuse it.
-_ENDLESS_SCHEMA = '{"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}'
-_KNOWN = {
-    ("response_format", _ENDLESS_SCHEMA),
-    ("structured_outputs.grammar", '"root ::= root"'),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +28,8 @@ class Outcome:
 
     @property
     def is_our_fault(self) -> bool:
-        """Whether it is worse than a refusal, and not known yet."""
-        changed = {(self.case.field, self.case.value), *self.case.others}
-        return not 200 <= self.status < 500 and not changed & _KNOWN
+        """Whether it is worse than a refusal."""
+        return not 200 <= self.status < 500
 
     @property
     def is_an_engines(self) -> bool:

@@ -1,71 +1,78 @@
-"""Checks API keys, which decide who may use the gateway.
+"""Checks API keys, which decide who may use the gateway, and for what.
 
-Keys are held hashed, and every comparison takes the same time. Keys in a file are read again when
+Keys are held hashed. A key is looked up by a digest that is made with a secret of this process, so
+that the time of a look-up tells nothing of the keys there are. Keys in a file are read again when
 the file changes, so that a key can be rotated without a restart.
 
-A key may have a name, the tenant's. Several keys may have the same name. `serving.config.api_keys`
-owns the form of keys in a file.
+`serving.config.api_keys` owns the form of keys in a file, and what a record of one may say.
 """
 
 import hashlib
 import hmac
 import logging
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from serving.artifacts.model_source import resolve_file
-from serving.config.api_keys import read_keys
+from serving.config.api_keys import KeyRecord, KeyScope, read_keys
 from serving.config.application import AuthConfig
-from serving.domain.errors import UnauthorizedError
+from serving.domain.errors import ExpiredKeyError, ForbiddenError, UnauthorizedError
 
 logger = logging.getLogger(__name__)
 
 # How long a changed file goes unnoticed. A kubelet takes about a minute to change a mounted Secret.
 CHECK_INTERVAL_S = 5.0
 
-
-def _digest(key: str) -> bytes:
-    # A fast hash on purpose: keys are long random strings, not passwords, and each request pays for
-    # it.
-    return hashlib.sha256(key.encode()).digest()
+# What everybody may do where no key is needed.
+ANYBODY = KeyRecord(b"")
 
 
 class ApiKeys:
     """The accepted keys; several at once let a key be rotated. Without any, no key is needed."""
 
-    def __init__(self, keys: Iterable[str], tenants: Mapping[str, str] | None = None) -> None:
-        """Takes the `keys`; `tenants` has the names of the keys that have one, by key."""
-        named = tenants or {}
-        self._digests = tuple((_digest(key), named.get(key)) for key in keys)
+    def __init__(self, records: Iterable[KeyRecord]) -> None:
+        """Takes the records of the keys; of two records of one key the last one counts."""
+        self._secret = secrets.token_bytes(32)
+        self._records = self._by_blinded_digest(records)
 
     def __bool__(self) -> bool:
         """Returns whether a key is needed."""
-        return bool(self._digests)
+        return bool(self._records)
 
     def __repr__(self) -> str:
         """Returns the number of keys, never a key."""
-        return f"ApiKeys({len(self._digests)})"
+        return f"{type(self).__name__}({len(self._records)})"
 
-    def check(self, presented: str | None) -> str | None:
+    def check(self, presented: str | None, now_s: float) -> KeyRecord:
         """Passes a request that presented a known key, or any request when none is needed.
 
-        Returns the tenant of the key; `None` if the key has no name, or if no key is needed.
+        `now_s` is Unix time. Returns what the key may do; everything if no key is needed.
 
         Raises:
             UnauthorizedError: no key or an unknown one. The client has to send a valid key.
+            ExpiredKeyError: the key has ended. The client has to get another one.
         """
-        if not self._digests:
-            return None
+        if not self._records:
+            return ANYBODY
         if presented is None:
             raise UnauthorizedError("No API key provided. Send it as 'Authorization: Bearer KEY'.")
-        digest = _digest(presented)
-        # Every key is compared, so that the time taken does not show which one matched.
-        matches = [hmac.compare_digest(digest, known) for known, _ in self._digests]
-        if not any(matches):
+        record = self._records.get(self._blinded(hashlib.sha256(presented.encode()).digest()))
+        if record is None:
             raise UnauthorizedError
-        return self._digests[matches.index(True)][1]
+        if record.expires_at_s is not None and now_s >= record.expires_at_s:
+            ended_at = datetime.fromtimestamp(record.expires_at_s, UTC)
+            raise ExpiredKeyError(record.name or "", f"{ended_at:%Y-%m-%dT%H:%M:%SZ}")
+        return record
+
+    def _by_blinded_digest(self, records: Iterable[KeyRecord]) -> dict[bytes, KeyRecord]:
+        return {self._blinded(record.digest): record for record in records}
+
+    def _blinded(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
 
 
 class KeysOfFile(ApiKeys):
@@ -76,27 +83,29 @@ class KeysOfFile(ApiKeys):
     """
 
     def __init__(
-        self, path: Path, parse: Callable[[str], ApiKeys], now_s: Callable[[], float]
+        self,
+        path: Path,
+        parse: Callable[[str], list[KeyRecord]],
+        monotonic_s: Callable[[], float],
     ) -> None:
-        """Reads the file; `parse` makes keys of its text, or raises `ValueError`.
+        """Reads the file; `parse` makes records of its text, or raises `ValueError`.
 
         Raises:
             ValueError: `parse` refuses the file as it is now.
             OSError: the file cannot be read.
         """
-        super().__init__(())
-        self._path, self._parse, self._now_s = path, parse, now_s
+        self._path, self._parse, self._monotonic_s = path, parse, monotonic_s
         self._stamp = _stamp(path)
-        self._checked_at_s = now_s()
-        self._digests = parse(path.read_text())._digests
+        self._checked_at_s = monotonic_s()
+        super().__init__(parse(path.read_text()))
 
-    def check(self, presented: str | None) -> str | None:
+    def check(self, presented: str | None, now_s: float) -> KeyRecord:
         """Checks a key as `ApiKeys.check` does, by the file as it is now."""
-        now_s = self._now_s()
-        if now_s - self._checked_at_s >= CHECK_INTERVAL_S:
-            self._checked_at_s = now_s
+        monotonic_s = self._monotonic_s()
+        if monotonic_s - self._checked_at_s >= CHECK_INTERVAL_S:
+            self._checked_at_s = monotonic_s
             self._reread()
-        return super().check(presented)
+        return super().check(presented, now_s)
 
     def _reread(self) -> None:
         try:
@@ -105,11 +114,11 @@ class KeysOfFile(ApiKeys):
                 return
             text = self._path.read_text()
             self._stamp = stamp  # what cannot be read now is read at the next check
-            self._digests = self._parse(text)._digests
+            self._records = self._by_blinded_digest(self._parse(text))
         except (OSError, ValueError) as error:
-            logger.error("api_keys_not_taken reason=%r kept=%d", str(error), len(self._digests))
+            logger.error("api_keys_not_taken reason=%r kept=%d", str(error), len(self._records))
             return
-        logger.info("api_keys_taken count=%d", len(self._digests))
+        logger.info("api_keys_taken count=%d", len(self._records))
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -130,30 +139,75 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
+def check_scope(record: KeyRecord, scope: KeyScope) -> None:
+    """Refuses a key that is not for this.
+
+    Raises:
+        ForbiddenError: it is not. The client needs another key.
+    """
+    if scope not in record.scopes:
+        raise _forbidden(record, "scope", scope, record.scopes)
+
+
+def check_route(record: KeyRecord, path: str) -> None:
+    """Refuses a key that is not for the models' route `path`.
+
+    Raises:
+        ForbiddenError: it is not. The client needs another key.
+    """
+    check_scope(record, KeyScope.INFERENCE)
+    if record.routes is not None and path not in record.routes:
+        raise _forbidden(record, "route", path, record.routes)
+
+
+def check_model(record: KeyRecord, name: str) -> None:
+    """Refuses a key that is not for the model or adapter `name`, whether or not there is one.
+
+    Raises:
+        ForbiddenError: it is not. The client has to name a model that is allowed.
+    """
+    if not may_use(record, name):
+        raise _forbidden(record, "model", name, record.models or ())
+
+
+def may_use(record: KeyRecord, name: str) -> bool:
+    """Returns whether a key is for the model or adapter `name`."""
+    return record.models is None or name in record.models
+
+
+def _forbidden(
+    record: KeyRecord, what: str, asked: str, allowed: Collection[str]
+) -> ForbiddenError:
+    return ForbiddenError(record.name or "", what, str(asked), sorted(map(str, allowed)))
+
+
 def load_keys(auth: AuthConfig) -> ApiKeys:
     """Loads the accepted API keys.
 
     Raises:
         ValueError: a named source has no key, and serving without one would open the gateway to
-            everybody; or it names more tenants than are allowed.
+            everybody; or it has something else in it, or more tenants than are allowed.
     """
     if auth.keys_file is not None:
         source = f"auth.keys_file {auth.keys_file!r}"
         path = resolve_file(auth.keys_file)
         return KeysOfFile(path, lambda text: _keys_in(text, source, auth), time.monotonic)
     if auth.keys_env is not None:
-        return _keys_in(os.environ.get(auth.keys_env, ""), f"auth.keys_env {auth.keys_env!r}", auth)
+        text = os.environ.get(auth.keys_env, "")
+        return ApiKeys(_keys_in(text, f"auth.keys_env {auth.keys_env!r}", auth))
     return ApiKeys(())
 
 
-def _keys_in(text: str, source: str, auth: AuthConfig) -> ApiKeys:
-    keys = read_keys(text)
+def _keys_in(text: str, source: str, auth: AuthConfig) -> list[KeyRecord]:
+    try:
+        keys = read_keys(text)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
     if not keys:
         raise ValueError(f"{source} holds no API key")
-    tenants = {key.key: key.tenant for key in keys if key.tenant is not None}
-    num_tenants = len(set(tenants.values()))
+    num_tenants = len({key.tenant for key in keys if key.tenant is not None})
     if num_tenants > auth.max_tenants:
         raise ValueError(
             f"{source} names {num_tenants} tenants; allowed: auth.max_tenants, {auth.max_tenants}"
         )
-    return ApiKeys((key.key for key in keys), tenants)
+    return keys

@@ -218,7 +218,7 @@ def check_request_id(request_id: object) -> None:
 # -- what steers engines: closed unless the configuration opens it --
 
 
-def check_steering(fields: RequestFields, opened: Collection[OpenField]) -> None:
+def check_steering(fields: RequestFields, opened: Collection[str]) -> None:
     """Refuses a body in which a field has a value that is neither neutral nor of an opened field.
 
     Raises:
@@ -230,7 +230,7 @@ def check_steering(fields: RequestFields, opened: Collection[OpenField]) -> None
 
 
 def passed_headers(
-    headers: Iterable[tuple[bytes, bytes]], opened: Collection[OpenField]
+    headers: Iterable[tuple[bytes, bytes]], opened: Collection[str]
 ) -> list[tuple[bytes, bytes]]:
     """Returns the headers without those that steer an engine and are closed.
 
@@ -247,7 +247,7 @@ def passed_headers(
     return passed
 
 
-def steered(made: Mapping[OpenField, object], opened: Collection[OpenField]) -> OpenField | None:
+def steered(made: Mapping[OpenField, object], opened: Collection[str]) -> OpenField | None:
     """Returns the first field of a request that is closed and has a value; `None` if none has."""
     return next(
         (name for name, value in made.items() if name not in opened and value not in _NEUTRAL), None
@@ -257,7 +257,7 @@ def steered(made: Mapping[OpenField, object], opened: Collection[OpenField]) -> 
 def _closed(name: str, field: str) -> MalformedRequestError:
     message = (
         f"{name} steers engines and is closed here; leave it out. "
-        f"An operator opens it with {field} in gateway.open_fields."
+        f"An operator opens it with {field} in gateway.open_fields, or for one key."
     )
     return MalformedRequestError(message, param=name, code="unsupported_parameter")
 

@@ -1,8 +1,8 @@
 """The HTTP edge of the gateway: it decides who may ask, for which model, with which request id.
 
 Owns keys, body limits, request ids, the choice of a model's frontend, admission before a stream
-starts, and the gateway's own routes (`/health`, `/ready`, `/v1/models`, `/metrics`, `/fleet`).
-Every other byte of a response is vLLM's. Prompts and answers are never logged.
+starts, and `/ready`. The gateway's other own routes are in `own_routes`. Every other byte of a
+response is vLLM's. Prompts and answers are never logged.
 """
 
 import logging
@@ -12,25 +12,34 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.config.api_keys import KeyRecord
 from serving.config.application import AppConfig, OpenField
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import (
-    DashboardUnavailableError,
     MalformedRequestError,
     RequestError,
     RequestTooLargeError,
     UnknownModelError,
+    WrongMethodError,
     error_body,
     error_headers,
-    openai_error_body,
 )
 from serving.domain.limits import MAX_INPUTS, MAX_SEQUENCES
 from serving.gateway.admission import RequestTarget
-from serving.gateway.edge.auth import ApiKeys, load_keys, presented_key
+from serving.gateway.edge.api_description import DescribedModel, describe_api
+from serving.gateway.edge.auth import (
+    ANYBODY,
+    ApiKeys,
+    check_model,
+    check_route,
+    load_keys,
+    may_use,
+    presented_key,
+)
+from serving.gateway.edge.cors import allow_origin, is_preflight, preflight_headers
 from serving.gateway.edge.fields import (
     REQUEST_ID,
     RequestFields,
@@ -44,9 +53,20 @@ from serving.gateway.edge.fields import (
     passed_headers,
     read_fields,
 )
+from serving.gateway.edge.own_routes import GatewayReaders, ListedModel, OwnRequest, OwnRoutes
 from serving.gateway.edge.readiness import Readiness
+from serving.gateway.edge.routes import (
+    ENGINELESS_ROUTES,
+    GENERATE_ROUTES,
+    MODEL_METHODS,
+    MODEL_ROUTES,
+    NUMBERED_ROUTES,
+    OWN_METHODS,
+    READY,
+    methods_of,
+    route_of,
+)
 from serving.gateway.edge.stream_errors import as_request_error, error_event, is_error_event
-from serving.gateway.reports.fleet_pages import is_static_page
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
@@ -54,80 +74,17 @@ from serving.telemetry.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 
-# What a model's frontend serves to clients. vLLM registers more (scaling, adapters, profiling),
-# which are operations on a server of its own and not for whoever holds an API key.
-_MODEL_ROUTES = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/embeddings",
-        "/v1/score",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/score",
-        "/rerank",
-        "/classify",
-        "/pooling",
-        "/tokenize",
-        "/detokenize",
-    }
-)
-
-_GENERATE_ROUTES = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
-)
-
-# Routes whose streams number their events.
-_NUMBERED_ROUTES = frozenset({"/v1/responses"})
-
-# Routes of `_MODEL_ROUTES` that no engine is needed for.
-_ENGINELESS_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-
-_OWN_ROUTES = frozenset({"/health", "/v1/models", "/metrics", "/fleet", "/fleet/history"})
-
-# Asked by every load balancer and kubelet every few seconds, so it is neither counted nor logged.
-_READY_ROUTE = "/ready"
-
-# The same address gives people the dashboard's page. What was read with a key stays in no cache.
-_FLEET_HEADERS = {
-    "content-type": "application/json",
-    "vary": "Accept",
-    "cache-control": "no-store",
-}
-
-# Headers that are not passed on as they came: vLLM's frontend would use the trace, or complain.
-_OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
+# Headers that are not passed on as they came: vLLM's frontend would use the trace, or complain, or
+# let every web page read the answer.
+_OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"origin"})
 
 
-class ModelFrontend(Protocol):
+class ModelFrontend(ListedModel, Protocol):
     """The interface of one served model for the edge."""
-
-    @property
-    def name(self) -> str:
-        """The `model` field that selects it."""
-        ...
-
-    @property
-    def adapter_names(self) -> tuple[str, ...]:
-        """The LoRA adapters that select it too."""
-        ...
 
     @property
     def refused_fields(self) -> Mapping[str, str]:
         """The fields of a request that its engines cannot honour, with the reason."""
-        ...
-
-    @property
-    def is_broken(self) -> bool:
-        """True if it answers nothing any more and does not recover."""
-        ...
-
-    @property
-    def canary_of(self) -> str | None:
-        """The model whose requests it takes a share of; `None` for most models."""
         ...
 
     def canary(self) -> CanaryView:
@@ -141,10 +98,6 @@ class ModelFrontend(Protocol):
         """
         ...
 
-    async def cards(self) -> list[dict[str, Any]]:
-        """Returns its entries of `/v1/models`."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class EdgeRules:
@@ -155,6 +108,7 @@ class EdgeRules:
     open_fields: frozenset[OpenField] = frozenset()
     max_sequences: int = MAX_SEQUENCES
     max_inputs: int = MAX_INPUTS
+    cors_origins: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: AppConfig) -> "EdgeRules":
@@ -170,6 +124,7 @@ class EdgeRules:
             frozenset(gateway.open_fields),
             gateway.max_sequences,
             gateway.max_inputs,
+            frozenset(gateway.cors_origins),
         )
 
 
@@ -190,120 +145,132 @@ class HttpEdge:
         self._models = models
         self._rules = rules
         self._tracer = tracer
-        self._render_metrics = render_metrics
-        self._describe_fleet = describe_fleet
-        self._ask_dashboard = ask_dashboard
+        readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
+        self._own = OwnRoutes(models, readers)
         self._readiness = readiness
         self.metrics = EdgeMetrics()
 
     @property
     def broken_models(self) -> list[str]:
         """The models that this gateway cannot answer for any more. It has to be replaced."""
-        return sorted(name for name, model in self._models.items() if model.is_broken)
+        return self._own.broken_models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
         if scope["type"] == "lifespan":
             await _serve_lifespan(receive, send)
-        elif scope["type"] == "http" and _path_of(scope) == _READY_ROUTE:
-            ready = self._readiness()
-            status = 200 if ready.is_ready else 503
-            await PlainTextResponse(f"{ready.reason}\n", status)(scope, receive, send)
+        elif scope["type"] == "http" and _path_of(scope) == READY:
+            await self._answer_ready(scope["method"])(scope, receive, send)
         elif scope["type"] == "http":
             exchange = _Exchange(scope, receive, send, self.metrics)
-            if self._tracer.is_on and exchange.path in _MODEL_ROUTES:
+            if self._tracer.is_on and exchange.path in MODEL_ROUTES:
                 exchange.begin_trace(self._tracer)
             await exchange.run(self._serve)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
+    def _answer_ready(self, method: str) -> Response:
+        if method not in OWN_METHODS:
+            error = WrongMethodError(method, READY, OWN_METHODS)
+            return PlainTextResponse(f"{error.message}\n", error.status, error_headers(error))
+        ready = self._readiness()
+        return PlainTextResponse(f"{ready.reason}\n", 200 if ready.is_ready else 503)
+
     async def _serve(self, exchange: "_Exchange") -> None:
-        path = exchange.path
-        if path in _MODEL_ROUTES:
-            exchange.context.tenant = self._authorize(exchange.scope)
-            await self._serve_model(exchange)
+        if self._rules.cors_origins and await self._share(exchange):
+            return
+        if exchange.path in MODEL_ROUTES:
+            holder = self._authorize(exchange)
+            if exchange.method not in MODEL_METHODS:
+                raise WrongMethodError(exchange.method, exchange.path, MODEL_METHODS)
+            check_route(holder, exchange.path)
+            await self._serve_model(exchange, holder)
+            return
+        asked = OwnRequest(
+            exchange.method,
+            exchange.path,
+            exchange.scope.get("query_string", b"").decode("latin-1"),
+            exchange.header(b"accept"),
+            exchange.header(b"if-none-match"),
+        )
+        holder = ANYBODY if asked.is_open else self._authorize(exchange)
+        await exchange.respond(await self._own.answer(asked, holder))
+
+    def _describe(self, holder: KeyRecord) -> dict[str, Any]:
+        models = (
+            DescribedModel((model.name, *model.adapter_names), model.served_routes)
+            for model in self._models.values()
+            if model.canary_of is None
+        )
+        rules = self._rules
+        opened = rules.open_fields | holder.open_fields
+        return describe_api(models, holder, opened, needs_key=bool(rules.keys))
+
+    async def _share(self, exchange: "_Exchange") -> bool:
+        """Lets allowed web pages read the answer; returns whether it has been given already.
+
+        A preflight is answered before a key is looked for: browsers send none with it.
+        """
+        headers = exchange.scope["headers"]
+        answer = allow_origin(headers, self._rules.cors_origins)
+        exchange.add_headers(answer.headers)
+        if not is_preflight(exchange.method, headers):
+            return False
+        route = route_of(exchange.path)
+        if answer.refusal is not None:
+            await exchange.respond(PlainTextResponse(f"{answer.refusal}\n", 403))
+        elif route is None:
+            await exchange.respond(PlainTextResponse("there is no such route\n", 404))
         else:
-            await self._serve_own(exchange, path)
+            await exchange.respond(Response(None, 204, preflight_headers(methods_of(route))))
+        return True
 
-    async def _serve_own(self, exchange: "_Exchange", path: str) -> None:
-        """Serves a route that is the gateway's own; the page and `/health` need no key."""
-        if path == "/health":
-            broken = self.broken_models
-            text = f"{complaint(broken)}\n" if broken else ""
-            await exchange.respond(PlainTextResponse(text, 503 if broken else 200))
-            return
-        if path.startswith("/fleet") and is_static_page(
-            exchange.method, path, exchange.header(b"accept")
-        ):
-            await self._serve_page(exchange)
-            return
-        exchange.context.tenant = self._authorize(exchange.scope)
-        if path == "/v1/models":
-            await exchange.respond(JSONResponse(await self._model_list()))
-        elif path == "/metrics":
-            body, content_type = await self._render_metrics(exchange.header(b"accept"))
-            await exchange.respond(Response(body, media_type=content_type))
-        elif path == "/fleet":
-            # One loop serves this and every stream: a large fleet's answer has to be encoded fast.
-            body = msgspec.json.encode(self._describe_fleet())
-            await exchange.respond(Response(body, headers=_FLEET_HEADERS))
-        elif path == "/fleet/history":
-            await self._serve_page(exchange)
-        else:
-            error = MalformedRequestError(f"There is no route {path}.", code="not_found")
-            await exchange.respond(JSONResponse(openai_error_body(error), status_code=404))
+    def _authorize(self, exchange: "_Exchange") -> KeyRecord:
+        """Returns what the request's key may do, and puts the request on its tenant's account."""
+        holder = self._rules.keys.check(presented_key(exchange.scope["headers"]), time.time())
+        exchange.context.tenant = holder.tenant or DEFAULT_TENANT
+        return holder
 
-    def _authorize(self, scope: Scope) -> str:
-        return self._rules.keys.check(presented_key(scope["headers"])) or DEFAULT_TENANT
-
-    async def _serve_page(self, exchange: "_Exchange") -> None:
-        """Passes on the dashboard's answer, or the reason why there is none."""
-        query = exchange.scope["query_string"].decode("latin-1")
-        request = PageRequest(exchange.path, query, exchange.header(b"if-none-match"))
-        try:
-            answer = await self._ask_dashboard(request)
-        except DashboardUnavailableError as error:
-            # Not counted as a refusal: those are of requests for models.
-            body = openai_error_body(error)
-            await exchange.respond(JSONResponse(body, status_code=error.status))
-            return
-        await exchange.respond(Response(answer.body, answer.status, dict(answer.headers)))
-
-    async def _serve_model(self, exchange: "_Exchange") -> None:
+    async def _serve_model(self, exchange: "_Exchange", holder: KeyRecord) -> None:
         body = await exchange.read_body(self._rules.max_body_bytes)
         exchange.context.body_read()
         fields = read_fields(body)
         check_request_id(fields.request_id)
-        self._check(exchange.path, fields)
+        opened = self._rules.open_fields | holder.open_fields
+        exchange.context.open_fields = opened
+        self._check(exchange.path, fields, opened)
         target = RequestTarget(
             fields.model,
             fields.user_id() or exchange.context.request_id,
-            needs_engine=exchange.path not in _ENGINELESS_ROUTES,
+            needs_engine=exchange.path not in ENGINELESS_ROUTES,
         )
-        frontend = self._select(target)
+        frontend = self._select(target, holder)
         exchange.context.selected(frontend.name)
         if target.needs_engine:
             check_fields(body, frontend.refused_fields)
-        headers = passed_headers(exchange.scope["headers"], self._rules.open_fields)
+        headers = passed_headers(exchange.scope["headers"], opened)
         app = await frontend.enter(target)
         exchange.context.admitted()
         await exchange.delegate(app, body, headers)
 
-    def _check(self, path: str, fields: RequestFields) -> None:
+    def _check(self, path: str, fields: RequestFields, opened: frozenset[OpenField]) -> None:
         """Refuses what no engine should see, whichever model it is for."""
         rules = self._rules
         check_shapes(fields)
         # First what nobody may set, because its refusal says more.
         check_open_arguments(fields.vllm_xargs)
-        check_steering(fields, rules.open_fields)
-        if path in _GENERATE_ROUTES:
+        check_steering(fields, opened)
+        if path in GENERATE_ROUTES:
             check_sequences(fields, rules.max_sequences)
-        elif path not in _ENGINELESS_ROUTES:
+        elif path not in ENGINELESS_ROUTES:
             check_inputs(fields, rules.max_inputs)
 
-    def _select(self, target: RequestTarget) -> ModelFrontend:
-        """Returns the requested model, or its canary in its place."""
-        frontend = self._named(target.name)
+    def _select(self, target: RequestTarget, holder: KeyRecord) -> ModelFrontend:
+        """Returns the requested model, or its canary in its place.
+
+        Which of the two it is makes no difference to what the key has to be for.
+        """
+        frontend = self._named(target.name, holder)
         models = self._models.values()
         canaries = (model for model in models if model.canary_of == frontend.name)
         canary = next(canaries, None)
@@ -314,26 +281,26 @@ class HttpEdge:
             return frontend
         return canary if choose_canary(target.key, canary.canary()).is_taken else frontend
 
-    def _named(self, name: str | None) -> ModelFrontend:
+    def _named(self, name: str | None, holder: KeyRecord) -> ModelFrontend:
         served = [model for model in self._models.values() if model.canary_of is None]
         if name is None:
-            if len(served) > 1:
-                names = ", ".join(sorted(model.name for model in served))
-                raise MalformedRequestError(
-                    f"Several models are served here; name one of them: {names}.", param="model"
-                )
-            return served[0]
+            if len(served) == 1 and may_use(holder, served[0].name):
+                return served[0]
+            names = ", ".join(_allowed_names(served, holder)) or "none"
+            raise MalformedRequestError(f"No model is named. Allowed: {names}.", param="model")
+        check_model(holder, name)
         if name in self._models:  # a canary too, by its own name
             return self._models[name]
         for frontend in served:
             if name in frontend.adapter_names:
                 return frontend
-        raise UnknownModelError(name, sorted(model.name for model in served))
+        raise UnknownModelError(name, _allowed_names(served, holder))
 
-    async def _model_list(self) -> dict[str, Any]:
-        served = [model for model in self._models.values() if model.canary_of is None]
-        cards = [card for frontend in served for card in await frontend.cards()]
-        return {"object": "list", "data": cards}
+
+def _allowed_names(models: Iterable[ModelFrontend], holder: KeyRecord) -> list[str]:
+    """Returns the names of models and adapters that the holder of a key may use."""
+    names = (name for model in models for name in (model.name, *model.adapter_names))
+    return sorted(name for name in names if may_use(holder, name))
 
 
 class _Exchange:
@@ -386,12 +353,16 @@ class _Exchange:
         finally:
             self.context.ended(
                 time.monotonic(),
-                _route(self.path),
+                _label(self.path),
                 self._status,
                 is_whole=self._is_whole,
                 # The client left before it had the whole answer; known at the end.
                 is_cancelled=self._has_left or not (self._is_whole or self._has_failed),
             )
+
+    def add_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Adds headers to whatever will be answered."""
+        self._own_headers += headers
 
     async def respond(self, response: Response) -> None:
         await response(self.scope, self._receive, self._send_with_headers)
@@ -437,7 +408,7 @@ class _Exchange:
         if self.context.failure is not None and self._is_stream and is_error_event(body):
             message = {**message, "body": error_event(self.context.failure, self.path)}
             self.context.failure = None  # told
-        elif body and self.path in _NUMBERED_ROUTES:
+        elif body and self.path in NUMBERED_ROUTES:
             self._sent = body
         return message
 
@@ -495,9 +466,9 @@ def _path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
-def _route(path: str) -> str:
-    """Returns the path if it is one of ours: a client may not choose a label's value."""
-    return path if path in _MODEL_ROUTES or path in _OWN_ROUTES else "other"
+def _label(path: str) -> str:
+    """Returns the route of a path: a client may not choose a label's value."""
+    return path if path in MODEL_ROUTES else route_of(path) or "other"
 
 
 def _taken_request_id(scope: Scope) -> str | None:
@@ -507,11 +478,6 @@ def _taken_request_id(scope: Scope) -> str | None:
             if REQUEST_ID.fullmatch(text):
                 return text
     return None
-
-
-def complaint(broken: list[str]) -> str:
-    """Returns what is wrong with a gateway that has lost the frontends of these models."""
-    return f"the frontend of {', '.join(broken)} has died; this gateway has to be replaced"
 
 
 async def _serve_lifespan(receive: Receive, send: Send) -> None:

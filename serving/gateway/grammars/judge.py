@@ -103,6 +103,13 @@ class GrammarJudge:
         if process is not None:
             process.close()
 
+    async def wait_closed(self) -> None:
+        """Ends the process, and waits until it has ended."""
+        process = self._process
+        self.close()
+        if process is not None:
+            await process.wait_ended()
+
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
@@ -193,6 +200,10 @@ class _CompilerProcess:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
+
+    async def wait_ended(self) -> None:
+        await self._process.wait()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
     def _expect(self, number: int) -> "asyncio.Future[CompileOutcome]":
         if self.is_over:

@@ -47,13 +47,15 @@ class RequestContext:
     `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when an
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
-    that one of its sequences ended with, until it is answered. `tenant` is its key's name.
+    that one of its sequences ended with, until it is answered. `tenant` is its key's. `open_fields`
+    are the fields that steer engines and that it may set.
     """
 
     received_at_s: float
     request_id: str = ""
     path: str = ""
     tenant: str = DEFAULT_TENANT
+    open_fields: frozenset[str] = frozenset()
     edge: EdgeMetrics = field(default_factory=EdgeMetrics)
     model: str | None = None
     waited_s: float = 0.0

@@ -1,0 +1,63 @@
+"""The routes of a gateway: those that models answer, and its own.
+
+What is not here is not served. vLLM registers more (scaling, adapters, profiling), which are
+operations on a server of its own and not for whoever holds an API key. Pure.
+"""
+
+from collections.abc import Mapping
+
+from serving.config.api_keys import KeyScope, ModelRoute
+
+MODEL_ROUTES = frozenset(ModelRoute)
+
+GENERATE_ROUTES = frozenset(
+    {
+        ModelRoute.CHAT_COMPLETIONS,
+        ModelRoute.COMPLETIONS,
+        ModelRoute.RESPONSES,
+        ModelRoute.MESSAGES,
+    }
+)
+
+# Routes whose streams number their events.
+NUMBERED_ROUTES = frozenset({ModelRoute.RESPONSES})
+
+# Routes of `MODEL_ROUTES` that no engine is needed for.
+ENGINELESS_ROUTES = frozenset({ModelRoute.TOKENIZE, ModelRoute.DETOKENIZE, ModelRoute.COUNT_TOKENS})
+
+HEALTH = "/health"
+# Asked by every load balancer and kubelet every few seconds, so it is neither counted nor logged.
+READY = "/ready"
+MODELS = "/v1/models"
+ONE_MODEL = "/v1/models/{model}"
+METRICS = "/metrics"
+FLEET = "/fleet"
+FLEET_HISTORY = "/fleet/history"
+API_DESCRIPTION = "/openapi.json"
+
+# The gateway's own routes, all of them read by GET; and what a key has to be for. `None`: any key.
+OWN_ROUTES: Mapping[str, KeyScope | None] = {
+    HEALTH: None,
+    MODELS: KeyScope.INFERENCE,
+    ONE_MODEL: KeyScope.INFERENCE,
+    METRICS: KeyScope.METRICS,
+    FLEET: KeyScope.FLEET,
+    FLEET_HISTORY: KeyScope.FLEET,
+    API_DESCRIPTION: None,
+}
+
+MODEL_METHODS = ("POST",)
+OWN_METHODS = ("GET", "HEAD")
+
+
+def route_of(path: str) -> str | None:
+    """Returns the route that a path belongs to, as it is written here; `None` if there is none."""
+    if path in MODEL_ROUTES or path in OWN_ROUTES or path == READY:
+        return path
+    is_one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
+    return ONE_MODEL if is_one_model else None
+
+
+def methods_of(route: str) -> tuple[str, ...]:
+    """Returns the methods of a route."""
+    return MODEL_METHODS if route in MODEL_ROUTES else OWN_METHODS
