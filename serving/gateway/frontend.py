@@ -138,6 +138,11 @@ class FleetLLM(AsyncLLM):
             VLLMValidationError: vLLM refuses the request, or no engine would keep its grammar.
             FleetRequestError: its grammar cannot be looked at now.
         """
+        context = REQUEST_CONTEXT.get()
+        if context is not None and context.path == "/v1/completions":
+            # An engine with a reasoning parser waits for the end of a thought before it minds a
+            # grammar, and vLLM does not tell it that completions have none.
+            kwargs["reasoning_ended"] = True
         params = await self._with_judged_grammar(params)
         return await super().add_request(request_id, prompt, params, *args, **kwargs)
 
@@ -300,6 +305,8 @@ async def build_frontend(
     """
     config = llm.vllm_config
     args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    # A tool's arguments follow its schema, whether or not it says `strict`.
+    args.tool_strict_level = "parameter"
     for key, value in frontend_args.items():
         setattr(args, key, value)
     args.model = config.model_config.model

@@ -175,6 +175,9 @@ def kill_and_compare(application: RunningApplication, undisturbed: list[Answer],
             f"{longest_s * 1000:.0f} ms (undisturbed {usual_s * 1000:.0f} ms)"
         )
     finally:
+        if plan.kill == Kill(Victim.REPLICA, signal.SIGSTOP):
+            # Serve waits for its drain, minutes, before it kills one that does not answer.
+            victim.kill()
         # Its replacement is waited for by the next kill, if there is one.
         wait_ended(victim)
 
