@@ -19,6 +19,7 @@ from serving.config.models import DeploymentConfig, EngineKind, ModelConfig
 from serving.config.slice_settings import replica_stop_s, slice_spec
 from serving.dashboard.deployment import Dashboard, DashboardSettings
 from serving.directory.deployment import FleetDirectory
+from serving.domain import limits
 from serving.domain.deployment_names import DASHBOARD, DIRECTORY, GATEWAY
 from serving.domain.errors import ConfigError
 from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
@@ -124,8 +125,9 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         paced=paced,
         num_cpus=deployment.num_cpus,
         check_period_s=config.health.check_period_s,
-        hang_timeout_s=config.health.hang_timeout_s,
+        hang_timeout_s=_hang_timeout_s(config, model),
         heartbeat_interval_s=config.link.heartbeat_interval_s,
+        gateway_timeout_s=config.link.gateway_timeout_s,
         max_buffered_bytes=config.link.max_buffered_bytes,
         log_style=config.logging.style,
         tracing=config.tracing.settings,
@@ -139,6 +141,18 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         handover_s=config.health.engine_handover_s,
         silence_s=config.health.engine_silence_s,
     )
+
+
+def _hang_timeout_s(config: AppConfig, model: ModelConfig) -> float:
+    """Returns how long an engine of this model may not answer; by its kind if nobody said so."""
+    if config.health.hang_timeout_s is not None:
+        return config.health.hang_timeout_s
+    by_kind = {
+        EngineKind.PACED: limits.PACED_HANG_TIMEOUT_S,
+        EngineKind.VLLM: limits.CPU_HANG_TIMEOUT_S,
+        EngineKind.VLLM_TPU: limits.TPU_HANG_TIMEOUT_S,
+    }
+    return by_kind[model.engine]
 
 
 # Fields of an engine's spec whose change replaces no running engine; a new engine gets them.

@@ -7,7 +7,8 @@ from ray.serve._private.build_app import build_app
 from ray.serve.config import AutoscalingConfig
 from ray.serve.exceptions import RayServeException
 
-from serving.app import build
+from serving.app import build, engine_spec
+from serving.config.application import check_app_config
 
 
 def scaling_of(*deployments: dict[str, Any], **sections: Any) -> dict[str, tuple[Any, Any]]:
@@ -87,3 +88,31 @@ def test_bounds_that_contradict_each_other_are_refused(given: dict[str, Any], re
         scaling_of({"compute_class": "local"} | given)
     assert f"models[0].deployments[0].{refusal}" in str(refused.value)
     assert len(str(refused.value).splitlines()) == 2, "one problem, told once"
+
+
+@pytest.mark.parametrize(
+    ("kind", "health", "timeout_s"),
+    [
+        ("paced", {}, 4.0),
+        ("vllm", {}, 20.0),
+        ("vllm-tpu", {}, 120.0),
+        ("vllm-tpu", {"hang_timeout_s": 9.0}, 9.0),
+    ],
+)
+def test_kind_of_an_engine_says_when_it_hangs(
+    kind: str, health: dict[str, Any], timeout_s: float
+) -> None:
+    whole = {"generation": "v6e", "topology": "2x2", "chips_per_host": 4}
+    where = {"slice": whole} if kind == "vllm-tpu" else {}
+    model = {
+        "name": "m",
+        "source": "models/slicewise-demo",
+        "engine": kind,
+        "deployments": [
+            {"compute_class": "reserved" if where else "local", "replicas": 1, **where}
+        ],
+    }
+    config = check_app_config({"models": [model], "health": health}, None)
+    spec = engine_spec(config, config.models[0], config.models[0].deployments[0])
+    assert spec.hang_timeout_s == timeout_s
+    assert spec.gateway_timeout_s == 30.0

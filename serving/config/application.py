@@ -153,7 +153,10 @@ class LinkConfig(_Section):
     heartbeat_interval_s: Annotated[float, Field(gt=0, le=60)] = limits.HEARTBEAT_INTERVAL_S
     """Time between two heartbeats of either end."""
     heartbeat_timeout_s: Annotated[float, Field(gt=0, le=600)] = limits.HEARTBEAT_TIMEOUT_S
-    """Silence after which the other end counts as lost; more than two intervals."""
+    """Silence after which an engine host counts as lost; more than two intervals."""
+    gateway_timeout_s: Annotated[float, Field(gt=0, le=600)] = limits.GATEWAY_TIMEOUT_S
+    """Silence after which an engine host gives a gateway up and frees its requests; more than two
+    intervals. One that has ended is known at once."""
     max_buffered_bytes: Annotated[int, Field(ge=64 * KIB, le=GIB)] = limits.MAX_BUFFERED_BYTES
     """Unsent bytes per link. A gateway that leaves more unread is cut off; to an engine host the
     rest waits."""
@@ -164,8 +167,9 @@ class HealthConfig(_Section):
 
     check_period_s: Annotated[float, Field(gt=0, le=600)] = limits.CHECK_PERIOD_S
     """Time between two checks of an engine."""
-    hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] = limits.HANG_TIMEOUT_S
-    """Time without an answer after which an engine counts as hung; more than one period."""
+    hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+    """Time without an answer after which an engine counts as hung; more than one period, and than
+    its longest step. `null`: by the kind of engine, 120 s on TPUs, 20 s on CPUs, 4 s if paced."""
     probe_timeout_s: Annotated[float, Field(ge=0, le=3600)] = limits.PROBE_TIMEOUT_S
     """How long the probe of a slice may take before an engine starts on it; 0: no probe."""
     engine_lease_s: Annotated[float, Field(ge=60, le=86400)] = limits.ENGINE_LEASE_S

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from serving.artifacts.object_store.address import address_problem
 from serving.artifacts.weights.sources import source_problems
 from serving.config.schema import shown
+from serving.domain import limits
 from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.errors import Problem
 
@@ -208,11 +209,21 @@ def link_problems(link: Raw) -> Iterator[Problem]:
             f"allowed: more than {2 * interval_s:g}, twice link.heartbeat_interval_s",
             f"{timeout_s:g}",
         )
+    (patience_s,) = numbers_in(link, "gateway_timeout_s")
+    if interval_s is not None and patience_s is not None and patience_s <= 2 * interval_s:
+        yield Problem(
+            "link.gateway_timeout_s",
+            "one late heartbeat would cut the link",
+            f"allowed: more than {2 * interval_s:g}, twice link.heartbeat_interval_s",
+            f"{patience_s:g}",
+        )
 
 
 def health_problems(health: Raw) -> Iterator[Problem]:
     """Yields a hang that would be declared before the second check."""
     period_s, timeout_s = numbers_in(health, "check_period_s", "hang_timeout_s")
+    if health.get("hang_timeout_s") is None:
+        timeout_s = limits.PACED_HANG_TIMEOUT_S
     if period_s is not None and timeout_s is not None and timeout_s <= period_s:
         yield Problem(
             "health.hang_timeout_s",

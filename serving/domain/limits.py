@@ -18,11 +18,16 @@ MAX_INPUTS = 2048
 # How often each end of a token link sends a sign of life, and when its silence ends the link.
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.0
+# How long an engine host waits for a silent gateway. One that has ended is known by its connection;
+# to give up one that only stood still costs all of its streams a new prefill.
+GATEWAY_TIMEOUT_S = 30.0
 # Bytes that a gateway may leave unread before its engine host gives it up.
 MAX_BUFFERED_BYTES = 8 * MIB
-# How often an engine is checked, and how long it may go without an answer.
+# How often an engine is checked, and how long it may go without an answer: it gives one between two
+# steps. On CPUs a long prefill is one step of seconds; on TPUs a program that the warm-up missed is
+# compiled within one, for up to a minute or so.
 CHECK_PERIOD_S = 1.0
-HANG_TIMEOUT_S = 4.0
+PACED_HANG_TIMEOUT_S, CPU_HANG_TIMEOUT_S, TPU_HANG_TIMEOUT_S = 4.0, 20.0, 120.0
 # How long the probe of a slice may take.
 PROBE_TIMEOUT_S = 120.0
 # How long an engine goes on without a control process, and how long after one has left in order.

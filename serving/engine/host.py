@@ -17,7 +17,7 @@ from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.server import DEFAULT_HEARTBEAT, LinkServer, ServerLimits
+from serving.link.server import LinkServer, ServerLimits
 from serving.telemetry.open_tracer import open_tracer
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EngineHost:
             engine,
             engine_id=self.engine_id,
             secret=secret,
-            heartbeat=HeartbeatConfig(spec.heartbeat_interval_s, DEFAULT_HEARTBEAT.timeout_s),
+            heartbeat=HeartbeatConfig(spec.heartbeat_interval_s, spec.gateway_timeout_s),
             limits=ServerLimits(max_buffered_bytes=spec.max_buffered_bytes),
             tracer=self._tracer,
             host_info={"version": spec.version, "described": dict(spec.described)},

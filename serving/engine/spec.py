@@ -66,8 +66,9 @@ class EngineSpec:
     paced: Mapping[str, Any] | None = None
     num_cpus: float = 0.1
     check_period_s: float = limits.CHECK_PERIOD_S
-    hang_timeout_s: float = limits.HANG_TIMEOUT_S
+    hang_timeout_s: float = limits.CPU_HANG_TIMEOUT_S
     heartbeat_interval_s: float = limits.HEARTBEAT_INTERVAL_S
+    gateway_timeout_s: float = limits.GATEWAY_TIMEOUT_S
     max_buffered_bytes: int = limits.MAX_BUFFERED_BYTES
     listens_on_loopback: bool = False
     slice: SliceSpec | None = None

@@ -80,7 +80,7 @@ def test_minimal_config_gets_the_documented_defaults() -> None:
     assert config.gateway.max_engine_losses == 3
     assert config.gateway.max_ongoing_requests == 4096
     assert (config.link.heartbeat_interval_s, config.link.heartbeat_timeout_s) == (0.25, 1.0)
-    assert (config.health.check_period_s, config.health.hang_timeout_s) == (1.0, 4.0)
+    assert (config.health.check_period_s, config.health.hang_timeout_s) == (1.0, None)
     assert not config.auth.has_keys
 
 
@@ -416,6 +416,12 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
         "allowed: more than 1, twice link.heartbeat_interval_s",
     ),
     (
+        "link",
+        {"gateway_timeout_s": 0.5},
+        "link.gateway_timeout_s: one late heartbeat would cut the link (value 0.5); "
+        "allowed: more than 0.5, twice link.heartbeat_interval_s",
+    ),
+    (
         "health",
         {"check_period_s": 4.0},
         "health.hang_timeout_s: not longer than the time between two checks (value 4); "
@@ -559,7 +565,11 @@ def test_values_are_shown_short_and_without_secrets(name: str, value: object, te
 def test_heartbeat_timeout_is_accepted_exactly_above_two_intervals(
     interval_s: float, timeout_s: float
 ) -> None:
-    link = {"heartbeat_interval_s": interval_s, "heartbeat_timeout_s": timeout_s}
+    link = {
+        "heartbeat_interval_s": interval_s,
+        "heartbeat_timeout_s": timeout_s,
+        "gateway_timeout_s": 600.0,
+    }
     try:
         assert check(minimal() | {"link": link}).link == LinkConfig(**link)
     except ConfigError:
