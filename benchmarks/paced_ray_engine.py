@@ -47,7 +47,7 @@ class _CoreLoop:
     """An engine core in this event loop; stands where a dispatcher expects a link."""
 
     def __init__(self, dispatcher: Dispatcher, engine: PacedEngine) -> None:
-        self.has_reported_end = False
+        self.reported_end = None
         self.stats = LinkStats(Traffic())
         self._engine = engine
         self._submits: set[asyncio.Task[None]] = set()

@@ -52,7 +52,7 @@ class _Link:
 
     def __init__(self) -> None:
         self.running: list[str] = []
-        self.has_reported_end = False
+        self.reported_end = None
         self.stats = LinkStats(Traffic())
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:

@@ -122,6 +122,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         compute_class=deployment.compute_class,
         engine_args=dict(model.engine_args),
         engine_env=dict(model.engine_env),
+        adapters=tuple((adapter.name, adapter.path) for adapter in model.lora_adapters),
         paced=paced,
         num_cpus=deployment.num_cpus,
         check_period_s=config.health.check_period_s,

@@ -15,7 +15,8 @@ import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from serving.artifacts.model_source import resolve_file
+from serving.artifacts.adapter_files import DEFAULT_MAX_RANK, adapter_complaints
+from serving.artifacts.model_source import resolve_file, resolve_source
 from serving.config.api_keys import read_keys
 from serving.config.application import (
     AppConfig,
@@ -73,7 +74,7 @@ def check_command(
             "frontend_args were not checked",
             err=True,
         )
-    problems = [*report.problems, *_keys_problems(report)]
+    problems = [*report.problems, *_keys_problems(report), *_adapter_problems(report)]
     if problems:
         for problem in problems:
             typer.echo(f"{file}: {problem}")
@@ -151,6 +152,21 @@ def _keys_problems(report: CheckReport) -> Iterator[Problem]:
                 complaint = f"the key {record.name!r} is for a model that is not served"
                 allowed = f"served: {', '.join(sorted(served))}"
                 yield Problem("auth.keys_file", complaint, allowed, shown("models", name))
+
+
+def _adapter_problems(report: CheckReport) -> Iterator[Problem]:
+    """Yields what is wrong with folders of adapters, where they are on this machine."""
+    for config in report.applications.values():
+        for at, model in enumerate(config.models):
+            rank = model.engine_args.get("max_lora_rank")
+            max_rank = rank if isinstance(rank, int) else DEFAULT_MAX_RANK
+            for number, adapter in enumerate(model.lora_adapters):
+                folder = Path(resolve_source(adapter.path))
+                if not folder.is_dir():
+                    continue
+                field = f"models[{at}].lora_adapters[{number}].path"
+                for complaint, allowed in adapter_complaints(folder, max_rank):
+                    yield Problem(field, complaint, allowed, shown("path", adapter.path))
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:

@@ -297,6 +297,14 @@ def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:
             "allowed: true, or no lora_adapters",
             shown("enable_lora", enabled) if "enable_lora" in engine_args else None,
         )
+    room, adapters = engine_args.get("max_cpu_loras"), model.get("lora_adapters")
+    if isinstance(room, int) and isinstance(adapters, list) and room < len(adapters):
+        yield Problem(
+            f"{path}.engine_args.max_cpu_loras",
+            "an engine would read adapters again while it answers",
+            f"allowed: at least {len(adapters)}, the number of lora_adapters, or left out",
+            shown("max_cpu_loras", room),
+        )
 
 
 def _one_source(path: str, section: Raw, first: str, second: str) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.heartbeat import HeartbeatConfig
+from serving.link.messages import EngineEnd
 from serving.link.server import LinkServer, ServerLimits
 from serving.telemetry.open_tracer import open_tracer
 
@@ -24,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 # To send the last spans at the end; the replica allows the whole close little more.
 _TRACES_S = 0.5
+# An engine that does not answer is at work while its processes have at least this share of a core.
+# One that waits for another process, a host or a chip has next to nothing.
+_BUSY_SHARE = 0.5
+# Even then it hangs after so many times of `hang_timeout_s`: an endless loop is busy too.
+_LONGEST_STEP = 6
 
 
 async def start_engine(spec: EngineSpec, on_stage: OnStage = lambda _: None) -> Engine:
@@ -39,7 +45,11 @@ async def start_engine(spec: EngineSpec, on_stage: OnStage = lambda _: None) -> 
     from serving.engine.vllm.engine import VllmEngine  # noqa: PLC0415
 
     with stages_reported_to(on_stage):
-        return await VllmEngine.start(resolve_source(spec.source), spec.engine_args)
+        return await VllmEngine.start(
+            resolve_source(spec.source),
+            spec.engine_args,
+            [(name, resolve_source(path)) for name, path in spec.adapters],
+        )
 
 
 async def _start_paced(options: dict[str, Any], on_stage: OnStage) -> PacedEngine:
@@ -73,7 +83,9 @@ class EngineHost:
             host_info={"version": spec.version, "described": dict(spec.described)},
         )
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked_to_end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked_to_end: asyncio.Future[EngineDiedError] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str) -> tuple[str, int]:
@@ -94,7 +106,7 @@ class EngineHost:
     def end(self, reason: str) -> None:
         """Ends the engine as a lost one: its requests go on elsewhere. Returns at once."""
         if not self._asked_to_end.done():
-            self._asked_to_end.set_result(reason)
+            self._asked_to_end.set_result(EngineDiedError(reason, EngineEnd.TOLD))
 
     async def close(self) -> None:
         """Ends links, then engine. Idempotent."""
@@ -111,26 +123,64 @@ class EngineHost:
 
     async def _watch_engine(self) -> None:
         """Ends links and engine once the engine dies, hangs or is asked to end."""
-        died = asyncio.create_task(self.server.wait_died())
+        died = asyncio.create_task(self._wait_server_died())
         turning = asyncio.create_task(self._check_turning())
         ends = {died, turning, self._asked_to_end}
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            reason = done.pop().result()
+            death = done.pop().result()
         finally:
             died.cancel()
             turning.cancel()
+        reason = str(death)
         logger.error("engine_ended engine_id=%s reason=%r", self.engine_id, reason)
         # First the links: what is in flight resumes elsewhere while a hung engine is still being
         # ended.
-        await self.server.close(reason)
+        await self.server.close(reason, death.end)
         self._death.set_result(reason)
         await self.engine.close()
 
-    async def _check_turning(self) -> str:
+    async def _wait_server_died(self) -> EngineDiedError:
+        return EngineDiedError(await self.server.wait_died())
+
+    async def _check_turning(self) -> EngineDiedError:
+        """Returns the error of an engine that is gone, or hangs."""
+        clock, spec = asyncio.get_running_loop().time, self._spec
+        answered_s = clock()
         while True:
-            await asyncio.sleep(self._spec.check_period_s)
+            await asyncio.sleep(spec.check_period_s)
+            asked_s, busy_s = clock(), self.engine.busy_s()
             try:
-                await self.engine.check(self._spec.hang_timeout_s - self._spec.check_period_s)
+                await self.engine.check(spec.hang_timeout_s - spec.check_period_s)
+                answered_s = clock()
             except EngineDiedError as error:
-                return str(error)
+                busy_share = _share(busy_s, self.engine.busy_s(), clock() - asked_s)
+                silent_s = clock() - answered_s
+                if error.end != EngineEnd.HUNG or not is_at_work(
+                    busy_share, silent_s, spec.hang_timeout_s
+                ):
+                    return error
+                logger.warning(
+                    "engine_works_without_an_answer engine_id=%s silent_s=%.0f busy=%.2f",
+                    self.engine_id,
+                    silent_s,
+                    busy_share,
+                )
+
+
+def is_at_work(busy_share: float | None, silent_s: float, hang_timeout_s: float) -> bool:
+    """Decides whether an engine that does not answer is in a long step, and not in a hang.
+
+    A step that loads an adapter, compiles a program or computes a long prompt keeps a core busy,
+    and ends some time. `busy_share` is the share of a core that its processes had meanwhile, `None`
+    where nobody knows. `silent_s` is the time since its last answer.
+    """
+    if busy_share is None or silent_s >= _LONGEST_STEP * hang_timeout_s:
+        return False
+    return busy_share >= _BUSY_SHARE
+
+
+def _share(before_s: float | None, after_s: float | None, during_s: float) -> float | None:
+    if before_s is None or after_s is None or during_s <= 0:
+        return None
+    return (after_s - before_s) / during_s

@@ -42,7 +42,8 @@ class EngineSpec:
     """The specification of one engine: its model, its kind, and its watch.
 
     `paced` holds the options of the paced engine and is `None` for vLLM. `slice` is the kind of
-    slice it runs on, `None` if nothing is reserved. `tpu` is given for vLLM on TPU, with
+    slice it runs on, `None` if nothing is reserved. `adapters` are the names and folders of its
+    LoRA adapters, all of which it loads before it is ready. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
 
     `version` identifies the tokens that the model may emit (`domain.model_version`), empty if
@@ -63,6 +64,7 @@ class EngineSpec:
     compute_class: str
     engine_args: Mapping[str, JsonValue] = field(default_factory=dict)
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    adapters: tuple[tuple[str, str], ...] = ()
     paced: Mapping[str, Any] | None = None
     num_cpus: float = 0.1
     check_period_s: float = limits.CHECK_PERIOD_S

@@ -208,7 +208,7 @@ class Dispatcher:
         cause = "draining" if connection.is_draining else "lost"
         self.telemetry.metrics.link_lost(connection.compute_class, cause)
         if not connection.is_draining:  # it was meant to go: what stayed on it is no suspect
-            count_loss(requests, is_reported=connection.link.has_reported_end)
+            count_loss(requests, connection.link.reported_end)
         survivors = []
         for request in requests:
             if request.num_losses >= self._limits.max_engine_losses:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,8 +46,9 @@ class FleetEngineClient:
         supported_tasks: tuple[str, ...],
         *,
         separates_tenants: bool = False,
+        adapters: Collection[str] = (),
     ) -> None:
-        """Makes a client without engines.
+        """Makes a client without engines, which load all of `adapters` before they are linked.
 
         With `separates_tenants`, no tenant's prompts are found in a prefix cache by another's.
         """
@@ -60,7 +61,8 @@ class FleetEngineClient:
         self._num_since_turn = 0
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
-        self._adapters: dict[int, LoRARequest] = {}
+        self._adapters = frozenset(adapters)
+        self._adapter_ids: set[int] = set()
         self._on_failure: Callable[[str, RequestError], None] = _no_frontend
         dispatcher.attach(self)
 
@@ -180,22 +182,31 @@ class FleetEngineClient:
     # -- adapters and caches: operations on every engine --
 
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
-        """Remembers the adapter. Engines load it with its first request, which names its path."""
-        self._adapters[lora_request.lora_int_id] = lora_request
+        """Takes an adapter of the model: every engine has loaded it before it was linked.
+
+        Raises:
+            ValueError: it is none of the model's, and no engine has it.
+        """
+        if lora_request.lora_name not in self._adapters:
+            known = ", ".join(sorted(self._adapters)) or "none"
+            raise ValueError(
+                f"adapter {lora_request.lora_name!r} is not in lora_adapters; there are: {known}"
+            )
+        self._adapter_ids.add(lora_request.lora_int_id)
         return True
 
     async def remove_lora_async(self, lora_id: int) -> bool:
-        """Unloads the adapter on every engine; returns `False` if nobody knew it."""
-        known = self._adapters.pop(lora_id, None) is not None
-        return any(await self._call_all("remove_lora", lora_id)) or known
+        """Returns `False` always: adapters leave with their version of the model."""
+        del lora_id
+        return False
 
     async def list_loras_async(self) -> set[int]:
-        """Returns the adapters of this gateway."""
-        return set(self._adapters)
+        """Returns the ids of the adapters, as this gateway's frontend counts them."""
+        return set(self._adapter_ids)
 
     async def pin_lora_async(self, lora_id: int) -> bool:
-        """Keeps the adapter loaded on every engine."""
-        return all(await self._call_all("pin_lora", lora_id))
+        """Returns whether it is known: engines keep all of their adapters."""
+        return lora_id in self._adapter_ids
 
     async def reset_prefix_cache_async(
         self,

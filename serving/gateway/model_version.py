@@ -61,7 +61,10 @@ class ModelVersion:
         self.metrics = CollectorRegistry() if gateway.vllm_request_metrics else None
         self.dispatcher = Dispatcher(config.name, queue.limits, version=self.version, queue=queue)
         self.client = FleetEngineClient(
-            self.dispatcher, _GENERATE_TASKS, separates_tenants=gateway.separate_tenants
+            self.dispatcher,
+            _GENERATE_TASKS,
+            separates_tenants=gateway.separate_tenants,
+            adapters=[adapter.name for adapter in config.lora_adapters],
         )
         self.llm = FleetLLM(
             vllm_config, self.client, self.metrics, gateway.open_fields, _judge(config)

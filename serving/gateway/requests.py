@@ -11,15 +11,16 @@ from typing import Protocol
 
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 from serving.link.client import LinkStats
-from serving.link.messages import EngineLoad, Step, TokenRequest
+from serving.link.messages import EngineEnd, EngineLoad, Step, TokenRequest
 
 # A request that produced this many tokens on an engine is not what killed it: whatever is poisonous
 # in a request (its prompt, a grammar, a parameter) acts at its prefill or in its first steps.
 PROVING_TOKENS = 8
 
 # A host that falls silent was most likely taken away with its slice, and many are when a class is
-# lost. So this many silent losses count as one loss that the host reports. They do count, because a
-# request may also exhaust a whole host.
+# lost; an engine that hangs was most likely slow, or has lost a chip. So this many such losses
+# count as one crash. They do count, because a request may also exhaust a whole host, or never let
+# go of an engine.
 SILENT_LOSSES = 3
 
 # From this many losses on, a request is isolated: at most one such request per engine.
@@ -88,19 +89,21 @@ class InFlightRequest:
         return self.num_losses >= ISOLATION_LOSSES
 
 
-def count_loss(lost: Iterable[InFlightRequest], *, is_reported: bool) -> None:
-    """Counts the death of one engine against the requests that were on it.
+def count_loss(lost: Iterable[InFlightRequest], end: EngineEnd | None) -> None:
+    """Counts the end of one engine against the requests that were on it.
 
-    `is_reported` means that the host reported the death and did not merely fall silent. An isolated
-    request takes the blame alone. Without one, each request is counted. The count of a proven
-    request starts again from zero.
+    `end` is the way in which the host reported that it ended; `None` if it merely fell silent. An
+    engine that was told to end counts against nobody. An isolated request takes the blame alone.
+    Without one, each request is counted. The count of a proven request starts again from zero.
     """
+    if end == EngineEnd.TOLD:
+        return
     requests = list(lost)
     suspects = [request for request in requests if request.is_isolated]
     for request in suspects or requests:
         if request.is_proven:
             request.num_losses = request.num_silent_losses = 0
-        if not is_reported:
+        if end != EngineEnd.CRASHED:
             request.num_silent_losses += 1
             if request.num_silent_losses % SILENT_LOSSES:
                 continue
@@ -111,10 +114,10 @@ class EngineLink(Protocol):
     """The interface of a connection to an engine host."""
 
     @property
-    def has_reported_end(self) -> bool:
-        """True if the host has reported that its engine is gone.
+    def reported_end(self) -> EngineEnd | None:
+        """The way in which the host has reported that its engine ended.
 
-        A host that is taken away reports nothing.
+        `None` before that; and a host that is taken away reports nothing.
         """
         ...
 

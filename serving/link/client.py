@@ -24,6 +24,7 @@ from serving.link.messages import (
     Call,
     Challenge,
     Draining,
+    EngineEnd,
     EngineLoad,
     EngineLost,
     EngineMessage,
@@ -119,8 +120,8 @@ class LinkClient(LinkConnection):
         self._limits = limits
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._is_closed_here = False
-        # Whether the host has reported that its engine is gone.
-        self.has_reported_end = False
+        # The way in which the host has reported that its engine ended; `None`: it reported nothing.
+        self.reported_end: EngineEnd | None = None
         self._waiting: deque[msgspec.Struct] = deque()
         self._write_stalled_at_s: float | None = None  # None while the transport takes more
         self._call_ids = itertools.count()
@@ -159,6 +160,11 @@ class LinkClient(LinkConnection):
             if client._welcomed.cancelled():
                 client.end("gave up connecting")
         return client
+
+    @property
+    def has_reported_end(self) -> bool:
+        """True if the host has reported that its engine is gone."""
+        return self.reported_end is not None
 
     @property
     def stats(self) -> LinkStats:
@@ -259,7 +265,7 @@ class LinkClient(LinkConnection):
         elif isinstance(message, Draining):
             self._callbacks.on_draining(message)
         elif isinstance(message, EngineLost):
-            self.has_reported_end = True
+            self.reported_end = _known_end(message.end)
             self.end(f"engine lost: {message.reason}")
         else:
             self._violated(message)
@@ -337,3 +343,11 @@ class LinkClient(LinkConnection):
     def _report_lost(self, reason: str) -> None:
         if not self._is_closed_here:
             self._callbacks.on_lost(reason)
+
+
+def _known_end(number: int) -> EngineEnd:
+    """Returns the end of an engine; of a kind that only a later build knows, a crash."""
+    try:
+        return EngineEnd(number)
+    except ValueError:
+        return EngineEnd.CRASHED

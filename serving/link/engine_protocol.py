@@ -6,11 +6,18 @@ Nothing above this protocol knows which of the three it has.
 from collections.abc import Callable
 from typing import Protocol
 
-from serving.link.messages import EngineLoad, EngineStats, TokenOutput, TokenRequest
+from serving.link.messages import EngineEnd, EngineLoad, EngineStats, TokenOutput, TokenRequest
 
 
 class EngineDiedError(Exception):
-    """Reports that the engine is gone, with the reason; resume what it held on another one."""
+    """Reports that the engine is gone, with the reason; resume what it held on another one.
+
+    `end` says in what way: whether its requests may be to blame.
+    """
+
+    def __init__(self, reason: str, end: EngineEnd = EngineEnd.CRASHED) -> None:
+        super().__init__(reason)
+        self.end = end
 
 
 class Engine(Protocol):
@@ -49,7 +56,16 @@ class Engine(Protocol):
         """Proves that the engine loop still turns.
 
         Raises:
-            EngineDiedError: it does not within `timeout_s`. Replace it.
+            EngineDiedError: it does not within `timeout_s` (its `end` is then `HUNG`), or it is
+                gone. Replace it.
+        """
+        ...
+
+    def busy_s(self) -> float | None:
+        """Returns the CPU seconds of the process that computes; `None` where that says nothing.
+
+        Of several processes that compute together it is the one that has computed least: while one
+        of them stands still, they all wait for it. Only differences mean something.
         """
         ...
 

@@ -34,6 +34,18 @@ class Finish(IntEnum):
     REPETITION = 4
 
 
+class EngineEnd(IntEnum):
+    """The way an engine ended, which decides what its requests are blamed for.
+
+    A crash may be the fault of one of them. An engine that hung, or did not answer in time, says
+    less about them; one that was told to end from outside (a signal, its owner) says nothing.
+    """
+
+    CRASHED = 0
+    HUNG = 1
+    TOLD = 2
+
+
 class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     """The message for one sequence to generate (or one prompt to embed), whole or resumed.
 
@@ -187,9 +199,13 @@ class Draining(msgspec.Struct, array_like=True, frozen=True, tag="draining"):
 
 
 class EngineLost(msgspec.Struct, array_like=True, frozen=True, tag="lost"):
-    """The notice that the host's engine is gone: its requests have to be resumed elsewhere."""
+    """The notice that the host's engine is gone: its requests have to be resumed elsewhere.
+
+    `end` is an `EngineEnd` value; a peer of an earlier build says of every end that it is a crash.
+    """
 
     reason: str
+    end: int = int(EngineEnd.CRASHED)
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):

@@ -29,6 +29,7 @@ from serving.link.messages import (
     Abort,
     Call,
     Draining,
+    EngineEnd,
     EngineLoad,
     EngineLost,
     EngineStats,
@@ -164,13 +165,15 @@ class LinkServer:
         for gateway in list(self._gateways.values()):
             gateway.send(self._draining)
 
-    async def close(self, reason: str = "the engine host closed") -> None:
+    async def close(
+        self, reason: str = "the engine host closed", end: EngineEnd = EngineEnd.TOLD
+    ) -> None:
         """Ends every link, aborts its requests and stops listening. Idempotent."""
         self._is_closed = True
         if self._listener is not None:
             self._listener.close()
         orphans = list(self._owners)
-        self._end_all(reason)
+        self._end_all(reason, end)
         workers = [*self._tasks, *self._calls]
         for worker in workers:
             worker.cancel()
@@ -351,7 +354,10 @@ class LinkServer:
         if task.cancelled() or self._is_closed or self.death_reason is not None:
             return
         error = task.exception()
-        reason = str(error) if isinstance(error, EngineDiedError) else repr(error)
+        if isinstance(error, EngineDiedError):
+            reason, end = str(error), error.end
+        else:
+            reason, end = repr(error), EngineEnd.CRASHED
         self.death_reason = reason
         logger.error(
             "engine died engine_id=%s reason=%s requests=%d gateways=%d",
@@ -359,16 +365,16 @@ class LinkServer:
         )  # fmt: skip
         if self._listener is not None:
             self._listener.close()
-        self._end_all(reason)
+        self._end_all(reason, end)
         for worker in self._tasks:
             worker.cancel()
         self._died.set()
 
-    def _end_all(self, reason: str) -> None:
+    def _end_all(self, reason: str, end: EngineEnd) -> None:
         self._owners.clear()
         self._spans.end_all(reason)
         for link in list(self._connections):
-            link.end(reason, farewell=EngineLost(reason) if link.is_open else None)
+            link.end(reason, farewell=EngineLost(reason, int(end)) if link.is_open else None)
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
         """Splits one engine step by owner: one frame per gateway that has a part in it."""

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from deployments.cli import build_cli
 from serving.config.check import check_serve_config
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
+from tests.e2e.several_models import write_adapter
 
 ROOT = Path(__file__).parents[2]
 ROLLOUT = "applications[0].args.rollout"
@@ -103,3 +104,20 @@ def test_config_check_takes_a_sound_file_of_keys_and_one_that_is_elsewhere(
 ) -> None:
     result = check_with_keys(tmp_path, keys)
     assert result.exit_code == 0, result.output
+
+
+def test_config_check_reads_the_folders_of_adapters_where_they_are_on_this_machine(
+    tmp_path: Path,
+) -> None:
+    settings = settings_with()
+    model = settings["applications"][0]["args"]["models"][0]
+    model["engine_args"] |= {"enable_lora": True, "max_lora_rank": 8}
+    folders = {"wide": write_adapter(tmp_path / "wide", rank=32), "there": Path("/nowhere/at/all")}
+    model["lora_adapters"] = [{"name": key, "path": str(at)} for key, at in folders.items()]
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    result = CliRunner().invoke(build_cli(()), ["config", "check", str(path)])
+    assert result.exit_code == 1
+    assert "models[0].lora_adapters[0].path: its rank is 32" in result.output
+    assert "allowed: at most max_lora_rank, which is 8" in result.output
+    assert "lora_adapters[1]" not in result.output

@@ -1,19 +1,19 @@
 """One engine, its links and the watch over both, with the paced engine and real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from serving.engine.host import EngineHost, start_engine
+from serving.engine.host import EngineHost, is_at_work, start_engine
 from serving.engine.host_actor import EngineHostActor
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.client import LinkCallbacks, LinkClient
 from serving.link.engine_protocol import EngineDiedError
-from serving.link.messages import Draining, Step, TokenRequest
+from serving.link.messages import Draining, EngineEnd, Step, TokenRequest
 
 SECRET = b"the cluster secret of these tests"
 DEADLINE_S = 15.0
@@ -116,6 +116,90 @@ async def test_host_that_is_told_to_end_tells_its_gateways_that_the_engine_is_lo
             host.ensure_alive()
         assert peer.client is not None
         assert peer.client.has_reported_end
+
+
+async def test_crash_and_hang_and_an_end_from_outside_are_told_apart() -> None:
+    ends: list[tuple[Callable[[PacedEngine, EngineHost], None], EngineEnd]] = [
+        (lambda engine, _: engine.die("out of memory"), EngineEnd.CRASHED),
+        (lambda engine, _: engine.hang(), EngineEnd.HUNG),
+        (lambda _, host: host.end("engine host got SIGTERM"), EngineEnd.TOLD),
+    ]
+    for end, told in ends:
+        engine = PacedEngine(PacedConfig())
+        async with hosted(engine) as (host, peer):
+            end(engine, host)
+            await peer.until_lost()
+            assert peer.client is not None
+            assert peer.client.reported_end == told
+
+
+async def test_close_of_a_host_is_no_crash_of_its_engine() -> None:
+    async with hosted(PacedEngine(PacedConfig())) as (host, peer):
+        await host.close()
+        await peer.until_lost()
+        assert peer.client is not None
+        assert peer.client.reported_end == EngineEnd.TOLD
+
+
+class WorkingEngine(PacedEngine):
+    """An engine in a long step: it does not answer, and its processes are busy meanwhile."""
+
+    def __init__(self, *, share: float) -> None:
+        super().__init__(PacedConfig())
+        self._share, self.num_unanswered = share, 0
+        self.unanswered = asyncio.Event()
+
+    def busy_s(self) -> float:  # type: ignore[override] # the paced engine has none
+        return asyncio.get_running_loop().time() * self._share
+
+    async def check(self, timeout_s: float) -> None:
+        try:
+            await super().check(timeout_s)
+        except EngineDiedError:
+            self.num_unanswered += 1
+            self.unanswered.set()
+            raise
+
+
+async def test_engine_that_does_not_answer_and_computes_is_left_to_end_its_step() -> None:
+    engine = WorkingEngine(share=0.9)
+    async with hosted(engine) as (host, peer):
+        engine.hang()
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.unanswered.wait()
+        engine.unhang()
+        peer.client.submit(TokenRequest("r", [1], max_tokens=3))  # type: ignore[union-attr]
+        async with asyncio.timeout(DEADLINE_S):
+            while len(peer.tokens) < 3:
+                await peer.changed.wait()
+                peer.changed.clear()
+        host.ensure_alive()
+        assert peer.lost == []
+
+
+async def test_engine_that_computes_without_an_end_hangs_after_six_times_its_time() -> None:
+    engine = WorkingEngine(share=1.0)
+    async with hosted(engine) as (_, peer):
+        engine.hang()
+        await peer.until_lost()
+        assert engine.num_unanswered > 2
+
+
+@pytest.mark.parametrize(
+    ("busy_share", "silent_s", "at_work"),
+    [
+        (None, 20.0, False),  # nobody knows: it hangs
+        (0.05, 20.0, False),  # it waits for something
+        (0.49, 20.0, False),
+        (0.5, 20.0, True),
+        (3.0, 119.0, True),
+        (3.0, 120.0, False),  # six times as long as it may be silent
+    ],
+)
+def test_long_step_is_told_from_a_hang_by_what_it_computes(
+    busy_share: float | None, silent_s: float, *, at_work: bool
+) -> None:
+    assert is_at_work(busy_share, silent_s, 20.0) is at_work
 
 
 async def test_engine_that_stops_turning_is_noticed_and_ended() -> None:

@@ -152,6 +152,19 @@ async def test_stopped_engine_core_fails_its_check(subject: Subject) -> None:
     await engine.check(DEADLINE_S)
 
 
+async def test_time_that_the_engine_computed_is_that_of_its_process(subject: Subject) -> None:
+    engine = subject.engine
+    before_s = engine.busy_s()
+    assert before_s is not None
+    async with asyncio.timeout(DEADLINE_S):
+        await engine.submit(subject.make_request("busy", 200, []))
+        await collect(engine, "busy")
+    after_s = engine.busy_s()
+    assert after_s is not None
+    # 200 steps of the small model; asleep it would have had nothing.
+    assert after_s - before_s > 0.05
+
+
 # From here on tests end the engine, and the next one waits for another.
 class TestVllmEngine(EngineContract):
     pass

@@ -45,6 +45,12 @@ async def start_demo_engine() -> VllmEngine:
     return await VllmEngine.start(MODEL, ENGINE_ARGS)
 
 
+async def start_adapted_engine(*adapters: tuple[str, str]) -> VllmEngine:
+    """One that may use adapters up to rank 8, one of them in a step."""
+    arguments = ENGINE_ARGS | {"enable_lora": True, "max_lora_rank": 8, "max_model_len": 512}
+    return await VllmEngine.start(MODEL, arguments, adapters)
+
+
 class RequestMaker:
     """Makes token requests through vLLM's own input processor."""
 

@@ -15,7 +15,7 @@ from serving.gateway.requests import InFlightRequest
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
 from serving.link.errors import FrameError, LinkClosedError
-from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
+from serving.link.messages import EngineEnd, Finish, Step, TokenOutput, TokenRequest
 
 TOKEN_RANGE = PacedConfig().token_range
 
@@ -75,7 +75,7 @@ class ScriptedLink:
         self.aborted: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.is_broken = False
-        self.has_reported_end = False
+        self.reported_end: EngineEnd | None = None
         self.stats = LinkStats(Traffic())
         self.max_prompt_tokens = 1000
         self._running: dict[str, TokenRequest] = {}
@@ -133,8 +133,8 @@ class ScriptedLink:
         for _ in range(num_steps):
             self._on_step(self.make_step())
 
-    def end(self, *, is_reported: bool = True) -> None:
-        """The engine dies, and the host reports it; or its host falls silent with it."""
+    def end(self, how: EngineEnd | None = EngineEnd.CRASHED) -> None:
+        """The engine ends, and the host reports how; or (`None`) its host falls silent with it."""
         self.is_broken = True
-        self.has_reported_end = is_reported
+        self.reported_end = how
         self._dispatcher.lose_engine(self.engine_id, "killed by the test")

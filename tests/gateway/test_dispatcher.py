@@ -17,7 +17,7 @@ from serving.domain.load_report import LoadSample
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher, load_of
 from serving.gateway.requests import PROVING_TOKENS
-from serving.link.messages import EngineLoad, Finish, Step, TokenOutput
+from serving.link.messages import EngineEnd, EngineLoad, Finish, Step, TokenOutput
 from tests.engine.simulated_time import run_simulated
 
 from .engines import RecordingSink, ScriptedLink, answer_to, in_flight
@@ -117,8 +117,8 @@ def aborts(*wire_ids: str) -> Step:
     return Step([TokenOutput(wire_id, [], int(Finish.ABORT)) for wire_id in wire_ids])
 
 
-@pytest.mark.parametrize("is_reported", [True, False])
-async def test_request_that_its_engine_gives_up_goes_on_at_another(*, is_reported: bool) -> None:
+@pytest.mark.parametrize("how", [EngineEnd.CRASHED, None])
+async def test_request_that_its_engine_gives_up_goes_on_at_another(how: EngineEnd | None) -> None:
     fleet = Fleet()
     first, second = ScriptedLink(fleet.dispatcher, "e1"), ScriptedLink(fleet.dispatcher, "e2")
     fleet.add("r", "s", "t")
@@ -134,7 +134,7 @@ async def test_request_that_its_engine_gives_up_goes_on_at_another(*, is_reporte
     ]
     fleet.add("u")  # comes to the engine that has not said that it ends
     assert [request.request_id for request in first.submitted] == ["r", "t"]
-    first.end(is_reported=is_reported)
+    first.end(how)
     second.step(5)
     tokens = fleet.tokens
     assert tokens == {name: answer_to(name) for name in "rstu"}
@@ -501,7 +501,7 @@ async def test_slices_that_are_taken_away_one_after_the_other_fail_nobody() -> N
     taken = [ScriptedLink(fleet.dispatcher, f"spot-{number}") for number in range(6)]
     fleet.add(*(ids := [f"r{number}" for number in range(12)]))
     for link in taken:
-        link.end(is_reported=False)
+        link.end(None)
     assert fleet.failures == {}
     back = ScriptedLink(fleet.dispatcher, "spot-0'")
     while not fleet.is_empty():

@@ -1,9 +1,11 @@
 """The engine client between vLLM's frontend and a dispatcher: requests in, outputs out."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 import torch
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackEncoder
@@ -23,9 +25,11 @@ pytestmark = pytest.mark.imports_vllm
 DEADLINE_S = 10.0
 
 
-def fleet_client(limits: FleetLimits | None = None) -> FleetEngineClient:
+def fleet_client(
+    limits: FleetLimits | None = None, adapters: Sequence[str] = ()
+) -> FleetEngineClient:
     limits = limits or FleetLimits(request_deadline_s=600.0)
-    return FleetEngineClient(Dispatcher("demo", limits), ("generate",))
+    return FleetEngineClient(Dispatcher("demo", limits), ("generate",), adapters=adapters)
 
 
 async def delivered(client: FleetEngineClient, num_steps: int) -> list[EngineCoreOutput]:
@@ -140,10 +144,15 @@ async def test_operation_reaches_every_engine() -> None:
     client = fleet_client()
     links = [ScriptedLink(client.dispatcher, f"e{i}") for i in range(2)]
     assert await client.reset_prefix_cache_async()
-    assert await client.remove_lora_async(7)
-    assert [link.calls for link in links] == [
-        [("reset_prefix_cache", [False, False]), ("remove_lora", [7])]
-    ] * 2
+    assert [link.calls for link in links] == [[("reset_prefix_cache", [False, False])]] * 2
+
+
+async def test_adapter_that_no_engine_has_loaded_is_refused() -> None:
+    client = fleet_client(adapters=["sql"])
+    assert await client.add_lora_async(LoRARequest("sql", 1, "adapters/sql"))
+    with pytest.raises(ValueError, match=r"'law' is not in lora_adapters; there are: sql"):
+        await client.add_lora_async(LoRARequest("law", 2, "adapters/law"))
+    assert await client.list_loras_async() == {1}
 
 
 async def test_tokens_that_nobody_takes_make_the_gateway_late() -> None:

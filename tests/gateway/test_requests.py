@@ -10,6 +10,7 @@ from serving.gateway.requests import (
     count_loss,
 )
 from serving.gateway.telemetry.request_telemetry import ModelTelemetry
+from serving.link.messages import EngineEnd
 
 
 def running(request_id: str = "r", *, num_losses: int = 0, emitted: int = 0) -> InFlightRequest:
@@ -83,7 +84,7 @@ def test_request_is_proven_by_the_tokens_of_this_attempt_alone(
 
 def test_loss_counts_against_everything_on_the_engine() -> None:
     requests = [running(num_losses=0), running(num_losses=1)]
-    count_loss(requests, is_reported=True)
+    count_loss(requests, EngineEnd.CRASHED)
     assert [request.num_losses for request in requests] == [1, 2]
 
 
@@ -91,29 +92,54 @@ def test_hosts_that_fall_silent_count_as_one_engine_each_few() -> None:
     subject = running()
     losses = []
     for _ in range(2 * SILENT_LOSSES):
-        count_loss([subject], is_reported=False)
+        count_loss([subject], None)
         losses.append(subject.num_losses)
     quiet = SILENT_LOSSES - 1
     assert losses == [*[0] * quiet, 1, *[1] * quiet, 2]
 
 
+def test_hang_counts_as_a_host_that_fell_silent_and_not_as_a_crash() -> None:
+    subject = running()
+    for end in (EngineEnd.HUNG, None):
+        count_loss([subject], end)
+    assert (subject.num_losses, subject.num_silent_losses) == (0, SILENT_LOSSES - 1)
+    count_loss([subject], EngineEnd.HUNG)
+    assert subject.num_losses == 1
+
+
+def test_engine_that_was_told_to_end_counts_against_nobody_not_even_a_suspect() -> None:
+    suspect, bystander = running(num_losses=ISOLATION_LOSSES), running()
+    suspect.is_isolated = True
+    for _ in range(2 * SILENT_LOSSES):
+        count_loss([bystander, suspect], EngineEnd.TOLD)
+    assert (suspect.num_losses, suspect.num_silent_losses) == (ISOLATION_LOSSES, 0)
+    assert (bystander.num_losses, bystander.num_silent_losses) == (0, 0)
+
+
+def test_isolated_request_under_a_hang_is_not_blamed_as_for_a_crash() -> None:
+    suspect = running(num_losses=ISOLATION_LOSSES)
+    suspect.is_isolated = True
+    count_loss([suspect], EngineEnd.HUNG)
+    assert suspect.num_losses == ISOLATION_LOSSES
+
+
 def test_silent_losses_are_forgotten_by_a_proven_request() -> None:
     proven = running(num_losses=1, emitted=PROVING_TOKENS)
     proven.num_silent_losses = SILENT_LOSSES - 1
-    count_loss([proven], is_reported=False)
+    count_loss([proven], None)
     assert (proven.num_losses, proven.num_silent_losses) == (0, 1)
 
 
 def test_loss_counts_from_one_again_for_a_proven_request() -> None:
     proven = running(num_losses=1, emitted=PROVING_TOKENS)
-    count_loss([proven], is_reported=True)
+    count_loss([proven], EngineEnd.CRASHED)
     assert proven.num_losses == 1
 
 
 def test_isolated_request_takes_the_blame_alone() -> None:
     suspect, bystander = running(num_losses=ISOLATION_LOSSES), running()
     suspect.is_isolated = True
-    count_loss([bystander, suspect], is_reported=True)
+    count_loss([bystander, suspect], EngineEnd.CRASHED)
     assert (suspect.num_losses, bystander.num_losses) == (ISOLATION_LOSSES + 1, 0)
 
 

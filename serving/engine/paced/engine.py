@@ -14,7 +14,7 @@ from serving.domain.paced_tokens import prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
 from serving.engine.stats import StatsCollector, StepCount
 from serving.link.engine_protocol import EngineDiedError
-from serving.link.messages import EngineLoad, EngineStats, TokenOutput, TokenRequest
+from serving.link.messages import EngineEnd, EngineLoad, EngineStats, TokenOutput, TokenRequest
 
 __all__ = ["PacedConfig", "PacedEngine"]
 
@@ -92,8 +92,13 @@ class PacedEngine:
             async with asyncio.timeout(timeout_s):
                 await self._turning.wait()
         except TimeoutError as error:
-            raise EngineDiedError(f"engine loop has not turned for {timeout_s} s") from error
+            reason = f"engine loop has not turned for {timeout_s} s"
+            raise EngineDiedError(reason, EngineEnd.HUNG) from error
         self._raise_if_dead()
+
+    def busy_s(self) -> None:
+        """Returns `None`: it computes nothing, and stands still only when it is told to."""
+        return
 
     @property
     def load(self) -> EngineLoad:

@@ -10,10 +10,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import psutil
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
@@ -37,6 +38,7 @@ from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
 from serving.engine.vllm.resume_scheduler import resuming_scheduler, scheduler_path
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import (
+    EngineEnd,
     EngineLoad,
     EngineStats,
     ProgramCounts,
@@ -56,6 +58,8 @@ _WORKER_CLASSES = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.vllm.resume_worker.ResumingCPUWorker",
     "tpu_inference.worker.tpu_worker.TPUWorker": _TPU_WORKER,
 }
+# In the title of vLLM's worker processes.
+_WORKER_TITLE = "VLLM::Worker"
 # A late program is on the metrics page within this time. Each worker answers between two steps.
 _COUNT_PROGRAMS_S = 30.0
 # The engine call that returns how many programs each worker has compiled since it was warm.
@@ -63,10 +67,7 @@ COMPILATIONS_CALL = "num_compilations"
 
 # Engine operations a gateway may call, by the name of vLLM's own client method.
 _CALLS = {
-    "add_lora": "add_lora_async",
-    "remove_lora": "remove_lora_async",
     "list_loras": "list_loras_async",
-    "pin_lora": "pin_lora_async",
     "reset_prefix_cache": "reset_prefix_cache_async",
     "reset_mm_cache": "reset_mm_cache_async",
 }
@@ -105,21 +106,31 @@ class VllmEngine:
         self._load = EngineLoad()
         self._meter = self._new_meter()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._end = EngineEnd.CRASHED  # the way in which it ended, once it has
+        self._adapters: dict[str, LoRARequest] = {}  # what it has loaded, by name
+        self._computing: list[psutil.Process] | None = None
         self._info = self._describe()
         self._programs: ProgramCounts | None = None  # until counted, and where nothing counts
         self._counting: asyncio.Task[None] | None = None
         self._watch_processes()
 
     @classmethod
-    async def start(cls, model: str, engine_args: Mapping[str, Any]) -> "VllmEngine":
+    async def start(
+        cls,
+        model: str,
+        engine_args: Mapping[str, Any],
+        adapters: Sequence[tuple[str, str]] = (),
+    ) -> "VllmEngine":
         """Starts the engine core and waits until it can take requests (seconds to many minutes).
 
-        Cancelling it stops what was started.
+        `adapters` are names and folders of LoRA adapters; all are loaded then. Cancelling it stops
+        what was started.
 
         Raises:
-            ValueError: the arguments are refused. Do not retry.
+            ValueError: the arguments or an adapter are refused. Do not retry.
             EngineDiedError: the engine core failed while starting.
         """
+        engine_args = with_room_for(len(adapters), engine_args)
         config = await asyncio.to_thread(engine_config, model, engine_args)
         # Read by `watch_host` in the engine core and in its workers.
         os.environ[HOST_VARIABLE] = str(HostProcess.own())
@@ -132,13 +143,44 @@ class VllmEngine:
         except RuntimeError as error:
             raise EngineDiedError(f"engine core failed to start: {error}") from error
         engine = cls(config, client)
-        tasks = await client.get_supported_tasks_async()
-        engine._info["supported_tasks"] = list(tasks)
-        if "generate" in tasks:
-            await engine._warm_up()
-            engine._meter = engine._new_meter()
-        await engine._watch_compilations()
+        try:
+            await engine._prepare(adapters)
+        except BaseException:
+            await engine.close()
+            raise
         return engine
+
+    async def _prepare(self, adapters: Sequence[tuple[str, str]]) -> None:
+        """Does what a started engine core still needs before its first request."""
+        tasks = await self._client.get_supported_tasks_async()
+        self._info["supported_tasks"] = list(tasks)
+        for number, (name, folder) in enumerate(adapters, 1):
+            await self._load_adapter(LoRARequest(name, number, folder))
+        if "generate" in tasks:
+            await self._warm_up()
+            self._meter = self._new_meter()
+        await self._watch_compilations()
+
+    async def _load_adapter(self, adapter: LoRARequest) -> None:
+        """Loads one adapter on every worker. A step that had to load it would end the engine core.
+
+        Raises:
+            ValueError: it cannot be loaded here. Do not retry.
+            EngineDiedError: the engine core died of it.
+        """
+        name, folder = adapter.lora_name, adapter.lora_path
+        try:
+            is_loaded = await self._client.add_lora_async(adapter)
+        except EngineDeadError as error:
+            raise self._death() from error
+        except Exception as error:
+            raise ValueError(
+                f"adapter {name!r} from {folder!r} cannot be loaded: {error}"
+            ) from error
+        if not is_loaded:
+            raise ValueError(f"adapter {name!r} from {folder!r} was not loaded by the engine")
+        self._adapters[name] = adapter
+        logger.info("adapter_loaded name=%s path=%s", name, folder)
 
     @property
     def info(self) -> dict[str, object]:
@@ -171,7 +213,7 @@ class VllmEngine:
         try:
             await self._client.add_request_async(engine_request)
         except EngineDeadError as error:
-            raise EngineDiedError(self._death_reason()) from error
+            raise self._death() from error
 
     def _check(self, request: TokenRequest, engine_request: EngineCoreRequest) -> None:
         """Refuses requests that would end the engine core, which trusts its input."""
@@ -179,6 +221,13 @@ class VllmEngine:
         emitted = request.emitted_token_ids
         if emitted and not (min(emitted) >= 0 and max(emitted) < num_tokens):
             raise ValueError(f"emitted token ids are not all of 0 to {num_tokens - 1}")
+        asked = engine_request.lora_request
+        if asked is not None:
+            # By its name: the gateway counts its adapters, and finds them in its own folders.
+            loaded = self._adapters.get(asked.lora_name)
+            if loaded is None:
+                raise ValueError(f"adapter {asked.lora_name!r} is not one of this engine's")
+            engine_request.lora_request = loaded
         if self._is_on_tpu and engine_request.sampling_params is not None:
             fit_to_tpu(engine_request.sampling_params)
 
@@ -214,7 +263,9 @@ class VllmEngine:
         asked = [each for each in outputs.outputs if each.finish_reason != FinishReason.ABORT]
         if len(asked) < len(outputs.outputs):
             outputs.outputs = asked
-            self._report_death("engine core was told to end")
+            # Its process may have been seen to end before this was read.
+            self._end = EngineEnd.TOLD
+            self._report_death("engine core was told to end", EngineEnd.TOLD)
 
     async def call(self, method: str, args: bytes) -> bytes:
         """Runs a rare operation; see `Engine.call`. `args` and the result are msgpack."""
@@ -227,8 +278,6 @@ class VllmEngine:
             raise ValueError(f"unknown engine call {method!r}; known: {', '.join(sorted(_CALLS))}")
         self._ensure_alive()
         arguments = msgspec.msgpack.decode(args) if args else []
-        if method == "add_lora":
-            arguments = [msgspec.convert(arguments[0], LoRARequest)]
         result = await getattr(self._client, name)(*arguments)
         return msgspec.msgpack.encode(list(result) if isinstance(result, set) else result)
 
@@ -239,13 +288,23 @@ class VllmEngine:
             async with asyncio.timeout(timeout_s):
                 await self._client.is_sleeping_async()
         except TimeoutError as error:
-            raise EngineDiedError(f"engine loop did not turn for {timeout_s:g} s") from error
+            reason = f"engine loop did not turn for {timeout_s:g} s"
+            raise EngineDiedError(reason, EngineEnd.HUNG) from error
         except EngineDeadError as error:
-            raise EngineDiedError(self._death_reason()) from error
+            raise self._death() from error
+
+    def busy_s(self) -> float | None:
+        """Returns the CPU time of its laziest worker, or of a core without workers here."""
+        if self._computing is None:
+            self._computing = _computing([psutil.Process(pid) for pid in self.process_ids])
+        try:
+            return min((_cpu_s(process) for process in self._computing), default=None)
+        except psutil.Error:
+            return None
 
     async def close(self) -> None:
         """Closes the engine; see `Engine.close`."""
-        self._report_death("closed")
+        self._report_death("closed", EngineEnd.TOLD)
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)
@@ -341,18 +400,20 @@ class VllmEngine:
         os.close(pidfd)
         self._report_death(f"engine core process {pid} ended")
 
-    def _report_death(self, reason: str) -> None:
+    def _report_death(self, reason: str, end: EngineEnd = EngineEnd.CRASHED) -> None:
         if not self._died.done():
+            self._end = end
             self._died.set_result(reason)
             # Wakes `next_step`, behind whatever outputs arrived before.
             self._client.outputs_queue.put_nowait(EngineDiedError(reason))
 
-    def _death_reason(self) -> str:
-        return self._died.result() if self._died.done() else "engine core reported its death"
+    def _death(self) -> EngineDiedError:
+        reason = self._died.result() if self._died.done() else "engine core reported its death"
+        return EngineDiedError(reason, self._end)
 
     def _ensure_alive(self) -> None:
         if self._died.done():
-            raise EngineDiedError(self._died.result())
+            raise self._death()
 
     async def _next_outputs(self) -> EngineCoreOutputs:
         """Returns the next batch of outputs, also those from before the engine's death."""
@@ -362,7 +423,7 @@ class VllmEngine:
             return await self._client.get_output_async()
         except (EngineDeadError, EngineDiedError) as error:
             self._report_death("engine core reported its death (see its log)")
-            raise EngineDiedError(self._death_reason()) from error
+            raise self._death() from error
 
     def _new_meter(self) -> StatsCollector:
         has_cache = bool(self._config.cache_config.enable_prefix_caching)
@@ -387,6 +448,32 @@ class VllmEngine:
             "max_num_seqs": self._config.scheduler_config.max_num_seqs,
             "async_scheduling": bool(self._config.scheduler_config.async_scheduling),
         }
+
+
+def with_room_for(num_adapters: int, engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the arguments with room for all adapters in the hosts' memory, unless they say.
+
+    vLLM keeps as many as a step may use, and reads any other one again within a step.
+    """
+    room = max(num_adapters, int(engine_args.get("max_loras") or 1))
+    if not num_adapters or engine_args.get("max_cpu_loras") is not None:
+        return engine_args
+    return {**engine_args, "max_cpu_loras": room}
+
+
+def _computing(cores: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Returns the workers of these engine cores; a core without any computes by itself."""
+    found: list[psutil.Process] = []
+    for core in cores:
+        below = core.children(recursive=True)
+        workers = [each for each in below if _WORKER_TITLE in " ".join(each.cmdline())]
+        found += workers or [core]
+    return found
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    spent = process.cpu_times()
+    return float(spent.user + spent.system)
 
 
 def _launch(config: VllmConfig) -> AsyncMPClient:
