@@ -91,7 +91,8 @@ class ModelVersion:
             frontend_config, resolve_source(config.source), config.answers_as, _args_here(config)
         )
         queue = queue or AdmissionQueue(config.name, FleetLimits.of(gateway))
-        version = cls(config, gateway, vllm_config, queue)
+        # A large tokenizer takes seconds, in which the streams of other models go on.
+        version = await asyncio.to_thread(cls, config, gateway, vllm_config, queue)
         if version._are_tasks_known:
             await version.app()
         return version

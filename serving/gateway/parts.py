@@ -26,6 +26,7 @@ from serving.gateway.metrics.class_prices import ClassPrices
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
 from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
+from serving.gateway.metrics.loop import LoopCollector
 from serving.gateway.metrics.own_listener import OwnListener
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
@@ -46,6 +47,7 @@ from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
 from serving.link.client import ClientLimits
 from serving.link.heartbeat import HeartbeatConfig
+from serving.telemetry.loop_turns import LoopTurns
 from serving.telemetry.open_tracer import open_tracer
 
 logger = logging.getLogger(__name__)
@@ -139,6 +141,7 @@ class GatewayParts:
         self._plan_report: PlanReport | None = None
         self._ledger = Ledger(to_ms(time.time()))
         self._endings = Endings(self._view.started_at_s)
+        self._turns = LoopTurns()
         self._metrics = self._own_metrics()
 
     async def start(self) -> None:
@@ -160,6 +163,7 @@ class GatewayParts:
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         self._listener.start()
+        self._turns.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
         gc.freeze()
@@ -168,6 +172,7 @@ class GatewayParts:
         """Ends the links; engines free what was in flight here."""
         for task in self._tasks:
             task.cancel()
+        self._turns.stop()
         self._dashboard.close()
         await self._listener.close()
         await self._membership.close()
@@ -201,6 +206,7 @@ class GatewayParts:
             ServingCollector(self._models, self.edge.metrics),
             EngineCollector(self._read_engines),
             SpanCollector(self._tracer),
+            LoopCollector(self._turns),
             LinkCollector(self._read_links),
             LedgerCollector(self._ledger, self._prices.usd_per_chip_hour),
             SliceCollector(

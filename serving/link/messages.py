@@ -121,6 +121,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     each of `ITERATION_BOUNDS` and one for those beyond. `tenant_tokens` are output tokens by
     tenant, and `tenant_sequences` the engine's present sequences of each. `is_yours` goes to one
     gateway at a time, which then shows the engine's metrics: so they add up over gateways.
+    `longest_turn_s` is that of the engine host's event loop (`LoopTurns`).
     `programs` is `None` for an engine that compiles none, `programs_moved` for one that keeps none.
     """
 
@@ -143,6 +144,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     is_yours: bool = False
     programs: ProgramCounts | None = None
     programs_moved: ProgramsMoved | None = None
+    longest_turn_s: float = 0.0
 
 
 # The bounds of vLLM's own histogram of tokens per engine step, the same in 0.32.0.

@@ -42,6 +42,7 @@ from serving.link.messages import (
 )
 from serving.link.request_spans import RequestSpans
 from serving.telemetry.log_lines import log_traced
+from serving.telemetry.loop_turns import LoopTurns
 from serving.telemetry.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class LinkServer:
         self._calls: set[asyncio.Task[bytes]] = set()
         # What the engine host reports of compiled programs, with the engine's stats.
         self.programs_moved: ProgramsMoved | None = None
+        self._turns = LoopTurns()
         self._spans = RequestSpans(tracer, engine_id)
         if tracer.is_on:
             engine.on_scheduled = self._spans.scheduled
@@ -140,6 +142,7 @@ class LinkServer:
         self._listener = await loop.create_server(
             lambda: GatewayConnection(self, self._connection_config), host, port
         )
+        self._turns.start()
         for work in (self._pump(), self._feed_engine()):
             task = loop.create_task(work)
             task.add_done_callback(self._work_ended)
@@ -170,6 +173,7 @@ class LinkServer:
     ) -> None:
         """Ends every link, aborts its requests and stops listening. Idempotent."""
         self._is_closed = True
+        self._turns.stop()
         if self._listener is not None:
             self._listener.close()
         orphans = list(self._owners)
@@ -231,6 +235,7 @@ class LinkServer:
             tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
             is_yours=gateway.gateway_id == self._stats_reader(),
             programs_moved=self.programs_moved,
+            longest_turn_s=self._turns.longest_s,
         )
 
     def opened(self, gateway: GatewayConnection) -> None:

@@ -505,6 +505,12 @@ ENGINE_STEPS = (
         "slicewise_engine_step_seconds_total",
         "Length of those steps; divided by their number it is the mean time of one",
     ),
+    _gauge(
+        Scope.ENGINE,
+        "slicewise_engine_host_longest_turn_seconds",
+        "The longest time within the last half minute to minute for which the engine host's event "
+        "loop stood still; 0 below 10 ms",
+    ),
 )
 # Compiled programs of engines on TPU. See docs/operate/compile-cache.md.
 PROGRAMS = (
@@ -826,6 +832,15 @@ CONDITIONS = (
     ),
 )
 
+GATEWAY_LOOP = (
+    _gauge(
+        Scope.GATEWAY,
+        "slicewise_gateway_longest_turn_seconds",
+        "The longest time within the last half minute to minute for which the gateway's event loop "
+        "stood still; 0 below 10 ms",
+    ),
+)
+
 TRACES = (
     _counter(
         Scope.GATEWAY,
@@ -840,7 +855,7 @@ ALL: Mapping[str, Metric] = MappingProxyType(
         metric.name: metric
         for metric in (
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-            *TRACES,
+            *(*GATEWAY_LOOP, *TRACES),
             *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
             *(*PROVISIONING, *CONDITIONS),
             *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS, *LINKS),

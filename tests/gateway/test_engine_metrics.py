@@ -46,6 +46,7 @@ WHOLE = EngineStats(
     programs_moved=ProgramsMoved(
         pulled=69, pull_s=0.5, pushed_bytes=4096, damaged=2, rebuilt=1, failures=3
     ),
+    longest_turn_s=0.25,
 )
 READING = LinkReading(
     *("chat", "spot", "e1", "s-1"),

@@ -28,6 +28,7 @@ BESIDE = {
     "serving/link/heartbeat.py",
     "serving/link/request_spans.py",
     "serving/telemetry/log_lines.py",
+    "serving/telemetry/loop_turns.py",
 }
 CHAT = {
     "model": "demo",

@@ -80,6 +80,7 @@ def _add_link(families: Families, labels: Mapping[str, str], reading: LinkReadin
 
 
 def _add_steps(families: Families, labels: Mapping[str, str], stats: EngineStats) -> None:
+    families.add("slicewise_engine_host_longest_turn_seconds", labels, stats.longest_turn_s)
     families.add("slicewise_engine_steps_total", labels, stats.num_steps)
     families.add("slicewise_engine_step_seconds_total", labels, stats.busy_s)
 
