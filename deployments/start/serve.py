@@ -25,10 +25,10 @@ import yaml
 
 from deployments.start.failure import start_failure
 from deployments.start.ports import free_ports, is_free
-from deployments.start.tpu_host import ray_environment
+from deployments.start.tpu_host import ingress_program, ray_environment
 from serving.config.api_keys import KeyScope, read_keys
 from serving.config.check import check_serve_config
-from serving.config.ray_settings import RAY_SETTINGS
+from serving.config.ray_settings import HAPROXY_PROGRAM, RAY_SETTINGS
 from serving.config.sections import load_yaml
 from serving.config.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
@@ -60,6 +60,7 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
         "RAY_AUTH_MODE": "disabled",
         **RAY_SETTINGS,
+        HAPROXY_PROGRAM: ingress_program(),
         # By default these are the same for every cluster of a machine, and of every user of it.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),

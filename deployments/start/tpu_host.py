@@ -9,12 +9,14 @@ that.
 import json
 import os
 import shlex
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from serving.config.ray_settings import RAY_SETTINGS, RECONNECT
+from serving.config.ray_settings import HAPROXY_PROGRAM, RAY_SETTINGS, RECONNECT
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import Market
 from serving.domain.inventory import (
@@ -31,12 +33,18 @@ _HEAD_AWAY_S = 86_400
 _AUTH = "RAY_AUTH_MODE"
 
 
+def ingress_program() -> str:
+    """Returns the path of `slicewise-haproxy`, which is installed beside the interpreter."""
+    return str(Path(sys.executable).with_name("slicewise-haproxy"))
+
+
 def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Returns what every Ray process of ours has in its environment; what is set already stays."""
     ours = {
         # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
         _AUTH: "disabled",
         **RAY_SETTINGS,
+        HAPROXY_PROGRAM: ingress_program(),
         RECONNECT: str(_HEAD_AWAY_S),
     }
     return {name: inherited.get(name, value) for name, value in ours.items()}

