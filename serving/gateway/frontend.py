@@ -37,6 +37,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
 from serving.gateway.edge.fields import steered
+from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.grammars.judge import GrammarJudge
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
@@ -101,6 +102,7 @@ class FleetLLM(AsyncLLM):
         self.log_requests = False
         self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
+        fit_renderer(self.renderer)
         self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields)
         self.admission_stats = None
         self.output_processor = OutputProcessor(
@@ -282,10 +284,13 @@ def frontend_config(model: str, names: Sequence[str], engine_args: Mapping[str, 
     """Returns vLLM's configuration for the frontend; answers carry the first of `names`.
 
     Raises:
-        ValueError: vLLM refuses the arguments; its message gives the reason.
+        ValueError: vLLM refuses the arguments, or the model may fetch whatever clients name; the
+            message gives the reason.
     """
     args = AsyncEngineArgs(model=model, served_model_name=list(names), **engine_args)
-    return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    fit_frontend(config, engine_args)
+    return config
 
 
 async def build_frontend(
