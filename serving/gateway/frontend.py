@@ -36,6 +36,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
+from serving.gateway.edge.anthropic_errors import ANTHROPIC_ROUTES, AnthropicRefusals
 from serving.gateway.edge.fields import steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.engine_client import FleetEngineClient
@@ -57,15 +58,17 @@ class _RefusalsWithinStreams:
     """Makes a `RequestError` of vLLM's refusal of a request whose answer has begun.
 
     `/v1/responses` begins its stream before it has looked at all of the request. Everywhere else
-    vLLM answers such a request itself.
+    vLLM answers such a request itself, which is written anew for Anthropic's clients.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        refusing = AnthropicRefusals(app)
+        self._apps = {str(route): refusing for route in ANTHROPIC_ROUTES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._app(scope, receive, send)
+            await self._apps.get(scope["path"], self._app)(scope, receive, send)
         except Exception as fault:
             cause = fault.__cause__ or fault
             if isinstance(cause, VLLMClientError | ValueError):
