@@ -90,11 +90,14 @@ class FleetLLM(AsyncLLM):
         metrics: CollectorRegistry | None,
         open_fields: Collection[OpenField] = (),
         grammars: GrammarJudge | None = None,
+        *,
+        has_logprobs: bool = True,
     ) -> None:
         """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none.
 
         Clients may set `open_fields`, and no other field that steers engines. Without `grammars`
-        vLLM looks at structured outputs itself.
+        vLLM looks at structured outputs itself. Requests for log-probabilities are refused unless
+        its engines have them.
         """
         has_stats = metrics is not None
         self.vllm_config = config
@@ -106,7 +109,9 @@ class FleetLLM(AsyncLLM):
         self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
         fit_renderer(self.renderer)
-        self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields)
+        self.input_processor = JudgedInputProcessor(
+            config, self.renderer, open_fields, has_logprobs=has_logprobs
+        )
         self.admission_stats = None
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer,
@@ -215,17 +220,23 @@ class JudgedStructure(StructuredOutputsParams):
 
 
 class JudgedInputProcessor(InputProcessor):
-    """Runs vLLM's input processor, and refuses requests that steer engines with closed fields.
+    """Runs vLLM's input processor, and refuses what steers engines or what they do not have.
 
     The edge has read the body before, but with another parser, and vLLM reads headers too: what
     counts is what vLLM made of them.
     """
 
     def __init__(
-        self, config: VllmConfig, renderer: BaseRenderer, opened: Collection[OpenField]
+        self,
+        config: VllmConfig,
+        renderer: BaseRenderer,
+        opened: Collection[OpenField],
+        *,
+        has_logprobs: bool = True,
     ) -> None:
         super().__init__(config, renderer)
         self._opened = opened
+        self._has_logprobs = has_logprobs
 
     def _validate_params(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         # vLLM would compile it again, here where other requests wait.
@@ -242,7 +253,8 @@ class JudgedInputProcessor(InputProcessor):
         """Returns vLLM's record of a request.
 
         Raises:
-            VLLMValidationError: it steers an engine, or vLLM refuses it. The client gets a 400.
+            VLLMValidationError: it steers an engine or asks for what it has not, or vLLM refuses
+                it. The client gets a 400.
         """
         request = super().process_inputs(*args, **kwargs)
         # In a thread there is no context, and what a key alone opens is closed.
@@ -252,6 +264,13 @@ class JudgedInputProcessor(InputProcessor):
         if field is not None:
             raise VLLMValidationError(
                 f"{field} steers engines and is closed here; leave it out.", parameter=field
+            )
+        params = request.sampling_params
+        asked = params is not None and (params.logprobs, params.prompt_logprobs) != (None, None)
+        if asked and not self._has_logprobs:
+            raise VLLMValidationError(
+                "logprobs: the engines of this model have no log-probabilities; leave them out.",
+                parameter="logprobs",
             )
         return request
 

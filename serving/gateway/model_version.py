@@ -64,7 +64,12 @@ class ModelVersion:
             self.dispatcher, _GENERATE_TASKS, separates_tenants=gateway.separate_tenants
         )
         self.llm = FleetLLM(
-            vllm_config, self.client, self.metrics, gateway.open_fields, _judge(config)
+            vllm_config,
+            self.client,
+            self.metrics,
+            gateway.open_fields,
+            _judge(config),
+            has_logprobs=config.engine != EngineKind.PACED,
         )
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
