@@ -5,7 +5,10 @@ and to any engine.
 """
 
 import asyncio
+import base64
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -32,10 +35,10 @@ NUM_EARLY_TOKENS = 20
 REPLACEMENT_S = 150.0
 
 
-def asks(image: int) -> Request:
+def asks(url: str) -> Request:
     """One long answer about an image."""
     parts = [
-        {"type": "image_url", "image_url": {"url": image_url(image)}},
+        {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "which colours has the image"},
     ]
     body = {
@@ -49,7 +52,34 @@ def asks(image: int) -> Request:
     return Request("/v1/chat/completions", body)
 
 
-STREAMS = [asks(image) for image in IMAGES]
+STREAMS = [asks(image_url(image)) for image in IMAGES]
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """Has image 1 at /image.png, and sends whoever asks for anything else there."""
+
+    def do_GET(self) -> None:
+        is_there = self.path == "/image.png"
+        self.send_response(200 if is_there else 302)
+        if not is_there:
+            self.send_header("location", "/image.png")
+        self.end_headers()
+        if is_there:
+            self.wfile.write(base64.b64decode(image_url(1).partition(",")[2]))
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def pictures() -> Iterator[str]:
+    """Where a host that clients may name has its pictures."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +90,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp
         "max_model_len": 512,
         "max_num_seqs": 16,
         "gpu_memory_utilization": 0.1,
-        "allowed_media_domains": [],
+        "allowed_media_domains": ["127.0.0.1"],
     }
     model = {
         "name": MODEL,
@@ -101,6 +131,16 @@ def test_an_image_has_one_answer_whoever_gives_it(undisturbed: list[Answer]) -> 
     assert not first[1].same_as(first[2]), "the model does not see"
     for image, answer in zip(IMAGES, undisturbed, strict=True):
         assert answer.same_as(first[image])
+
+
+def test_an_image_is_fetched_from_a_named_host_and_not_from_where_that_sends_on(
+    application: RunningApplication, undisturbed: list[Answer], pictures: str
+) -> None:
+    wanted = [asks(f"{pictures}/image.png"), asks(f"{pictures}/elsewhere")]
+    fetched, sent_on = asyncio.run(stream_all(application.base_url, wanted))
+    assert fetched.same_as(undisturbed[IMAGES.index(1)])
+    assert sent_on.error is not None
+    assert sent_on.error.startswith("4"), sent_on.error
 
 
 def test_an_engine_that_never_saw_the_image_goes_on_token_for_token(
