@@ -99,6 +99,9 @@ def build(args: dict[str, Any]) -> Application:
                 "env_vars": {
                     "VLLM_CONFIGURE_LOGGING": "0",
                     "VLLM_MAX_N_SEQUENCES": str(config.gateway.max_sequences),
+                    # A host that clients may name could send the gateway on to any other.
+                    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+                    "VLLM_MEDIA_CONNECTOR": "http",  # the bounded one (`edge.media`)
                 }
             },
         },

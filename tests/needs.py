@@ -1,10 +1,11 @@
-"""What tests need beside Python's packages: `pytest.mark.needs("prometheus")`, and what is said.
+"""What tests need beside most packages: `pytest.mark.needs("prometheus")`, and what is said.
 
 Where it is missing a test is skipped and says how to get it. With `CI=true`, as `.ci/run` sets it,
 the test fails: what never runs proves nothing. Only reference data that carries no licence is read
 where it is present and skipped elsewhere, in continuous integration too.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -34,6 +35,8 @@ _FOLDERS = {
     "crds": (CRDS, "these CRDs lie beside the repository"),
     "libtpu": (LIBTPU, "`make setup-dev` installs requirements/libtpu.lock there"),
 }
+# Packages that are large, and few tests import.
+_PACKAGES = {"schemathesis": "`make setup-dev` installs requirements/dev.lock"}
 
 
 def program(name: str) -> str | None:
@@ -52,6 +55,9 @@ def missing(name: str) -> str | None:
     if name in _FOLDERS:
         folder, how = _FOLDERS[name]
         return None if folder.is_dir() else f"there is no {folder}: {how}"
+    if name in _PACKAGES:
+        found = importlib.util.find_spec(name) is not None
+        return None if found else f"{name} is not installed: {_PACKAGES[name]}"
     _, how = _PROGRAMS[name]
     return None if program(name) else f"{name} is not installed: {how}"
 

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from serving.artifacts.adapter_files import DEFAULT_MAX_RANK, adapter_complaints
+from serving.artifacts.model_config_file import ModelConfigUnreadableError, find_model_config
 from serving.artifacts.model_source import resolve_file, resolve_source
 from serving.config.api_keys import read_keys
 from serving.config.application import (
@@ -24,13 +25,14 @@ from serving.config.application import (
     check_app_config,
     exposure_problem,
 )
-from serving.config.models import DeploymentConfig
+from serving.config.models import DeploymentConfig, ModelConfig
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 from serving.config.rules import mappings_in
 from serving.config.schema import name_hint, path_text, shown
 from serving.config.sections import load_yaml
 from serving.config.slices import SliceConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
+from serving.config.vllm_rules import unbounded_media_problem
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
 
 IMPORT_PATH = "serving.app:build"
@@ -74,7 +76,12 @@ def check_command(
             "frontend_args were not checked",
             err=True,
         )
-    problems = [*report.problems, *_keys_problems(report), *_adapter_problems(report)]
+    problems = [
+        *report.problems,
+        *_keys_problems(report),
+        *_adapter_problems(report),
+        *_media_problems(report, vllm_args or VllmArgs({}, {})),
+    ]
     if problems:
         for problem in problems:
             typer.echo(f"{file}: {problem}")
@@ -167,6 +174,32 @@ def _adapter_problems(report: CheckReport) -> Iterator[Problem]:
                 field = f"models[{at}].lora_adapters[{number}].path"
                 for complaint, allowed in adapter_complaints(folder, max_rank):
                     yield Problem(field, complaint, allowed, shown("path", adapter.path))
+
+
+def _media_problems(report: CheckReport, vllm_args: VllmArgs) -> Iterator[Problem]:
+    """Yields multi-modal models, where their `config.json` is at hand, that may fetch anything."""
+    for config in report.applications.values():
+        for index, model in enumerate(config.models):
+            try:
+                takes_media = _takes_media(model, vllm_args)
+            except ModelConfigUnreadableError as error:
+                yield Problem(f"models[{index}].source", str(error), "correct the file")
+                continue
+            if takes_media:
+                problem = unbounded_media_problem(f"models[{index}].engine_args", model.engine_args)
+                yield from [problem] if problem else []
+
+
+def _takes_media(model: ModelConfig, vllm_args: VllmArgs) -> bool:
+    """Returns whether a model's `config.json` says so; `False` where it cannot be had.
+
+    Gateways ask vLLM, which has the model's class, when they start.
+    """
+    found = find_model_config(model.source) or {}
+    architectures = found.get("architectures")
+    named = architectures if isinstance(architectures, list) else []
+    has_encoder = "vision_config" in found or "audio_config" in found
+    return has_encoder or any(each in vllm_args.multimodal for each in named)
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:

@@ -20,6 +20,7 @@ _PARSER_TABLES = {
     "tool_call_parser": (Path("tool_parsers/__init__.py"), "_TOOL_PARSERS_TO_REGISTER"),
     "reasoning_parser": (Path("reasoning/__init__.py"), "_REASONING_PARSERS_TO_REGISTER"),
 }
+_MODELS = Path("model_executor/models/registry.py")
 _JSON_KINDS = {
     "bool": "true or false",
     "int": "an integer",
@@ -65,13 +66,15 @@ class VllmArgs:
     """The arguments of one vLLM installation, by Python name.
 
     `frontend` is what any OpenAI frontend takes; `server` what only a server of its own takes.
-    `parsers` holds the built-in parser names of the arguments that choose a parser.
+    `parsers` holds the built-in parser names of the arguments that choose a parser, `multimodal`
+    the architectures of models that take more than text and generate.
     """
 
     engine: Mapping[str, ArgSpec]
     frontend: Mapping[str, ArgSpec]
     server: Mapping[str, ArgSpec] = field(default_factory=dict)
     parsers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    multimodal: tuple[str, ...] = ()
 
 
 def kind_of(value: object) -> str:
@@ -108,6 +111,7 @@ def read_vllm_args(package: Path) -> VllmArgs:
             name: _Source(package, path).keys_of(table)
             for name, (path, table) in _PARSER_TABLES.items()
         },
+        multimodal=_Source(package, _MODELS).keys_of("_MULTIMODAL_MODELS"),
     )
 
 

@@ -3,6 +3,8 @@
 Works on the raw YAML values, as `serving.config.rules`. Pure.
 """
 
+import posixpath
+import re
 from collections.abc import Iterator, Mapping
 
 from serving.config.rules import Raw, mapping_in
@@ -15,6 +17,7 @@ _HOSTS = "the slice replica spreads the engine over the hosts of its slice"
 _NO_PROMPTS = "Slicewise logs neither prompts nor generated text"
 _EDGE = "the gateway and the Serve proxy are the server; see http_options"
 _ALL_OF_OPENAI = "the gateway serves the whole OpenAI surface"
+_ANY_ENGINE = "any of several engines may get a request, so each gets all of its images"
 
 # The arguments of vLLM that are not open, by section and complaint, each with the reason. A name
 # that ends in * stands for all names that begin so.
@@ -36,6 +39,8 @@ CLOSED_ARGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "master_addr": _HOSTS,
             "master_port": _HOSTS,
             "kv_events_config": "engines on one host would publish on the same address",
+            "mm_processor_cache_type": _ANY_ENGINE,
+            "mm_shm_cache_max_object_size_mb": _ANY_ENGINE,
         },
         "refused": {
             "hf_token": "put HF_TOKEN into the environment of the hosts: Ray's dashboard shows "
@@ -77,6 +82,13 @@ _PARSER_PLUGINS = {
 }
 
 
+# A host as vLLM compares it with that of a URL: whole, in small letters, without scheme and port.
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_DOMAINS_ALLOWED = (
+    "a list of host names, such as [images.example.com]; [] lets clients send data: URLs alone"
+)
+
+
 def vllm_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:
     """Yields the arguments of one model that are closed, or that vLLM would refuse.
 
@@ -84,6 +96,7 @@ def vllm_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator
     """
     yield from _tool_choice_problems(path, model)
     yield from _reasoning_problems(path, model)
+    yield from _media_problems(path, mapping_in(model, "engine_args"))
     yield from _arg_problems(path, model, vllm_args)
 
 
@@ -117,6 +130,54 @@ def _reasoning_problems(path: str, model: Raw) -> Iterator[Problem]:
                 f"allowed: {name} within structured_outputs_config",
                 shown(name, args[name]),
             )
+
+
+def _media_problems(path: str, args: Raw) -> Iterator[Problem]:
+    """Yields sources of media that no client could use, or that have everything in them."""
+    domains = args.get("allowed_media_domains")
+    for at, domain in enumerate(domains if isinstance(domains, list) else ()):
+        if isinstance(domain, str) and not _HOST.fullmatch(domain):
+            yield Problem(
+                f"{path}.engine_args.allowed_media_domains[{at}]",
+                "no host name",
+                "allowed: small letters, digits, `.` and `-`, without scheme, port or `*`",
+                shown("domain", domain),
+            )
+    folder = args.get("allowed_local_media_path")
+    if isinstance(folder, str) and folder and not _is_folder_below_root(folder):
+        yield Problem(
+            f"{path}.engine_args.allowed_local_media_path",
+            "clients may read every file in it",
+            "allowed: an absolute path of a folder below the root, or nothing",
+            shown("allowed_local_media_path", folder),
+        )
+
+
+def _is_folder_below_root(folder: str) -> bool:
+    return folder.startswith("/") and posixpath.normpath(folder).strip("/") != ""
+
+
+def unbounded_media_problem(path: str, engine_args: Raw) -> Problem | None:
+    """Returns what is wrong with the `engine_args` of a model that takes media; `None` if nothing.
+
+    vLLM takes a missing list, and an empty one, for leave to fetch whatever a client names.
+    """
+    if engine_args.get("allowed_media_domains") is not None or takes_text_alone(engine_args):
+        return None
+    return Problem(
+        f"{path}.allowed_media_domains",
+        "missing, and the model takes images, video or audio: clients would make the gateway "
+        "fetch any URL that it reaches",
+        f"needed: {_DOMAINS_ALLOWED}",
+    )
+
+
+def takes_text_alone(engine_args: Raw) -> bool:
+    """Returns whether a multi-modal model is told to take text alone, as far as `engine_args` say.
+
+    vLLM also knows which kinds of media a model has, and whether each of them has a limit of 0.
+    """
+    return engine_args.get("language_model_only") is True
 
 
 def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator[Problem]:

@@ -354,8 +354,13 @@ def openai_error_body(error: RequestError) -> dict[str, object]:
 
 def anthropic_error_body(error: RequestError) -> dict[str, object]:
     """Returns the JSON body that Anthropic's clients expect, for `/v1/messages`."""
-    kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return anthropic_error(error.status, error.message)
+
+
+def anthropic_error(status: int, message: str) -> dict[str, object]:
+    """Returns the same for an error of which only the status and the message are known."""
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def error_body(error: RequestError, path: str) -> dict[str, object]:

@@ -36,7 +36,9 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
+from serving.gateway.edge.anthropic_errors import ANTHROPIC_ROUTES, AnthropicRefusals
 from serving.gateway.edge.fields import steered
+from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.grammars.judge import GrammarJudge
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
@@ -56,15 +58,17 @@ class _RefusalsWithinStreams:
     """Makes a `RequestError` of vLLM's refusal of a request whose answer has begun.
 
     `/v1/responses` begins its stream before it has looked at all of the request. Everywhere else
-    vLLM answers such a request itself.
+    vLLM answers such a request itself, which is written anew for Anthropic's clients.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        refusing = AnthropicRefusals(app)
+        self._apps = {str(route): refusing for route in ANTHROPIC_ROUTES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._app(scope, receive, send)
+            await self._apps.get(scope["path"], self._app)(scope, receive, send)
         except Exception as fault:
             cause = fault.__cause__ or fault
             if isinstance(cause, VLLMClientError | ValueError):
@@ -86,11 +90,14 @@ class FleetLLM(AsyncLLM):
         metrics: CollectorRegistry | None,
         open_fields: Collection[OpenField] = (),
         grammars: GrammarJudge | None = None,
+        *,
+        has_logprobs: bool = True,
     ) -> None:
         """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none.
 
         Clients may set `open_fields`, and no other field that steers engines. Without `grammars`
-        vLLM looks at structured outputs itself.
+        vLLM looks at structured outputs itself. Requests for log-probabilities are refused unless
+        its engines have them.
         """
         has_stats = metrics is not None
         self.vllm_config = config
@@ -101,7 +108,10 @@ class FleetLLM(AsyncLLM):
         self.log_requests = False
         self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
-        self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields)
+        fit_renderer(self.renderer)
+        self.input_processor = JudgedInputProcessor(
+            config, self.renderer, open_fields, has_logprobs=has_logprobs
+        )
         self.admission_stats = None
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer,
@@ -210,17 +220,23 @@ class JudgedStructure(StructuredOutputsParams):
 
 
 class JudgedInputProcessor(InputProcessor):
-    """Runs vLLM's input processor, and refuses requests that steer engines with closed fields.
+    """Runs vLLM's input processor, and refuses what steers engines or what they do not have.
 
     The edge has read the body before, but with another parser, and vLLM reads headers too: what
     counts is what vLLM made of them.
     """
 
     def __init__(
-        self, config: VllmConfig, renderer: BaseRenderer, opened: Collection[OpenField]
+        self,
+        config: VllmConfig,
+        renderer: BaseRenderer,
+        opened: Collection[OpenField],
+        *,
+        has_logprobs: bool = True,
     ) -> None:
         super().__init__(config, renderer)
         self._opened = opened
+        self._has_logprobs = has_logprobs
 
     def _validate_params(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         # vLLM would compile it again, here where other requests wait.
@@ -237,7 +253,8 @@ class JudgedInputProcessor(InputProcessor):
         """Returns vLLM's record of a request.
 
         Raises:
-            VLLMValidationError: it steers an engine, or vLLM refuses it. The client gets a 400.
+            VLLMValidationError: it steers an engine or asks for what it has not, or vLLM refuses
+                it. The client gets a 400.
         """
         request = super().process_inputs(*args, **kwargs)
         # In a thread there is no context, and what a key alone opens is closed.
@@ -247,6 +264,13 @@ class JudgedInputProcessor(InputProcessor):
         if field is not None:
             raise VLLMValidationError(
                 f"{field} steers engines and is closed here; leave it out.", parameter=field
+            )
+        params = request.sampling_params
+        asked = params is not None and (params.logprobs, params.prompt_logprobs) != (None, None)
+        if asked and not self._has_logprobs:
+            raise VLLMValidationError(
+                "logprobs: the engines of this model have no log-probabilities; leave them out.",
+                parameter="logprobs",
             )
         return request
 
@@ -282,10 +306,13 @@ def frontend_config(model: str, names: Sequence[str], engine_args: Mapping[str, 
     """Returns vLLM's configuration for the frontend; answers carry the first of `names`.
 
     Raises:
-        ValueError: vLLM refuses the arguments; its message gives the reason.
+        ValueError: vLLM refuses the arguments, or the model may fetch whatever clients name; the
+            message gives the reason.
     """
     args = AsyncEngineArgs(model=model, served_model_name=list(names), **engine_args)
-    return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    fit_frontend(config, engine_args)
+    return config
 
 
 async def build_frontend(

@@ -67,7 +67,12 @@ class ModelVersion:
             adapters=[adapter.name for adapter in config.lora_adapters],
         )
         self.llm = FleetLLM(
-            vllm_config, self.client, self.metrics, gateway.open_fields, _judge(config)
+            vllm_config,
+            self.client,
+            self.metrics,
+            gateway.open_fields,
+            _judge(config),
+            has_logprobs=config.engine != EngineKind.PACED,
         )
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"

@@ -31,13 +31,22 @@ def _join(buffers: Sequence[Any]) -> list[bytes]:
     return [bytes(buffer) for buffer in buffers]
 
 
+def _bytes_of(buffer: Any) -> Any:
+    """Returns bytes as they are, and a view, whose length is its bytes, of everything else."""
+    return buffer if isinstance(buffer, bytes) else memoryview(buffer).cast("B")
+
+
 def encode_request(request: EngineCoreRequest, encoder: MsgpackEncoder) -> list[bytes]:
-    """Returns the opaque part of `request`; its prompt tokens are left to `TokenRequest`."""
+    """Returns the opaque part of `request`; its prompt tokens are left to `TokenRequest`.
+
+    Images and other large parts are not copied: the payload reads them from the memory of
+    `request`, where requests that share a medium, such as the answers of one, share it too.
+    """
     prompt_token_ids = request.prompt_token_ids
     request.prompt_token_ids = None
     try:
         with _without_reserved(request.sampling_params):
-            return _join(encoder.encode(request))
+            return [_bytes_of(buffer) for buffer in encoder.encode(request)]
     finally:
         request.prompt_token_ids = prompt_token_ids
 

@@ -679,3 +679,45 @@ def test_tenants_are_separated_only_where_keys_name_them(
         "allowed: true only with auth.keys_file or auth.keys_env"
     )
     assert (problem in str(refusal.value)) is not is_taken
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "problem"),
+    [
+        (
+            {"allowed_media_domains": ["ok.example.com", "https://images.example.com"]},
+            'models[0].engine_args.allowed_media_domains[1]: no host name (value "https://images'
+            '.example.com"); allowed: small letters, digits, `.` and `-`, without scheme, port or'
+            " `*`",
+        ),
+        (
+            {"allowed_media_domains": ["*"]},
+            'models[0].engine_args.allowed_media_domains[0]: no host name (value "*"); allowed: '
+            "small letters, digits, `.` and `-`, without scheme, port or `*`",
+        ),
+        (
+            {"allowed_local_media_path": "/x/../"},
+            "models[0].engine_args.allowed_local_media_path: clients may read every file in it "
+            '(value "/x/../"); allowed: an absolute path of a folder below the root, or nothing',
+        ),
+        (
+            {"allowed_local_media_path": "media"},
+            "models[0].engine_args.allowed_local_media_path: clients may read every file in it "
+            '(value "media"); allowed: an absolute path of a folder below the root, or nothing',
+        ),
+        (
+            {"mm_processor_cache_type": "shm"},
+            'models[0].engine_args.mm_processor_cache_type: set by Slicewise (value "shm"); '
+            "any of several engines may get a request, so each gets all of its images",
+        ),
+    ],
+)
+def test_sources_of_media_that_nobody_can_mean_are_refused(
+    engine_args: dict[str, Any], problem: str
+) -> None:
+    assert problems(minimal(engine_args=engine_args), None) == [problem]
+
+
+def test_sources_of_media_with_a_bound_are_taken() -> None:
+    engine_args = {"allowed_media_domains": ["a.example.com"], "allowed_local_media_path": "/srv/x"}
+    assert check_app_config(minimal(engine_args=engine_args), None).models[0].engine_args

@@ -1,5 +1,6 @@
 """A serve_config.yaml is checked against the environment that Ray is started with."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,64 @@ def test_config_check_reads_the_folders_of_adapters_where_they_are_on_this_machi
     assert "models[0].lora_adapters[0].path: its rank is 32" in result.output
     assert "allowed: at most max_lora_rank, which is 8" in result.output
     assert "lora_adapters[1]" not in result.output
+
+
+SEEING = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}
+MEDIA_MISSING = "models[0].engine_args.allowed_media_domains: missing, and the model takes images"
+
+
+def check_model(tmp_path: Path, config: str | None, **engine_args: Any) -> Any:
+    """`config check` of an application whose model has this `config.json`."""
+    (tmp_path / "model").mkdir()
+    if config is not None:
+        (tmp_path / "model" / "config.json").write_text(config)
+    settings = settings_with()
+    (model,) = settings["applications"][0]["args"]["models"]
+    model["source"] = str(tmp_path / "model")
+    model["engine_args"] |= engine_args
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return CliRunner().invoke(build_cli(()), ["config", "check", str(path)])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SEEING,
+        {"architectures": ["Blip2ForConditionalGeneration"]},  # by vLLM's registry alone
+        {"architectures": ["Ours"], "audio_config": {}},
+    ],
+)
+def test_config_check_refuses_a_model_that_would_fetch_any_url(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    result = check_model(tmp_path, json.dumps(config))
+    assert result.exit_code == 1
+    assert MEDIA_MISSING in result.output
+    assert "needed: a list of host names, such as [images.example.com]; [] lets" in result.output
+
+
+@pytest.mark.parametrize(
+    "engine_args",
+    [
+        {"allowed_media_domains": []},
+        {"allowed_media_domains": ["images.example.com", "10.0.0.7"]},
+        {"language_model_only": True},
+    ],
+)
+def test_config_check_takes_a_model_that_fetches_from_named_hosts_or_not_at_all(
+    engine_args: dict[str, Any], tmp_path: Path
+) -> None:
+    result = check_model(tmp_path, json.dumps(SEEING), **engine_args)
+    assert result.exit_code == 0, result.output
+
+
+def test_config_check_takes_a_model_that_it_knows_nothing_of(tmp_path: Path) -> None:
+    assert check_model(tmp_path, None).exit_code == 0
+
+
+def test_config_check_says_that_a_models_configuration_is_unreadable(tmp_path: Path) -> None:
+    result = check_model(tmp_path, "{")
+    assert result.exit_code == 1
+    assert "models[0].source:" in result.output
+    assert "not readable as JSON" in result.output

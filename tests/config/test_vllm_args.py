@@ -47,6 +47,7 @@ class FrontendArgs(BaseFrontendArgs):
     port: int = 8000
 """,
     "tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"hermes": (), "abc": ()}',
+    "model_executor/models/registry.py": '_MULTIMODAL_MODELS = {"SeesToo": (), "Hears": ()}',
     "reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER: dict = {"qwen3": ()}',
 }
 
@@ -74,6 +75,10 @@ def test_names_come_from_both_engine_classes_without_private_ones(vllm_args: Vll
 def test_frontend_options_are_split_from_those_of_a_server(vllm_args: VllmArgs) -> None:
     assert set(vllm_args.frontend) == {"tool_call_parser"}
     assert set(vllm_args.server) == {"port"}
+
+
+def test_architectures_that_take_more_than_text_are_read(vllm_args: VllmArgs) -> None:
+    assert vllm_args.multimodal == ("Hears", "SeesToo")
 
 
 def test_parser_names_are_read(vllm_args: VllmArgs) -> None:

@@ -168,3 +168,15 @@ async def test_client_that_leaves_before_its_request_is_sent_leaves_nothing(llm:
     await asyncio.wait([task])
     assert task.cancelled()
     assert (llm.num_in_flight, client.dispatcher.num_in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize("params", [{"logprobs": 0}, {"prompt_logprobs": 1}])
+async def test_log_probabilities_that_engines_have_not_are_refused(
+    config, params: dict[str, int]
+) -> None:
+    client = FleetEngineClient(Dispatcher("demo", FleetLimits()), ("generate",))
+    llm = FleetLLM(config, client, None, has_logprobs=False)
+    with pytest.raises(VLLMValidationError, match="no log-probabilities; leave them out"):
+        await start(llm, "r", **params)
+    assert llm.num_in_flight == 0
+    llm.shutdown()

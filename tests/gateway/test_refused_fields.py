@@ -1,5 +1,6 @@
 """A field that no engine honours, or no client may set: 400 that names it, no engine is asked."""
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from serving.gateway.edge.fields import (
     ON_TPU_WITHOUT_PROMPT_LOGPROBS,
     PROMPT_LOGPROBS,
     check_fields,
+    check_shapes,
+    read_fields,
 )
 
 from .test_http_edge import EchoFrontend, client_of, edge_over
@@ -168,3 +171,27 @@ async def test_structured_outputs_that_are_no_object_are_refused(
         for fit in (None, {"json": "{}"}):
             body = {"model": "m", "structured_outputs": fit}
             assert (await client.post(path, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "is_refused"),
+    [
+        ([], True),
+        ([{"type": "refusal", "refusal": "no"}], True),
+        ([{"type": "output_text", "text": "yes"}], False),
+        ("yes", False),
+    ],
+)
+def test_answer_sent_back_without_a_text_is_refused(content: object, *, is_refused: bool) -> None:
+    items = [{"role": "user", "content": []}, {"role": "assistant", "content": content}]
+    fields = read_fields(json.dumps({"input": items}).encode())
+    if not is_refused:
+        check_shapes(fields)
+        return
+    with pytest.raises(MalformedRequestError, match=r"input\[1\]\.content: it begins with no text"):
+        check_shapes(fields)
+
+
+@pytest.mark.parametrize("value", ['{"a":' * 900 + "1" + "}" * 900, "1" * 400, "[]"])
+def test_input_that_is_odd_in_another_way_is_left_to_vllm(value: str) -> None:
+    check_shapes(read_fields(b'{"input": [{"role": %s}]}' % value.encode()))

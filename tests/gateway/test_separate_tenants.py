@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from serving.config.api_keys import read_keys
 from serving.config.application import GatewayConfig
+from serving.config.models import EngineKind
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.engine_client import salt_of
@@ -65,7 +66,9 @@ class Asked:
 
 async def gateway(*, separate: bool) -> Asked:
     config = GatewayConfig(separate_tenants=separate)
-    return Asked(await ModelVersion.build(CONFIG, config))
+    # The engines are scripted; paced ones would have no log-probabilities.
+    model = CONFIG.model_copy(update={"engine": EngineKind.VLLM, "paced": None})
+    return Asked(await ModelVersion.build(model, config))
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -37,6 +37,11 @@ class Outcome:
         return can_stream(self.case.route) and self.status == 200
 
 
+def is_error_of_ours(answer: httpx.Response) -> bool:
+    """Returns whether a stream, read to its end, has an error in it that no client made."""
+    return _OUR_FAULT.search(answer.text) is not None
+
+
 async def outcomes_of(base_url: str, cases: Sequence[Case]) -> list[Outcome]:
     """Sends all, a few at once, as they are written."""
     places = asyncio.Semaphore(NUM_AT_ONCE)
@@ -48,7 +53,7 @@ async def outcomes_of(base_url: str, cases: Sequence[Case]) -> list[Outcome]:
                 answer = await client.post(case.path, content=case.text(), headers=headers)
             except httpx.HTTPError as error:
                 return Outcome(case, 0, repr(error))
-            is_ours = case.is_streamed and _OUR_FAULT.search(answer.text)
+            is_ours = case.is_streamed and is_error_of_ours(answer)
             return Outcome(case, 500 if is_ours else answer.status_code, answer.text[-300:])
 
     async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S) as client:

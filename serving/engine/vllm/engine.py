@@ -91,6 +91,10 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
         scheduler._original_scheduler_cls = resuming_scheduler(async_scheduling=is_async)
     parallel = config.parallel_config
     parallel.worker_cls = _WORKER_CLASSES.get(parallel.worker_cls, parallel.worker_cls)
+    media = config.model_config.multimodal_config
+    if media is not None:
+        # Every request carries all of its media, because any gateway may send it: none is kept.
+        media.mm_processor_cache_gb = 0
     return config
 
 

@@ -7,6 +7,7 @@ All other fields are vLLM's business, and what vLLM makes of them is judged once
 Pure.
 """
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -114,7 +115,8 @@ def check_shapes(fields: RequestFields) -> None:
     """Refuses fields of a shape that vLLM's own reading fails at, instead of refusing it.
 
     Raises:
-        MalformedRequestError: `structured_outputs` is no object. The client must change it.
+        MalformedRequestError: `structured_outputs` is no object, or an item of `input` has no text
+            where vLLM takes one. The client must change it.
     """
     # vLLM 0.32.0 looks into it before it has looked at its type: 500 (run 2026-11-24).
     if not isinstance(fields.structured_outputs, dict | None):
@@ -122,6 +124,25 @@ def check_shapes(fields: RequestFields) -> None:
             f"structured_outputs: it is {_kind_of(fields.structured_outputs)}; allowed: an object",
             param="structured_outputs",
         )
+    if bytes(memoryview(fields.input)[:64]).replace(b" ", b"").startswith(b"[{"):
+        # What cannot be read is for vLLM to refuse.
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            _check_items(msgspec.json.decode(fields.input))
+
+
+def _check_items(items: object) -> None:
+    # vLLM 0.32.0 takes the text of the first part of an answer that is sent back, and looks neither
+    # for a part nor for a text: 500 (run 2026-11-24).
+    for at, item in enumerate(items if isinstance(items, list) else ()):
+        if not isinstance(item, dict) or item.get("role") != "assistant":
+            continue
+        parts = item.get("content")
+        first = parts[0] if isinstance(parts, list) and parts else None
+        if parts == [] or (isinstance(first, dict) and first.get("type") == "refusal"):
+            raise MalformedRequestError(
+                f"input[{at}].content: it begins with no text; allowed: an answer's text first",
+                param="input",
+            )
 
 
 def _kind_of(value: object) -> str:

@@ -1,0 +1,185 @@
+"""Images with two engines behind two gateways: whoever answers, and whoever goes on, has seen them.
+
+With vLLM's mirrored cache an image that an engine got once would come as a hash, from any gateway
+and to any engine.
+"""
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.tiny_vision_model import image_url, make
+
+from .application import (
+    Role,
+    RunningApplication,
+    application_args,
+    demo_model,
+    linked_engines,
+)
+from .streams import Answer, Request, stream_all
+from .test_gateway_kill import loads_by_gateway
+
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
+
+MODEL = "eye"
+NUM_TOKENS = 400
+# Which image each stream sends: most the same, at both gateways.
+IMAGES = [1, 1, 1, 2, 1, 2, 1, 1]
+NUM_EARLY_TOKENS = 20
+REPLACEMENT_S = 150.0
+
+
+def asks(url: str) -> Request:
+    """One long answer about an image."""
+    parts = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "which colours has the image"},
+    ]
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return Request("/v1/chat/completions", body)
+
+
+STREAMS = [asks(image_url(image)) for image in IMAGES]
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """Has image 1 at /image.png, and sends whoever asks for anything else there."""
+
+    def do_GET(self) -> None:
+        is_there = self.path == "/image.png"
+        self.send_response(200 if is_there else 302)
+        if not is_there:
+            self.send_header("location", "/image.png")
+        self.end_headers()
+        if is_there:
+            self.wfile.write(base64.b64decode(image_url(1).partition(",")[2]))
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def pictures() -> Iterator[str]:
+    """Where a host that clients may name has its pictures."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApplication]:
+    arguments = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "gpu_memory_utilization": 0.1,
+        "allowed_media_domains": ["127.0.0.1"],
+    }
+    model = {
+        "name": MODEL,
+        "source": str(make(tmp_path_factory.mktemp("eye") / "model")),
+        "engine_args": arguments,
+        "engine_env": demo_model()["engine_env"],
+        "deployments": [{"compute_class": "local", "replicas": 2}],
+    }
+    with RunningApplication(application_args(model, gateway={"replicas": 2})) as running:
+        loads_by_gateway(running, 2)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(application: RunningApplication) -> list[Answer]:
+    """What the streams answer when nothing happens."""
+    return asyncio.run(stream_all(application.base_url, STREAMS))
+
+
+def by_gateway(
+    application: RunningApplication, count: Callable[[dict[str, Any]], int]
+) -> dict[str, int]:
+    """What `count` makes of the model's entry at each of the two gateways."""
+    counted: dict[str, int] = {}
+
+    def has_both(fleet: dict[str, Any]) -> bool:
+        counted[fleet["gateway"]["id"]] = count(fleet["models"][0])
+        return len(counted) == 2
+
+    application.wait_fleet(has_both, 30.0)
+    return counted
+
+
+def test_an_image_has_one_answer_whoever_gives_it(undisturbed: list[Answer]) -> None:
+    assert [answer.error for answer in undisturbed] == [None] * len(STREAMS)
+    first = {image: undisturbed[IMAGES.index(image)] for image in IMAGES}
+    assert first[1].num_tokens == first[2].num_tokens == NUM_TOKENS
+    assert not first[1].same_as(first[2]), "the model does not see"
+    for image, answer in zip(IMAGES, undisturbed, strict=True):
+        assert answer.same_as(first[image])
+
+
+def test_an_image_is_fetched_from_a_named_host_and_not_from_where_that_sends_on(
+    application: RunningApplication, undisturbed: list[Answer], pictures: str
+) -> None:
+    wanted = [asks(f"{pictures}/image.png"), asks(f"{pictures}/elsewhere")]
+    fetched, sent_on = asyncio.run(stream_all(application.base_url, wanted))
+    assert fetched.same_as(undisturbed[IMAGES.index(1)])
+    assert sent_on.error is not None
+    assert sent_on.error.startswith("4"), sent_on.error
+
+
+def test_an_engine_that_never_saw_the_image_goes_on_token_for_token(
+    application: RunningApplication, undisturbed: list[Answer]
+) -> None:
+    victim = application.processes(Role.ENGINE_HOST)[0]
+    early: set[int] = set()
+    loads: dict[str, int] = {}
+
+    async def run() -> list[Answer]:
+        all_begun = asyncio.Event()
+
+        def on_chunk(number: int, answer: Answer) -> None:
+            if answer.num_tokens >= NUM_EARLY_TOKENS:
+                early.add(number)
+            if len(early) == len(STREAMS):
+                all_begun.set()
+
+        streaming = asyncio.create_task(stream_all(application.base_url, STREAMS, on_chunk))
+        async with asyncio.timeout(60):
+            await all_begun.wait()
+        victim.kill()
+        loads.update(
+            await asyncio.to_thread(by_gateway, application, lambda model: model["in_flight"])
+        )
+        return await streaming
+
+    resumes = sum(by_gateway(application, lambda model: model["resumes"]).values())
+    answers = asyncio.run(run())
+    assert [answer.error for answer in answers] == [None] * len(STREAMS)
+    assert all(loads.values()), f"a gateway carried nothing: {loads}"
+    assert all(now.same_as(then) for now, then in zip(answers, undisturbed, strict=True))
+    moved = sum(by_gateway(application, lambda model: model["resumes"]).values()) - resumes
+    assert moved > 0, "nothing was in flight on the engine that died"
+
+
+def test_an_engine_that_came_later_gets_the_whole_image(
+    application: RunningApplication, undisturbed: list[Answer]
+) -> None:
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, REPLACEMENT_S)
+    answers = asyncio.run(stream_all(application.base_url, STREAMS))
+    assert all(now.same_as(then) for now, then in zip(answers, undisturbed, strict=True))
