@@ -136,6 +136,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         log_style=config.logging.style,
         tracing=config.tracing.settings,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+        encryption=config.link.encryption,
         slice=slice_spec(config, model, deployment),
         tpu=_tpu_spec(model) if model.is_on_tpu else None,
         version=model.version_id,

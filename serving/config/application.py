@@ -21,7 +21,7 @@ from serving.config.telemetry import LoggingConfig, TracingConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain import limits
 from serving.domain.errors import ConfigError, Problem
-from serving.domain.limits import GIB, KIB, MIB
+from serving.domain.limits import GIB, KIB, MIB, LinkEncryption
 from serving.telemetry.metric_names import MAX_TENANTS
 
 
@@ -150,6 +150,9 @@ class LinkConfig(_Section):
     """Environment variable with that secret."""
     listen_on: Annotated[ListenOn, Field(strict=False)] = ListenOn.NODE
     """`node`, or `loopback` where everything runs on one machine."""
+    encryption: Annotated[LinkEncryption, Field(strict=False)] = LinkEncryption.AUTO
+    """`auto`: TLS with the secret as its root, unless the engine host listens on loopback; `tls`:
+    there too; `none`: never, because a mesh or the like encrypts what hosts send each other."""
     heartbeat_interval_s: Annotated[float, Field(gt=0, le=60)] = limits.HEARTBEAT_INTERVAL_S
     """Time between two heartbeats of either end."""
     heartbeat_timeout_s: Annotated[float, Field(gt=0, le=600)] = limits.HEARTBEAT_TIMEOUT_S

@@ -63,6 +63,7 @@ class FleetDirectory:
             f"directory {instance_id}",
             cluster_secret(link),
             self._survey.book.leave_reasons,
+            link.encryption,
         )
         self._tasks = (
             asyncio.create_task(self._expire(), name="expire"),

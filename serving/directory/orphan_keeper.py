@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group_table
 
 from serving.config.slice_settings import DRAIN_GRACE_S
 from serving.directory.orphans import outdated
+from serving.domain.limits import LinkEncryption
 from serving.domain.slice_lifecycle import EndCause
 from serving.domain.slice_records import LEASE_S, RENEWAL_S, Directory, SliceRecord
 from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
@@ -41,6 +42,7 @@ class OrphanKeeper:
         name: str,
         secret: bytes,
         leave_reasons: Callable[[], Mapping[str, str]],
+        encryption: LinkEncryption = LinkEncryption.AUTO,
     ) -> None:
         """Takes `name`, under which it claims engines to end them.
 
@@ -50,9 +52,13 @@ class OrphanKeeper:
         self._directory = directory
         self._name = name
         self._secret = secret
+        self._encryption = encryption
         self._started_s = time.monotonic()
         self._looked_at_groups_s = self._started_s
         self._unknown_since_s: dict[str, float] = {}  # by group id
+
+    def _control(self, address: tuple[str, int]) -> EngineControl:
+        return EngineControl(address, self._name, self._secret, encryption=self._encryption)
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
@@ -94,7 +100,7 @@ class OrphanKeeper:
         """Returns why the engine is gone; `None` while its process may live."""
         assert orphan.control is not None
         try:
-            await EngineControl(orphan.control, self._name, self._secret).touch()
+            await self._control(orphan.control).touch()
         except EngineGoneError as error:
             return str(error)
         except (HandshakeError, LinkClosedError) as error:
@@ -108,7 +114,7 @@ class OrphanKeeper:
     ) -> None:
         """Drains and ends an engine that nobody is to have any more."""
         assert orphan.control is not None
-        control = EngineControl(orphan.control, self._name, self._secret)
+        control = self._control(orphan.control)
         try:
             await control.claim()
             await control.drain(reason, DRAIN_GRACE_S, 0.0)

@@ -4,6 +4,9 @@ Configuration, the specs that it is handed down in, and the simulator take their
 so that a simulated gateway refuses, waits and drains as a real one does. Pure.
 """
 
+import ipaddress
+from enum import StrEnum
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -44,3 +47,21 @@ _MIN_MIGRATION_S = 0.5
 def migrate_by_s(now_s: float, grace_s: float) -> float:
     """Returns when the last request has to leave an engine that ends in `grace_s` seconds."""
     return now_s + max(0.0, grace_s - max(_MIN_MIGRATION_S, grace_s * _MIGRATION_SHARE))
+
+
+class LinkEncryption(StrEnum):
+    """When links are encrypted."""
+
+    AUTO = "auto"  # wherever the engine host listens on anything but loopback
+    TLS = "tls"  # on loopback too
+    NONE = "none"  # never: whoever runs the network, such as a mesh, is in charge of it
+
+
+def needs_tls(encryption: LinkEncryption, host: str) -> bool:
+    """Returns whether a link to an engine host that listens on `host` (an address) is encrypted."""
+    if encryption is not LinkEncryption.AUTO:
+        return encryption is LinkEncryption.TLS
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"

@@ -80,6 +80,7 @@ class EngineHost:
             heartbeat=HeartbeatConfig(spec.heartbeat_interval_s, spec.gateway_timeout_s),
             limits=ServerLimits(max_buffered_bytes=spec.max_buffered_bytes),
             tracer=self._tracer,
+            encryption=spec.encryption,
             host_info={"version": spec.version, "described": dict(spec.described)},
         )
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -71,7 +71,12 @@ class EngineHostActor:
         # Until the owner has connected: a replica that ends before that leaves nothing.
         lease.leave(lease.number, asyncio.get_running_loop().time(), OPEN_S)
         self._control = EngineControlServer(
-            self._engine_id, self._secret, self, lease, self._on_lease_run_out
+            self._engine_id,
+            self._secret,
+            self,
+            lease,
+            self._on_lease_run_out,
+            self._spec.encryption,
         )
         return await self._control.listen(self._ip)
 

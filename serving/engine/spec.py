@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from serving.config.slice_spec import SliceSpec
 from serving.domain import limits
+from serving.domain.limits import LinkEncryption
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 from serving.telemetry.spans import NO_TRACES, TraceSettings
 
@@ -73,6 +74,7 @@ class EngineSpec:
     gateway_timeout_s: float = limits.GATEWAY_TIMEOUT_S
     max_buffered_bytes: int = limits.MAX_BUFFERED_BYTES
     listens_on_loopback: bool = False
+    encryption: LinkEncryption = LinkEncryption.AUTO
     slice: SliceSpec | None = None
     log_style: LogStyle = DEFAULT_STYLE
     tracing: TraceSettings = NO_TRACES

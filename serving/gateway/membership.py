@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from serving.domain.limits import LinkEncryption
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import Draining
+from serving.link.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class LinkSettings:
     secret: bytes
     heartbeat: HeartbeatConfig
     limits: ClientLimits = field(default_factory=ClientLimits)
+    encryption: LinkEncryption = LinkEncryption.AUTO
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Membership:
     def __init__(self, models: Mapping[str, FleetModel], settings: LinkSettings) -> None:
         self._models = models
         self._settings = settings
+        self._tls = ClientTls(settings.secret, settings.encryption)
         self._members: dict[str, _Member] = {}
         self.snapshot = Snapshot("")
 
@@ -171,6 +175,7 @@ class Membership:
                 callbacks=callbacks,
                 heartbeat=self._settings.heartbeat,
                 limits=self._settings.limits,
+                tls=self._tls,
             )
         except HandshakeError as error:
             logger.error("link_refused engine_id=%s error=%r", engine_id, str(error))

@@ -382,6 +382,7 @@ def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:
         secret=cluster_secret(link),
         heartbeat=HeartbeatConfig(link.heartbeat_interval_s, link.heartbeat_timeout_s),
         limits=ClientLimits(max_buffered_bytes=link.max_buffered_bytes),
+        encryption=link.encryption,
     )
 
 

@@ -7,14 +7,15 @@ own the requests: the caller that is notified of a lost link resumes them on ano
 import asyncio
 import itertools
 import secrets
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from serving.link.connection import HANDSHAKE_TIMEOUT_S, LinkConnection, Traffic
+from serving.link.connection import FAREWELL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, LinkConnection, Traffic
 from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkClosedError
 from serving.link.handshake import NONCE_BYTES, GatewayHandshake
 from serving.link.heartbeat import HeartbeatConfig
@@ -37,6 +38,7 @@ from serving.link.messages import (
     TokenRequest,
     Welcome,
 )
+from serving.link.tls import ClientTls, TlsIdentity, TlsRole, channel_of, tls_reason
 
 # A token id below 2**32 takes at most 5 bytes of msgpack; names and lengths fit in the envelope.
 _TOKEN_BYTES = 5
@@ -105,9 +107,13 @@ class LinkClient(LinkConnection):
         callbacks: LinkCallbacks,
         heartbeat: HeartbeatConfig,
         limits: ClientLimits,
+        own_certificate: bytes | None = None,
     ) -> None:
+        """Takes this end's certificate in TLS (DER), `None` on a plain connection."""
         write_buffer_bytes = (limits.max_buffered_bytes // 4, limits.max_buffered_bytes)
-        super().__init__(_DECODER, heartbeat, limits.handshake_timeout_s, write_buffer_bytes)
+        super().__init__(
+            _DECODER, heartbeat, limits.handshake_timeout_s, write_buffer_bytes, own_certificate
+        )
         self.engine_id = ""
         self.engine_info: dict[str, object] = {}
         self._load: EngineLoad | None = None
@@ -137,20 +143,47 @@ class LinkClient(LinkConnection):
         callbacks: LinkCallbacks,
         heartbeat: HeartbeatConfig = DEFAULT_HEARTBEAT,
         limits: ClientLimits = DEFAULT_LIMITS,
+        tls: ClientTls | None = None,
     ) -> Self:
         """Opens a link. `gateway_id` is unique to this process: a new link replaces its old one.
+
+        `tls` says whether the link is encrypted, and keeps certificates for the next call; `None`:
+        new ones by the default, which is on anything but loopback.
 
         Raises:
             HandshakeError: the engine host refused, or could not prove itself. Do not retry soon.
             LinkClosedError: the host cannot be reached or did not answer in time. Retry later.
         """
-        handshake = GatewayHandshake(gateway_id, secret, secrets.token_bytes(NONCE_BYTES))
-        client = cls(handshake, callbacks, heartbeat, limits)
-        loop = asyncio.get_running_loop()
+        identities = (tls or ClientTls(secret)).identities_for(address[0])
+        for identity in identities:
+            handshake = GatewayHandshake(gateway_id, secret, secrets.token_bytes(NONCE_BYTES))
+            certificate = None if identity is None else identity.certificate
+            client = cls(handshake, callbacks, heartbeat, limits, certificate)
+            try:
+                return await client._connected(address, identity)
+            except ssl.SSLCertVerificationError as error:
+                if identity is identities[-1]:
+                    raise HandshakeError(tls_reason(error)) from error
+            except ssl.SSLError as error:
+                raise HandshakeError(tls_reason(error)) from error
+        raise AssertionError("a secret has a line at least")
+
+    async def _connected(self, address: tuple[str, int], identity: TlsIdentity | None) -> Self:
+        """Connects and shakes hands; raises `ssl.SSLError` beside what `connect` raises."""
+        client, limits, loop = self, self._limits, self._loop
+        options: dict[str, Any] = {}
+        if identity is not None:
+            options = {
+                "ssl": identity.context,
+                "server_hostname": TlsRole.ENGINE.value,
+                "ssl_shutdown_timeout": FAREWELL_TIMEOUT_S,
+            }
         try:
             async with asyncio.timeout(limits.handshake_timeout_s):
-                await loop.create_connection(lambda: client, *address)
+                await loop.create_connection(lambda: client, *address, **options)
                 await client._welcomed
+        except ssl.SSLError:
+            raise
         except OSError as error:  # TimeoutError is one
             reason = str(error) or f"no answer within {limits.handshake_timeout_s} s"
             raise LinkClosedError(f"no link to {address[0]}:{address[1]}: {reason}") from error
@@ -228,6 +261,12 @@ class LinkClient(LinkConnection):
         super().connection_made(transport)
         self._write(self._handshake.hello)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the link; an engine host that refuses our certificate says so only here."""
+        if isinstance(exc, ssl.SSLError) and not self._welcomed.done():
+            self._refuse(tls_reason(exc))
+        super().connection_lost(exc)
+
     def pause_writing(self) -> None:
         """Makes messages wait from now on."""
         super().pause_writing()
@@ -289,7 +328,7 @@ class LinkClient(LinkConnection):
     def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:
         if isinstance(message, Challenge) and not self.engine_id:
             try:
-                proof = self._handshake.answer(message)
+                proof = self._handshake.answer(message, self._channel())
             except HandshakeError as error:
                 self._refuse(str(error))
                 return
@@ -308,6 +347,11 @@ class LinkClient(LinkConnection):
             self._refuse(f"refused by the engine host: {message.reason}")
         else:
             self._violated(message)
+
+    def _channel(self) -> bytes:
+        if self._own_certificate is None:
+            return b""
+        return channel_of(self._peer_certificate(), self._own_certificate)
 
     def _refuse(self, reason: str) -> None:
         self._welcomed.set_exception(HandshakeError(reason))

@@ -15,7 +15,7 @@ import msgspec
 
 from serving.link.errors import FrameError
 from serving.link.heartbeat import HeartbeatConfig, Pulse
-from serving.link.messages import MAX_FRAME_BYTES, EngineMessage, GatewayMessage
+from serving.link.messages import MAX_FRAME_BYTES, EngineMessage, GatewayMessage, Refused
 
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -24,8 +24,15 @@ _ENCODER = msgspec.msgpack.Encoder()
 # `Hello` of about a hundred bytes plus the gateway's name.
 MAX_HANDSHAKE_FRAME_BYTES = 4 * 1024
 
-# Bounds how long a peer that does not read can keep an ended link's last message in memory.
+# Bounds how long a peer that does not read can keep an ended link's last message in memory, and how
+# long asyncio's own loop waits for the goodbye of TLS from a peer that is gone; uvloop does not.
 FAREWELL_TIMEOUT_S = 1.0
+
+# The first byte of a TLS alert and of a TLS handshake. That of our frames is 0, up to 16 MiB.
+_TLS_RECORDS = (b"\x15", b"\x16")
+TLS_ON_PLAIN = (
+    "the peer's link is encrypted and this end's is not: both ends need the same link.encryption"
+)
 
 # The longest handshake is two round trips; the rest is room for a busy event loop at either end.
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -111,8 +118,12 @@ class LinkConnection(asyncio.Protocol):
         heartbeat: HeartbeatConfig,
         handshake_timeout_s: float,
         write_buffer_bytes: tuple[int, int],
+        own_certificate: bytes | None = None,
     ) -> None:
-        """Resumes writing below the first of `write_buffer_bytes`, and pauses above the other."""
+        """Resumes writing below the first of `write_buffer_bytes`, and pauses above the other.
+
+        `own_certificate` is this end's in TLS, DER; `None` on a plain connection.
+        """
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.end_reason: str | None = None
@@ -125,6 +136,7 @@ class LinkConnection(asyncio.Protocol):
         self._heartbeat = heartbeat
         self._handshake_timeout_s = handshake_timeout_s
         self._write_buffer_bytes = write_buffer_bytes
+        self._own_certificate = own_certificate
         self._pulse = Pulse(heartbeat, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
 
@@ -148,6 +160,18 @@ class LinkConnection(asyncio.Protocol):
         return max(0.0, self._loop.time() - self._pulse.heard_at_s)
 
     # What the two ends use.
+
+    @property
+    def is_encrypted(self) -> bool:
+        """True if the connection is in TLS."""
+        return self._own_certificate is not None
+
+    def _peer_certificate(self) -> bytes:
+        """Returns the certificate that the peer has proved in TLS, DER."""
+        assert self._transport is not None
+        peer = self._transport.get_extra_info("ssl_object").getpeercert(True)  # noqa: FBT003
+        assert peer is not None, "both ends' contexts demand one"
+        return cast("bytes", peer)
 
     def _open(self) -> None:
         self.is_open = True
@@ -208,6 +232,10 @@ class LinkConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Cuts, decodes and delivers; whatever cannot be understood ends the link."""
         self._pulse.heard_at_s = self._loop.time()
+        if not self.traffic.bytes_in and data[:1] in _TLS_RECORDS:
+            # No TLS, which tells the peer what is wrong here too.
+            self.end(TLS_ON_PLAIN, farewell=Refused(TLS_ON_PLAIN))
+            return
         self.traffic.bytes_in += len(data)
         for message in self._messages(data):
             self.traffic.messages_in += 1

@@ -32,6 +32,7 @@ from serving.link.messages import (
     TokenRequest,
     Welcome,
 )
+from serving.link.tls import channel_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +90,22 @@ class ConnectionConfig:
 class GatewayConnection(LinkConnection):
     """The engine host's side of a connection, which may become one gateway's link."""
 
-    def __init__(self, host: ConnectionOwner, config: ConnectionConfig) -> None:
+    def __init__(
+        self,
+        host: ConnectionOwner,
+        config: ConnectionConfig,
+        own_certificate: bytes | None = None,
+    ) -> None:
+        """Takes this end's certificate in TLS (DER), `None` on a plain connection."""
         # Paused means exactly: more than the limit is unsent.
         write_buffer_bytes = (config.max_buffered_bytes, config.max_buffered_bytes)
-        super().__init__(_DECODER, config.heartbeat, config.handshake_timeout_s, write_buffer_bytes)
+        super().__init__(
+            _DECODER,
+            config.heartbeat,
+            config.handshake_timeout_s,
+            write_buffer_bytes,
+            own_certificate,
+        )
         self.gateway_id = ""  # what the peer claims; true once it `is_open`
         self.batch: list[TokenOutput] = []  # its part of the step being published, else empty
         self.load_due_at_s = 0.0
@@ -165,7 +178,7 @@ class GatewayConnection(LinkConnection):
     def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:
         try:
             if isinstance(message, Hello):
-                self._write(self._handshake.challenge(message))
+                self._write(self._handshake.challenge(message, self._channel()))
                 self.gateway_id = message.gateway_id
             elif isinstance(message, Proof):
                 self._handshake.verify(message)
@@ -174,6 +187,11 @@ class GatewayConnection(LinkConnection):
                 self._violated(message)
         except HandshakeError as error:
             self.end(str(error), farewell=Refused(str(error)))
+
+    def _channel(self) -> bytes:
+        if self._own_certificate is None:
+            return b""
+        return channel_of(self._own_certificate, self._peer_certificate())
 
     def _welcome(self) -> None:
         self._trust()

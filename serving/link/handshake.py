@@ -6,7 +6,8 @@
     gateway <── Welcome(engine_info) ──────────────────────────── engine host
 
 A proof is HMAC-SHA256 under the secret over the prover's role, the version, both names and both
-nonces: a recorded proof is worthless for a new nonce, and one side's proof is not the other's.
+nonces, and in TLS over both certificates: a recorded proof is worthless for a new nonce, one side's
+proof is not the other's, and none is worth anything on another connection.
 `Refused` takes the place of `Challenge` or `Welcome`.
 
 A secret may have several lines, each a secret of its own: engine hosts prove the first, gateways
@@ -15,8 +16,8 @@ first every gateway gets the new one behind the old, then engine hosts prove the
 old one goes.
 
 Owns the proofs and the reasons for a refusal. Does not own sockets, deadlines or the draw of
-nonces. Does not encrypt or sign what follows on the open link: whoever can alter packets between
-two hosts has to be kept out by the network. Pure: no clock, no I/O, no chance.
+nonces. Does not encrypt or sign what follows on the open link: `tls` does, and where it is not used
+whoever can alter packets has to be kept out by others. Pure: no clock, no I/O, no chance.
 """
 
 import hmac
@@ -40,11 +41,20 @@ class Role(StrEnum):
     ENGINE = "engine"  # accepts it
 
 
-def prove(secret: bytes, role: Role, hello: Hello, engine_id: str, engine_nonce: bytes) -> bytes:
-    """Returns the proof that `role` holds `secret`, for this one pair of nonces."""
-    transcript = msgspec.msgpack.encode(
-        [role, hello.version, hello.gateway_id, engine_id, hello.nonce, engine_nonce]
-    )
+def prove(
+    secret: bytes,
+    role: Role,
+    hello: Hello,
+    engine_id: str,
+    engine_nonce: bytes,
+    channel: bytes = b"",
+) -> bytes:
+    """Returns the proof that `role` holds `secret`, for this one pair of nonces.
+
+    `channel` is what names the encrypted connection (`tls.channel_of`), empty on a plain one.
+    """
+    parts = [role, hello.version, hello.gateway_id, engine_id, hello.nonce, engine_nonce]
+    transcript = msgspec.msgpack.encode([*parts, channel] if channel else parts)
     return hmac.digest(secret, transcript, "sha256")
 
 
@@ -76,15 +86,17 @@ class GatewayHandshake:
         self._secrets = secrets_in(secret)
         self.hello = Hello(PROTOCOL_VERSION, gateway_id, nonce)
 
-    def answer(self, challenge: Challenge) -> Proof:
+    def answer(self, challenge: Challenge, channel: bytes = b"") -> Proof:
         """Returns the gateway's proof, once the engine host's has been checked.
+
+        `channel` as in `prove`, here and at the other end.
 
         Raises:
             HandshakeError: the engine host speaks another version or cannot prove itself. Give up.
         """
         _validate_version(challenge.version)
         _validate_nonce(challenge.nonce)
-        names = (self.hello, challenge.engine_id, challenge.nonce)
+        names = (self.hello, challenge.engine_id, challenge.nonce, channel)
         for secret in self._secrets:
             if hmac.compare_digest(prove(secret, Role.ENGINE, *names), challenge.proof):
                 return Proof(prove(secret, Role.GATEWAY, *names))
@@ -103,7 +115,7 @@ class EngineHandshake:
         self._nonce = nonce
         self._expected_proof: bytes | None = None
 
-    def challenge(self, hello: Hello) -> Challenge:
+    def challenge(self, hello: Hello, channel: bytes = b"") -> Challenge:
         """Returns the engine host's proof, and the nonce that the gateway has to answer.
 
         Raises:
@@ -113,7 +125,7 @@ class EngineHandshake:
             raise HandshakeError(_OUT_OF_ORDER)
         _validate_version(hello.version)
         _validate_nonce(hello.nonce)
-        names = (hello, self._engine_id, self._nonce)
+        names = (hello, self._engine_id, self._nonce, channel)
         self._expected_proof = prove(self._secret, Role.GATEWAY, *names)
         own_proof = prove(self._secret, Role.ENGINE, *names)
         return Challenge(PROTOCOL_VERSION, self._engine_id, self._nonce, own_proof)

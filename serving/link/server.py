@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serving.domain.limits import MAX_BUFFERED_BYTES
+from serving.domain.limits import MAX_BUFFERED_BYTES, LinkEncryption, needs_tls
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.errors import FrameError
 from serving.link.gateway_connection import ConnectionConfig, GatewayConnection
 from serving.link.handshake import validate_secret
 from serving.link.heartbeat import HeartbeatConfig
+from serving.link.listener import LinkListener, engine_listener
 from serving.link.messages import (
     Abort,
     Call,
@@ -90,6 +91,7 @@ class LinkServer:
         limits: ServerLimits = DEFAULT_LIMITS,
         tracer: Tracer = NO_TRACER,
         host_info: Mapping[str, object] | None = None,
+        encryption: LinkEncryption = LinkEncryption.AUTO,
     ) -> None:
         """Makes a server; gateways get `host_info` (JSON values) with the engine's description."""
         validate_secret(secret)
@@ -104,7 +106,8 @@ class LinkServer:
         self._died = asyncio.Event()
         self._draining: Draining | None = None  # None until `drain`
         self._is_closed = False
-        self._listener: asyncio.Server | None = None
+        self._encryption = encryption
+        self._listener: LinkListener | None = None
         self._connections: dict[GatewayConnection, None] = {}  # oldest first, proven or not
         self._gateways: dict[str, GatewayConnection] = {}  # gateway id -> its open link
         self._owners: dict[str, _Owned] = {}  # by request id
@@ -123,8 +126,7 @@ class LinkServer:
     def address(self) -> tuple[str, int]:
         """The host and port that the server listens on; a port of 0 has become the chosen one."""
         assert self._listener is not None, "listen first"
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        return host, port
+        return self._listener.address
 
     @property
     def num_requests(self) -> int:
@@ -139,15 +141,18 @@ class LinkServer:
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Accepts gateways and starts the pump. Raises `OSError` when the address is taken."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: GatewayConnection(self, self._connection_config), host, port
-        )
         self._turns.start()
+        config = self._connection_config
+        self._listener = engine_listener(self, config, self._encryption, host)
+        await self._listener.listen(host, port)
         for work in (self._pump(), self._feed_engine()):
             task = loop.create_task(work)
             task.add_done_callback(self._work_ended)
             self._tasks.append(task)
-        logger.info("link listens engine_id=%s address=%s:%d", self.engine_id, *self.address)
+        logger.info(
+            "link listens engine_id=%s address=%s:%d is_encrypted=%s",
+            self.engine_id, *self.address, needs_tls(self._encryption, host),
+        )  # fmt: skip
 
     async def wait_died(self) -> str:
         """Waits until the engine is gone, and returns why."""

@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 
+from serving.domain.limits import LinkEncryption
 from serving.link.client import LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
 from serving.link.messages import ProgramsMoved
+from serving.link.tls import ClientTls
 from serving.ownership.control_server import (
     CONTROL_HEARTBEAT,
     ClaimArgs,
@@ -60,6 +62,7 @@ class EngineControl:
         *,
         silence_s: float = math.inf,
         may_give_up: Callable[[], Awaitable[bool]] = _never,
+        encryption: LinkEncryption = LinkEncryption.AUTO,
     ) -> None:
         """Waits `silence_s` for a host that does not answer; then it is given up.
 
@@ -71,6 +74,7 @@ class EngineControl:
         self._address = address
         self._owner = owner
         self._secret = secret
+        self._tls = ClientTls(secret, encryption)
         self._link: LinkClient | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -209,6 +213,7 @@ class EngineControl:
                 secret=self._secret,
                 callbacks=callbacks,
                 heartbeat=CONTROL_HEARTBEAT,
+                tls=self._tls,
             )
         except LinkClosedError as error:
             if isinstance(error.__cause__, ConnectionRefusedError):

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from serving.domain.limits import LinkEncryption
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
 from serving.link.gateway_connection import ConnectionConfig, GatewayConnection
 from serving.link.heartbeat import HeartbeatConfig
+from serving.link.listener import LinkListener, engine_listener
 from serving.link.messages import (
     Abort,
     Call,
@@ -95,6 +97,7 @@ class EngineControlServer:
         commanded: Commanded,
         lease: EngineLease,
         on_run_out: Callable[[str], None],
+        encryption: LinkEncryption = LinkEncryption.AUTO,
     ) -> None:
         self._config = ConnectionConfig(
             engine_id, secret, CONTROL_HEARTBEAT, _MAX_BUFFERED_BYTES, HANDSHAKE_TIMEOUT_S
@@ -103,7 +106,8 @@ class EngineControlServer:
         self.lease = lease
         self._on_run_out = on_run_out
         self._deed = b""
-        self._listener: asyncio.Server | None = None
+        self._encryption = encryption
+        self._listener: LinkListener | None = None
         self._connections: set[GatewayConnection] = set()
         self._numbers: dict[GatewayConnection, int] = {}  # of their claims
         self._calls: set[asyncio.Task[None]] = set()
@@ -112,13 +116,10 @@ class EngineControlServer:
 
     async def listen(self, host: str) -> tuple[str, int]:
         """Serves on a free port of `host`; returns the address to connect to."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: GatewayConnection(self, self._config), host, 0
-        )
+        self._listener = engine_listener(self, self._config, self._encryption, host)
+        await self._listener.listen(host, 0)
         self._watch = asyncio.create_task(self._watch_lease(), name="watch-lease")
-        bound, port = self._listener.sockets[0].getsockname()[:2]
-        return bound, port
+        return self._listener.address
 
     def tell_lost(self, reason: str) -> None:
         """Tells whoever is connected, and who connects later, that the engine has ended."""

@@ -318,6 +318,7 @@ class SliceSession:
             self._secret,
             silence_s=self._spec.silence_s,
             may_give_up=self._is_listed_as_ours,
+            encryption=self._spec.encryption,
         )
 
     async def _is_listed_as_ours(self) -> bool:
