@@ -53,6 +53,11 @@ class GatewayConfig(_Section):
     """CPUs that Ray reserves for each gateway."""
     max_body_bytes: Annotated[int, Field(ge=KIB, le=GIB)] = 16 * MIB
     """Longest request body; a longer one is refused with 413."""
+    body_budget_bytes: Annotated[int, Field(ge=KIB, le=1024 * GIB)] = limits.BODY_BUDGET_BYTES
+    """Bytes of the bodies of all requests in flight, per gateway; what is more is refused with 503
+    and a time to retry, and not read. At least `max_body_bytes`."""
+    body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = limits.BODY_TIMEOUT_S
+    """How long a client may take to send a request's body; then 408."""
     request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.REQUEST_DEADLINE_S
     """How long a request waits for an engine before 503."""
     max_engine_losses: Annotated[int, Field(ge=1, le=100)] = 3

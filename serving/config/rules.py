@@ -179,6 +179,14 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
             f"allowed: at most gateway.max_ongoing_requests, {ongoing:g}",
             f"{waiting:g}",
         )
+    one, every = numbers_in(gateway, "max_body_bytes", "body_budget_bytes")
+    if one is not None and every is not None and one > every:
+        yield Problem(
+            "gateway.body_budget_bytes",
+            "no room for one body of the length allowed",
+            f"allowed: at least gateway.max_body_bytes, {one:.0f}",
+            f"{every:.0f}",
+        )
 
 
 def auth_problems(auth: Raw) -> Iterator[Problem]:

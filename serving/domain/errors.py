@@ -11,6 +11,7 @@
         ├── UnknownModelError        404  the client must name a served model or adapter
         ├── UnknownRouteError        404  the client must ask a route that there is
         ├── WrongMethodError         405  the client must use a method of the route
+        ├── BodyTimeoutError         408  the client must send its body faster
         ├── RequestTooLargeError     413  the client must send less
         ├── OverloadedError          429  retry after the stated time
         ├── GatewayBehindError       429  retry after the stated time, with luck at another gateway
@@ -19,6 +20,7 @@
         ├── GatewayFaultError        500  a fault of ours: report it
         ├── EngineRefusedError       503  retry: the engine took the request and would not run it
         ├── VersionRetiredError      503  retry: the answer will be of another version
+        ├── NoRoomForBodyError       503  retry after the stated time, with luck at another gateway
         ├── DashboardUnavailableError 503  ask for the page again later; requests for models go on
         └── NoEngineInTimeError      503  retry after the stated time
 
@@ -203,6 +205,33 @@ class RequestTooLargeError(RequestError):
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(max_body_bytes)
         self.message = f"The request body is larger than the {max_body_bytes} bytes allowed."
+
+
+class BodyTimeoutError(RequestError):
+    """The body did not come in time. The client must send it faster."""
+
+    status = 408
+    code = "body_timeout"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self.message = f"The request body did not come within {timeout_s:g} s."
+
+
+class NoRoomForBodyError(RequestError):
+    """The bodies in flight at this gateway take all the room there is. Retry."""
+
+    status = 503
+    kind = "overloaded_error"
+    code = "no_room_for_body"
+    retry_after_s = 5.0
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.message = (
+            f"The request bodies in flight take the {max_bytes} bytes that this gateway has for "
+            f"them; retry in {self.retry_after_s:.0f} s."
+        )
 
 
 class OverloadedError(RequestError):

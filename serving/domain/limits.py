@@ -18,6 +18,8 @@ MAX_WAITING_REQUESTS = 1024
 # Answers, and inputs of a pooling model, that one request may ask for.
 MAX_SEQUENCES = 128
 MAX_INPUTS = 2048
+# A gateway's bytes for the bodies of all its requests, and a client's seconds to send one.
+BODY_BUDGET_BYTES, BODY_TIMEOUT_S = 256 * 1024 * 1024, 60.0
 # How often each end of a token link sends a sign of life, and when its silence ends the link.
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.0

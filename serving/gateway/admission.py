@@ -1,19 +1,29 @@
 """Decides who is admitted to a model, before anything is promised to a client.
 
-Owns the refusals in front of a model and the wait there until an engine takes requests, and when
-the next engine is expected. Does not own the requests that have been admitted (`dispatcher`), nor
-which engine takes one.
+Owns the bounds on the bodies of requests, the refusals in front of a model and the wait there until
+an engine takes requests, and when the next engine is expected. Does not own the requests that have
+been admitted (`dispatcher`), nor which engine takes one.
 
 All versions of a model share one queue, because a request that waits has no version yet.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from starlette.types import Receive
+
 from serving.config.application import GatewayConfig
-from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, OverloadedError
+from serving.domain.errors import (
+    BodyTimeoutError,
+    GatewayBehindError,
+    MalformedRequestError,
+    NoEngineInTimeError,
+    NoRoomForBodyError,
+    OverloadedError,
+    RequestTooLargeError,
+)
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 from serving.gateway.telemetry.request_telemetry import ModelTelemetry, present_context
 
@@ -159,3 +169,94 @@ class AdmissionQueue:
     def no_engine_in_time(self) -> NoEngineInTimeError:
         """Returns the refusal of a request that waited its whole deadline."""
         return NoEngineInTimeError(self._model, self.limits.request_deadline_s, self.retry_after_s)
+
+
+# -- bodies, before anything else is known of a request --
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """The bounds of bodies: bytes of one, bytes of all in flight, and seconds for one to come."""
+
+    max_bytes: int
+    max_bytes_of_all: int
+    timeout_s: float
+
+
+class BodyRoom:
+    """Counts the bytes of all bodies that a gateway holds. Used from one event loop."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self.num_held = 0
+
+    def hold(self) -> "HeldBody":
+        """Returns the place of one body, which its request gives back when it ends."""
+        return HeldBody(self, self._limits)
+
+    def take(self, num_bytes: int) -> None:
+        """Takes room for so many bytes. Raises `NoRoomForBodyError` if there is not so much."""
+        if self.num_held + num_bytes > self._limits.max_bytes_of_all:
+            raise NoRoomForBodyError(self._limits.max_bytes_of_all)
+        self.num_held += num_bytes
+
+
+class HeldBody:
+    """The room of one body: what was declared, or what has come if that was not."""
+
+    def __init__(self, room: BodyRoom, limits: BodyLimits) -> None:
+        self._room, self._limits = room, limits
+        self._num_bytes = 0
+
+    async def read(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Returns the whole body. What cannot be taken is refused before it is held.
+
+        Raises:
+            RequestTooLargeError: it is longer than one may be.
+            NoRoomForBodyError: others hold too much.
+            BodyTimeoutError: it did not come in time.
+            MalformedRequestError: the client left before it was complete.
+        """
+        declared = _declared(headers)
+        if declared > self._limits.max_bytes:
+            raise RequestTooLargeError(self._limits.max_bytes)
+        self._take(declared)
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                return await self._read(receive)
+        except TimeoutError as error:
+            raise BodyTimeoutError(self._limits.timeout_s) from error
+
+    def give_back(self) -> None:
+        """Gives the room back; the request has ended. Idempotent."""
+        self._room.num_held -= self._num_bytes
+        self._num_bytes = 0
+
+    def _take(self, num_bytes: int) -> None:
+        self._room.take(num_bytes)
+        self._num_bytes += num_bytes
+
+    async def _read(self, receive: Receive) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise MalformedRequestError("The client left before its request was complete.")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self._limits.max_bytes:
+                raise RequestTooLargeError(self._limits.max_bytes)
+            if size > self._num_bytes:
+                self._take(size - self._num_bytes)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Returns the bytes that the client says it will send; 0 if it does not say."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

@@ -392,6 +392,12 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
         "allowed: at most gateway.max_ongoing_requests, 9",
     ),
     (
+        "gateway",
+        {"max_body_bytes": 2048, "body_budget_bytes": 2047},
+        "gateway.body_budget_bytes: no room for one body of the length allowed (value 2047); "
+        "allowed: at least gateway.max_body_bytes, 2048",
+    ),
+    (
         "auth",
         {"keys_file": "keys.txt", "keys_env": "KEYS"},
         'auth.keys_env: auth.keys_file is given as well (value "KEYS"); '

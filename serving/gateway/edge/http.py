@@ -21,14 +21,13 @@ from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import (
     MalformedRequestError,
     RequestError,
-    RequestTooLargeError,
     UnknownModelError,
     WrongMethodError,
     error_body,
     error_headers,
 )
-from serving.domain.limits import MAX_INPUTS, MAX_SEQUENCES
-from serving.gateway.admission import RequestTarget
+from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
+from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
     ANYBODY,
@@ -109,6 +108,8 @@ class EdgeRules:
     max_sequences: int = MAX_SEQUENCES
     max_inputs: int = MAX_INPUTS
     cors_origins: frozenset[str] = frozenset()
+    body_budget_bytes: int = BODY_BUDGET_BYTES
+    body_timeout_s: float = BODY_TIMEOUT_S
 
     @classmethod
     def of(cls, config: AppConfig) -> "EdgeRules":
@@ -125,6 +126,8 @@ class EdgeRules:
             gateway.max_sequences,
             gateway.max_inputs,
             frozenset(gateway.cors_origins),
+            gateway.body_budget_bytes,
+            gateway.body_timeout_s,
         )
 
 
@@ -145,6 +148,9 @@ class HttpEdge:
         self._models = models
         self._rules = rules
         self._tracer = tracer
+        self._room = BodyRoom(
+            BodyLimits(rules.max_body_bytes, rules.body_budget_bytes, rules.body_timeout_s)
+        )
         readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
@@ -154,6 +160,11 @@ class HttpEdge:
     def broken_models(self) -> list[str]:
         """The models that this gateway cannot answer for any more. It has to be replaced."""
         return self._own.broken_models
+
+    @property
+    def num_body_bytes(self) -> int:
+        """The bytes of the bodies of all requests in flight."""
+        return self._room.num_held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; refuses anything that is not HTTP."""
@@ -232,7 +243,7 @@ class HttpEdge:
         return holder
 
     async def _serve_model(self, exchange: "_Exchange", holder: KeyRecord) -> None:
-        body = await exchange.read_body(self._rules.max_body_bytes)
+        body = await exchange.read_body(self._room)
         exchange.context.body_read()
         fields = read_fields(body)
         check_request_id(fields.request_id)
@@ -320,6 +331,7 @@ class _Exchange:
         request_id = taken or uuid.uuid4().hex
         # Serve gives every request an id and puts it on the response itself; only an id that we had
         # to make (none came, or not a fit one) is ours to add.
+        self._body: HeldBody | None = None
         self._own_headers = [] if taken else [(b"x-request-id", request_id.encode())]
         self.context = RequestContext(time.monotonic(), request_id, self.path, edge=metrics)
 
@@ -351,6 +363,8 @@ class _Exchange:
             self._has_failed = True
             raise
         finally:
+            if self._body is not None:
+                self._body.give_back()
             self.context.ended(
                 time.monotonic(),
                 _label(self.path),
@@ -417,23 +431,10 @@ class _Exchange:
         response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
         await self.respond(response)
 
-    async def read_body(self, max_bytes: int) -> bytes:
-        """Returns the whole body; a larger one is refused before it is held."""
-        for name, value in self.scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
-                raise RequestTooLargeError(max_bytes)
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise MalformedRequestError("The client left before its request was complete.")
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > max_bytes:
-                raise RequestTooLargeError(max_bytes)
-            if not message.get("more_body", False):
-                return b"".join(chunks)
+    async def read_body(self, room: BodyRoom) -> bytes:
+        """Returns the whole body, which is held until the request ends; see `HeldBody.read`."""
+        self._body = room.hold()
+        return await self._body.read(self._receive, self.scope["headers"])
 
     async def _send_with_headers(self, message: Message) -> None:
         if message["type"] == "http.response.start":
