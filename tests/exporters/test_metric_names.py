@@ -11,6 +11,7 @@ from serving.telemetry.metric_names import (
     CONDITIONS,
     ENGINE_STEPS,
     ENGINES,
+    GATEWAY_LOOP,
     LEDGER,
     LINKS,
     PLANS,
@@ -33,7 +34,7 @@ from serving.telemetry.metric_names import (
 
 GROUPS = (
     *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-    *TRACES,
+    *(*GATEWAY_LOOP, *TRACES),
     *(
         *SERVING_LATENCY,
         *SERVING_COUNTS,

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from deployments.start.ingress.haproxy import HEADER_TIMEOUT, IDLE_TIMEOUT, MAX_CONNECTIONS
 from deployments.start.ports import free_ports
@@ -181,6 +182,62 @@ async def test_no_reload_ends_a_stream_however_long_it_lasts(tmp_path: Path) -> 
         await subject.until(lambda: first.poll() is not None)
         for other in others:
             await other.close()
+
+
+class Streams:
+    """Streams that go on until they are told to end, and what each has sent so far."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+
+    async def answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM)
+        number = 0
+        while not self.goes_on.is_set():
+            writer.write(b"9\r\n%08d,\r\n" % number)
+            number += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.goes_on.wait(), 0.05)
+        writer.write(b"0\r\n\r\n")
+
+    async def follow(self, subject: Ingress) -> bytes:
+        """A whole stream as a client has it, or an error if it was cut."""
+        reader, writer = await subject.connect()
+        writer.write(REQUEST)
+        answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+        await _close(writer)
+        return answer
+
+
+@pytest.mark.long
+async def test_hundred_changes_of_gateways_cut_no_stream_of_those_that_stay(tmp_path: Path) -> None:
+    """Gateways are added, replaced and killed; a stream begins before every tenth change."""
+    streams = Streams()
+    async with ingress(tmp_path, streams.answer) as (subject, stays):
+        followed: list[asyncio.Task[bytes]] = []
+        other: Gateway | None = None
+        for change in range(100):
+            if change % 10 == 0:
+                followed.append(asyncio.create_task(streams.follow(subject)))
+                await asyncio.sleep(0.1)  # to the gateway that stays: there is no other yet
+            newer = Gateway(free_ports(1)[0], streams.answer)
+            await newer.open()
+            await subject.start([stays.port, newer.port])
+            if other is not None:
+                await other.close()  # killed with whatever it carries
+            other = newer
+            if change % 10 == 9:
+                await subject.start([stays.port])
+                await other.close()
+                other = None
+        streams.goes_on.set()
+        async with asyncio.timeout(DEADLINE_S):
+            answers = await asyncio.gather(*followed)
+    for answer in answers:
+        numbers = [int(part) for part in answer.split(b"\r\n") if part.endswith(b",")
+                   for part in (part[:-1],)]  # fmt: skip
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > 10
 
 
 async def test_half_sent_requests_are_closed_and_others_go_on(tmp_path: Path) -> None:
