@@ -36,9 +36,10 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
-from serving.gateway.edge.anthropic_errors import ANTHROPIC_ROUTES, AnthropicRefusals
+from serving.gateway.edge.anthropic_errors import AnthropicRefusals
 from serving.gateway.edge.fields import steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
+from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.grammars.judge import GrammarJudge
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT

@@ -267,9 +267,9 @@ class VllmEngine:
         asked = [each for each in outputs.outputs if each.finish_reason != FinishReason.ABORT]
         if len(asked) < len(outputs.outputs):
             outputs.outputs = asked
-            # Its process may have been seen to end before this was read.
+            self._report_death("engine core was told to end")
+            # Afterwards: its process may have been seen to end before this was read.
             self._end = EngineEnd.TOLD
-            self._report_death("engine core was told to end", EngineEnd.TOLD)
 
     async def call(self, method: str, args: bytes) -> bytes:
         """Runs a rare operation; see `Engine.call`. `args` and the result are msgpack."""

@@ -11,11 +11,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.config.api_keys import ModelRoute
 from serving.domain.errors import anthropic_error
-
-# Whose clients read that form.
-ANTHROPIC_ROUTES = (ModelRoute.MESSAGES, ModelRoute.COUNT_TOKENS)
 
 
 class AnthropicRefusals:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from serving.config.api_keys import KeyRecord, KeyScope, ModelRoute
+from serving.config.api_keys import KeyRecord, KeyScope
 from serving.config.application import OpenField
 from serving.gateway.edge import routes
 from serving.gateway.edge.auth import may_use
@@ -140,12 +140,11 @@ def _served(models: Iterable[DescribedModel], holder: KeyRecord) -> dict[str, li
 def _model_paths(served: Iterable[str]) -> Iterator[tuple[str, Json]]:
     for route in served:
         described = _vllm()["routes"][route]
-        is_anthropic = route in (ModelRoute.MESSAGES, ModelRoute.COUNT_TOKENS)
         content: Json = {"application/json": {"schema": {}}}
         if described["streams"]:
             content["text/event-stream"] = {}
         statuses = sorted({*_ERRORS, *described["statuses"]})
-        error = _ANTHROPIC_ERROR if is_anthropic else _OPENAI_ERROR
+        error = _ANTHROPIC_ERROR if route in routes.ANTHROPIC_ROUTES else _OPENAI_ERROR
         operation = {
             "summary": described["summary"],
             "operationId": f"post {route}",

@@ -329,9 +329,9 @@ class _Exchange:
         self._sent = b""  # of a stream whose events are numbered: the last of it
         taken = _taken_request_id(scope)
         request_id = taken or uuid.uuid4().hex
+        self._body: HeldBody | None = None  # until it is read
         # Serve gives every request an id and puts it on the response itself; only an id that we had
         # to make (none came, or not a fit one) is ours to add.
-        self._body: HeldBody | None = None
         self._own_headers = [] if taken else [(b"x-request-id", request_id.encode())]
         self.context = RequestContext(time.monotonic(), request_id, self.path, edge=metrics)
 

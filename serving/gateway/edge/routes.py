@@ -19,6 +19,9 @@ GENERATE_ROUTES = frozenset(
     }
 )
 
+# Whose clients read errors in Anthropic's form.
+ANTHROPIC_ROUTES = frozenset({ModelRoute.MESSAGES, ModelRoute.COUNT_TOKENS})
+
 # Routes whose streams number their events.
 NUMBERED_ROUTES = frozenset({ModelRoute.RESPONSES})
 
