@@ -34,12 +34,14 @@ class RequestTarget:
 
     `name` is its `model` field; `None` means that it gave none. `key` is its user, or its own id if
     it names no user. A request that `needs_engine` waits until an engine takes it. The others
-    (counting tokens, for instance) are answered by the gateway alone.
+    (counting tokens, for instance) are answered by the gateway alone. One that `is_prepared_apart`
+    is read and rendered in a fork.
     """
 
     name: str | None
     key: str
     needs_engine: bool = True
+    is_prepared_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

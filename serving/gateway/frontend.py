@@ -41,7 +41,7 @@ from serving.gateway.edge.fields import steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.engine_client import FleetEngineClient
-from serving.gateway.grammars.judge import GrammarJudge
+from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 
@@ -110,6 +110,7 @@ class FleetLLM(AsyncLLM):
         self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
         fit_renderer(self.renderer)
+        _replay_renders(self.renderer)
         self.input_processor = JudgedInputProcessor(
             config, self.renderer, open_fields, has_logprobs=has_logprobs
         )
@@ -171,12 +172,6 @@ class FleetLLM(AsyncLLM):
         params = params.clone()
         params.structured_outputs = JudgedStructure.of(judged)
         return params
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Does what vLLM's does, and ends the compiler of grammars."""
-        super().shutdown(timeout)
-        if self._grammars is not None:
-            self._grammars.close()
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """Does what vLLM's does, and forgets the request if that comes to nothing.
@@ -276,6 +271,27 @@ class JudgedInputProcessor(InputProcessor):
         return request
 
 
+def _replay_renders(renderer: BaseRenderer) -> None:
+    """Has a renderer return what was rendered in a fork, for requests of which there is that."""
+    render_chat, render_prompts = renderer.render_chat_async, renderer.render_cmpl_async
+
+    def replayed() -> tuple[Any, Any] | None:
+        context = REQUEST_CONTEXT.get()
+        renders = None if context is None else context.renders
+        # An `IndexError` means that vLLM renders it once more: what is left of it is no prompt.
+        return None if renders is None else renders.popleft()
+
+    async def render_chat_async(*args: Any, **kwargs: Any) -> Any:
+        return replayed() or await render_chat(*args, **kwargs)
+
+    async def render_cmpl_async(*args: Any, **kwargs: Any) -> Any:
+        known = replayed()
+        return await render_prompts(*args, **kwargs) if known is None else known[1]
+
+    renderer.render_chat_async = render_chat_async  # type: ignore[method-assign]
+    renderer.render_cmpl_async = render_cmpl_async  # type: ignore[method-assign]
+
+
 def _steering_in(request: EngineCoreRequest) -> dict[OpenField, object]:
     """Returns the values that steer an engine, wherever vLLM put them."""
     params = request.sampling_params
@@ -323,7 +339,7 @@ async def build_frontend(
     names: Sequence[str],
     adapters: Sequence[tuple[str, str]],
     frontend_args: Mapping[str, Any],
-) -> ASGIApp:
+) -> FastAPI:
     """Builds vLLM's ASGI application for one model. `adapters` are LoRA names and paths.
 
     A request may give any of `names`, and the answer carries the first.

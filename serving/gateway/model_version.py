@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -22,8 +23,11 @@ from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.edge.fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.engine_client import FleetEngineClient
+from serving.gateway.forks.bodies.prepared_app import PreparedApp
+from serving.gateway.forks.grammars.judge import GrammarJudge
+from serving.gateway.forks.server import ForkServer
+from serving.gateway.forks.version_spec import TASKS, VersionSpec
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
-from serving.gateway.grammars.judge import GrammarJudge
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +70,14 @@ class ModelVersion:
             separates_tenants=gateway.separate_tenants,
             adapters=[adapter.name for adapter in config.lora_adapters],
         )
+        # Compiles grammars, which paced engines do not keep, and prepares large bodies.
+        self._forks = ForkServer(config.name, TASKS, self.fork_spec)
         self.llm = FleetLLM(
             vllm_config,
             self.client,
             self.metrics,
             gateway.open_fields,
-            _judge(config),
+            None if config.engine == EngineKind.PACED else GrammarJudge(self._forks),
             has_logprobs=config.engine != EngineKind.PACED,
         )
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
@@ -131,6 +137,8 @@ class ModelVersion:
             raise
         self._app = app
         self._names = _names(config)
+        # What it does meanwhile is done again, by one with the new arguments.
+        self._forks.close()
 
     async def app(self) -> ASGIApp:
         """Returns its application. Built once; for a pooling model with the first engine."""
@@ -139,6 +147,25 @@ class ModelVersion:
                 if self._app is None:
                     self._app = await self._build_app()
         return self._app
+
+    def close(self) -> None:
+        """Ends the frontend, and the process that works for it."""
+        self.llm.shutdown()
+        self._forks.close()
+
+    def preparing(self, app: ASGIApp) -> ASGIApp:
+        """Returns its application for a request that is read and rendered in a fork."""
+        return PreparedApp(app, self._forks, self.refused_fields)
+
+    async def wait_closed(self) -> None:
+        """Closes it, and waits until its process has ended."""
+        self.llm.shutdown()
+        await self._forks.wait_closed()
+
+    @property
+    def fork_pid(self) -> int | None:
+        """The process that works for it; `None` until there is work."""
+        return self._forks.pid
 
     @property
     def is_broken(self) -> bool:
@@ -188,16 +215,28 @@ class ModelVersion:
             self.llm,
             self.client.supported_tasks,
             names=self._config.answers_as,
-            adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
+            adapters=self._adapters(),
             frontend_args=self._config.frontend_args,
         )
 
+    def _adapters(self) -> list[tuple[str, str]]:
+        return [(a.name, resolve_source(a.path)) for a in self._config.lora_adapters]
 
-def _judge(config: ModelConfig) -> GrammarJudge | None:
-    """Returns the judge of grammars; paced engines keep none."""
-    if config.engine == EngineKind.PACED:
-        return None
-    return GrammarJudge(resolve_source(config.source), config.answers_as, _args_here(config))
+    def fork_spec(self) -> bytes:
+        """Returns what the version's fork server has to know."""
+        config = self._config
+        return msgspec.msgpack.encode(
+            VersionSpec(
+                resolve_source(config.source),
+                config.answers_as,
+                _args_here(config),
+                config.frontend_args,
+                self._adapters(),
+                self.client.supported_tasks,
+                self.llm.model_config.max_model_len,
+                has_grammars=config.engine != EngineKind.PACED,
+            )
+        )
 
 
 def _names(config: ModelConfig) -> frozenset[str]:

@@ -174,6 +174,7 @@ class GatewayParts:
             task.cancel()
         self._turns.stop()
         self._dashboard.close()
+        self.edge.close()
         await self._listener.close()
         await self._membership.close()
         await asyncio.to_thread(self._tracer.close, _TRACES_S)

@@ -92,7 +92,7 @@ class ServedModel:
     async def enter(self, target: RequestTarget) -> ASGIApp:
         """Returns the application for a request; see `ModelFrontend`."""
         if not target.needs_engine:
-            return await self.current.app()
+            return await self._app_of(self.current, target)
         chosen: ModelVersion | None = None
 
         def can_enter() -> bool:
@@ -102,7 +102,12 @@ class ServedModel:
 
         await self._queue.admit(self._queue_state(), can_enter)
         # Without a pause since admission: an engine that was there is there.
-        return await (chosen or self.current).app()
+        return await self._app_of(chosen or self.current, target)
+
+    @staticmethod
+    async def _app_of(version: ModelVersion, target: RequestTarget) -> ASGIApp:
+        app = await version.app()
+        return version.preparing(app) if target.is_prepared_apart else app
 
     async def cards(self) -> list[dict[str, Any]]:
         """Returns the entries of `/v1/models`; see `ModelFrontend`."""
@@ -189,7 +194,7 @@ class ServedModel:
         for version, served in list(self._versions.items()):
             if version != self._current_id and served.is_over:
                 del self._versions[version]
-                served.llm.shutdown()
+                served.close()
                 logger.info("version_gone model=%s version=%s", self.name, version)
 
     @property
@@ -205,7 +210,7 @@ class ServedModel:
     def close(self) -> None:
         """Ends the frontends."""
         for served in self._versions.values():
-            served.llm.shutdown()
+            served.close()
 
     # -- what the gateway shows --
 

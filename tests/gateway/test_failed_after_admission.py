@@ -31,7 +31,8 @@ class OneVersion(EchoFrontend):
         self._version = version
 
     async def enter(self, target: RequestTarget) -> ASGIApp:
-        return await self._version.app()
+        app = await self._version.app()
+        return self._version.preparing(app) if target.is_prepared_apart else app
 
 
 @pytest.mark.parametrize("path", ROUTES)

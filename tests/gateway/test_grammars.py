@@ -6,11 +6,15 @@ import os
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from serving.artifacts.model_source import resolve_source
 from serving.domain.errors import MalformedRequestError
-from serving.gateway.grammars.judge import GrammarJudge, GrammarLimits
+from serving.gateway.forks.grammars.judge import GrammarJudge
+from serving.gateway.forks.messages import ForkLimits
+from serving.gateway.forks.server import ForkServer
+from serving.gateway.forks.version_spec import TASKS, VersionSpec
 
 pytestmark = [pytest.mark.imports_vllm, pytest.mark.process, pytest.mark.slow]
 
@@ -31,18 +35,21 @@ def loop_of_the_judge() -> Any:
 
 
 @pytest.fixture(scope="module")
-def judge(loop_of_the_judge: Any) -> Any:
-    async def made() -> GrammarJudge:
-        return GrammarJudge(
-            resolve_source("models/slicewise-demo"),
-            ("demo",),
-            ARGS,
-            GrammarLimits(cpu_s=1, memory_bytes=512 * 2**20),
-        )
+def forks(loop_of_the_judge: Any) -> Any:
+    source = resolve_source("models/slicewise-demo")
+    spec = VersionSpec(source, ("demo",), ARGS, {}, (), ("generate",), 512, has_grammars=True)
 
-    judge = loop_of_the_judge.run(made())
-    yield judge
-    loop_of_the_judge.run(judge.wait_closed())
+    async def made() -> ForkServer:
+        return ForkServer("demo", TASKS, lambda: msgspec.msgpack.encode(spec))
+
+    forks = loop_of_the_judge.run(made())
+    yield forks
+    loop_of_the_judge.run(forks.wait_closed())
+
+
+@pytest.fixture(scope="module")
+def judge(forks: ForkServer) -> GrammarJudge:
+    return GrammarJudge(forks, ForkLimits(cpu_s=1, wall_s=20.0, memory_bytes=512 * 2**20))
 
 
 @pytest.fixture
@@ -111,18 +118,18 @@ def test_what_takes_too_much_is_ended_and_the_next_one_is_compiled(
     assert judged(regex="[a-c]{2}")["regex"] == "[a-c]{2}"
 
 
-def test_compiler_that_died_is_started_again(judged: Any, judge: GrammarJudge) -> None:
+def test_compiler_that_died_is_started_again(judged: Any, forks: ForkServer) -> None:
     judged(regex="a")
-    before = judge.pid
+    before = forks.pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
     judged(regex="of another")
-    assert judge.pid not in (None, before)
+    assert forks.pid not in (None, before)
 
 
-def test_same_grammar_is_compiled_once(judged: Any, judge: GrammarJudge) -> None:
+def test_same_grammar_is_compiled_once(judged: Any, forks: ForkServer) -> None:
     judged(regex="once")
-    pid = judge.pid
+    pid = forks.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:

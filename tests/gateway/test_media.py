@@ -4,6 +4,7 @@ The model is a real one of random weights, the engines are scripted.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from vllm.multimodal.cache import (
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.engine.vllm.engine import engine_config
+from serving.gateway.forks.bodies.sizes import LARGE_BYTES
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.link.messages import TokenRequest
 from serving.link.vllm_codec import decode_request, request_decoder
 from tests.tiny_vision_model import NUM_IMAGE_TOKENS, image_url, make
@@ -181,6 +184,59 @@ async def test_images_are_named_apart_where_their_content_is_not_read(source: st
         assert (await finished(link, answer)).status_code == 200
         version.llm.shutdown()
     assert len(names) == 2
+
+
+async def asked_large(version: ModelVersion, wanted: dict[str, Any]) -> httpx.Response:
+    """Asks as the edge does for a body that is large: by spaces here."""
+    text = json.dumps(wanted)
+    app = version.preparing(await version.app())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    token = REQUEST_CONTEXT.set(RequestContext(0.0))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.post(
+                "/v1/chat/completions",
+                content=text[:-1] + " " * LARGE_BYTES + "}",
+                headers={"content-type": "application/json"},
+                timeout=DEADLINE_S,
+            )
+    finally:
+        REQUEST_CONTEXT.reset(token)
+
+
+async def test_image_in_a_large_body_is_processed_in_a_fork_to_the_same_pixels(
+    version: ModelVersion,
+) -> None:
+    link = ScriptedLink(version.dispatcher)
+    answers = []
+    for asking in (ask, asked_large):
+        answer = asyncio.create_task(asking(version, body(image_url(1))))
+        await until_running(link)
+        answers.append(await finished(link, answer))
+    first, second = (answer.json()["choices"] for answer in answers)
+    assert first == second
+    (short,), (large,) = (images_of(request) for request in link.submitted)
+    assert short.equal(large)
+    short_ids, large_ids = (request.prompt_token_ids for request in link.submitted)
+    assert short_ids == large_ids
+    await version.wait_closed()
+
+
+async def test_images_of_two_forks_are_named_apart_where_their_content_is_not_read(
+    source: str,
+) -> None:
+    unread = {"mm_processor_cache_gb": 0, "enable_prefix_caching": False}
+    version = await version_of(source, allowed_media_domains=[], **unread)
+    link = ScriptedLink(version.dispatcher)
+    for number in (1, 2):
+        answer = asyncio.create_task(asked_large(version, body(image_url(number))))
+        await until_running(link)
+        assert (await finished(link, answer)).status_code == 200
+    features = [
+        decode_request(request, request_decoder()).mm_features for request in link.submitted
+    ]
+    assert len({feature.identifier for (feature,) in features}) == 2
+    await version.wait_closed()
 
 
 async def test_model_that_may_fetch_anything_is_refused(source: str) -> None:

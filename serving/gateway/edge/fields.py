@@ -16,6 +16,9 @@ import msgspec
 
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
+from serving.gateway.edge.routes import ENGINELESS_ROUTES, GENERATE_ROUTES
+from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
+from serving.gateway.forks.bodies.sizes import LARGE_BYTES, LARGE_VALUES, LARGE_VALUES_OF
 from serving.link.messages import RESERVED_ARG_PREFIX
 
 _ABSENT = msgspec.Raw()
@@ -90,6 +93,8 @@ class RequestFields(msgspec.Struct):
     data_2: msgspec.Raw = _ABSENT
 
     structured_outputs: Any = None
+    chat_template: msgspec.Raw = _ABSENT
+    chat_template_kwargs: msgspec.Raw = _ABSENT
 
     # What steers engines.
     vllm_xargs: Any = None
@@ -109,6 +114,39 @@ class RequestFields(msgspec.Struct):
 _READER = msgspec.json.Decoder(RequestFields)
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def num_values(body: bytes) -> int:
+    """Returns the objects and lists of a body at most: those within texts are counted too."""
+    return body.count(b"{") + body.count(b"[")
+
+
+def is_large(path: str, body: bytes) -> bool:
+    """Returns whether a body for this route is read in a fork."""
+    if len(body) > LARGE_BYTES:
+        return True
+    most = LARGE_VALUES_OF.get(path, LARGE_VALUES)
+    # Each has two bytes at least.
+    return len(body) > 2 * most and num_values(body) > most
+
+
+def judge_body(path: str, body: bytes, rules: BodyRules) -> JudgedBody:
+    """Returns what the edge has to know of a body, whichever model it is for.
+
+    Raises:
+        MalformedRequestError: no engine should see it. The client must change it.
+    """
+    fields = read_fields(body)
+    check_request_id(fields.request_id)
+    check_shapes(fields)
+    # First what nobody may set, because its refusal says more.
+    check_open_arguments(fields.vllm_xargs)
+    check_steering(fields, rules.open_fields)
+    if path in GENERATE_ROUTES:
+        check_sequences(fields, rules.max_sequences)
+    elif path not in ENGINELESS_ROUTES:
+        check_inputs(fields, rules.max_inputs)
+    return JudgedBody(fields.model, fields.user_id(), has_own_template(fields))
 
 
 def check_shapes(fields: RequestFields) -> None:
@@ -218,6 +256,12 @@ def check_open_arguments(arguments: object) -> None:
             continue
         message = f"vllm_xargs: {str(name)[:80]!r} cannot be set here: {allowed}; leave it out."
         raise MalformedRequestError(message, param="vllm_xargs", code="unsupported_parameter")
+
+
+def has_own_template(fields: RequestFields) -> bool:
+    """Returns whether a request brings a chat template, which is a program of its client's."""
+    is_there = bytes(fields.chat_template) not in (b"", b"null")
+    return is_there or b"chat_template" in bytes(fields.chat_template_kwargs)
 
 
 def check_request_id(request_id: object) -> None:

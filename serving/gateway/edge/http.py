@@ -41,22 +41,15 @@ from serving.gateway.edge.auth import (
 from serving.gateway.edge.cors import allow_origin, is_preflight, preflight_headers
 from serving.gateway.edge.fields import (
     REQUEST_ID,
-    RequestFields,
     check_fields,
-    check_inputs,
-    check_open_arguments,
-    check_request_id,
-    check_sequences,
-    check_shapes,
-    check_steering,
+    is_large,
+    judge_body,
     passed_headers,
-    read_fields,
 )
 from serving.gateway.edge.own_routes import GatewayReaders, ListedModel, OwnRequest, OwnRoutes
 from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.routes import (
     ENGINELESS_ROUTES,
-    GENERATE_ROUTES,
     MODEL_METHODS,
     MODEL_ROUTES,
     NUMBERED_ROUTES,
@@ -66,6 +59,8 @@ from serving.gateway.edge.routes import (
     route_of,
 )
 from serving.gateway.edge.stream_errors import as_request_error, error_event, is_error_event
+from serving.gateway.forks.bodies.judge import BodyJudge
+from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
@@ -151,6 +146,7 @@ class HttpEdge:
         self._room = BodyRoom(
             BodyLimits(rules.max_body_bytes, rules.body_budget_bytes, rules.body_timeout_s)
         )
+        self._bodies = BodyJudge()
         readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
@@ -160,6 +156,10 @@ class HttpEdge:
     def broken_models(self) -> list[str]:
         """The models that this gateway cannot answer for any more. It has to be replaced."""
         return self._own.broken_models
+
+    def close(self) -> None:
+        """Ends the process that reads large bodies. Idempotent."""
+        self._bodies.close()
 
     @property
     def num_body_bytes(self) -> int:
@@ -245,36 +245,34 @@ class HttpEdge:
     async def _serve_model(self, exchange: "_Exchange", holder: KeyRecord) -> None:
         body = await exchange.read_body(self._room)
         exchange.context.body_read()
-        fields = read_fields(body)
-        check_request_id(fields.request_id)
         opened = self._rules.open_fields | holder.open_fields
         exchange.context.open_fields = opened
-        self._check(exchange.path, fields, opened)
+        is_large_body = is_large(exchange.path, body)
+        judged = await self._judge(exchange.path, body, opened, is_large=is_large_body)
         target = RequestTarget(
-            fields.model,
-            fields.user_id() or exchange.context.request_id,
+            judged.model,
+            judged.user_id or exchange.context.request_id,
             needs_engine=exchange.path not in ENGINELESS_ROUTES,
+            is_prepared_apart=is_large_body or judged.has_own_template,
         )
         frontend = self._select(target, holder)
         exchange.context.selected(frontend.name)
-        if target.needs_engine:
+        # Of one that is prepared apart, what is left of it is looked at.
+        if target.needs_engine and not target.is_prepared_apart:
             check_fields(body, frontend.refused_fields)
         headers = passed_headers(exchange.scope["headers"], opened)
         app = await frontend.enter(target)
         exchange.context.admitted()
         await exchange.delegate(app, body, headers)
 
-    def _check(self, path: str, fields: RequestFields, opened: frozenset[OpenField]) -> None:
+    async def _judge(
+        self, path: str, body: bytes, opened: frozenset[OpenField], *, is_large: bool
+    ) -> JudgedBody:
         """Refuses what no engine should see, whichever model it is for."""
-        rules = self._rules
-        check_shapes(fields)
-        # First what nobody may set, because its refusal says more.
-        check_open_arguments(fields.vllm_xargs)
-        check_steering(fields, opened)
-        if path in GENERATE_ROUTES:
-            check_sequences(fields, rules.max_sequences)
-        elif path not in ENGINELESS_ROUTES:
-            check_inputs(fields, rules.max_inputs)
+        limits = BodyRules(opened, self._rules.max_sequences, self._rules.max_inputs)
+        if is_large:
+            return await self._bodies.judged(path, body, limits)
+        return judge_body(path, body, limits)
 
     def _select(self, target: RequestTarget, holder: KeyRecord) -> ModelFrontend:
         """Returns the requested model, or its canary in its place.

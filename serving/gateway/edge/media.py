@@ -67,13 +67,18 @@ def fit_frontend(config: Any, engine_args: Mapping[str, Any]) -> None:
     config.parallel_config._api_process_count = 2
 
 
+def name_apart(renderer: Any) -> None:
+    """Makes names of media that are not hashed others than in any other process, forks included."""
+    # Part of the name. vLLM counts its frontends, we do not.
+    renderer.api_process_rank = secrets.token_hex(8)
+
+
 def fit_renderer(renderer: Any) -> None:
     """Makes a renderer name media by their content, or by what no other gateway names them.
 
     Engines keep encoded media by these names, for the requests of all clients and gateways.
     """
-    # Part of the name where media are not hashed. vLLM counts its frontends, we do not.
-    renderer.api_process_rank = secrets.token_hex(8)
+    name_apart(renderer)
     process = renderer._process_mm_uuids
 
     def process_unnamed(data: Any, items: Any, names: Mapping[str, Any], request_id: str) -> Any:

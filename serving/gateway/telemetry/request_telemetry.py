@@ -11,10 +11,11 @@ Callers pass the time, monotonic, in seconds. Prompts and answers are in no line
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from serving.domain.errors import RequestError
 from serving.gateway.telemetry.request_metrics import (
@@ -48,7 +49,8 @@ class RequestContext:
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
     that one of its sequences ended with, until it is answered. `tenant` is its key's. `open_fields`
-    are the fields that steer engines and that it may set.
+    are the fields that steer engines and that it may set. `renders` are what a renderer
+    would make of it, conversations and inputs of an engine, if that was made in a fork.
     """
 
     received_at_s: float
@@ -56,6 +58,7 @@ class RequestContext:
     path: str = ""
     tenant: str = DEFAULT_TENANT
     open_fields: frozenset[str] = frozenset()
+    renders: deque[tuple[Any, Any]] | None = None
     edge: EdgeMetrics = field(default_factory=EdgeMetrics)
     model: str | None = None
     waited_s: float = 0.0

@@ -1,0 +1,84 @@
+"""vLLM's application behind a fork server that prepares large bodies. Knows no vLLM."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.domain.errors import MalformedRequestError
+from serving.gateway.edge.fields import check_fields
+from serving.gateway.forks.bodies.judge import too_much
+from serving.gateway.forks.bodies.messages import Answered, BodyRefusal, Prepared, PrepareOrder
+from serving.gateway.forks.bodies.replay import decoded
+from serving.gateway.forks.messages import ForkLimits
+from serving.gateway.forks.server import ForkEndedError, ForkServer
+from serving.gateway.telemetry.request_telemetry import present_context
+
+PREPARE = "prepare"
+# A tokenizer reads about 1 MB in a second.
+LIMITS = ForkLimits(cpu_s=20, wall_s=60.0, memory_bytes=3 * 1024 * 1024 * 1024)
+
+
+class PreparedApp:
+    """Hands to an application what is left of a request when it has been rendered in a fork."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        forks: ForkServer,
+        refused: Mapping[str, str],
+        limits: ForkLimits = LIMITS,
+    ) -> None:
+        """Takes a server with the task `PREPARE`. `refused` is of `check_fields`."""
+        self._app = app
+        self._forks = forks
+        self._refused = refused
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request.
+
+        Raises:
+            MalformedRequestError: its body takes too much to read, or is not one that we take.
+            OverloadedError: too many large bodies wait to be prepared.
+            GatewayFaultError: the process that prepares them does not start, or ended twice.
+        """
+        message = await receive()  # the edge has read all of it
+        prepared = await self._prepared(scope, message["body"])
+        if isinstance(prepared, Answered):
+            await _answer(prepared, send)
+            return
+        if prepared.body is not None:
+            check_fields(prepared.body, self._refused)
+            present_context(time.monotonic()).renders = deque(map(decoded, prepared.renders))
+            message = {**message, "body": prepared.body}
+        await self._app(scope, _receiving(message, receive), send)
+
+    async def _prepared(self, scope: Scope, body: bytes) -> Answered | Prepared:
+        order = PrepareOrder(scope["path"], list(scope["headers"]), body)
+        try:
+            outcome = await self._forks.run(PREPARE, msgspec.msgpack.encode(order), self._limits)
+        except ForkEndedError as ended:
+            raise too_much(ended) from ended
+        found = msgspec.msgpack.decode(outcome, type=Answered | Prepared | BodyRefusal)
+        if isinstance(found, BodyRefusal):
+            raise MalformedRequestError(found.message, found.param, found.code)
+        return found
+
+
+async def _answer(answered: Answered, send: Send) -> None:
+    await send(
+        {"type": "http.response.start", "status": answered.status, "headers": answered.headers}
+    )
+    await send({"type": "http.response.body", "body": answered.body, "more_body": False})
+
+
+def _receiving(first: Message, receive: Receive) -> Receive:
+    pending = [first]
+
+    async def receive_first() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return receive_first

@@ -1,0 +1,221 @@
+"""Has a fork server do what may take too much, and starts it when the first order comes.
+
+Owns that process: it is started again when it has ended. Does not own what the orders are. Used
+from one event loop.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from serving.domain.errors import GatewayFaultError, OverloadedError
+from serving.gateway.forks.messages import (
+    LENGTH_BYTES,
+    ForkLimits,
+    ForkOrder,
+    ForkOutcome,
+    Start,
+    framed,
+    length_in,
+    taken,
+)
+
+logger = logging.getLogger(__name__)
+
+_PROGRAM = "serving.gateway.forks.program"
+# Carried out at once, and waiting for that.
+_NUM_AT_ONCE, _NUM_WAITING = 2, 32
+_RETRY_S = 5.0
+_NUM_ATTEMPTS = 2
+# A fork has one thread, and what libraries think of the others that their parent had is wrong.
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class ForkEndedError(Exception):
+    """An order was ended at one of its limits, or by what it did. The message names the limits."""
+
+
+class _ServerGoneError(Exception):
+    """The process has ended. Another one may do."""
+
+
+class ForkServer:
+    """Carries out orders of one kind of tasks."""
+
+    def __init__(self, name: str, tasks: str, spec: Callable[[], bytes]) -> None:
+        """Starts nothing yet. `name` is logged, and read by refused clients.
+
+        `tasks` names a function that makes them (`module:name`) of what `spec` returns when the
+        process is started.
+        """
+        self._name = name
+        self._tasks = tasks
+        self._spec = spec
+        self._places = asyncio.Semaphore(_NUM_AT_ONCE)
+        self._num_waiting = 0
+        self._process: _ServerProcess | None = None
+        self._starting = asyncio.Lock()
+
+    async def run(self, task: str, payload: bytes, limits: ForkLimits) -> bytes:
+        """Returns what came of one order. An order whose caller is cancelled is ended.
+
+        Raises:
+            ForkEndedError: it was ended. Whoever sent it should ask for something simpler.
+            OverloadedError: too many wait already.
+            GatewayFaultError: the process does not start, ended twice, or failed; it is logged.
+        """
+        if self._num_waiting >= _NUM_WAITING:
+            raise OverloadedError(self._name, self._num_waiting, _RETRY_S)
+        self._num_waiting += 1
+        try:
+            async with self._places:
+                for _ in range(_NUM_ATTEMPTS):
+                    process = await self._running()
+                    with contextlib.suppress(_ServerGoneError):
+                        outcome = await process.carry_out(task, payload, limits)
+                        return self._payload_of(outcome, task, limits)
+        finally:
+            self._num_waiting -= 1
+        logger.error("fork_server_ended_twice name=%s task=%s", self._name, task)
+        raise GatewayFaultError
+
+    def close(self) -> None:
+        """Ends the process. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    async def wait_closed(self) -> None:
+        """Ends the process, and waits until it has ended."""
+        process = self._process
+        self.close()
+        if process is not None:
+            await process.wait_ended()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    def _payload_of(self, outcome: ForkOutcome, task: str, limits: ForkLimits) -> bytes:
+        if outcome.fault is not None:
+            logger.error("fork_failed name=%s task=%s cause=%s", self._name, task, outcome.fault)
+            raise GatewayFaultError
+        if outcome.payload is None:
+            logger.warning("fork_ended name=%s task=%s", self._name, task)
+            raise ForkEndedError(str(limits))
+        return outcome.payload
+
+    async def _running(self) -> "_ServerProcess":
+        async with self._starting:
+            if self._process is None or self._process.is_over:
+                await self.wait_closed()
+                start = Start(self._tasks, self._spec())
+                self._process = await _ServerProcess.start(self._name, start)
+            return self._process
+
+
+class _ServerProcess:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[ForkOutcome]] = {}
+        self._reading = asyncio.create_task(self._read(), name="read-fork-server")
+
+    @classmethod
+    async def start(cls, name: str, start: Start) -> "_ServerProcess":
+        """Returns it once it takes orders.
+
+        Raises:
+            GatewayFaultError: it does not start; the log says why.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", _PROGRAM),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Libraries print what they were given, and that is a client's.
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        started = cls(process)
+        ready = started._expect(0)
+        try:
+            started._send(framed(start))
+            outcome = await ready
+        except _ServerGoneError:
+            outcome = ForkOutcome(0, fault="it ended")
+        except BaseException:
+            started.close()
+            raise
+        if outcome.fault is not None:
+            logger.error("fork_server_does_not_start name=%s problem=%s", name, outcome.fault)
+            started.close()
+            await started.wait_ended()
+            raise GatewayFaultError
+        return started
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_over(self) -> bool:
+        return self._reading.done()
+
+    async def carry_out(self, task: str, payload: bytes, limits: ForkLimits) -> ForkOutcome:
+        number = next(self._numbers)
+        outcome = self._expect(number)
+        self._send(framed(ForkOrder(number, task, payload, limits)))
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            if not self.is_over:
+                self._send(framed(ForkOrder(number)))
+            raise
+
+    def close(self) -> None:
+        # Its output ends with it, and then the task that reads does.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def wait_ended(self) -> None:
+        await self._process.wait()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    def _expect(self, number: int) -> "asyncio.Future[ForkOutcome]":
+        if self.is_over:
+            raise _ServerGoneError
+        self._open[number] = asyncio.get_running_loop().create_future()
+        return self._open[number]
+
+    def _send(self, frame: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(frame)
+
+    async def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while True:
+                    head = await stdout.readexactly(LENGTH_BYTES)
+                    frame = bytearray(head + await stdout.readexactly(length_in(head)))
+                    self._tell(taken(frame, ForkOutcome))
+        finally:
+            for waiting in self._open.values():
+                if not waiting.done():
+                    waiting.set_exception(_ServerGoneError())
+
+    def _tell(self, outcome: ForkOutcome | None) -> None:
+        assert outcome is not None
+        waiting = self._open.pop(outcome.number, None)
+        # Who waited for it may have left.
+        if waiting is not None and not waiting.done():
+            waiting.set_result(outcome)
