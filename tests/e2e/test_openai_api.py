@@ -383,6 +383,28 @@ def test_request_that_says_what_it_has_emitted_is_400_and_costs_no_engine(
     assert engine_ids(demo_application.fleet()) == before
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_large_body_gets_the_answer_of_the_same_one_short(http: httpx.Client, stream: bool) -> None:
+    body = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "max_tokens": 24,
+        "temperature": 0,
+        "stream": stream,
+        "tools": [WEATHER],
+    }
+    short = json.dumps(body)
+    large = f"{short[:-1]}{' ' * 400_000}}}"
+    headers = {"content-type": "application/json", "x-request-id": "of-one-size"}
+    answers = [
+        http.post("/v1/chat/completions", content=each, headers=headers, timeout=120)
+        for each in (short, large)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
+    first, second = (re.sub(r'"created":\d+', "", answer.text) for answer in answers)
+    assert first == second
+
+
 def test_body_that_is_too_large_is_413(http: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": "x" * (16 * 1024 * 1024)}
     answer = http.post("/v1/completions", json=body)
