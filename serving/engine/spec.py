@@ -47,8 +47,8 @@ class EngineSpec:
     LoRA adapters, all of which it loads before it is ready. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
 
-    `version` identifies the tokens that the model may emit (`domain.model_version`), empty if
-    nobody asks. `described` is what a gateway has to know of the model to use this engine, in the
+    `version` identifies the tokens that the model may emit (`domain.models.model_version`), empty
+    if nobody asks. `described` is what a gateway has to know of the model to use this engine, in the
     terms of `serving.config.application`. An engine that drains waits `stay_s` for requests that no
     other engine can continue, unless its slice is being taken away.
 

@@ -27,6 +27,7 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
+from serving.domain.models.request_fields.judge import BodyJudge
 from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
@@ -82,8 +83,8 @@ class ModelFrontend(ListedModel, Protocol):
     """The interface of one served model for the edge."""
 
     @property
-    def refused_fields(self) -> Mapping[str, str]:
-        """The fields of a request that its engines cannot honour, with the reason."""
+    def body_judge(self) -> BodyJudge:
+        """The judge of what its engines do not honour in a body."""
         ...
 
     def canary(self) -> CanaryView:
@@ -258,7 +259,7 @@ class HttpEdge:
         frontend = self._select(target, holder)
         exchange.context.selected(frontend.name)
         if target.needs_engine:
-            check_fields(body, frontend.refused_fields)
+            check_fields(fields, frontend.body_judge, exchange.path)
         headers = passed_headers(exchange.scope["headers"], opened)
         app = await frontend.enter(target)
         exchange.context.admitted()
