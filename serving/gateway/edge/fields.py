@@ -164,9 +164,8 @@ def check_fields(fields: RequestFields, judge: BodyJudge, path: str) -> None:
         MalformedRequestError: a field has one. The client must change the request.
     """
     for name in judge.names:
-        value = _value(fields, name)
-        if value is not None:
-            judge.check(name, value)
+        if getattr(fields, name):  # most bodies have none of them
+            judge.check(name, _value(fields, name))
     if _PROMPT_LOGPROBS in judge.names and _echoes_logprobs(fields, path):
         raise judge.refuse(_PROMPT_LOGPROBS, asked_by=_ECHO)
 

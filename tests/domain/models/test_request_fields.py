@@ -1,11 +1,14 @@
 """The closed table of request fields: what it says, and the judge of records over it. No engine."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.errors import MalformedRequestError
 from serving.domain.models.request_fields.judge import BodyJudge, RecordJudge, ignored_defaults
+from serving.domain.models.request_fields.page import page
 from serving.domain.models.request_fields.records import POOLING, REQUEST
 from serving.domain.models.request_fields.rules import (
     REFUSED,
@@ -17,6 +20,7 @@ from serving.domain.models.request_fields.rules import (
 )
 from serving.domain.models.request_fields.sampling import SAMPLING
 
+PAGE = Path(__file__).parents[3] / "docs/reference/request-fields.md"
 ROWS = (*SAMPLING, *POOLING, *REQUEST)
 TPU = EngineFacts(EngineKind.VLLM_TPU)
 CPU = EngineFacts(EngineKind.VLLM)
@@ -129,3 +133,7 @@ def test_trait_decides_for_one_engine_and_not_for_another() -> None:
         assert outcome.state_for(EngineFacts(TPU.kind, frozenset({trait}))) == State.FATAL
     other = EngineFacts(TPU.kind, frozenset({Trait.DATA_PARALLEL}))
     assert outcome.state_for(other) == State.HONOURED
+
+
+def test_page_of_the_documentation_shows_the_table() -> None:
+    assert PAGE.read_text() == page(), "write it anew: its first paragraph says how"
