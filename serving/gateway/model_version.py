@@ -194,7 +194,7 @@ class ModelVersion:
             names=self._config.answers_as,
             adapters=[(a.name, resolve_source(a.path)) for a in self._config.lora_adapters],
             frontend_args=self._config.frontend_args,
-            keeps_grammars="structured_outputs" not in self.body_judge.names,
+            keeps_grammars=not self.body_judge.refuses("structured_outputs"),
         )
 
 

@@ -9,6 +9,7 @@ from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.judge import BODY_FIELDS, BodyJudge
+from serving.domain.models.request_fields.routes import UNREAD
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
 from serving.gateway.edge.fields import check_fields, check_shapes, read_fields
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES, ENGINELESS_ROUTES, MODEL_ROUTES
@@ -96,6 +97,10 @@ ASKED: dict[str, tuple[object, set[EngineKind]]] = {
     "watermarking": (True, {EngineKind.VLLM, EngineKind.VLLM_TPU}),
     "min_p": (0.1, {EngineKind.VLLM_TPU}),
     "seed": (7, {EngineKind.VLLM_TPU}),
+    "stop_token_ids": ([7], set()),
+    "ignore_eos": (True, set()),
+    "max_tokens": (7, set()),
+    "repetition_detection": ({"max_pattern_size": 2, "min_count": 3}, set()),
     "min_tokens": (5, {EngineKind.VLLM_TPU}),
     "logprobs": (0, {EngineKind.PACED}),
     "top_logprobs": (3, {EngineKind.PACED}),
@@ -125,6 +130,8 @@ NEUTRAL: dict[str, list[object]] = {
     "watermarking": [False],
     "min_p": [0, 0.0],
     "seed": [-1],
+    "stop_token_ids": [[]],
+    "ignore_eos": [False],
     "min_tokens": [0],
     "logprobs": [False],
     "top_logprobs": [0],
@@ -155,7 +162,7 @@ async def test_value_that_engines_do_not_honour_is_refused_on_every_route_and_a_
     async with client_of(edge_over(frontend)) as client:
         for path in sorted(MODEL_ROUTES - ENGINELESS_ROUTES):
             answer = await client.post(path, json={"model": "m", field: value})
-            if facts.kind not in refusing:
+            if facts.kind not in refusing and field not in UNREAD.get(path, ()):
                 assert answer.status_code == 200, answer.text
                 continue
             assert answer.status_code == 400, path
@@ -167,9 +174,23 @@ async def test_value_that_engines_do_not_honour_is_refused_on_every_route_and_a_
         if facts.kind in refusing:
             assert frontend.num_admitted == 0
         for neutral in (None, *NEUTRAL.get(field, [])):
-            body = {"model": "m", field: neutral}
-            answer = await client.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 200, answer.text
+            for path in GENERATE_ROUTES:
+                answer = await client.post(path, json={"model": "m", field: neutral})
+                assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(path, field) for path, names in UNREAD.items() for field in sorted(names)]
+)
+def test_field_that_a_route_does_not_read_is_refused_there_and_not_dropped(
+    path: str, field: str
+) -> None:
+    body = json.dumps({field: ASKED[field][0]}).encode()
+    for facts in (CPU, TPU, PACED):
+        with pytest.raises(MalformedRequestError, match=f"{field}: it is a") as caught:
+            check(body, facts, path)
+        if facts.kind not in ASKED[field][1]:
+            assert f"{path} does not read it" in caught.value.message
 
 
 @pytest.mark.parametrize("path", sorted(ENGINELESS_ROUTES))
@@ -308,7 +329,7 @@ async def test_structured_outputs_that_are_no_object_are_refused(
         assert answer.status_code == 400
         assert f"structured_outputs: it is {kind}; allowed: an object" in answer.text
         assert frontend.num_admitted == 0
-        for fit in (None, {"json": "{}"}):
+        for fit in (None, {} if path in ANTHROPIC_ROUTES else {"json": "{}"}):
             body = {"model": "m", "structured_outputs": fit}
             assert (await client.post(path, json=body)).status_code == 200
 

@@ -160,13 +160,15 @@ def read_fields(body: bytes) -> RequestFields:
 def check_fields(fields: RequestFields, judge: BodyJudge, path: str) -> None:
     """Refuses a body in which a field has a value that the engines of a model do not honour.
 
+    So does it where the route `path` does not read the field.
+
     Raises:
         MalformedRequestError: a field has one. The client must change the request.
     """
-    for name in judge.names:
+    for name in judge.names(path):
         if getattr(fields, name):  # most bodies have none of them
-            judge.check(name, _value(fields, name))
-    if _PROMPT_LOGPROBS in judge.names and _echoes_logprobs(fields, path):
+            judge.check(path, name, _value(fields, name))
+    if judge.refuses(_PROMPT_LOGPROBS) and _echoes_logprobs(fields, path):
         raise judge.refuse(_PROMPT_LOGPROBS, asked_by=_ECHO)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from serving.domain.errors import MalformedRequestError
 from serving.domain.models.request_fields.records import REQUEST
 from serving.domain.models.request_fields.rules import Alias, EngineFacts, FieldRow, FieldOutcome
+from serving.domain.models.request_fields.routes import UNREAD
 from serving.domain.models.request_fields.sampling import SAMPLING
 
 _NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
@@ -24,12 +25,14 @@ _UNKNOWN = "it is in no table of this version, so no engine is known to honour i
 
 # The fields that a body has under the same name. Pooling's are made by vLLM alone.
 _IN_BODIES = (*SAMPLING, *REQUEST)
+_UNREAD = frozenset[str]().union(*UNREAD.values())
 
-# Every field of bodies that some engine refuses: what whoever reads a body has to keep of it.
+# Every field of bodies that some engine refuses or some route does not read: what whoever reads a
+# body has to keep of it.
 BODY_FIELDS: tuple[str, ...] = tuple(
     name
     for field in _IN_BODIES
-    if field.may_be_refused
+    if field.may_be_refused or field.name in _UNREAD
     for name in (field.name, *(alias.name for alias in field.aliases))
 )
 
@@ -78,23 +81,36 @@ class BodyJudge:
     """Judges the fields of bodies for the engines of one model."""
 
     def __init__(self, facts: EngineFacts) -> None:
-        self._rules = {rule.name: rule for rule in _body_rules(facts)}
-        self.names: tuple[str, ...] = tuple(self._rules)
+        refused = {rule.name: rule for rule in _body_rules(facts)}
+        self._by_route = {
+            path: {rule.name: rule for rule in _unread_rules(path)} | refused for path in UNREAD
+        }
+        self._elsewhere = refused
 
-    def check(self, name: str, value: object) -> None:
+    def names(self, path: str) -> Iterable[str]:
+        """Returns the fields to look at in a body for the route `path`."""
+        return self._by_route.get(path, self._elsewhere)
+
+    def check(self, path: str, name: str, value: object) -> None:
         """Refuses `value` of the field `name`, as JSON has it, unless it is neutral.
 
         Raises:
-            MalformedRequestError: engines do not honour it. The client must change the request.
+            MalformedRequestError: engines do not honour it, or the route does not read it. The
+                client must change the request.
         """
-        rule = self._rules[name]
+        rule = self._by_route.get(path, self._elsewhere)[name]
         if not rule.passes(value):
             raise rule.refuse(value)
+
+    def refuses(self, name: str) -> bool:
+        """Returns whether engines honour no value of the field `name` but neutral ones."""
+        return name in self._elsewhere
 
     def refuse(self, name: str, asked_by: str) -> MalformedRequestError:
         """Returns the refusal of another field, `asked_by`, that asks for `name` in its way."""
         return MalformedRequestError(
-            f"{asked_by}: it asks for {name}; {self._rules[name].reason}. Allowed: leave it out.",
+            f"{asked_by}: it asks for {name}; {self._elsewhere[name].reason}. "
+            "Allowed: leave it out.",
             param=asked_by,
             code="unsupported_parameter",
         )
@@ -158,6 +174,13 @@ def _body_rules(facts: EngineFacts) -> Iterator[_Rule]:
         yield _rule(field, outcome)
         for alias in field.aliases:
             yield _Rule(alias.name, outcome.reason, alias, field.instead)
+
+
+def _unread_rules(path: str) -> Iterator[_Rule]:
+    for field in SAMPLING:
+        if field.name in UNREAD[path]:
+            neutral = Alias(field.name, neutral=field.neutral)
+            yield _Rule(field.name, f"{path} does not read it", neutral)
 
 
 def _rule(field: FieldRow, outcome: FieldOutcome, more: tuple[object, ...] = ()) -> _Rule:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.records import POOLING, REQUEST
+from serving.domain.models.request_fields.routes import UNREAD
 from serving.domain.models.request_fields.rules import REFUSED, FieldOutcome, FieldRow, State
 from serving.domain.models.request_fields.sampling import SAMPLING
 
@@ -37,6 +38,13 @@ refuses nobody: `slicewise config check` notes it, and the gateway logs it at st
 - **no effect**: a paced engine makes its tokens up, whatever is asked. Load tests send such fields, so they pass.
 """
 
+_UNREAD = """
+## What a route does not read
+
+A sampling field that vLLM's model of a route's bodies does not have would be dropped there in silence. It is refused likewise.
+
+"""
+
 
 def page() -> str:
     """Returns the whole page."""
@@ -47,7 +55,13 @@ def page() -> str:
         ("Around both (`EngineCoreRequest`)", REQUEST),
     ):
         parts.append("\n".join((f"\n## {title}\n", *_table(rows), "")))
-    return "".join(parts)
+    return "".join((*parts, _UNREAD, *_unread_lines()))
+
+
+def _unread_lines() -> Iterator[str]:
+    for path, names in UNREAD.items():
+        named = ", ".join(f"`{name}`" for name in sorted(names)) or "none"
+        yield f"- `{path}`: {named}.\n"
 
 
 def _table(rows: Iterable[FieldRow]) -> Iterator[str]:

@@ -48,8 +48,10 @@ def _unreachable(name: str, neutral: tuple[object, ...] = ()) -> FieldRow:
     return FieldRow(name, UNREACHABLE, UNREACHABLE, UNREACHABLE, "vllm/entrypoints", neutral)
 
 
-def _honoured(name: str, source: str, paced: FieldOutcome = MADE_UP) -> FieldRow:
-    return FieldRow(name, HONOURED, HONOURED, paced, source)
+def _honoured(
+    name: str, source: str, paced: FieldOutcome = MADE_UP, neutral: tuple[object, ...] = ()
+) -> FieldRow:
+    return FieldRow(name, HONOURED, HONOURED, paced, source, neutral)
 
 
 SAMPLING: tuple[FieldRow, ...] = (
@@ -112,8 +114,8 @@ SAMPLING: tuple[FieldRow, ...] = (
         instead="temperature 0 gives output that repeats",
     ),
     _by_gateway("stop", _DETOKENIZER),
-    _honoured("stop_token_ids", _STOP),
-    _honoured("ignore_eos", _STOP),
+    _honoured("stop_token_ids", _STOP, neutral=([],)),
+    _honoured("ignore_eos", _STOP, neutral=(False,)),
     _honoured("max_tokens", _STOP, paced=HONOURED),
     # Its sampler does not keep the end from being chosen, and the scheduler stops at an end before
     # it looks at the least number.
