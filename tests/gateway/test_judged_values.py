@@ -218,3 +218,60 @@ async def test_pooling_for_what_engines_on_tpu_lack_is_refused(served: ModelVers
         served.llm.input_processor.process_inputs(
             "r", {"type": "token", "prompt_token_ids": [1]}, params, ("token_embed",)
         )
+
+
+TOOL = {"type": "function", "function": {"name": "take", "parameters": {"type": "object"}}}
+GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
+    "regex": (_COMPLETION, {"structured_outputs": {"regex": "[a-z]+"}}),
+    "format of a chat": (_CHAT, {"response_format": {"type": "json_object"}}),
+    "format of a response": (_RESPONSE, {"text": {"format": {"type": "json_object"}}}),
+    "required tool": (_CHAT, {"tools": [TOOL], "tool_choice": "required"}),
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {
+            "deployments": (
+                {
+                    "compute_class": "spot",
+                    "slice": {"generation": "v6e", "topology": "2x2", "num_slices": 2},
+                },
+            )
+        },
+        {
+            "engine_args": {
+                "max_model_len": 512,
+                "additional_config": {
+                    "sharding": {"sharding_strategy": {"enable_dp_attention": True}}
+                },
+            }
+        },
+    ],
+    ids=["joined slices", "attention"],
+)
+async def test_grammar_is_refused_with_data_parallelism_and_a_free_tool_is_not(
+    more: dict[str, Any],
+) -> None:
+    tools = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    version = await ModelVersion.build(model(frontend_args=tools, **more), GatewayConfig())
+    link = ScriptedLink(version.dispatcher)
+    app = await version.app()
+    for name, (path, fields) in GRAMMARS.items():
+        answer, num_submitted = await answer_to(app, link, path, ROUTES[path] | fields)
+        assert (answer.status_code, num_submitted) == (400, 0), name
+        assert "keep no grammar" in answer.text
+    free = ROUTES[_CHAT] | {"tools": [TOOL]}
+    answer, num_submitted = await answer_to(app, link, _CHAT, free)
+    assert (answer.status_code, num_submitted) == (200, 1), answer.text
+    version.llm.shutdown()
+
+
+@pytest.mark.parametrize("name", sorted(GRAMMARS.keys() - {"required tool"}))
+async def test_grammar_passes_where_it_is_kept(
+    served: ModelVersion, link: ScriptedLink, name: str
+) -> None:
+    path, fields = GRAMMARS[name]
+    answer, num_submitted = await answer_to(await served.app(), link, path, ROUTES[path] | fields)
+    assert (answer.status_code, num_submitted) == (200, 1), answer.text
