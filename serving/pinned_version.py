@@ -14,7 +14,7 @@ from pydantic import ConfigDict, PrivateAttr
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
-from serving.domain.model_version import digest_of
+from serving.domain.models.model_version import digest_of
 
 
 class _PinnedConfig(DeploymentConfig):

@@ -18,12 +18,13 @@ from deployments.manifests.names import DATA_FOLDER
 from deployments.manifests.slice_groups import MAX_GROUP_NAME, slice_groups
 from serving.config.application import AppConfig, ControlPlacement, ListenOn
 from serving.config.check import IMPORT_PATH, check_serve_config
-from serving.config.models import DeploymentConfig, EngineKind
+from serving.config.models import DeploymentConfig
 from serving.config.rules import is_loopback, repeats
 from serving.config.schema import name_hint, problems_of, shown
 from serving.config.vllm_args import VllmArgs
 from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError, Problem
+from serving.domain.models.engine_kind import EngineKind
 from serving.domain.topology import Generation
 
 CLUSTER = "cluster"

@@ -1,4 +1,4 @@
-"""Finds a model's `config.json` without an engine and without a network.
+"""Finds a model's `config.json`, and what lies beside it, without an engine and a network.
 
 Owns the search: the model's own folder, the Hugging Face cache of this machine, and files of
 facts that lie beside a serve config. Does not own the file's contents (`serving.tpu.model_facts`).
@@ -13,6 +13,7 @@ from serving.artifacts.model_source import resolve_source
 
 # Beside the weights of a model that has several files of them.
 _INDEX = "model.safetensors.index.json"
+_GENERATION = "generation_config.json"
 
 
 class ModelConfigUnreadableError(ValueError):
@@ -41,20 +42,35 @@ def find_model_config(source: str, facts_folders: Iterable[Path] = ()) -> dict[s
     return None
 
 
+def find_generation_config(source: str) -> dict[str, Any] | None:
+    """Returns a model's parsed `generation_config.json`, its defaults; `None` if not at hand.
+
+    Raises:
+        ModelConfigUnreadableError: the file that was found is not JSON.
+    """
+    beside = _folder(source)
+    path = None if beside is None else beside / _GENERATION
+    return _mapping(path, _read(path)) if path is not None and path.is_file() else None
+
+
 def find_weights_index(source: str) -> dict[str, Any] | None:
     """Returns the parsed index of a model's weights, whose total is exact; `None` if not at hand.
 
     Raises:
         ModelConfigUnreadableError: the file that was found is not JSON.
     """
-    beside = Path(resolve_source(source))
-    if not beside.is_dir():
-        config = cached_model_config(source)
-        if config is None:
-            return None
-        beside = config.parent
-    path = beside / _INDEX
-    return _mapping(path, _read(path)) if path.is_file() else None
+    beside = _folder(source)
+    path = None if beside is None else beside / _INDEX
+    return _mapping(path, _read(path)) if path is not None and path.is_file() else None
+
+
+def _folder(source: str) -> Path | None:
+    """Returns the folder of a model, its own or the one in the cache."""
+    own = Path(resolve_source(source))
+    if own.is_dir():
+        return own
+    cached = cached_model_config(source)
+    return None if cached is None else cached.parent
 
 
 def cached_model_config(source: str, revision: str | None = None) -> Path | None:

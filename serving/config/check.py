@@ -4,6 +4,7 @@ Owns the reading of the file and the report. Ray's schema has the fields of Serv
 `serving.config.application` those of the application.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from serving.artifacts.adapter_files import DEFAULT_MAX_RANK, adapter_complaints
-from serving.artifacts.model_config_file import ModelConfigUnreadableError, find_model_config
+from serving.artifacts.model_config_file import (
+    ModelConfigUnreadableError,
+    find_generation_config,
+    find_model_config,
+)
 from serving.artifacts.model_source import resolve_file, resolve_source
 from serving.config.api_keys import read_keys
 from serving.config.application import (
@@ -34,6 +39,8 @@ from serving.config.slices import SliceConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.config.vllm_rules import unbounded_media_problem
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
+from serving.domain.models.request_fields.judge import ignored_defaults
+from serving.domain.models.request_fields.rules import EngineFacts, Trait
 
 IMPORT_PATH = "serving.app:build"
 
@@ -86,6 +93,8 @@ def check_command(
         for problem in problems:
             typer.echo(f"{file}: {problem}")
         raise typer.Exit(_PROBLEMS)
+    for note in default_notes(report):
+        typer.echo(f"note: {note}", err=True)
     typer.echo(f"{file}: ok")
     for line in summary_lines(report):
         typer.echo(line)
@@ -200,6 +209,35 @@ def _takes_media(model: ModelConfig, vllm_args: VllmArgs) -> bool:
     named = architectures if isinstance(architectures, list) else []
     has_encoder = "vision_config" in found or "audio_config" in found
     return has_encoder or any(each in vllm_args.multimodal for each in named)
+
+
+def default_notes(report: CheckReport) -> Iterator[str]:
+    """Yields the defaults of models that their engines do not honour, where they are at hand.
+
+    They are no problem of the file: such a model is served, with less than its authors asked for.
+    """
+    for config in report.applications.values():
+        for index, model in enumerate(config.models):
+            speculates = model.engine_args.get("speculative_config") is not None
+            traits = frozenset({Trait.SPECULATES} if speculates else ())
+            for ignored in ignored_defaults(
+                EngineFacts(model.engine, traits), _generation_defaults(model)
+            ):
+                yield (
+                    f"models[{index}].source: {model.source} has {ignored.field} {ignored.value} "
+                    f"by default; {ignored.reason}"
+                )
+
+
+def _generation_defaults(model: ModelConfig) -> dict[str, object]:
+    """Returns the defaults of a model's requests, as vLLM finds them."""
+    source = model.engine_args.get("generation_config", "auto")
+    found: dict[str, object] = {}
+    if isinstance(source, str) and source != "vllm":
+        with contextlib.suppress(ModelConfigUnreadableError):
+            found = find_generation_config(model.source if source == "auto" else source) or {}
+    overriding = model.engine_args.get("override_generation_config")
+    return found | (overriding if isinstance(overriding, dict) else {})
 
 
 def summary_lines(report: CheckReport) -> Iterator[str]:

@@ -4,7 +4,6 @@ Owns their fields. Rules between fields are in `serving.config.rules` and `slice
 those of vLLM's arguments in `vllm_rules`. Pure.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, Field, JsonValue, model_validator
@@ -12,7 +11,8 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from serving.config.sections import ENV_NAME_WORDS, STRICT_SECTION, EnvName, Items, NonEmpty
 from serving.config.slices import ComputeClassName, SliceConfig
 from serving.domain.deployment_names import engine_deployment_name
-from serving.domain.model_version import model_version
+from serving.domain.models.engine_kind import EngineKind
+from serving.domain.models.model_version import model_version
 
 # A name travels in URLs, metric labels and the `model` field; it may be a Hugging Face id.
 ModelName = Annotated[
@@ -34,14 +34,6 @@ VersionLabel = Annotated[
 
 class _Section(BaseModel):
     model_config = STRICT_SECTION
-
-
-class EngineKind(StrEnum):
-    """The engines that turn token requests into tokens."""
-
-    VLLM = "vllm"  # vLLM on the CPUs of its host, on a laptop or a simulated slice
-    VLLM_TPU = "vllm-tpu"  # vLLM with tpu-inference on the chips of a slice
-    PACED = "paced"  # a deterministic fake with a fixed pace, for tests and the load test itself
 
 
 class PaceConfig(_Section):
@@ -176,7 +168,7 @@ class ModelConfig(_Section):
 
     @property
     def version_id(self) -> str:
-        """The version of its tokens; see `serving.domain.model_version`."""
+        """The version of its tokens; see `serving.domain.models.model_version`."""
         return model_version(
             source=self.source,
             engine=self._token_engine,

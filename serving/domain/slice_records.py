@@ -61,7 +61,7 @@ class SliceRecord:
     empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
     until the engine has started. `drain_deadline_s` is the wall-clock time at which a draining
     slice ends, `None` when it is not draining or nothing takes it away. `version` is that of the
-    model's tokens (`serving.domain.model_version`), empty where none was reported.
+    model's tokens (`serving.domain.models.model_version`), empty where none was reported.
     `zone` is the one that the slice has to be in; `None`: any.
 
     `fingerprint` is that of the engine (`EngineSpec`). `control` is where it is commanded, once it

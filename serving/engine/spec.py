@@ -47,10 +47,10 @@ class EngineSpec:
     LoRA adapters, all of which it loads before it is ready. `tpu` is given for vLLM on TPU, with
     `slice`. Times are seconds.
 
-    `version` identifies the tokens that the model may emit (`domain.model_version`), empty if
-    nobody asks. `described` is what a gateway has to know of the model to use this engine, in the
-    terms of `serving.config.application`. An engine that drains waits `stay_s` for requests that no
-    other engine can continue, unless its slice is being taken away.
+    `version` identifies the tokens that the model may emit (`domain.models.model_version`), empty
+    if nobody asks. `described` is what a gateway has to know of the model to use this engine, in
+    the terms of `serving.config.application`. An engine that drains waits `stay_s` for requests
+    that no other engine can continue, unless its slice is being taken away.
 
     An engine without a replica to command it ends after `lease_s`, or after `handover_s` where its
     replica left it in order. A replica takes over an engine whose `fingerprint` is its own: that of

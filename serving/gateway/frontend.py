@@ -22,9 +22,10 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.pooling_params import PoolingParams
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers import BaseRenderer, renderer_from_config
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -36,13 +37,20 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
+from serving.domain.models.engine_kind import EngineKind
+from serving.domain.models.request_fields.judge import RecordJudge
+from serving.domain.models.request_fields.records import POOLING, REQUEST
+from serving.domain.models.request_fields.rules import EngineFacts
+from serving.domain.models.request_fields.sampling import SAMPLING
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
 from serving.gateway.edge.fields import steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.forks.grammars.judge import GrammarJudge
-from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
+
+_ON_CPU = EngineFacts(EngineKind.VLLM)
 
 
 class FleetRequestError(GracefulHTTPError):
@@ -92,13 +100,13 @@ class FleetLLM(AsyncLLM):
         open_fields: Collection[OpenField] = (),
         grammars: GrammarJudge | None = None,
         *,
-        has_logprobs: bool = True,
+        facts: EngineFacts = _ON_CPU,
     ) -> None:
         """Builds the LLM; `metrics` gets vLLM's own metrics of requests, `None` keeps none.
 
         Clients may set `open_fields`, and no other field that steers engines. Without `grammars`
-        vLLM looks at structured outputs itself. Requests for log-probabilities are refused unless
-        its engines have them.
+        vLLM looks at structured outputs itself. Values that engines with `facts` do not honour are
+        refused.
         """
         has_stats = metrics is not None
         self.vllm_config = config
@@ -111,9 +119,7 @@ class FleetLLM(AsyncLLM):
         self.renderer = renderer_from_config(config)
         fit_renderer(self.renderer)
         _replay_renders(self.renderer)
-        self.input_processor = JudgedInputProcessor(
-            config, self.renderer, open_fields, has_logprobs=has_logprobs
-        )
+        self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields, facts)
         self.admission_stats = None
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer,
@@ -227,12 +233,14 @@ class JudgedInputProcessor(InputProcessor):
         config: VllmConfig,
         renderer: BaseRenderer,
         opened: Collection[OpenField],
-        *,
-        has_logprobs: bool = True,
+        facts: EngineFacts,
     ) -> None:
         super().__init__(config, renderer)
         self._opened = opened
-        self._has_logprobs = has_logprobs
+        defaults = config.model_config.get_diff_sampling_param()
+        self._sampling = RecordJudge(SAMPLING, facts, SamplingParams, defaults)
+        self._pooling = RecordJudge(POOLING, facts, PoolingParams)
+        self._request = RecordJudge(REQUEST, facts, EngineCoreRequest)
 
     def _validate_params(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         # vLLM would compile it again, here where other requests wait.
@@ -245,28 +253,27 @@ class JudgedInputProcessor(InputProcessor):
         finally:
             params.structured_outputs = judged
 
-    def process_inputs(self, *args: Any, **kwargs: Any) -> EngineCoreRequest:
+    def process_inputs(  # type: ignore[override] # its other arguments are vLLM's
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> EngineCoreRequest:
         """Returns vLLM's record of a request.
 
         Raises:
-            VLLMValidationError: it steers an engine or asks for what it has not, or vLLM refuses
-                it. The client gets a 400.
+            VLLMValidationError: it steers an engine or asks for what it does not honour, or vLLM
+                refuses it. The client gets a 400.
         """
-        request = super().process_inputs(*args, **kwargs)
         # In a thread there is no context, and what a key alone opens is closed.
         context = REQUEST_CONTEXT.get()
+        # Before vLLM's, which resolves some of what was asked, and without what it adds.
+        asked = self._sampling if isinstance(params, SamplingParams) else self._pooling
+        _judge(asked, params, context)
+        request = super().process_inputs(request_id, prompt, params, *args, **kwargs)
+        _judge(self._request, request, context)
         opened = self._opened if context is None else context.open_fields | set(self._opened)
         field = steered(_steering_in(request), opened)
         if field is not None:
             raise VLLMValidationError(
                 f"{field} steers engines and is closed here; leave it out.", parameter=field
-            )
-        params = request.sampling_params
-        asked = params is not None and (params.logprobs, params.prompt_logprobs) != (None, None)
-        if asked and not self._has_logprobs:
-            raise VLLMValidationError(
-                "logprobs: the engines of this model have no log-probabilities; leave them out.",
-                parameter="logprobs",
             )
         return request
 
@@ -290,6 +297,15 @@ def _replay_renders(renderer: BaseRenderer) -> None:
 
     renderer.render_chat_async = render_chat_async  # type: ignore[method-assign]
     renderer.render_cmpl_async = render_cmpl_async  # type: ignore[method-assign]
+
+
+def _judge(judge: RecordJudge, record: object, context: RequestContext | None) -> None:
+    try:
+        judge.check(record)
+    except MalformedRequestError as error:
+        if context is not None:
+            context.failure = error  # which the edge answers with, its code included
+        raise VLLMValidationError(error.message, parameter=error.param) from error
 
 
 def _steering_in(request: EngineCoreRequest) -> dict[OpenField, object]:
@@ -339,18 +355,21 @@ async def build_frontend(
     names: Sequence[str],
     adapters: Sequence[tuple[str, str]],
     frontend_args: Mapping[str, Any],
+    keeps_grammars: bool = True,
 ) -> FastAPI:
     """Builds vLLM's ASGI application for one model. `adapters` are LoRA names and paths.
 
-    A request may give any of `names`, and the answer carries the first.
+    A request may give any of `names`, and the answer carries the first. `keeps_grammars` says
+    whether engines of the model do.
 
     Raises:
         ValueError: a frontend argument or an adapter is refused by vLLM.
     """
     config = llm.vllm_config
     args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    # A tool's arguments follow its schema, whether or not it says `strict`.
-    args.tool_strict_level = "parameter"
+    if keeps_grammars:
+        # A tool's arguments follow its schema, whether or not it says `strict`.
+        args.tool_strict_level = "parameter"
     for key, value in frontend_args.items():
         setattr(args, key, value)
     args.model = config.model_config.model

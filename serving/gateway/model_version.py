@@ -2,12 +2,12 @@
 
 Owns the version's own parts: tokenizer, chat template, parsers and adapters, and every request
 that was rendered with them. Does not own which version takes a request, nor who is admitted
-(`served_model`). `serving.domain.model_version` defines a version.
+(`served_model`). `serving.domain.models.model_version` defines a version.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,16 +18,19 @@ from vllm.config import VllmConfig
 
 from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig
-from serving.config.models import EngineKind, ModelConfig
+from serving.config.models import ModelConfig
+from serving.domain.models.engine_kind import EngineKind
+from serving.domain.models.request_fields.judge import BodyJudge, ignored_defaults
+from serving.domain.models.request_fields.rules import EngineFacts, Trait
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
-from serving.gateway.edge.fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.forks.bodies.prepared_app import PreparedApp
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.forks.server import ForkServer
 from serving.gateway.forks.version_spec import TASKS, VersionSpec
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.tpu.requirements import count, section
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +75,26 @@ class ModelVersion:
         )
         # Compiles grammars, which paced engines do not keep, and prepares large bodies.
         self._forks = ForkServer(config.name, TASKS, self.fork_spec)
+        facts = _facts(config, vllm_config.model_config)
         self.llm = FleetLLM(
             vllm_config,
             self.client,
             self.metrics,
             gateway.open_fields,
             None if config.engine == EngineKind.PACED else GrammarJudge(self._forks),
-            has_logprobs=config.engine != EngineKind.PACED,
+            facts=facts,
         )
         # A pooling model's tasks depend on its pooler, which only an engine has loaded.
         self._are_tasks_known = vllm_config.model_config.runner_type == "generate"
-        # Fields of a request that its engines cannot honour, with the reason.
-        self.refused_fields = self._find_refused_fields()
+        self.body_judge = BodyJudge(facts)
+        for ignored in ignored_defaults(facts, vllm_config.model_config.get_diff_sampling_param()):
+            logger.warning(
+                "default_not_honoured model=%s field=%s value=%s reason=%r",
+                config.name,
+                ignored.field,
+                ignored.value,
+                ignored.reason,
+            )
         self._app: ASGIApp | None = None
         self._building = asyncio.Lock()
 
@@ -107,13 +118,6 @@ class ModelVersion:
         if version._are_tasks_known:
             await version.app()
         return version
-
-    def _find_refused_fields(self) -> Mapping[str, str]:
-        if not self._config.is_on_tpu:
-            return {}
-        takes_more_than_text = self.llm.model_config.is_multimodal_model
-        speculates = self._config.engine_args.get("speculative_config") is not None
-        return ON_TPU_WITHOUT_PROMPT_LOGPROBS if takes_more_than_text or speculates else ON_TPU
 
     def answers_to(self, name: str) -> bool:
         """Returns whether it can answer a request for this model or adapter."""
@@ -155,7 +159,7 @@ class ModelVersion:
 
     def preparing(self, app: ASGIApp) -> ASGIApp:
         """Returns its application for a request that is read and rendered in a fork."""
-        return PreparedApp(app, self._forks, self.refused_fields)
+        return PreparedApp(app, self._forks, self.body_judge)
 
     async def wait_closed(self) -> None:
         """Closes it, and waits until its process has ended."""
@@ -217,10 +221,15 @@ class ModelVersion:
             names=self._config.answers_as,
             adapters=self._adapters(),
             frontend_args=self._config.frontend_args,
+            keeps_grammars=self._keeps_grammars,
         )
 
     def _adapters(self) -> list[tuple[str, str]]:
         return [(a.name, resolve_source(a.path)) for a in self._config.lora_adapters]
+
+    @property
+    def _keeps_grammars(self) -> bool:
+        return not self.body_judge.refuses("structured_outputs")
 
     def fork_spec(self) -> bytes:
         """Returns what the version's fork server has to know."""
@@ -235,8 +244,43 @@ class ModelVersion:
                 self.client.supported_tasks,
                 self.llm.model_config.max_model_len,
                 has_grammars=config.engine != EngineKind.PACED,
+                keeps_grammars=self._keeps_grammars,
             )
         )
+
+
+def _facts(config: ModelConfig, described: Any) -> EngineFacts:
+    """Returns what the table of request fields has to know of a model's engines.
+
+    `described` is vLLM's configuration of the model.
+    """
+    return EngineFacts(config.engine, frozenset(_traits(config, described)))
+
+
+def _traits(config: ModelConfig, described: Any) -> Iterator[Trait]:
+    if config.engine_args.get("speculative_config") is not None:
+        yield Trait.SPECULATES
+    if described.is_multimodal_model:
+        yield Trait.TAKES_MEDIA
+    if config.engine_args.get("enable_return_routed_experts") is not True:
+        yield Trait.LISTS_NO_EXPERTS
+    if config.is_on_tpu and _has_groups(config, described):
+        yield Trait.DATA_PARALLEL
+
+
+def _has_groups(config: ModelConfig, described: Any) -> bool:
+    """Returns whether some engine computes in several groups, each with requests of its own.
+
+    So do joined slices, and attention that is not divided over all devices. Models with latent
+    attention run in no other way (`serving.tpu.settings`).
+    """
+    slices = (each.slice for each in config.deployments)
+    if any(each is not None and each.num_slices > 1 for each in slices):
+        return True
+    sharding = section(section(config.engine_args, "additional_config"), "sharding")
+    strategy = section(sharding, "sharding_strategy")
+    is_attention_data = strategy.get("enable_dp_attention") is True or described.use_mla
+    return is_attention_data and count(strategy, "attn_dp_size") != 1
 
 
 def _names(config: ModelConfig) -> frozenset[str]:

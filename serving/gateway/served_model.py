@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.load_report import LoadSample
+from serving.domain.models.request_fields.judge import BodyJudge
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState, RequestTarget
 from serving.gateway.dispatcher import Dispatcher, load_of
 from serving.gateway.model_version import ModelVersion
@@ -80,9 +81,9 @@ class ServedModel:
         return tuple(adapter.name for adapter in self._config.lora_adapters)
 
     @property
-    def refused_fields(self) -> Mapping[str, str]:
-        """The refused fields; see `ModelFrontend`."""
-        return self.current.refused_fields
+    def body_judge(self) -> BodyJudge:
+        """The judge of bodies; see `ModelFrontend`."""
+        return self.current.body_judge
 
     @property
     def served_routes(self) -> frozenset[str]:

@@ -21,10 +21,10 @@ from serving.config.application import (
     exposure_problem,
     parse_app_config,
 )
-from serving.config.models import EngineKind
 from serving.config.schema import shown
 from serving.config.vllm_args import ArgSpec, VllmArgs
 from serving.domain.errors import ConfigError, Problem
+from serving.domain.models.engine_kind import EngineKind
 
 AN_INTEGER = ArgSpec(frozenset({"an integer"}))
 A_STRING = ArgSpec(frozenset({"a string"}))

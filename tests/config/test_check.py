@@ -183,3 +183,49 @@ def test_config_check_says_that_a_models_configuration_is_unreadable(tmp_path: P
     assert result.exit_code == 1
     assert "models[0].source:" in result.output
     assert "not readable as JSON" in result.output
+
+
+def check_defaults(tmp_path: Path, engine: str, **engine_args: Any) -> Any:
+    """`config check` of a model whose authors ask for a penalty."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    settings = {"repetition_penalty": 1.05, "temperature": 0.6, "min_p": 0}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    serve = settings_with()
+    application = serve["applications"][0]["args"]
+    (model,) = application["models"]
+    kept = {"source": str(folder), "engine": engine, "engine_args": engine_args}
+    if engine == "vllm-tpu":
+        slice_kind = {"generation": "v6e", "topology": "2x2"}
+        kept |= {"deployments": [{"compute_class": "spot", "slice": slice_kind}]}
+        application["compute_classes"] = [{"name": "spot", "market": "spot"}]
+    model.update(kept)
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(serve))
+    return CliRunner().invoke(build_cli(()), ["config", "check", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("engine", "engine_args", "told"),
+    [
+        ("vllm-tpu", {}, ["repetition_penalty 1.05"]),
+        (
+            "vllm-tpu",
+            {"override_generation_config": {"min_p": 0.1}},
+            ["repetition_penalty 1.05", "min_p 0.1"],
+        ),
+        ("vllm-tpu", {"generation_config": "vllm"}, []),
+        ("vllm-tpu", {"override_generation_config": {"repetition_penalty": 1.0}}, []),
+        ("vllm", {}, []),
+    ],
+)
+def test_config_check_notes_defaults_that_engines_do_not_honour(
+    tmp_path: Path, engine: str, engine_args: dict[str, Any], told: list[str]
+) -> None:
+    result = check_defaults(tmp_path, engine, **engine_args)
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.output.splitlines() if "by default" in line]
+    assert len(notes) == len(told)
+    for note in told:
+        assert f"has {note} by default; engines on TPU ignore it" in result.output

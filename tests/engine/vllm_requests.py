@@ -41,8 +41,8 @@ def set_engine_environment() -> None:
     }
 
 
-async def start_demo_engine() -> VllmEngine:
-    return await VllmEngine.start(MODEL, ENGINE_ARGS)
+async def start_demo_engine(**more: Any) -> VllmEngine:
+    return await VllmEngine.start(MODEL, ENGINE_ARGS | more)
 
 
 async def start_adapted_engine(*adapters: tuple[str, str]) -> VllmEngine:
@@ -54,14 +54,19 @@ async def start_adapted_engine(*adapters: tuple[str, str]) -> VllmEngine:
 class RequestMaker:
     """Makes token requests through vLLM's own input processor."""
 
-    def __init__(self) -> None:
-        config = engine_config(MODEL, ENGINE_ARGS)
+    def __init__(self, **more: Any) -> None:
+        """Makes them for an engine with the same further arguments."""
+        config = engine_config(MODEL, ENGINE_ARGS | more)
         self._renderer = renderer_from_config(config)
         self._inputs = InputProcessor(config, self._renderer)
         self._encoder = MsgpackEncoder()
 
     def token_ids(self, text: str) -> list[int]:
         return list(self._renderer.tokenizer.encode(text))
+
+    @property
+    def eos_token_id(self) -> int:
+        return int(self._renderer.get_eos_token_id())
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._renderer.tokenizer.decode(list(token_ids)))

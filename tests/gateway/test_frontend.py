@@ -15,6 +15,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serving.artifacts.model_source import resolve_source
 from serving.domain.errors import NoEngineInTimeError, PoisonRequestError
+from serving.domain.models.engine_kind import EngineKind
+from serving.domain.models.request_fields.rules import EngineFacts
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.engine_client import FleetEngineClient
@@ -175,8 +177,10 @@ async def test_log_probabilities_that_engines_have_not_are_refused(
     config, params: dict[str, int]
 ) -> None:
     client = FleetEngineClient(Dispatcher("demo", FleetLimits()), ("generate",))
-    llm = FleetLLM(config, client, None, has_logprobs=False)
-    with pytest.raises(VLLMValidationError, match="no log-probabilities; leave them out"):
+    llm = FleetLLM(config, client, None, facts=EngineFacts(EngineKind.PACED))
+    with pytest.raises(
+        VLLMValidationError, match=r"no log-probabilities\. Allowed: false, or leave it out"
+    ):
         await start(llm, "r", **params)
     assert llm.num_in_flight == 0
     llm.shutdown()

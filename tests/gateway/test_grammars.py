@@ -37,7 +37,9 @@ def loop_of_the_judge() -> Any:
 @pytest.fixture(scope="module")
 def forks(loop_of_the_judge: Any) -> Any:
     source = resolve_source("models/slicewise-demo")
-    spec = VersionSpec(source, ("demo",), ARGS, {}, (), ("generate",), 512, has_grammars=True)
+    spec = VersionSpec(
+        source, ("demo",), ARGS, {}, (), ("generate",), 512, has_grammars=True, keeps_grammars=True
+    )
 
     async def made() -> ForkServer:
         return ForkServer("demo", TASKS, lambda: msgspec.msgpack.encode(spec))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,9 @@ from serving.dashboard.history import History
 from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
+from serving.domain.models.engine_kind import EngineKind
+from serving.domain.models.request_fields.judge import BodyJudge
+from serving.domain.models.request_fields.rules import EngineFacts
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
@@ -34,7 +37,7 @@ class EchoFrontend:
     def __init__(self, name: str, adapters: tuple[str, ...] = ()) -> None:
         self.name = name
         self.adapter_names = adapters
-        self.refused_fields: Mapping[str, str] = {}
+        self.body_judge = BodyJudge(EngineFacts(EngineKind.VLLM))
         self.refusal: RequestError | None = None
         self.canary_of: str | None = None
         self.served_routes = frozenset(map(str, MODEL_ROUTES))

@@ -391,7 +391,7 @@ def test_chat_template_of_a_client_is_rendered_in_a_fork_that_may_die_of_it(
     async def never(*_: Any) -> None:
         raise AssertionError("it was handed on")
 
-    edge = edge_over(OneApp(PreparedApp(never, trusting, {}, limits)))
+    edge = edge_over(OneApp(PreparedApp(never, trusting, served.version.body_judge, limits)))
     path, body = sent_as("chat")
     body["chat_template"] = template
     asking = replace(served, edge=edge)

@@ -4,16 +4,15 @@ import pytest
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
-from serving.gateway.edge.fields import ON_TPU, ON_TPU_WITHOUT_PROMPT_LOGPROBS
 from serving.gateway.model_version import ModelVersion
 
 pytestmark = pytest.mark.imports_vllm
 
 
 @pytest.mark.parametrize(
-    ("more", "refused"),
+    ("more", "without_prompt_logprobs"),
     [
-        ({}, ON_TPU),
+        ({}, False),
         (
             {
                 "speculative_config": {
@@ -22,12 +21,12 @@ pytestmark = pytest.mark.imports_vllm
                     "prompt_lookup_max": 2,
                 }
             },
-            ON_TPU_WITHOUT_PROMPT_LOGPROBS,
+            True,
         ),
     ],
 )
 async def test_model_on_tpu_is_served_by_a_gateway_without_chips(
-    more: dict[str, object], refused: object
+    more: dict[str, object], without_prompt_logprobs: bool
 ) -> None:
     model = ModelConfig.model_validate(
         {
@@ -43,5 +42,8 @@ async def test_model_on_tpu_is_served_by_a_gateway_without_chips(
     )
     served = await ModelVersion.build(model, GatewayConfig())
     assert served.llm.model_config.max_model_len == 512
-    assert served.refused_fields is refused
+    refuses = served.body_judge.refuses
+    assert all(map(refuses, ("seed", "min_p", "bad_words", "allowed_token_ids")))
+    assert refuses("prompt_logprobs") is without_prompt_logprobs
+    assert not refuses("logprobs")
     served.llm.shutdown()

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from serving.config.api_keys import read_keys
 from serving.config.application import GatewayConfig
-from serving.config.models import EngineKind
+from serving.domain.models.engine_kind import EngineKind
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.engine_client import salt_of

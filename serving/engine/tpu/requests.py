@@ -2,7 +2,7 @@
 
 Owns the changes to a client's request for an engine on TPU, such that the client still gets its
 answer, and the refusal of requests that would end the engine. The edge refuses the same fields
-first, with a better message (`gateway.edge.fields`). Pure.
+first, by `domain.models.request_fields`. Pure.
 
 Source: the wheel of tpu-inference 0.32.0, read and run on JAX CPU 2026-11-22.
 """

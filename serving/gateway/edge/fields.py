@@ -1,8 +1,8 @@
 """The fields of a request's body at the edge: those it reads, and what it refuses in them.
 
-Refused are fields that an engine cannot honour, fields and headers with which a client would steer
-engines, what no client may set, and a request for too much at once. An engine that got such a field
-would fail and give the client no reason; one that is dropped in silence would change the request.
+Refused are values that a model's engines do not honour (`domain.models.request_fields`), fields and
+headers with which a client would steer engines, what no client may set, and a request for too much
+at once. An engine that got such a value would fail without a reason, or drop it in silence.
 All other fields are vLLM's business, and what vLLM makes of them is judged once more (`frontend`).
 Pure.
 """
@@ -14,40 +14,22 @@ from typing import Any
 
 import msgspec
 
+from serving.config.api_keys import ModelRoute
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
+from serving.domain.models.request_fields.judge import BODY_FIELDS, BodyJudge
 from serving.gateway.edge.routes import ENGINELESS_ROUTES, GENERATE_ROUTES
 from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
 from serving.gateway.forks.bodies.sizes import LARGE_BYTES, LARGE_VALUES, LARGE_VALUES_OF
 from serving.link.messages import RESERVED_ARG_PREFIX
 
 _ABSENT = msgspec.Raw()
+_PROMPT_LOGPROBS, _ECHO = "prompt_logprobs", "echo"
 
 # What a request may be called: its id is logged, echoed and sent with every token, so it may
 # neither carry line ends nor grow without bound.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
-# tpu-inference 0.32.0 raises `JAX does not support per-request seed.` in `validate_request`, which
-# came back as a 500 with an empty message (`platforms/tpu_platform.py`, read and run 2026-11-21).
-ON_TPU: Mapping[str, str] = {
-    "seed": "Engines on TPU have no seed per request; leave it out, or send temperature 0 for "
-    "output that repeats.",
-    # Its batch calls `jnp.zeros` with two shapes, a `TypeError` in the step that ends the engine,
-    # and the next one that gets the request (`runner/input_batch.py`, run 2026-11-22).
-    "allowed_token_ids": "Engines on TPU cannot restrict the tokens of a request; leave it out, or "
-    "send structured_outputs.",
-    # It gives log-probabilities of the likeliest tokens only, and the frontend waits for these.
-    "logprob_token_ids": "Engines on TPU have log-probabilities of the likeliest tokens only; "
-    "send logprobs.",
-}
-# Refused on a TPU if the model speculates or takes more than text: tpu-inference 0.32.0 raises in
-# the step, which ends the engine (`runner/tpu_runner.py`, read 2026-11-22).
-PROMPT_LOGPROBS = "prompt_logprobs"
-ON_TPU_WITHOUT_PROMPT_LOGPROBS: Mapping[str, str] = {
-    **ON_TPU,
-    PROMPT_LOGPROBS: "Engines on TPU have no log-probabilities of prompts for this model, which "
-    "speculates or takes more than text; leave them out, and echo with logprobs.",
-}
 # `extra_args` that vLLM reads and that have fields of their own, where their types are checked. An
 # engine with a KV connector calls methods of what it finds there.
 _FIELDS_OF_THEIR_OWN = frozenset({"kv_transfer_params", "ec_transfer_params"})
@@ -67,8 +49,16 @@ _NUMBERS = frozenset(bytes((each,)) for each in b"-0123456789")
 _INPUTS = ("input", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2")
 
 
-class RequestFields(msgspec.Struct):
+# What is judged for the engines of one model, as text, because most bodies have none of it.
+_JudgedFields = msgspec.defstruct(
+    "_JudgedFields", [(name, msgspec.Raw, _ABSENT) for name in BODY_FIELDS]
+)
+
+
+class RequestFields(_JudgedFields):  # type: ignore[misc, valid-type]
     """The fields of one body, as they came. A field is `None`, or empty text, if it is not there.
+
+    All of `BODY_FIELDS` are among them.
 
     OpenAI's `user`, or Anthropic's within `metadata`, names its user. What may be long is text
     still: whoever counts its items reads no deeper.
@@ -95,6 +85,7 @@ class RequestFields(msgspec.Struct):
     structured_outputs: Any = None
     chat_template: msgspec.Raw = _ABSENT
     chat_template_kwargs: msgspec.Raw = _ABSENT
+    echo: Any = None
 
     # What steers engines.
     vllm_xargs: Any = None
@@ -112,7 +103,6 @@ class RequestFields(msgspec.Struct):
 
 
 _READER = msgspec.json.Decoder(RequestFields)
-_ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -130,13 +120,12 @@ def is_large(path: str, body: bytes) -> bool:
     return len(body) > 2 * most and num_values(body) > most
 
 
-def judge_body(path: str, body: bytes, rules: BodyRules) -> JudgedBody:
+def judge_fields(path: str, fields: RequestFields, rules: BodyRules) -> JudgedBody:
     """Returns what the edge has to know of a body, whichever model it is for.
 
     Raises:
         MalformedRequestError: no engine should see it. The client must change it.
     """
-    fields = read_fields(body)
     check_request_id(fields.request_id)
     check_shapes(fields)
     # First what nobody may set, because its refusal says more.
@@ -205,38 +194,38 @@ def read_fields(body: bytes) -> RequestFields:
 # -- what an engine cannot honour, or no client may set --
 
 
-def check_fields(body: bytes, refused: Mapping[str, str]) -> None:
-    """Refuses a body in which a field of `refused` has a value; `refused` maps names to reasons.
+def check_fields(fields: RequestFields, judge: BodyJudge, path: str) -> None:
+    """Refuses a body in which a field has a value that the engines of a model do not honour.
 
-    `null` and an empty list are no values: clients send them for fields they do not ask for. A body
-    that is not a JSON object passes as well: its reader reports the fault.
+    So does it where the route `path` does not read the field.
 
     Raises:
         MalformedRequestError: a field has one. The client must change the request.
     """
-    if not refused:
-        return
-    try:
-        fields = _ALL_FIELDS.decode(body)
-    except msgspec.DecodeError:
-        return
-    for name, reason in refused.items():
-        if _value(fields, name) not in (None, []):
-            raise MalformedRequestError(reason, param=name, code="unsupported_parameter")
-    if PROMPT_LOGPROBS in refused and _echoes_logprobs(fields):
-        reason = refused[PROMPT_LOGPROBS]
-        raise MalformedRequestError(reason, param="echo", code="unsupported_parameter")
+    for name in judge.names(path):
+        if getattr(fields, name):  # most bodies have none of them
+            judge.check(path, name, _value(fields, name))
+    if judge.refuses(_PROMPT_LOGPROBS) and _echoes_logprobs(fields, path):
+        raise judge.refuse(_PROMPT_LOGPROBS, asked_by=_ECHO)
 
 
-def _echoes_logprobs(fields: Mapping[str, msgspec.Raw]) -> bool:
+def _echoes_logprobs(fields: RequestFields, path: str) -> bool:
     """Returns whether vLLM adds prompt log-probabilities; in a chat it does for every echo."""
-    if not _value(fields, "echo"):
+    if not fields.echo:
         return False
-    return "messages" in fields or _value(fields, "logprobs") is not None
+    return path == ModelRoute.CHAT_COMPLETIONS or _value(fields, "logprobs") is not None
 
 
-def _value(fields: Mapping[str, msgspec.Raw], name: str) -> object:
-    return msgspec.json.decode(fields[name]) if name in fields else None
+def _value(fields: RequestFields, name: str) -> object:
+    value = getattr(fields, name)
+    if not isinstance(value, msgspec.Raw):
+        return value
+    if not value:
+        return None
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedRequestError(f"{name}: it is not valid JSON: {error}", param=name) from error
 
 
 def check_open_arguments(arguments: object) -> None:

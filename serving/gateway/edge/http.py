@@ -27,6 +27,7 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
+from serving.domain.models.request_fields.judge import BodyJudge
 from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
@@ -43,8 +44,9 @@ from serving.gateway.edge.fields import (
     REQUEST_ID,
     check_fields,
     is_large,
-    judge_body,
+    judge_fields,
     passed_headers,
+    read_fields,
 )
 from serving.gateway.edge.own_routes import GatewayReaders, ListedModel, OwnRequest, OwnRoutes
 from serving.gateway.edge.readiness import Readiness
@@ -59,8 +61,8 @@ from serving.gateway.edge.routes import (
     route_of,
 )
 from serving.gateway.edge.stream_errors import as_request_error, error_event, is_error_event
-from serving.gateway.forks.bodies.judge import BodyJudge
-from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
+from serving.gateway.forks.bodies.messages import BodyRules
+from serving.gateway.forks.bodies.reader import BodyReader
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
@@ -77,8 +79,8 @@ class ModelFrontend(ListedModel, Protocol):
     """The interface of one served model for the edge."""
 
     @property
-    def refused_fields(self) -> Mapping[str, str]:
-        """The fields of a request that its engines cannot honour, with the reason."""
+    def body_judge(self) -> BodyJudge:
+        """The judge of what its engines do not honour in a body."""
         ...
 
     def canary(self) -> CanaryView:
@@ -146,7 +148,7 @@ class HttpEdge:
         self._room = BodyRoom(
             BodyLimits(rules.max_body_bytes, rules.body_budget_bytes, rules.body_timeout_s)
         )
-        self._bodies = BodyJudge()
+        self._bodies = BodyReader()
         readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
@@ -247,32 +249,27 @@ class HttpEdge:
         exchange.context.body_read()
         opened = self._rules.open_fields | holder.open_fields
         exchange.context.open_fields = opened
-        is_large_body = is_large(exchange.path, body)
-        judged = await self._judge(exchange.path, body, opened, is_large=is_large_body)
+        limits = BodyRules(opened, self._rules.max_sequences, self._rules.max_inputs)
+        fields = None if is_large(exchange.path, body) else read_fields(body)
+        if fields is None:
+            judged = await self._bodies.read(exchange.path, body, limits)
+        else:
+            judged = judge_fields(exchange.path, fields, limits)
         target = RequestTarget(
             judged.model,
             judged.user_id or exchange.context.request_id,
             needs_engine=exchange.path not in ENGINELESS_ROUTES,
-            is_prepared_apart=is_large_body or judged.has_own_template,
+            is_prepared_apart=fields is None or judged.has_own_template,
         )
         frontend = self._select(target, holder)
         exchange.context.selected(frontend.name)
-        # Of one that is prepared apart, what is left of it is looked at.
-        if target.needs_engine and not target.is_prepared_apart:
-            check_fields(body, frontend.refused_fields)
+        # Of a large one, what is left of it is looked at.
+        if target.needs_engine and fields is not None:
+            check_fields(fields, frontend.body_judge, exchange.path)
         headers = passed_headers(exchange.scope["headers"], opened)
         app = await frontend.enter(target)
         exchange.context.admitted()
         await exchange.delegate(app, body, headers)
-
-    async def _judge(
-        self, path: str, body: bytes, opened: frozenset[OpenField], *, is_large: bool
-    ) -> JudgedBody:
-        """Refuses what no engine should see, whichever model it is for."""
-        limits = BodyRules(opened, self._rules.max_sequences, self._rules.max_inputs)
-        if is_large:
-            return await self._bodies.judged(path, body, limits)
-        return judge_body(path, body, limits)
 
     def _select(self, target: RequestTarget, holder: KeyRecord) -> ModelFrontend:
         """Returns the requested model, or its canary in its place.

@@ -12,7 +12,8 @@ TASKS = "serving.gateway.forks.version_tasks:make_tasks"
 class VersionSpec(msgspec.Struct, frozen=True):
     """One version of a model, as `frontend_config` and `build_frontend` take it.
 
-    `max_model_len` is in tokens. Without `has_grammars` none are compiled.
+    `max_model_len` is in tokens. Without `has_grammars` none are compiled;
+    `keeps_grammars` is of `build_frontend`.
     """
 
     model: str
@@ -23,3 +24,4 @@ class VersionSpec(msgspec.Struct, frozen=True):
     supported_tasks: tuple[str, ...]
     max_model_len: int
     has_grammars: bool
+    keeps_grammars: bool

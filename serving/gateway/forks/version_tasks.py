@@ -30,6 +30,7 @@ def make_tasks(spec: bytes) -> Tasks:
             names=version.names,
             adapters=version.adapters,
             frontend_args=version.frontend_args,
+            keeps_grammars=version.keeps_grammars,
         )
     )
     tasks = {PREPARE: Preparer(llm, app).outcome_of}

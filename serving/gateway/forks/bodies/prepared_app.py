@@ -2,15 +2,15 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.domain.errors import MalformedRequestError
-from serving.gateway.edge.fields import check_fields
-from serving.gateway.forks.bodies.judge import too_much
+from serving.domain.models.request_fields.judge import BodyJudge
+from serving.gateway.edge.fields import check_fields, read_fields
 from serving.gateway.forks.bodies.messages import Answered, BodyRefusal, Prepared, PrepareOrder
+from serving.gateway.forks.bodies.reader import too_much
 from serving.gateway.forks.bodies.replay import decoded
 from serving.gateway.forks.messages import ForkLimits
 from serving.gateway.forks.server import ForkEndedError, ForkServer
@@ -28,13 +28,13 @@ class PreparedApp:
         self,
         app: ASGIApp,
         forks: ForkServer,
-        refused: Mapping[str, str],
+        judge: BodyJudge,
         limits: ForkLimits = LIMITS,
     ) -> None:
-        """Takes a server with the task `PREPARE`. `refused` is of `check_fields`."""
+        """Takes a server with the task `PREPARE`. `judge` is of `check_fields`."""
         self._app = app
         self._forks = forks
-        self._refused = refused
+        self._judge = judge
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +51,7 @@ class PreparedApp:
             await _answer(prepared, send)
             return
         if prepared.body is not None:
-            check_fields(prepared.body, self._refused)
+            check_fields(read_fields(prepared.body), self._judge, scope["path"])
             present_context(time.monotonic()).renders = deque(map(decoded, prepared.renders))
             message = {**message, "body": prepared.body}
         await self._app(scope, _receiving(message, receive), send)

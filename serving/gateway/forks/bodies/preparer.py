@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message
 from serving.domain.errors import MalformedRequestError
 from serving.gateway.edge.media import name_apart
 from serving.gateway.edge.routes import GENERATE_ROUTES
-from serving.gateway.forks.bodies.judge import refusal_of
 from serving.gateway.forks.bodies.messages import Answered, BodyRefusal, Prepared, PrepareOrder
+from serving.gateway.forks.bodies.reader import refusal_of
 from serving.gateway.forks.bodies.replay import encoded, note_renders
 from serving.gateway.forks.bodies.slim import check_values, slim_body
 from serving.gateway.frontend import FleetLLM

@@ -3,7 +3,7 @@
 import msgspec
 
 from serving.domain.errors import MalformedRequestError
-from serving.gateway.edge.fields import judge_body
+from serving.gateway.edge.fields import judge_fields, read_fields
 from serving.gateway.forks.bodies.messages import (
     BodyRefusal,
     BodyRules,
@@ -18,15 +18,15 @@ JUDGE = "judge"
 LIMITS = ForkLimits(cpu_s=5, wall_s=30.0, memory_bytes=1024 * 1024 * 1024)
 
 
-class BodyJudge:
+class BodyReader:
     """Judges the bodies of one gateway. Used from one event loop."""
 
     def __init__(self) -> None:
         """Starts nothing yet: the first large body starts the process that reads it."""
         self._forks = ForkServer("large bodies", f"{__name__}:tasks", bytes)
 
-    async def judged(self, path: str, body: bytes, rules: BodyRules) -> JudgedBody:
-        """Does what `judge_body` does.
+    async def read(self, path: str, body: bytes, rules: BodyRules) -> JudgedBody:
+        """Does what `judge_fields` does.
 
         Raises:
             MalformedRequestError: as there, or it takes too much to read.
@@ -68,7 +68,9 @@ def tasks(_spec: bytes) -> Tasks:
 def _judge_order(payload: bytes) -> bytes:
     order = msgspec.msgpack.decode(payload, type=JudgeOrder)
     try:
-        outcome: Judged | BodyRefusal = Judged(judge_body(order.path, order.body, order.rules))
+        outcome: Judged | BodyRefusal = Judged(
+            judge_fields(order.path, read_fields(order.body), order.rules)
+        )
     except MalformedRequestError as error:
         outcome = refusal_of(error)
     return msgspec.msgpack.encode(outcome)

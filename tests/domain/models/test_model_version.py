@@ -6,7 +6,7 @@ import pytest
 
 from serving.config.application import check_app_config
 from serving.config.models import ModelConfig
-from serving.domain.model_version import LIMIT_ARGS, digest_of, model_version
+from serving.domain.models.model_version import LIMIT_ARGS, digest_of, model_version
 
 MODEL: dict[str, Any] = {
     "source": "models/demo",
