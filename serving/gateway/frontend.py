@@ -5,7 +5,7 @@ Owns the join: it decides which vLLM objects are built and on what. Does not own
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from http import HTTPStatus
@@ -38,12 +38,12 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import RecordJudge
 from serving.domain.models.request_fields.records import POOLING, REQUEST
+from serving.domain.models.request_fields.refusals import Rule, record_rules
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
-from serving.gateway.edge.fields import steered
+from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.engine_client import FleetEngineClient
@@ -243,9 +243,9 @@ class JudgedInputProcessor(InputProcessor):
         super().__init__(config, renderer)
         self._opened = opened
         defaults = config.model_config.get_diff_sampling_param()
-        self._sampling = RecordJudge(SAMPLING, facts, SamplingParams, defaults)
-        self._pooling = RecordJudge(POOLING, facts, PoolingParams)
-        self._request = RecordJudge(REQUEST, facts, EngineCoreRequest)
+        self._sampling = record_rules(SAMPLING, facts, SamplingParams, defaults)
+        self._pooling = record_rules(POOLING, facts, PoolingParams)
+        self._request = record_rules(REQUEST, facts, EngineCoreRequest)
 
     def _validate_params(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         # vLLM would compile it again, here where other requests wait.
@@ -283,9 +283,9 @@ class JudgedInputProcessor(InputProcessor):
         return request
 
 
-def _judge(judge: RecordJudge, record: object, context: RequestContext | None) -> None:
+def _judge(rules: Iterable[Rule], record: object, context: RequestContext | None) -> None:
     try:
-        judge.check(record)
+        check_record(record, rules)
     except MalformedRequestError as error:
         if context is not None:
             context.failure = error  # which the edge answers with, its code included

@@ -19,10 +19,11 @@ from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import BodyJudge, ignored_defaults
+from serving.domain.models.request_fields.refusals import ignored_defaults
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
 from serving.gateway.grammars.judge import GrammarJudge

@@ -22,8 +22,8 @@ from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import BodyJudge
 from serving.domain.models.request_fields.rules import EngineFacts
+from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 
 from .engines import ScriptedLink
