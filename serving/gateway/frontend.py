@@ -167,6 +167,8 @@ class FleetLLM(AsyncLLM):
         asked = getattr(params, "structured_outputs", None)
         if self._grammars is None or asked is None:
             return params
+        # None is compiled that no engine would keep.
+        self.input_processor.judge(params)
         grammar = {field.name: getattr(asked, field.name) for field in fields(asked) if field.init}
         try:
             judged = await self._grammars.judged(grammar)
@@ -258,6 +260,15 @@ class JudgedInputProcessor(InputProcessor):
         finally:
             params.structured_outputs = judged
 
+    def judge(self, params: SamplingParams | PoolingParams) -> None:
+        """Refuses what vLLM made of a body if engines do not honour it.
+
+        Raises:
+            VLLMValidationError: they do not. The client gets a 400.
+        """
+        rules = self._sampling if isinstance(params, SamplingParams) else self._pooling
+        _judge(rules, params, REQUEST_CONTEXT.get())
+
     def process_inputs(  # type: ignore[override] # its other arguments are vLLM's
         self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> EngineCoreRequest:
@@ -267,12 +278,11 @@ class JudgedInputProcessor(InputProcessor):
             VLLMValidationError: it steers an engine or asks for what it does not honour, or vLLM
                 refuses it. The client gets a 400.
         """
+        # Before vLLM's, which resolves some of what was asked.
+        self.judge(params)
+        request = super().process_inputs(request_id, prompt, params, *args, **kwargs)
         # In a thread there is no context, and what a key alone opens is closed.
         context = REQUEST_CONTEXT.get()
-        # Before vLLM's, which resolves some of what was asked, and without what it adds.
-        asked = self._sampling if isinstance(params, SamplingParams) else self._pooling
-        _judge(asked, params, context)
-        request = super().process_inputs(request_id, prompt, params, *args, **kwargs)
         _judge(self._request, request, context)
         opened = self._opened if context is None else context.open_fields | set(self._opened)
         field = steered(_steering_in(request), opened)
