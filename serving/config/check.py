@@ -39,7 +39,7 @@ from serving.config.slices import SliceConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.config.vllm_rules import unbounded_media_problem
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
-from serving.domain.models.request_fields.judge import ignored_defaults
+from serving.domain.models.request_fields.refusals import ignored_defaults
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
 
 IMPORT_PATH = "serving.app:build"

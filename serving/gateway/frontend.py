@@ -5,7 +5,7 @@ Owns the join: it decides which vLLM objects are built and on what. Does not own
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from http import HTTPStatus
@@ -38,12 +38,12 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import RecordJudge
 from serving.domain.models.request_fields.records import POOLING, REQUEST
+from serving.domain.models.request_fields.refusals import FieldRule, record_rules
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
-from serving.gateway.edge.fields import steered
+from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.engine_client import FleetEngineClient
@@ -168,6 +168,8 @@ class FleetLLM(AsyncLLM):
         asked = getattr(params, "structured_outputs", None)
         if self._grammars is None or asked is None:
             return params
+        # None is compiled that no engine would keep.
+        self.input_processor.judge(params)
         grammar = {field.name: getattr(asked, field.name) for field in fields(asked) if field.init}
         try:
             judged = await self._grammars.judged(grammar)
@@ -238,9 +240,9 @@ class JudgedInputProcessor(InputProcessor):
         super().__init__(config, renderer)
         self._opened = opened
         defaults = config.model_config.get_diff_sampling_param()
-        self._sampling = RecordJudge(SAMPLING, facts, SamplingParams, defaults)
-        self._pooling = RecordJudge(POOLING, facts, PoolingParams)
-        self._request = RecordJudge(REQUEST, facts, EngineCoreRequest)
+        self._sampling = record_rules(SAMPLING, facts, SamplingParams, defaults)
+        self._pooling = record_rules(POOLING, facts, PoolingParams)
+        self._request = record_rules(REQUEST, facts, EngineCoreRequest)
 
     def _validate_params(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         # vLLM would compile it again, here where other requests wait.
@@ -253,6 +255,15 @@ class JudgedInputProcessor(InputProcessor):
         finally:
             params.structured_outputs = judged
 
+    def judge(self, params: SamplingParams | PoolingParams) -> None:
+        """Refuses what vLLM made of a body if engines do not honour it.
+
+        Raises:
+            VLLMValidationError: they do not. The client gets a 400.
+        """
+        rules = self._sampling if isinstance(params, SamplingParams) else self._pooling
+        _judge(rules, params, REQUEST_CONTEXT.get())
+
     def process_inputs(  # type: ignore[override] # its other arguments are vLLM's
         self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> EngineCoreRequest:
@@ -262,12 +273,11 @@ class JudgedInputProcessor(InputProcessor):
             VLLMValidationError: it steers an engine or asks for what it does not honour, or vLLM
                 refuses it. The client gets a 400.
         """
+        # Before vLLM's, which resolves some of what was asked.
+        self.judge(params)
+        request = super().process_inputs(request_id, prompt, params, *args, **kwargs)
         # In a thread there is no context, and what a key alone opens is closed.
         context = REQUEST_CONTEXT.get()
-        # Before vLLM's, which resolves some of what was asked, and without what it adds.
-        asked = self._sampling if isinstance(params, SamplingParams) else self._pooling
-        _judge(asked, params, context)
-        request = super().process_inputs(request_id, prompt, params, *args, **kwargs)
         _judge(self._request, request, context)
         opened = self._opened if context is None else context.open_fields | set(self._opened)
         field = steered(_steering_in(request), opened)
@@ -299,9 +309,9 @@ def _replay_renders(renderer: BaseRenderer) -> None:
     renderer.render_cmpl_async = render_cmpl_async  # type: ignore[method-assign]
 
 
-def _judge(judge: RecordJudge, record: object, context: RequestContext | None) -> None:
+def _judge(rules: Iterable[FieldRule], record: object, context: RequestContext | None) -> None:
     try:
-        judge.check(record)
+        check_record(record, rules)
     except MalformedRequestError as error:
         if context is not None:
             context.failure = error  # which the edge answers with, its code included

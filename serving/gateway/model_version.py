@@ -20,10 +20,11 @@ from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import BodyJudge, ignored_defaults
+from serving.domain.models.request_fields.refusals import ignored_defaults
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.forks.bodies.prepared_app import PreparedApp
 from serving.gateway.forks.grammars.judge import GrammarJudge

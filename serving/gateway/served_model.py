@@ -22,9 +22,9 @@ from starlette.types import ASGIApp
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.load_report import LoadSample
-from serving.domain.models.request_fields.judge import BodyJudge
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState, RequestTarget
 from serving.gateway.dispatcher import Dispatcher, load_of
+from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.requests import EngineConnection
 from serving.gateway.routing import CanaryView, VersionView, choose_version

@@ -17,10 +17,10 @@ from serving.dashboard.pages import DashboardPages
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import BodyJudge
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.routes import MODEL_ROUTES

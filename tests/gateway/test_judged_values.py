@@ -22,8 +22,8 @@ from serving.artifacts.model_source import resolve_source
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import BodyJudge
 from serving.domain.models.request_fields.rules import EngineFacts
+from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 
 from .engines import ScriptedLink
@@ -266,12 +266,3 @@ async def test_grammar_is_refused_with_data_parallelism_and_a_free_tool_is_not(
     answer, num_submitted = await answer_to(app, link, _CHAT, free)
     assert (answer.status_code, num_submitted) == (200, 1), answer.text
     version.llm.shutdown()
-
-
-@pytest.mark.parametrize("name", sorted(GRAMMARS.keys() - {"required tool"}))
-async def test_grammar_passes_where_it_is_kept(
-    served: ModelVersion, link: ScriptedLink, name: str
-) -> None:
-    path, fields = GRAMMARS[name]
-    answer, num_submitted = await answer_to(await served.app(), link, path, ROUTES[path] | fields)
-    assert (answer.status_code, num_submitted) == (200, 1), answer.text

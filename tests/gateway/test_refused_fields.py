@@ -8,10 +8,10 @@ import pytest
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
 from serving.domain.models.engine_kind import EngineKind
-from serving.domain.models.request_fields.judge import BODY_FIELDS, BodyJudge
+from serving.domain.models.request_fields.refusals import BODY_FIELDS
 from serving.domain.models.request_fields.routes import UNREAD
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
-from serving.gateway.edge.fields import check_fields, check_shapes, read_fields
+from serving.gateway.edge.fields import BodyJudge, check_fields, check_shapes, read_fields
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES, ENGINELESS_ROUTES, MODEL_ROUTES
 
 from .test_http_edge import EchoFrontend, client_of, edge_over

@@ -17,7 +17,14 @@ import msgspec
 from serving.config.api_keys import ModelRoute
 from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
-from serving.domain.models.request_fields.judge import BODY_FIELDS, BodyJudge
+from serving.domain.models.request_fields.refusals import (
+    BODY_FIELDS,
+    FieldRule,
+    body_rules,
+    unread_rules,
+)
+from serving.domain.models.request_fields.routes import UNREAD
+from serving.domain.models.request_fields.rules import EngineFacts
 from serving.gateway.edge.routes import ENGINELESS_ROUTES, GENERATE_ROUTES
 from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
 from serving.gateway.forks.bodies.sizes import LARGE_BYTES, LARGE_VALUES, LARGE_VALUES_OF
@@ -194,6 +201,42 @@ def read_fields(body: bytes) -> RequestFields:
 # -- what an engine cannot honour, or no client may set --
 
 
+class BodyJudge:
+    """Judges the fields of bodies for the engines of one model."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self._elsewhere = body_rules(facts)
+        self._by_route = {path: {**unread_rules(path), **self._elsewhere} for path in UNREAD}
+
+    def names(self, path: str) -> Iterable[str]:
+        """Returns the fields to look at in a body for the route `path`."""
+        return self._by_route.get(path, self._elsewhere)
+
+    def check(self, path: str, name: str, value: object) -> None:
+        """Refuses `value` of the field `name`, as JSON has it, unless it is neutral.
+
+        Raises:
+            MalformedRequestError: engines do not honour it, or the route does not read it. The
+                client must change the request.
+        """
+        rule = self._by_route.get(path, self._elsewhere)[name]
+        if not rule.passes(value):
+            raise rule.refuse(value)
+
+    def refuses(self, name: str) -> bool:
+        """Returns whether engines honour no value of the field `name` but neutral ones."""
+        return name in self._elsewhere
+
+    def refuse(self, name: str, asked_by: str) -> MalformedRequestError:
+        """Returns the refusal of another field, `asked_by`, that asks for `name` in its way."""
+        return MalformedRequestError(
+            f"{asked_by}: it asks for {name}; {self._elsewhere[name].reason}. "
+            "Allowed: leave it out.",
+            param=asked_by,
+            code="unsupported_parameter",
+        )
+
+
 def check_fields(fields: RequestFields, judge: BodyJudge, path: str) -> None:
     """Refuses a body in which a field has a value that the engines of a model do not honour.
 
@@ -207,6 +250,20 @@ def check_fields(fields: RequestFields, judge: BodyJudge, path: str) -> None:
             judge.check(path, name, _value(fields, name))
     if judge.refuses(_PROMPT_LOGPROBS) and _echoes_logprobs(fields, path):
         raise judge.refuse(_PROMPT_LOGPROBS, asked_by=_ECHO)
+
+
+def check_record(record: object, rules: Iterable[FieldRule]) -> None:
+    """Refuses a record of vLLM's in which a field has a value that engines do not honour.
+
+    Raises:
+        MalformedRequestError: one has. The client must change the request.
+    """
+    for rule in rules:
+        value = getattr(record, rule.name)
+        # Most are as the record has them by itself. Only plain values may be compared at once.
+        is_default = type(value) is type(rule.default) and value == rule.default
+        if not is_default and not rule.passes(value):
+            raise rule.refuse(value)
 
 
 def _echoes_logprobs(fields: RequestFields, path: str) -> bool:

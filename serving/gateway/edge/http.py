@@ -27,7 +27,6 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
-from serving.domain.models.request_fields.judge import BodyJudge
 from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
@@ -42,6 +41,7 @@ from serving.gateway.edge.auth import (
 from serving.gateway.edge.cors import allow_origin, is_preflight, preflight_headers
 from serving.gateway.edge.fields import (
     REQUEST_ID,
+    BodyJudge,
     check_fields,
     is_large,
     judge_fields,

@@ -7,7 +7,8 @@ import pytest
 
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.errors import MalformedRequestError
-from serving.domain.models.request_fields.judge import BodyJudge, RecordJudge, ignored_defaults
+from serving.domain.models.request_fields.refusals import ignored_defaults, record_rules
+from serving.gateway.edge.fields import BodyJudge, check_record
 from serving.domain.models.request_fields.page import page
 from serving.domain.models.request_fields.records import POOLING, REQUEST
 from serving.domain.models.request_fields.rules import (
@@ -80,9 +81,9 @@ def test_nothing_is_ignored_by_vllm_where_it_passes() -> None:
     ],
 )
 def test_record_with_a_value_that_engines_ignore_is_refused(made: Params, named: str) -> None:
-    judge = RecordJudge(FIELDS, TPU, Params)
+    rules = record_rules(FIELDS, TPU, Params)
     with pytest.raises(MalformedRequestError, match=f"{named}: it is a") as caught:
-        judge.check(made)
+        check_record(made, rules)
     assert (caught.value.param, caught.value.code) == (named, "unsupported_parameter")
 
 
@@ -96,22 +97,22 @@ def test_record_with_a_value_that_engines_ignore_is_refused(made: Params, named:
     ],
 )
 def test_neutral_record_passes(made: Params) -> None:
-    RecordJudge(FIELDS, TPU, Params).check(made)
+    check_record(made, record_rules(FIELDS, TPU, Params))
 
 
 def test_unknown_field_is_refused_where_everything_else_is_honoured() -> None:
-    judge = RecordJudge(FIELDS, CPU, Params)
-    judge.check(Params(min_p=0.1, bad_words=["x"]))
+    rules = record_rules(FIELDS, CPU, Params)
+    check_record(Params(min_p=0.1, bad_words=["x"]), rules)
     with pytest.raises(MalformedRequestError, match="in no table of this version"):
-        judge.check(Params(brand_new=4))
+        check_record(Params(brand_new=4), rules)
 
 
 def test_default_of_the_model_is_no_fault_of_the_client() -> None:
-    judge = RecordJudge(FIELDS, TPU, Params, {"repetition_penalty": 1.05, "temperature": 0.6})
-    judge.check(Params(repetition_penalty=1.05, temperature=0.6))
-    judge.check(Params(repetition_penalty=1.0))
+    rules = record_rules(FIELDS, TPU, Params, {"repetition_penalty": 1.05, "temperature": 0.6})
+    check_record(Params(repetition_penalty=1.05, temperature=0.6), rules)
+    check_record(Params(repetition_penalty=1.0), rules)
     with pytest.raises(MalformedRequestError, match="repetition_penalty"):
-        judge.check(Params(repetition_penalty=1.1))
+        check_record(Params(repetition_penalty=1.1), rules)
 
 
 def test_client_that_asks_for_what_is_ignored_is_refused_though_the_model_has_it_as_default() -> (

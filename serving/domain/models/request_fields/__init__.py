@@ -1,5 +1,5 @@
-"""The closed table of what engines do with the fields of a request, and the judges that read it.
+"""The closed table of what engines do with the fields of a request, and what follows from it.
 
-`rules` has the words, `sampling` and `records` the rows, `routes` what a route does not read, `judge`
-the refusals, `page` the page of the documentation.
+`rules` has the words, `sampling` and `records` the rows, `routes` what a route does not read,
+`refusals` what follows for values, `page` the page of the documentation.
 """

@@ -7,8 +7,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.domain.errors import MalformedRequestError
-from serving.domain.models.request_fields.judge import BodyJudge
-from serving.gateway.edge.fields import check_fields, read_fields
+from serving.gateway.edge.fields import BodyJudge, check_fields, read_fields
 from serving.gateway.forks.bodies.messages import Answered, BodyRefusal, Prepared, PrepareOrder
 from serving.gateway.forks.bodies.reader import too_much
 from serving.gateway.forks.bodies.replay import decoded

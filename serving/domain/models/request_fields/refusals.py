@@ -1,14 +1,15 @@
-"""Refuses the values that engines of a model ignore, lack or die of, by the closed table.
+"""Finds the rules by which values are refused that engines of a model ignore, lack or die of.
 
-A request is judged twice: by the fields of its body at the edge, and by the records that vLLM made
-of it, because two JSON parsers need not agree and vLLM fills one field from several. A value that
-is not the client's, such as a penalty of the model's own `generation_config.json`, is no reason to
-refuse a request (`ignored_defaults` tells an operator of it). Pure.
+A request is judged twice (`gateway.edge.fields`): by the fields of its body at the edge, and by the
+records that vLLM made of it, because two JSON parsers need not agree and vLLM fills one field from
+several. A value that is not the client's, such as a penalty of the model's own
+`generation_config.json`, is no reason to refuse a request (`ignored_defaults` tells an operator of
+it). Pure.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -47,15 +48,20 @@ class IgnoredDefault:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """What a value of one field must be to pass, and what its client is told."""
+class FieldRule:
+    """What a value of one field must be to pass, and what its client is told.
+
+    `default` is the plain value that the field of a record has when nothing is asked.
+    """
 
     name: str
     reason: str
     alias: Alias
     instead: str = ""
+    default: object = None
 
     def passes(self, value: object) -> bool:
+        """Returns whether `value` asks for nothing."""
         if value is None or _is_one_of(value, self.alias.neutral):
             return True
         key = self.alias.key
@@ -66,6 +72,7 @@ class _Rule:
         )
 
     def refuse(self, value: object) -> MalformedRequestError:
+        """Returns the refusal of `value`."""
         passing = [_shown(each) for each in self.alias.neutral]
         passing += [f"{self.alias.key} {_shown(each)}" for each in self.alias.passes]
         allowed = f"{' or '.join(passing)}, or leave it out" if passing else "leave it out"
@@ -77,82 +84,48 @@ class _Rule:
         )
 
 
-class BodyJudge:
-    """Judges the fields of bodies for the engines of one model."""
+def body_rules(facts: EngineFacts) -> Mapping[str, FieldRule]:
+    """Returns the rules of fields of bodies, by name, that engines with `facts` do not honour."""
+    return {rule.name: rule for rule in _body_rules(facts)}
 
-    def __init__(self, facts: EngineFacts) -> None:
-        refused = {rule.name: rule for rule in _body_rules(facts)}
-        self._by_route = {
-            path: {rule.name: rule for rule in _unread_rules(path)} | refused for path in UNREAD
-        }
-        self._elsewhere = refused
 
-    def names(self, path: str) -> Iterable[str]:
-        """Returns the fields to look at in a body for the route `path`."""
-        return self._by_route.get(path, self._elsewhere)
-
-    def check(self, path: str, name: str, value: object) -> None:
-        """Refuses `value` of the field `name`, as JSON has it, unless it is neutral.
-
-        Raises:
-            MalformedRequestError: engines do not honour it, or the route does not read it. The
-                client must change the request.
-        """
-        rule = self._by_route.get(path, self._elsewhere)[name]
-        if not rule.passes(value):
-            raise rule.refuse(value)
-
-    def refuses(self, name: str) -> bool:
-        """Returns whether engines honour no value of the field `name` but neutral ones."""
-        return name in self._elsewhere
-
-    def refuse(self, name: str, asked_by: str) -> MalformedRequestError:
-        """Returns the refusal of another field, `asked_by`, that asks for `name` in its way."""
-        return MalformedRequestError(
-            f"{asked_by}: it asks for {name}; {self._elsewhere[name].reason}. "
-            "Allowed: leave it out.",
-            param=asked_by,
-            code="unsupported_parameter",
+def unread_rules(path: str) -> Mapping[str, FieldRule]:
+    """Returns the rules of sampling fields, by name, that the route `path` does not read."""
+    unread = UNREAD.get(path, frozenset())
+    return {
+        field.name: FieldRule(
+            field.name, f"{path} does not read it", Alias(field.name, neutral=field.neutral)
         )
+        for field in SAMPLING
+        if field.name in unread
+    }
 
 
-class RecordJudge:
-    """Judges vLLM's records of one type for the engines of one model.
+def record_rules(
+    fields: Iterable[FieldRow],
+    facts: EngineFacts,
+    record: type[msgspec.Struct],
+    defaults: Mapping[str, object] = _NO_DEFAULTS,
+) -> tuple[FieldRule, ...]:
+    """Returns the rules of vLLM's records of one type, for engines with `facts`.
 
     `defaults` are the values that vLLM puts into a request that says nothing. A field that the
     table does not know, as after an upgrade of vLLM, passes with its own default alone.
     """
-
-    def __init__(
-        self,
-        fields: Iterable[FieldRow],
-        facts: EngineFacts,
-        record: type[msgspec.Struct],
-        defaults: Mapping[str, object] = _NO_DEFAULTS,
-    ) -> None:
-        known = {field.name: field for field in fields}
-        self._rules: dict[str, _Rule] = {}
-        for name, field in known.items():
-            outcome = field.refusal(facts)
-            if outcome is not None:
-                default = (defaults[name],) if name in defaults else ()
-                self._rules[name] = _rule(field, outcome, more=default)
-        for info in msgspec.structs.fields(record):
-            if info.name not in known:
-                alias = Alias(info.name, neutral=_default_of(info))
-                self._rules[info.name] = _Rule(info.name, _UNKNOWN, alias)
-        self._named = tuple(self._rules.items())
-
-    def check(self, record: object) -> None:
-        """Refuses a record in which a field has a value that engines do not honour.
-
-        Raises:
-            MalformedRequestError: one has. The client must change the request.
-        """
-        for name, rule in self._named:
-            value = getattr(record, name)
-            if value is not None and not rule.passes(value):
-                raise rule.refuse(value)
+    known = {field.name: field for field in fields}
+    rules = []
+    for info in msgspec.structs.fields(record):
+        field, own = known.get(info.name), _default_of(info)
+        default = own[0] if own else None
+        if field is None:
+            alias = Alias(info.name, neutral=own)
+            rules.append(FieldRule(info.name, _UNKNOWN, alias, default=default))
+            continue
+        outcome = field.refusal(facts)
+        if outcome is not None:
+            more = (defaults[info.name],) if info.name in defaults else ()
+            rules.append(replace(_rule(field, outcome, more), default=default))
+    return tuple(rules)
 
 
 def ignored_defaults(
@@ -166,26 +139,19 @@ def ignored_defaults(
             yield IgnoredDefault(field.name, value, outcome.reason)
 
 
-def _body_rules(facts: EngineFacts) -> Iterator[_Rule]:
+def _body_rules(facts: EngineFacts) -> Iterator[FieldRule]:
     for field in _IN_BODIES:
         outcome = field.refusal(facts)
         if outcome is None:
             continue
         yield _rule(field, outcome)
         for alias in field.aliases:
-            yield _Rule(alias.name, outcome.reason, alias, field.instead)
+            yield FieldRule(alias.name, outcome.reason, alias, field.instead)
 
 
-def _unread_rules(path: str) -> Iterator[_Rule]:
-    for field in SAMPLING:
-        if field.name in UNREAD[path]:
-            neutral = Alias(field.name, neutral=field.neutral)
-            yield _Rule(field.name, f"{path} does not read it", neutral)
-
-
-def _rule(field: FieldRow, outcome: FieldOutcome, more: tuple[object, ...] = ()) -> _Rule:
+def _rule(field: FieldRow, outcome: FieldOutcome, more: tuple[object, ...] = ()) -> FieldRule:
     alias = Alias(field.name, neutral=(*field.neutral, *more))
-    return _Rule(field.name, outcome.reason, alias, field.instead)
+    return FieldRule(field.name, outcome.reason, alias, field.instead)
 
 
 def _default_of(info: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
