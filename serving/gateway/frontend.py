@@ -39,7 +39,7 @@ from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError, RequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.records import POOLING, REQUEST
-from serving.domain.models.request_fields.refusals import Rule, record_rules
+from serving.domain.models.request_fields.refusals import ValueRule, record_rules
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
@@ -293,7 +293,7 @@ class JudgedInputProcessor(InputProcessor):
         return request
 
 
-def _judge(rules: Iterable[Rule], record: object, context: RequestContext | None) -> None:
+def _judge(rules: Iterable[ValueRule], record: object, context: RequestContext | None) -> None:
     try:
         check_record(record, rules)
     except MalformedRequestError as error:

@@ -19,7 +19,7 @@ from serving.config.application import OpenField
 from serving.domain.errors import MalformedRequestError
 from serving.domain.models.request_fields.refusals import (
     BODY_FIELDS,
-    Rule,
+    ValueRule,
     body_rules,
     unread_rules,
 )
@@ -215,7 +215,7 @@ def check_fields(fields: RequestFields, judge: BodyJudge, path: str) -> None:
         raise judge.refuse(_PROMPT_LOGPROBS, asked_by=_ECHO)
 
 
-def check_record(record: object, rules: Iterable[Rule]) -> None:
+def check_record(record: object, rules: Iterable[ValueRule]) -> None:
     """Refuses a record of vLLM's in which a field has a value that engines do not honour.
 
     Raises:

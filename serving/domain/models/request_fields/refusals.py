@@ -48,7 +48,7 @@ class IgnoredDefault:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ValueRule:
     """What a value of one field must be to pass, and what its client is told.
 
     `default` is the plain value that the field of a record has when nothing is asked.
@@ -84,16 +84,16 @@ class Rule:
         )
 
 
-def body_rules(facts: EngineFacts) -> Mapping[str, Rule]:
+def body_rules(facts: EngineFacts) -> Mapping[str, ValueRule]:
     """Returns the rules of fields of bodies, by name, that engines with `facts` do not honour."""
     return {rule.name: rule for rule in _body_rules(facts)}
 
 
-def unread_rules(path: str) -> Mapping[str, Rule]:
+def unread_rules(path: str) -> Mapping[str, ValueRule]:
     """Returns the rules of sampling fields, by name, that the route `path` does not read."""
     unread = UNREAD.get(path, frozenset())
     return {
-        field.name: Rule(
+        field.name: ValueRule(
             field.name, f"{path} does not read it", Alias(field.name, neutral=field.neutral)
         )
         for field in SAMPLING
@@ -106,7 +106,7 @@ def record_rules(
     facts: EngineFacts,
     record: type[msgspec.Struct],
     defaults: Mapping[str, object] = _NO_DEFAULTS,
-) -> tuple[Rule, ...]:
+) -> tuple[ValueRule, ...]:
     """Returns the rules of vLLM's records of one type, for engines with `facts`.
 
     `defaults` are the values that vLLM puts into a request that says nothing. A field that the
@@ -119,7 +119,7 @@ def record_rules(
         default = own[0] if own else None
         if field is None:
             alias = Alias(info.name, neutral=own)
-            rules.append(Rule(info.name, _UNKNOWN, alias, default=default))
+            rules.append(ValueRule(info.name, _UNKNOWN, alias, default=default))
             continue
         outcome = field.refusal(facts)
         if outcome is not None:
@@ -139,19 +139,19 @@ def ignored_defaults(
             yield IgnoredDefault(field.name, value, outcome.reason)
 
 
-def _body_rules(facts: EngineFacts) -> Iterator[Rule]:
+def _body_rules(facts: EngineFacts) -> Iterator[ValueRule]:
     for field in _IN_BODIES:
         outcome = field.refusal(facts)
         if outcome is None:
             continue
         yield _rule(field, outcome)
         for alias in field.aliases:
-            yield Rule(alias.name, outcome.reason, alias, field.instead)
+            yield ValueRule(alias.name, outcome.reason, alias, field.instead)
 
 
-def _rule(field: FieldRow, outcome: FieldOutcome, more: tuple[object, ...] = ()) -> Rule:
+def _rule(field: FieldRow, outcome: FieldOutcome, more: tuple[object, ...] = ()) -> ValueRule:
     alias = Alias(field.name, neutral=(*field.neutral, *more))
-    return Rule(field.name, outcome.reason, alias, field.instead)
+    return ValueRule(field.name, outcome.reason, alias, field.instead)
 
 
 def _default_of(info: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
