@@ -1,9 +1,10 @@
 """The stream from a host of a slice to the slice's replica: its heartbeat and its notices.
 
-The host's agent serves it, and the replica connects. It carries JSON lines: one every 0.25 s, and
-one with all present notices at once when they change. Nothing secret is sent, and one word is read:
-the replica says at last that it leaves the slice. The end of the stream is the fastest sign of a
-lost host: Ray takes 12 to 15 s.
+The host's agent serves it, and the replica connects (`agent_connection`). Beyond loopback both
+ends prove the cluster secret first, in TLS: a stranger hears nothing and is not believed. The
+stream carries JSON lines: one every 0.25 s, and one with all present notices at once when they
+change. One word is read: the replica says at last that it leaves the slice. The end of the stream
+is the fastest sign of a lost host: Ray takes 12 to 15 s.
 
 Owns the lines, the deadline and the rule by which a host is lost. Does not own the sources of
 notices.
@@ -12,24 +13,24 @@ notices.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
 from serving.link.heartbeat import HeartbeatConfig, Pulse
+from serving.link.listener import LinkListener
+from serving.link.tls import ClientTls, TlsEnd, tls_reason
+from serving.slices.agent_connection import LostError, connect_to_agent, unless_silent
 from serving.slices.notices import Notice, NoticeKind, NoticeSink
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 # A host that has ended closes its stream, and is known at once. Silence alone may be a host, or a
 # network, that is only slow, and giving a slice up for it costs a load of the model. The engine
 # on it is watched more closely, by the link and by the engine host.
 HEARTBEAT = HeartbeatConfig(timeout_s=5.0)
-# After a stream has ended, how long one attempt to connect again may take.
-RECONNECT_S = 0.3
 # A slice has one replica; an update may have a second one for a moment.
 MAX_WATCHERS = 4
 # Some hundred notices; a host has a handful of sources.
@@ -57,12 +58,14 @@ _DECODER = msgspec.json.Decoder(_Line)
 class HostStreamServer:
     """The host's end: a `NoticeSink` that sends each notice to every watcher at once.
 
-    `on_left` is called when a watcher says that the slice is left.
+    `tls` is what watchers prove themselves by; `None`: the address is this machine's alone, or the
+    network is in others' charge. `on_left` is called when a watcher says that the slice is left.
     """
 
     def __init__(
         self,
         worker_id: int,
+        tls: TlsEnd | None,
         heartbeat: HeartbeatConfig = HEARTBEAT,
         on_left: Callable[[], None] = lambda: None,
     ) -> None:
@@ -71,16 +74,14 @@ class HostStreamServer:
         self.on_left = on_left
         self._notices: dict[str, Notice] = {}
         self._watchers: set[asyncio.Transport] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = LinkListener(lambda _: _Watcher(self), tls, "host stream")
         self._beating: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int = 0) -> tuple[str, int]:
         """Serves the stream on `port` or a free one; returns the address to connect to."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Watcher(self), host, port)
+        await self._listener.listen(host, port)
         self._beating = asyncio.create_task(self._beat(), name="host-stream-beat")
-        bound = self._server.sockets[0].getsockname()
-        return bound[0], bound[1]
+        return self._listener.address
 
     async def close(self) -> None:
         """Ends the server and all its streams, so the watchers find the host gone. Idempotent."""
@@ -89,12 +90,10 @@ class HostStreamServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._beating
             self._beating = None
-        if self._server is not None:
-            self._server.close()
-            for transport in list(self._watchers):
-                transport.abort()
-            await self._server.wait_closed()
-            self._server = None
+        self._listener.close()
+        for transport in list(self._watchers):
+            transport.abort()
+        await self._listener.wait_closed()
 
     def announce(self, notice: Notice) -> None:
         """Sends the notice to every present and future watcher."""
@@ -161,14 +160,6 @@ class _Watcher(asyncio.Protocol):
         self._server.drop(self._transport)
 
 
-class _LostError(Exception):
-    """The host is lost, for the reason in the message; `is_silence`: it has fallen silent."""
-
-    def __init__(self, reason: str, *, is_silence: bool = False) -> None:
-        super().__init__(reason)
-        self.is_silence = is_silence
-
-
 class HostWatcher:
     """The replica's end: hands on the notices of one host, and at last its loss.
 
@@ -181,41 +172,56 @@ class HostWatcher:
         worker_id: int,
         address: tuple[str, int],
         sink: NoticeSink,
+        tls: ClientTls,
         heartbeat: HeartbeatConfig = HEARTBEAT,
         revive: Callable[[], Awaitable[tuple[str, int] | None]] | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._address = address
+        self._tls = tls
         self._sink = sink
         self._heartbeat = heartbeat
         self._notices: dict[str, Notice] = {}
         self._revive = revive
         self._pulse = Pulse(heartbeat, 0.0)
         self._has_heard = False
+        self._trouble = ""  # for which an address was left, until one is heard
         self._writer: asyncio.StreamWriter | None = None
         self._has_left = False
 
     async def run(self) -> None:
         """Watches until the host is lost, which is then announced, or until it is cancelled.
 
-        A stream that ends is connected once more. If that fails `revive` decides; without it the
-        host is lost. It is lost as well after `heartbeat.timeout_s` of silence, not counting time
-        in which our own event loop stood still.
+        A stream that ends is connected once more. If that fails, or who answers is not the agent,
+        `revive` decides; without it the host is lost. It is lost as well after
+        `heartbeat.timeout_s` of silence, not counting time in which our own event loop stood still.
+        An address that `revive` names again is tried again until then.
         """
         silence = f"nothing heard for {self._heartbeat.timeout_s:g} s"
+        self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
+        pause_s = 0.0
         while True:
-            self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
             try:
-                await _unless_silent(self._pulse, self._follow(), silence)
-            except _LostError as error:
-                address = None
-                if self._revive is not None and not error.is_silence:
-                    logger.warning("agent_lost worker_id=%d reason=%r", self._worker_id, str(error))
-                    address = await self._revive()
+                await unless_silent(self._pulse, self._follow(pause_s), silence)
+            except LostError as error:
+                address = await self._next_address(error)
                 if address is None:
-                    self._announce_lost(str(error))
+                    is_explained = error.is_silence and self._trouble
+                    self._announce_lost(f"{self._trouble}; {error}" if is_explained else str(error))
                     return
-                self._address = address
+                self._trouble = str(error)
+                if address == self._address:
+                    pause_s = self._heartbeat.interval_s
+                    continue
+                self._address, pause_s = address, 0.0
+                self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
+
+    async def _next_address(self, error: LostError) -> tuple[str, int] | None:
+        """Returns where to go on listening after `error`; `None`: the host is lost."""
+        if self._revive is None or error.is_silence:
+            return None
+        logger.warning("agent_lost worker_id=%d reason=%r", self._worker_id, str(error))
+        return await self._revive()
 
     def tell_left(self) -> None:
         """Says on the host that its slice is left; whoever waits there for it may end the host."""
@@ -228,20 +234,12 @@ class HostWatcher:
         lost = Notice(NoticeKind.HOST_LOST, self._worker_id, None, reason, "host stream")
         self._sink.announce(lost)
 
-    async def _follow(self) -> None:
+    async def _follow(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
         while True:
-            loop = asyncio.get_running_loop()
-            limit = HeartbeatConfig(RECONNECT_S / 4, RECONNECT_S)
-            connecting = asyncio.open_connection(*self._address, limit=MAX_LINE_BYTES)
-            try:
-                reader, writer = await _unless_silent(
-                    Pulse(limit, loop.time()), connecting, "nobody answers at its address"
-                )
-            except OSError as error:
-                raise _LostError(f"its stream cannot be connected: {error}") from error
-            except _LostError as error:
-                raise _LostError(str(error)) from error
-            self._has_heard, self._writer = False, writer
+            self._has_heard = False
+            reader, writer = await connect_to_agent(self._address, self._tls, MAX_LINE_BYTES)
+            self._writer = writer
             try:
                 ended = await self._read(reader)
             finally:
@@ -251,7 +249,7 @@ class HostWatcher:
                 else:
                     writer.transport.abort()
             if not self._has_heard:
-                raise _LostError(f"its stream ends at once: {ended}")
+                raise LostError(f"its stream ends at once: {ended}")
             logger.info("host_stream_ended worker_id=%d reason=%r", self._worker_id, ended)
 
     async def _read(self, reader: asyncio.StreamReader) -> str:
@@ -260,14 +258,14 @@ class HostWatcher:
             try:
                 raw = await reader.readline()
                 if not raw.endswith(b"\n"):
-                    return "it was closed"
+                    return "it was closed, and its agent's log says why if it is alive"
                 line = _DECODER.decode(raw)
             except OSError as error:
-                return str(error)
+                return tls_reason(error) if isinstance(error, ssl.SSLError) else str(error)
             except ValueError as error:  # undecodable, or a line without end
-                raise _LostError(f"it sends what no host sends: {error}") from error
+                raise LostError(f"it sends what no host sends: {error}") from error
             self._pulse.heard_at_s = asyncio.get_running_loop().time()
-            self._has_heard = True
+            self._has_heard, self._trouble = True, ""
             if line.notices is not None:
                 self._hand_on(line.notices)
             if line.refused:
@@ -283,23 +281,6 @@ class HostWatcher:
         for source in self._notices.keys() - present.keys():
             self._sink.withdraw(self._worker_id, source)
         self._notices = present
-
-
-async def _unless_silent(pulse: Pulse, work: Coroutine[Any, Any, _T], complaint: str) -> _T:
-    """Returns the result of `work`; raises `_LostError` once `pulse` is silent for too long."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.create_task(work)
-    try:
-        while True:
-            wait_s = max(0.0, pulse.due_at_s - loop.time())
-            await asyncio.wait({task}, timeout=wait_s)
-            if task.done():
-                return task.result()
-            if pulse.tick(loop.time()).is_peer_dead:
-                raise _LostError(complaint, is_silence=True)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _encode(line: _Line) -> bytes:
