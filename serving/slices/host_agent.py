@@ -20,7 +20,7 @@ import ray
 from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, Work
 from serving.link.tls import TlsRole, accepting_end
 from serving.slices.expiry import BootTimeError, expiry_notice, started_at_s
-from serving.slices.host_heartbeat import HostStreamServer
+from serving.slices.host_heartbeat.server import HostStreamServer
 from serving.slices.local.agent_socket import AgentSocket
 from serving.slices.local.notes import END_WITHIN_VARIABLE
 from serving.slices.metadata_client import (

@@ -19,7 +19,7 @@ from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
 from serving.link.tls import ClientTls, TlsRole
 from serving.slices.host_agent import AgentReport, HostAgent
-from serving.slices.host_heartbeat import HostWatcher
+from serving.slices.host_heartbeat.watcher import HostWatcher
 from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
 from serving.slices.probe import (
     HostOutcome,

@@ -15,7 +15,9 @@ import pytest
 from serving.domain.limits import LinkEncryption
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.tls import SKEW_S, Authority, ClientTls, TlsIdentity, TlsRole, accepting_end
-from serving.slices.host_heartbeat import LEFT_LINE, MAX_WATCHERS, HostStreamServer, HostWatcher
+from serving.slices.host_heartbeat.lines import LEFT_LINE
+from serving.slices.host_heartbeat.server import MAX_WATCHERS, HostStreamServer
+from serving.slices.host_heartbeat.watcher import HostWatcher
 from serving.slices.notices import Notice, NoticeKind
 from tests.link.wire import Wire
 from tests.slices.sinks import RecordingSink

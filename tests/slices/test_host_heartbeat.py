@@ -14,12 +14,9 @@ import pytest
 from serving.domain.limits import LinkEncryption
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.tls import ClientTls, TlsRole, accepting_end
-from serving.slices.host_heartbeat import (
-    MAX_LINE_BYTES,
-    MAX_WATCHERS,
-    HostStreamServer,
-    HostWatcher,
-)
+from serving.slices.host_heartbeat.lines import MAX_LINE_BYTES
+from serving.slices.host_heartbeat.server import MAX_WATCHERS, HostStreamServer
+from serving.slices.host_heartbeat.watcher import HostWatcher
 from serving.slices.notices import Notice, NoticeKind
 from tests.slices.sinks import RecordingSink
 
@@ -334,7 +331,7 @@ _HOST = """
 import asyncio, sys
 from serving.domain.limits import LinkEncryption
 from serving.link.tls import TlsRole, accepting_end
-from serving.slices.host_heartbeat import HostStreamServer
+from serving.slices.host_heartbeat.server import HostStreamServer
 from serving.slices.notices import Notice, NoticeKind
 
 async def main():

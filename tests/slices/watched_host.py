@@ -11,7 +11,7 @@ from serving.domain.limits import LinkEncryption
 from serving.domain.topology import slice_shape
 from serving.link.tls import TlsRole, accepting_end
 from serving.slices.host_agent import AgentReport
-from serving.slices.host_heartbeat import HostStreamServer
+from serving.slices.host_heartbeat.server import HostStreamServer
 from serving.slices.local.agent_socket import AgentSocket
 from serving.slices.notices import DrainOrder
 from serving.slices.reservation import Reservation

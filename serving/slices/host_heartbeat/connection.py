@@ -1,8 +1,7 @@
 """Connects the slice's replica to the agent of a host, which proves itself.
 
 On any address but loopback both ends show certificates of the cluster secret (`link.tls`). Owns the
-way to the stream, and the reasons for which a host is lost. Does not own what is said on the stream
-(`host_heartbeat`).
+way to the stream, and the reasons for which there is none. Does not own what is said on it.
 """
 
 import asyncio
