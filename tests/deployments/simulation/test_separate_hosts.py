@@ -84,15 +84,16 @@ async def main(name, secret):
     watch = SliceWatch(reservation, 0, spec, secret, lambda _: is_ordered.set())
     try:
         await watch.start()
-        print(json.dumps([watch.reports[host.worker_id].address for host in hosts]), flush=True)
+        addresses = [watch.reports[host.worker_id].address for host in hosts]
+        print("agents:" + json.dumps(addresses), flush=True)
         await is_ordered.wait()
-        print(watch.order.reason, flush=True)
+        print("order:" + watch.order.reason, flush=True)
     finally:
         await watch.stop()
         await reservation.release()
 
 secret = sys.stdin.buffer.readline().strip()
-ray.init(address=sys.argv[1], log_to_driver=False)
+ray.init(address=sys.argv[1], namespace="replica", log_to_driver=False)
 asyncio.run(main(sys.argv[2], secret))
 """
 SECRET = b"a cluster secret that these tests share"
@@ -252,8 +253,7 @@ def replica(control: Path, environment: dict[str, str]) -> Iterator[subprocess.P
 def test_streams_of_agents_cross_the_network_in_tls_and_strangers_have_no_part_in_them(
     control: Path, replica: subprocess.Popen[bytes]
 ) -> None:
-    assert replica.stdout is not None
-    agents = [tuple(address) for address in json.loads(replica.stdout.readline())]
+    agents = [tuple(address) for address in json.loads(told_by(replica, "agents:"))]
     assert [host for host, _ in agents] == [
         host["address"] for name, host in sorted(hosts(control).items()) if "spot-0" in name
     ]
@@ -270,8 +270,17 @@ def test_streams_of_agents_cross_the_network_in_tls_and_strangers_have_no_part_i
     # The replica itself has its stream, and what strangers said has changed nothing.
     assert replica.poll() is None
     call(control, "preempt", name="spot-0", notice_s=1.0, worker_id=1)
-    assert replica.stdout.readline() == b"host 1: the host is preempted\n"
+    assert told_by(replica, "order:").startswith("host 1: the host is preempted")
     assert replica.wait(SOON_S) == 0
+
+
+def told_by(replica: subprocess.Popen[bytes], word: str) -> str:
+    """What the replica says next after that word, between lines of Ray's own."""
+    assert replica.stdout is not None
+    for line in replica.stdout:
+        if line.startswith(word.encode()):
+            return line.decode().removeprefix(word).strip()
+    raise AssertionError(f"it ended without {word}")
 
 
 def opening(role: TlsRole, secret: bytes = SECRET) -> ssl.SSLContext:
