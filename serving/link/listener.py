@@ -7,7 +7,6 @@ oldest goes. Owns the listening socket and connections until they are handed on.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -105,8 +104,7 @@ class LinkListener:
         if self._server is not None:
             await self._server.wait_closed()
         if self._accepting is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._accepting
+            await asyncio.gather(self._accepting, return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

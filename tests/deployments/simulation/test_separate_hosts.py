@@ -251,7 +251,7 @@ def replica(control: Path, environment: dict[str, str]) -> Iterator[subprocess.P
 
 
 def test_streams_of_agents_cross_the_network_in_tls_and_strangers_have_no_part_in_them(
-    control: Path, replica: subprocess.Popen[bytes]
+    control: Path, replica: subprocess.Popen[bytes], running: psutil.Process, folder: Path
 ) -> None:
     agents = [tuple(address) for address in json.loads(told_by(replica, "agents:"))]
     assert [host for host, _ in agents] == [
@@ -269,9 +269,24 @@ def test_streams_of_agents_cross_the_network_in_tls_and_strangers_have_no_part_i
     assert "its agent cannot prove itself" in reason
     # The replica itself has its stream, and what strangers said has changed nothing.
     assert replica.poll() is None
+    # Neither a command line nor a log has the secret.
+    commands = command_lines(running)
+    assert any("HostAgent" in command for command in commands)
+    assert not any(SECRET.decode() in command for command in commands)
+    logs = [path.read_bytes() for path in folder.rglob("logs/*") if path.is_file()]
+    assert any(b"HostAgent" in log for log in logs)
+    assert not any(SECRET in log for log in logs)
     call(control, "preempt", name="spot-0", notice_s=1.0, worker_id=1)
     assert told_by(replica, "order:").startswith("host 1: the host is preempted")
     assert replica.wait(SOON_S) == 0
+
+
+def command_lines(running: psutil.Process) -> list[str]:
+    found = []
+    for process in running.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
+    return found
 
 
 def told_by(replica: subprocess.Popen[bytes], word: str) -> str:
