@@ -157,7 +157,8 @@ class LinkConfig(_Section):
     """`node`, or `loopback` where everything runs on one machine."""
     encryption: Annotated[LinkEncryption, Field(strict=False)] = LinkEncryption.AUTO
     """`auto`: TLS with the secret as its root, unless the engine host listens on loopback; `tls`:
-    there too; `none`: never, because a mesh or the like encrypts what hosts send each other."""
+    there too; `none`: never, because a mesh or the like encrypts what hosts send each other. It
+    holds for the streams from the agents of slices' hosts as well."""
     heartbeat_interval_s: Annotated[float, Field(gt=0, le=60)] = limits.HEARTBEAT_INTERVAL_S
     """Time between two heartbeats of either end."""
     heartbeat_timeout_s: Annotated[float, Field(gt=0, le=600)] = limits.HEARTBEAT_TIMEOUT_S

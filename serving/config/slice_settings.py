@@ -46,6 +46,7 @@ def slice_spec(
         probe_timeout_s=config.health.probe_timeout_s,
         cpus_per_host=deployment.num_cpus,
         listens_on_loopback=config.link.listen_on == ListenOn.LOOPBACK,
+        encryption=config.link.encryption,
         log_style=config.logging.style,
         engine_env=dict(model.engine_env),
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serving.domain.inventory import SliceRequest
-from serving.domain.limits import PROBE_TIMEOUT_S
+from serving.domain.limits import PROBE_TIMEOUT_S, LinkEncryption
 from serving.domain.topology import SliceShape
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 
@@ -30,8 +30,9 @@ class SliceSpec:
     `max_run_duration_s` is the longest run of its hosts from their start; `None`: for ever. After
     `patience_s` of waiting the wait is called too long; `None`: never. `probe_timeout_s` of 0 means
     that it is not probed. `cpus_per_host` are reserved on each host for the engine, whose processes
-    get `engine_env`. `work` is its owner, `None` before a replica reports one. `num_slices` of the
-    kind are held together, or none. Times are seconds.
+    get `engine_env`. `encryption` is that of links, for the streams from its hosts. `work` is its
+    owner, `None` before a replica reports one. `num_slices` of the kind are held together, or none.
+    Times are seconds.
     """
 
     compute_class: str
@@ -44,6 +45,7 @@ class SliceSpec:
     probe_timeout_s: float = PROBE_TIMEOUT_S
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False
+    encryption: LinkEncryption = LinkEncryption.AUTO
     log_style: LogStyle = DEFAULT_STYLE
     engine_env: Mapping[str, str] = field(default_factory=dict)
     work: Work | None = None

@@ -52,15 +52,15 @@ def migrate_by_s(now_s: float, grace_s: float) -> float:
 
 
 class LinkEncryption(StrEnum):
-    """When links are encrypted."""
+    """When links, and the streams from hosts' agents, are encrypted."""
 
-    AUTO = "auto"  # wherever the engine host listens on anything but loopback
+    AUTO = "auto"  # wherever the end that accepts listens on anything but loopback
     TLS = "tls"  # on loopback too
     NONE = "none"  # never: whoever runs the network, such as a mesh, is in charge of it
 
 
 def needs_tls(encryption: LinkEncryption, host: str) -> bool:
-    """Returns whether a link to an engine host that listens on `host` (an address) is encrypted."""
+    """Returns whether connections to an end that listens on `host` (an address) are encrypted."""
     if encryption is not LinkEncryption.AUTO:
         return encryption is LinkEncryption.TLS
     try:

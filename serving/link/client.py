@@ -9,13 +9,13 @@ import itertools
 import secrets
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
 
-from serving.link.connection import FAREWELL_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, LinkConnection, Traffic
+from serving.link.connection import HANDSHAKE_TIMEOUT_S, LinkConnection, Traffic
 from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkClosedError
 from serving.link.handshake import NONCE_BYTES, GatewayHandshake
 from serving.link.heartbeat import HeartbeatConfig
@@ -38,7 +38,7 @@ from serving.link.messages import (
     TokenRequest,
     Welcome,
 )
-from serving.link.tls import ClientTls, TlsIdentity, TlsRole, channel_of, tls_reason
+from serving.link.tls import ClientTls, channel_of, tls_reason
 
 # A token id below 2**32 takes at most 5 bytes of msgpack; names and lengths fit in the envelope.
 _TOKEN_BYTES = 5
@@ -154,13 +154,14 @@ class LinkClient(LinkConnection):
             HandshakeError: the engine host refused, or could not prove itself. Do not retry soon.
             LinkClosedError: the host cannot be reached or did not answer in time. Retry later.
         """
-        identities = (tls or ClientTls(secret)).identities_for(address[0])
+        tls = tls or ClientTls(secret)
+        identities = tls.identities_for(address[0])
         for identity in identities:
             handshake = GatewayHandshake(gateway_id, secret, secrets.token_bytes(NONCE_BYTES))
             certificate = None if identity is None else identity.certificate
             client = cls(handshake, callbacks, heartbeat, limits, certificate)
             try:
-                return await client._connected(address, identity)
+                return await client._connected(address, tls.options(identity))
             except ssl.SSLCertVerificationError as error:
                 if identity is identities[-1]:
                     raise HandshakeError(tls_reason(error)) from error
@@ -168,16 +169,9 @@ class LinkClient(LinkConnection):
                 raise HandshakeError(tls_reason(error)) from error
         raise AssertionError("a secret has a line at least")
 
-    async def _connected(self, address: tuple[str, int], identity: TlsIdentity | None) -> Self:
+    async def _connected(self, address: tuple[str, int], options: Mapping[str, Any]) -> Self:
         """Connects and shakes hands; raises `ssl.SSLError` beside what `connect` raises."""
         client, limits, loop = self, self._limits, self._loop
-        options: dict[str, Any] = {}
-        if identity is not None:
-            options = {
-                "ssl": identity.context,
-                "server_hostname": TlsRole.ENGINE.value,
-                "ssl_shutdown_timeout": FAREWELL_TIMEOUT_S,
-            }
         try:
             async with asyncio.timeout(limits.handshake_timeout_s):
                 await loop.create_connection(lambda: client, *address, **options)

@@ -3,8 +3,9 @@
 Whoever holds the secret derives from it the key of one authority (HKDF-SHA256, Ed25519), the same
 in every process, and signs for itself a certificate with a fresh key. Each end asks for the other's
 certificate and trusts that authority alone, in TLS 1.3. So a peer without the secret ends in the
-TLS handshake, before anything is sent. The role of the peer is checked: a gateway's certificate
-does not serve as an engine host's. A name is not: `handshake` proves the engine's.
+TLS handshake, before anything is sent. The role of the peer is checked at both ends, by `listener`
+at the one that accepts: a gateway's certificate opens no host agent's stream. A name is not:
+`handshake` proves the engine's.
 
 A certificate is valid from `SKEW_S` before it was made, so that clocks may differ by that, and is
 made anew for connections after `RENEW_S`. Private keys are in memory only. Owns keys, certificates
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -28,6 +30,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from serving.domain.limits import LinkEncryption, needs_tls
+from serving.link.connection import FAREWELL_TIMEOUT_S
 from serving.link.handshake import secrets_in, validate_secret
 
 # What two hosts' clocks may differ by, in either direction.
@@ -56,8 +59,15 @@ class TlsRole(StrEnum):
     HOST_AGENT = "host-agent.slicewise"  # accepts the stream of a host
     HOST_WATCHER = "host-watcher.slicewise"  # opens it
 
+    @property
+    def peer(self) -> "TlsRole":
+        """The role of who is at the other end."""
+        return _OPENERS[self] if self in _OPENERS else _ACCEPTERS[self]
 
-_ACCEPTS = frozenset({TlsRole.ENGINE, TlsRole.HOST_AGENT})
+
+# Who opens the connections that a role accepts, and the other way round.
+_OPENERS = {TlsRole.ENGINE: TlsRole.GATEWAY, TlsRole.HOST_AGENT: TlsRole.HOST_WATCHER}
+_ACCEPTERS = {opener: accepter for accepter, opener in _OPENERS.items()}
 
 
 def channel_of(accepting: bytes, opening: bytes) -> bytes:
@@ -136,7 +146,7 @@ class Authority:
         return TlsIdentity(context, der, now_s)
 
     def _context(self, role: TlsRole) -> ssl.SSLContext:
-        accepts = role in _ACCEPTS
+        accepts = role in _OPENERS
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -155,7 +165,7 @@ class TlsEnd:
     order: it refuses an end of another secret before it shows a certificate of its own.
     """
 
-    __slots__ = ("_clock", "_identities", "_role", "_secrets")
+    __slots__ = ("_clock", "_identities", "_secrets", "role")
 
     def __init__(self, secret: bytes, role: TlsRole, clock: Callable[[], float]) -> None:
         """Takes the cluster secret with all its lines; `clock` is the wall clock, in seconds.
@@ -165,8 +175,8 @@ class TlsEnd:
         """
         validate_secret(secret)
         secrets = secrets_in(secret)
-        self._secrets = secrets[:1] if role in _ACCEPTS else secrets
-        self._role = role
+        self._secrets = secrets[:1] if role in _OPENERS else secrets
+        self.role = role
         self._clock = clock
         self._identities: dict[bytes, TlsIdentity] = {}
 
@@ -179,30 +189,65 @@ class TlsEnd:
         identity = self._identities.get(secret)
         # A clock that was set back makes a new one as well.
         if identity is None or not 0 <= now_s - identity.made_at_s < RENEW_S:
-            identity = self._identities[secret] = Authority(secret).issue(self._role, now_s)
+            identity = self._identities[secret] = Authority(secret).issue(self.role, now_s)
         return identity
 
 
 class ClientTls:
-    """How a gateway encrypts its links, with the certificates for it."""
+    """How an end that opens connections encrypts them, with the certificates for it."""
 
     __slots__ = ("_encryption", "_end")
 
-    def __init__(self, secret: bytes, encryption: LinkEncryption = LinkEncryption.AUTO) -> None:
-        """Takes the cluster secret with all its lines.
+    def __init__(
+        self,
+        secret: bytes,
+        encryption: LinkEncryption = LinkEncryption.AUTO,
+        role: TlsRole = TlsRole.GATEWAY,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Takes the cluster secret with all its lines; `clock` is the wall clock, in seconds.
 
         Raises:
             ValueError: a secret is short enough to be guessed.
         """
         self._encryption = encryption
-        self._end = TlsEnd(secret, TlsRole.GATEWAY, time.time)
+        self._end = TlsEnd(secret, role, clock)
 
     def identities_for(self, host: str) -> tuple[TlsIdentity | None, ...]:
-        """Returns what to try in order with an engine host that listens on `host`; `None`: plain.
+        """Returns what to try in order with a peer that listens on `host`; `None`: plain.
 
-        The next one is to be tried if the certificate of the engine host is not trusted.
+        The next one is to be tried if the certificate of the peer is not trusted.
         """
         return self._end.identities() if needs_tls(self._encryption, host) else (None,)
+
+    def options(self, identity: TlsIdentity | None) -> dict[str, Any]:
+        """Returns what asyncio's `create_connection` takes for a connection by that identity."""
+        if identity is None:
+            return {}
+        return {
+            "ssl": identity.context,
+            "server_hostname": self._end.role.peer.value,
+            "ssl_shutdown_timeout": FAREWELL_TIMEOUT_S,
+        }
+
+
+def accepting_end(
+    secret: bytes, encryption: LinkEncryption, role: TlsRole, host: str
+) -> TlsEnd | None:
+    """Returns the end of a port of `role` on `host`; `None`: connections there are plain.
+
+    Raises:
+        ValueError: a secret is short enough to be guessed.
+    """
+    return TlsEnd(secret, role, time.time) if needs_tls(encryption, host) else None
+
+
+def names_of_peer(connection: ssl.SSLObject) -> tuple[str, ...]:
+    """Returns the names in the certificate that the peer has proved."""
+    certificate = connection.getpeercert()
+    assert certificate, "both ends' contexts demand one"
+    alternatives = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
+    return tuple(name for kind, name in alternatives if kind == "DNS")
 
 
 def tls_reason(error: OSError) -> str:
@@ -223,7 +268,7 @@ def tls_reason(error: OSError) -> str:
 
 
 def _purpose(role: TlsRole) -> x509.ObjectIdentifier:
-    if role in _ACCEPTS:
+    if role in _OPENERS:
         return ExtendedKeyUsageOID.SERVER_AUTH
     return ExtendedKeyUsageOID.CLIENT_AUTH
 

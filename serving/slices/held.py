@@ -22,6 +22,7 @@ from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.supply.faults import FaultCause
+from serving.link.handshake import validate_secret
 from serving.ownership.deed import DeedSlice, EngineDeed
 from serving.slices.host_agent import AgentReport
 from serving.slices.notices import DrainOrder, Notice, NoticeKind
@@ -47,6 +48,7 @@ class ProbeFailedError(RuntimeError):
 async def acquire_slices(
     replica_id: str,
     spec: SliceSpec,
+    secret: bytes,
     directory: DeploymentHandle,
     waiting: Callable[[str], Awaitable[None]],
     adopt: Callable[[SliceRecord], Awaitable[bool]],
@@ -57,8 +59,13 @@ async def acquire_slices(
     They are as many as `spec` requires, or none are held. A cancelled wait holds nothing. `waiting`
     gets the reason why there are none, whenever it changes. `adopt` gets an engine that has lost
     its replica meanwhile; returns `None` if that succeeds. `reserved` gets the id of each placement
-    group as soon as it stands: one that nobody reports is removed.
+    group as soon as it stands: one that nobody reports is removed. Agents prove `secret`, the
+    cluster's, and are proved it.
+
+    Raises:
+        ValueError: the secret is short enough to be guessed.
     """
+    validate_secret(secret)
     request = slice_request(spec)
     excluded: frozenset[frozenset[str]] = frozenset()
     reported = ""
@@ -75,7 +82,7 @@ async def acquire_slices(
                 await waiting(reason)
             continue
         try:
-            return await _hold(grant.slices, spec, directory, reserved)
+            return await _hold(grant.slices, spec, secret, directory, reserved)
         except (ReservationError, SliceLostError) as error:
             name = names_of(grant.slices)
             logger.info("slice_not_had slice=%s reason=%r", name, str(error))
@@ -91,6 +98,7 @@ class HeldSlices:
         self,
         reservation: Reservation,
         spec: SliceSpec,
+        secret: bytes,
         directory: DeploymentHandle,
     ) -> None:
         self.reservation = reservation
@@ -99,7 +107,7 @@ class HeldSlices:
         self._order: asyncio.Future[DrainOrder] = asyncio.get_running_loop().create_future()
         self._watching: tuple[asyncio.Task[None], ...] = ()
         self.watches = tuple(
-            SliceWatch(reservation, part, spec, self._on_order)
+            SliceWatch(reservation, part, spec, secret, self._on_order)
             for part in range(len(reservation.slices))
         )
 
@@ -289,11 +297,12 @@ async def _ask(method: Any, *arguments: Any) -> Any:
 async def _hold(
     slices: tuple[Slice, ...],
     spec: SliceSpec,
+    secret: bytes,
     directory: DeploymentHandle,
     reserved: Callable[[str], Awaitable[None]],
 ) -> HeldSlices:
     cpus = spec.cpus_per_host + AGENT_CPUS
-    held = HeldSlices(await reserve(slices, spec.shape, cpus), spec, directory)
+    held = HeldSlices(await reserve(slices, spec.shape, cpus), spec, secret, directory)
     try:
         await reserved(held.reservation.group_id)
         await held.watch()

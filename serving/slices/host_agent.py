@@ -18,8 +18,9 @@ import msgspec
 import ray
 
 from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, Work
+from serving.link.tls import TlsRole, accepting_end
 from serving.slices.expiry import BootTimeError, expiry_notice, started_at_s
-from serving.slices.host_heartbeat import HostStreamServer
+from serving.slices.host_heartbeat.server import HostStreamServer
 from serving.slices.local.agent_socket import AgentSocket
 from serving.slices.local.notes import END_WITHIN_VARIABLE
 from serving.slices.metadata_client import (
@@ -62,11 +63,12 @@ class AgentReport:
 class HostAgent:
     """The async actor of one host; only its slice replica calls its methods."""
 
-    def __init__(self, worker_id: int, spec: SliceSpec) -> None:
+    def __init__(self, worker_id: int, spec: SliceSpec, secret: bytes) -> None:
         log_as_actor(spec.log_style)
         self._worker_id = worker_id
         self._spec = spec
         self._ip = "127.0.0.1" if spec.listens_on_loopback else ray.util.get_node_ip_address()
+        self._tls = accepting_end(secret, spec.encryption, TlsRole.HOST_AGENT, self._ip)
         self._stream: HostStreamServer | None = None
         self._watch: asyncio.Task[None] | None = None
         self._socket: AgentSocket | None = None
@@ -79,7 +81,7 @@ class HostAgent:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> AgentReport:
-        self._stream = HostStreamServer(self._worker_id)
+        self._stream = HostStreamServer(self._worker_id, self._tls)
         address = await self._stream.listen(self._ip)
         expiry = self._expiry()
         if expiry is not None:

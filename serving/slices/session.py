@@ -365,7 +365,7 @@ class SliceSession:
             slices = tuple(each.whole for each in deed.slices)
             reservation = Reservation(slices, placement_group(deed.group_id))
             self._held = HeldSlices(
-                reservation, self._slice_spec(self._spec.slice), self._directory
+                reservation, self._slice_spec(self._spec.slice), self._secret, self._directory
             )
             self._held.adopt(deed)
             names = [each.name for each in slices]
@@ -395,7 +395,13 @@ class SliceSession:
         life_id = self._reporter.life_id
         spec = self._slice_spec(spec)
         held = await acquire_slices(
-            life_id, spec, self._directory, waiting, self._adopt, self._reporter.reserve
+            life_id,
+            spec,
+            self._secret,
+            self._directory,
+            waiting,
+            self._adopt,
+            self._reporter.reserve,
         )
         if held is None:
             return False

@@ -17,8 +17,9 @@ from serving.config.slice_spec import SliceSpec
 from serving.directory.ray_hosts import is_listening, node_addresses
 from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import EndCause
+from serving.link.tls import ClientTls, TlsRole
 from serving.slices.host_agent import AgentReport, HostAgent
-from serving.slices.host_heartbeat import HostWatcher
+from serving.slices.host_heartbeat.watcher import HostWatcher
 from serving.slices.notices import DrainOrder, Notice, NoticeKind, plan_drain
 from serving.slices.probe import (
     HostOutcome,
@@ -63,6 +64,7 @@ class SliceWatch:
         reservation: Reservation,
         part: int,
         spec: SliceSpec,
+        secret: bytes,
         on_order: Callable[["SliceWatch"], None],
     ) -> None:
         self.slice: Slice = reservation.slices[part]
@@ -71,6 +73,8 @@ class SliceWatch:
         self.reports: dict[int, AgentReport] = {}  # by worker id, when `start` is done
         self._reservation = reservation
         self._spec = spec
+        self._secret = secret
+        self._tls = ClientTls(secret, spec.encryption, TlsRole.HOST_WATCHER)
         self._on_order = on_order
         self._failure: End | None = None
         self._agents: list[Any] = []
@@ -104,7 +108,7 @@ class SliceWatch:
                 "max_restarts": _AGENT_RESTARTS,
                 "scheduling_strategy": self._reservation.on_host(host.worker_id, self.part),
             }
-            agent = actor.options(**options).remote(host.worker_id, self._spec)
+            agent = actor.options(**options).remote(host.worker_id, self._spec, self._secret)
             self._agents.append(agent)
         try:
             async with asyncio.timeout(AGENTS_S):
@@ -120,7 +124,7 @@ class SliceWatch:
         self.reports = {report.worker_id: report for report in reports}
         for report in reports:
             revive = functools.partial(self._revive, report)
-            watcher = HostWatcher(report.worker_id, report.address, self, revive=revive)
+            watcher = HostWatcher(report.worker_id, report.address, self, self._tls, revive=revive)
             self._watchers.append(watcher)
             self._tasks.append(asyncio.create_task(watcher.run(), name=f"host-{report.worker_id}"))
 

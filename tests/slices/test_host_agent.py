@@ -25,7 +25,7 @@ from serving.slices.probe import Platform, ProbeSpec
 little, most = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (little, most))
 spec = SliceSpec("spot", slice_shape("v6e", "1x1"), listens_on_loopback=True)
-agent = HostAgent(0, spec)
+agent = HostAgent(0, spec, b"a cluster secret of these tests")
 wanted = ProbeSpec(platform=Platform.CPU, num_hosts=1, process_id=0, devices_per_host=1)
 probed = asyncio.run(agent.probe(wanted, 50.0))
 print(json.dumps({

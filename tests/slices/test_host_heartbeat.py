@@ -1,4 +1,7 @@
-"""Both ends over real sockets; the host's end in this process or in one that can be stopped."""
+"""Both ends over real sockets, plain and in TLS; the host's end here or in a process of its own.
+
+Who is let in and believed: `test_agent_proof.py`.
+"""
 
 import asyncio
 import signal
@@ -8,13 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from serving.domain.limits import LinkEncryption
 from serving.link.heartbeat import HeartbeatConfig
-from serving.slices.host_heartbeat import (
-    MAX_LINE_BYTES,
-    MAX_WATCHERS,
-    HostStreamServer,
-    HostWatcher,
-)
+from serving.link.tls import ClientTls, TlsRole, accepting_end
+from serving.slices.host_heartbeat.lines import MAX_LINE_BYTES
+from serving.slices.host_heartbeat.server import MAX_WATCHERS, HostStreamServer
+from serving.slices.host_heartbeat.watcher import HostWatcher
 from serving.slices.notices import Notice, NoticeKind
 from tests.slices.sinks import RecordingSink
 
@@ -23,24 +25,44 @@ MAINTENANCE = Notice(NoticeKind.MAINTENANCE, 1, None, "maintenance", "metadata m
 # Found out sooner than in production, where a host that is only slow must not cost its slice.
 BRISK = HeartbeatConfig(0.25, 1.0)
 
+SECRET = b"a cluster secret that these tests share"
+
 Address = tuple[str, int]
 
 
+@pytest.fixture(params=[LinkEncryption.NONE, LinkEncryption.TLS])
+def encryption(request: pytest.FixtureRequest) -> LinkEncryption:
+    """Everything holds on either kind of stream."""
+    chosen: LinkEncryption = request.param
+    return chosen
+
+
 @pytest.fixture
-async def server() -> AsyncIterator[HostStreamServer]:
-    server = HostStreamServer(1)
+def tls(encryption: LinkEncryption) -> ClientTls:
+    """What a watcher proves itself by."""
+    return ClientTls(SECRET, encryption, TlsRole.HOST_WATCHER)
+
+
+def stream_server(encryption: LinkEncryption) -> HostStreamServer:
+    tls = accepting_end(SECRET, encryption, TlsRole.HOST_AGENT, "127.0.0.1")
+    return HostStreamServer(1, tls)
+
+
+@pytest.fixture
+async def server(encryption: LinkEncryption) -> AsyncIterator[HostStreamServer]:
+    server = stream_server(encryption)
     yield server
     await server.close()
 
 
 @pytest.fixture
-async def watch() -> AsyncIterator[Callable[[Address], RecordingSink]]:
+async def watch(tls: ClientTls) -> AsyncIterator[Callable[[Address], RecordingSink]]:
     """Watches an address, and gives what was heard."""
     tasks = []
 
     def start(address: Address) -> RecordingSink:
         sink = RecordingSink()
-        tasks.append(asyncio.create_task(HostWatcher(1, address, sink, BRISK).run()))
+        tasks.append(asyncio.create_task(HostWatcher(1, address, sink, tls, BRISK).run()))
         return sink
 
     yield start
@@ -98,12 +120,17 @@ async def test_stream_that_ends_alone_is_connected_again(
     host = await server.listen("127.0.0.1")
     writers: list[asyncio.StreamWriter] = []
 
-    async def relay(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(4096):
+            target.write(data)
+
+    async def relay(from_watcher: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        reader, to_host = await asyncio.open_connection(*host)
+        from_host, to_host = await asyncio.open_connection(*host)
         try:
-            while data := await reader.read(4096):
-                writer.write(data)
+            await asyncio.gather(copy(from_watcher, to_host), copy(from_host, writer))
+        except OSError:
+            pass  # the cut
         finally:
             to_host.close()
 
@@ -128,9 +155,9 @@ async def test_stream_that_ends_alone_is_connected_again(
 
 
 async def test_agent_that_died_alone_is_followed_to_its_next_address(
-    server: HostStreamServer,
+    server: HostStreamServer, encryption: LinkEncryption, tls: ClientTls
 ) -> None:
-    other, sink = HostStreamServer(1), RecordingSink()
+    other, sink = stream_server(encryption), RecordingSink()
     asked = 0
 
     async def revive() -> Address | None:
@@ -138,7 +165,7 @@ async def test_agent_that_died_alone_is_followed_to_its_next_address(
         asked += 1
         return await other.listen("127.0.0.1") if asked == 1 else None
 
-    watcher = HostWatcher(1, await server.listen("127.0.0.1"), sink, BRISK, revive)
+    watcher = HostWatcher(1, await server.listen("127.0.0.1"), sink, tls, BRISK, revive)
     watching = asyncio.create_task(watcher.run())
     server.announce(MAINTENANCE)
     await sink.wait_for(lambda sink: sink.announced)
@@ -153,7 +180,7 @@ async def test_agent_that_died_alone_is_followed_to_its_next_address(
 
 
 async def test_host_that_falls_silent_is_lost_whatever_its_node_says(
-    host: tuple[asyncio.subprocess.Process, Address],
+    host: tuple[asyncio.subprocess.Process, Address], tls: ClientTls
 ) -> None:
     process, address = host
     sink = RecordingSink()
@@ -161,18 +188,20 @@ async def test_host_that_falls_silent_is_lost_whatever_its_node_says(
     async def revive() -> Address | None:
         raise AssertionError("nobody has died")
 
-    watching = asyncio.create_task(HostWatcher(1, address, sink, BRISK, revive).run())
+    watching = asyncio.create_task(HostWatcher(1, address, sink, tls, BRISK, revive).run())
     await sink.wait_for(lambda sink: sink.announced)
     process.send_signal(signal.SIGSTOP)
     assert "nothing heard for 1 s" in await loss(sink)
     await watching
 
 
-async def test_host_learns_that_its_slice_was_left(server: HostStreamServer) -> None:
+async def test_host_learns_that_its_slice_was_left(
+    server: HostStreamServer, tls: ClientTls
+) -> None:
     left = asyncio.Event()
     server.on_left = left.set
     sink = RecordingSink()
-    watcher = HostWatcher(1, await server.listen("127.0.0.1"), sink, BRISK)
+    watcher = HostWatcher(1, await server.listen("127.0.0.1"), sink, tls, BRISK)
     watching = asyncio.create_task(watcher.run())
     server.announce(MAINTENANCE)
     await sink.wait_for(lambda sink: sink.announced)
@@ -185,9 +214,9 @@ async def test_host_learns_that_its_slice_was_left(server: HostStreamServer) -> 
 
 
 async def serve(
-    answer: Callable[[asyncio.StreamWriter], Awaitable[None]],
+    encryption: LinkEncryption, answer: Callable[[asyncio.StreamWriter], Awaitable[None]]
 ) -> tuple[asyncio.Server, Address]:
-    """A peer that is no host agent."""
+    """A peer that has the secret and does not speak as a host agent does."""
 
     async def handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -195,7 +224,9 @@ async def serve(
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(handle, "127.0.0.1")
+    end = accepting_end(SECRET, encryption, TlsRole.HOST_AGENT, "127.0.0.1")
+    context = None if end is None else end.identities()[0].context
+    server = await asyncio.start_server(handle, "127.0.0.1", ssl=context)
     return server, server.sockets[0].getsockname()
 
 
@@ -213,33 +244,33 @@ async def serve(
     ids=["http", "type", "unknown", "kind", "bytes", "endless", "nested"],
 )
 async def test_host_that_sends_garbage_is_lost(
-    garbage: bytes, watch: Callable[[Address], RecordingSink]
+    garbage: bytes, encryption: LinkEncryption, watch: Callable[[Address], RecordingSink]
 ) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(garbage)
         await writer.drain()
         await asyncio.Event().wait()
 
-    server, address = await serve(answer)
+    server, address = await serve(encryption, answer)
     assert "sends what no host sends" in await loss(watch(address))
     server.close()
 
 
 async def test_host_that_drips_bytes_without_a_line_is_lost(
-    watch: Callable[[Address], RecordingSink],
+    encryption: LinkEncryption, watch: Callable[[Address], RecordingSink]
 ) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(b" ")
             await asyncio.sleep(0.02)
 
-    server, address = await serve(answer)
+    server, address = await serve(encryption, answer)
     assert "nothing heard for 1 s" in await loss(watch(address))
     server.close()
 
 
 async def test_host_that_hangs_up_at_once_twice_is_lost(
-    watch: Callable[[Address], RecordingSink],
+    encryption: LinkEncryption, watch: Callable[[Address], RecordingSink]
 ) -> None:
     num_connections = 0
 
@@ -252,7 +283,7 @@ async def test_host_that_hangs_up_at_once_twice_is_lost(
             writer.close()
             await writer.wait_closed()
 
-    server, address = await serve(answer)
+    server, address = await serve(encryption, answer)
     assert "ends at once" in await loss(watch(address))
     assert num_connections == 2
     server.close()
@@ -275,9 +306,12 @@ async def test_one_watcher_too_many_knows_the_notices_and_that_the_host_lives(
     await loss(late)
 
 
-async def test_watcher_that_never_reads_is_cut_off(server: HostStreamServer) -> None:
-    address = await server.listen("127.0.0.1")
-    reader, writer = await asyncio.open_connection(*address, limit=1024)
+async def test_watcher_that_never_reads_is_cut_off(
+    server: HostStreamServer, tls: ClientTls
+) -> None:
+    host, port = await server.listen("127.0.0.1")
+    (identity,) = tls.identities_for(host)
+    reader, writer = await asyncio.open_connection(host, port, limit=1024, **tls.options(identity))
     assert await reader.readline()
     for number in range(2000):
         server.announce(Notice(NoticeKind.EXPIRY, 1, float(number), "x" * 50_000, "test"))
@@ -294,12 +328,17 @@ async def test_watcher_that_never_reads_is_cut_off(server: HostStreamServer) -> 
 
 
 _HOST = """
-import asyncio
-from serving.slices.host_heartbeat import HostStreamServer
+import asyncio, sys
+from serving.domain.limits import LinkEncryption
+from serving.link.tls import TlsRole, accepting_end
+from serving.slices.host_heartbeat.server import HostStreamServer
 from serving.slices.notices import Notice, NoticeKind
 
 async def main():
-    server = HostStreamServer(1)
+    secret = sys.stdin.buffer.readline().strip()
+    encryption = LinkEncryption(sys.argv[1])
+    tls = accepting_end(secret, encryption, TlsRole.HOST_AGENT, "127.0.0.1")
+    server = HostStreamServer(1, tls)
     server.announce(Notice(NoticeKind.EXPIRY, 1, 1e12, "some day", "test"))
     _, port = await server.listen("127.0.0.1")
     print(port, flush=True)
@@ -310,12 +349,17 @@ asyncio.run(main())
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[tuple[asyncio.subprocess.Process, Address]]:
+async def host(
+    encryption: LinkEncryption,
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Address]]:
     """A host's end in a process of its own."""
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _HOST, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", _HOST, encryption, stdin=pipe, stdout=pipe
     )
+    assert process.stdin is not None
     assert process.stdout is not None
+    process.stdin.write(SECRET + b"\n")
     port = int(await process.stdout.readline())
     yield process, ("127.0.0.1", port)
     if process.returncode is None:
@@ -326,10 +370,11 @@ async def host() -> AsyncIterator[tuple[asyncio.subprocess.Process, Address]]:
 async def test_host_that_stops_answering_is_lost_when_its_time_is_over(
     host: tuple[asyncio.subprocess.Process, Address],
     watch: Callable[[Address], RecordingSink],
+    tls: ClientTls,
 ) -> None:
     process, address = host
     sink = watch(address)
-    heard = HostWatcher(1, address, RecordingSink(), HeartbeatConfig(0.25, 30.0))
+    heard = HostWatcher(1, address, RecordingSink(), tls, HeartbeatConfig(0.25, 30.0))
     other = asyncio.create_task(heard.run())
     await sink.wait_for(lambda sink: sink.announced)
     process.send_signal(signal.SIGSTOP)

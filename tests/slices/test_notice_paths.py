@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deployments.simulation.metadata_server import SimulatedMetadata
+from serving.domain.limits import LinkEncryption
 from serving.domain.slice_lifecycle import EndCause
 from serving.slices.host_agent import preemption_notice_s
 from serving.slices.local.notes import END_WITHIN_VARIABLE, tell
@@ -64,6 +65,35 @@ async def test_hook_of_the_pod_alone_drains_the_slice_and_waits_until_it_is_left
     async with asyncio.timeout(60):
         assert await process.wait() == 0
     assert time.time() < order.deadline_s
+
+
+async def test_hook_of_the_pod_drains_the_slice_over_a_stream_in_tls(tmp_path: Path) -> None:
+    host = WatchedHost(tmp_path / "run", LinkEncryption.TLS)
+    await host.start()
+    process = await hook(host, "25")
+    assert (await host.order()).reason == "host 0: its pod ends within 25 s"
+    host.watch.tell_left()
+    await host.watch.stop()
+    async with asyncio.timeout(60):
+        assert await process.wait() == 0
+    await host.stop()
+
+
+async def test_slice_is_left_with_the_reason_when_an_agent_cannot_prove_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = WatchedHost(tmp_path / "run", LinkEncryption.TLS, b"another cluster secret than that")
+    tell(host.run_dir, "node", [{"kind": "expiry", "reason": "believe me", "source": "node"}])
+    await host.start()
+    order = await host.order()
+    assert order.is_lost
+    assert order.reason.startswith(
+        "host 0: the host is lost: its agent cannot prove itself: "
+        "the peer's certificate is not of this cluster's secret, role and time"
+    )
+    assert any("slice_notice" in line and order.reason[8:] in line for line in caplog.messages)
+    assert not any("believe me" in line for line in caplog.messages)
+    await host.stop()
 
 
 async def test_metadata_server_alone_drains_the_slice(

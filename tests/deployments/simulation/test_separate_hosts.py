@@ -1,9 +1,17 @@
-"""The hosts of a simulated cluster are apart: own processes, own addresses, a network to cut."""
+"""The hosts of a simulated cluster are apart: own processes, own addresses, a network to cut.
 
+And what crosses that network between a slice's hosts and its replica, with the agents that Ray
+starts there.
+"""
+
+import asyncio
 import contextlib
+import ipaddress
+import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -19,8 +27,11 @@ from ray._raylet import GcsClient
 from deployments.simulation.control import call
 from deployments.simulation.hosts.namespaces import check_permitted
 from deployments.start.serve import child_environment, dashboard_port
+from serving.link.tls import Authority, ClientTls, TlsRole
+from serving.slices.host_heartbeat.watcher import HostWatcher
 from tests.e2e.application import PROJECT_ROOT
 from tests.hosts.permission import skipped_where_refused
+from tests.slices.sinks import RecordingSink
 
 # Ray's head and four hosts.
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -52,6 +63,41 @@ SLICES = {
         {"name": "spot", "compute_class": "spot", "count": 2, "returns_after_s": 0, **V6E_2X4}
     ]
 }
+# Holds a slice as a replica does, with the secret that is its first line of input. It prints where
+# the agents are, and at last why the slice has to be left.
+REPLICA = """
+import asyncio, json, sys
+import ray
+from serving.config.slice_spec import SliceSpec
+from serving.directory.ray_hosts import observe_cluster
+from serving.domain.inventory import Slice
+from serving.slices.reservation import reserve
+from serving.slices.watch import AGENT_CPUS, SliceWatch
+
+async def main(name, secret):
+    found = [host for host in await observe_cluster() if host.slice_name == name]
+    hosts = sorted(found, key=lambda host: host.worker_id)
+    shape = hosts[0].shape
+    reservation = await reserve((Slice(name, tuple(hosts)),), shape, AGENT_CPUS, timeout_s=60.0)
+    is_ordered = asyncio.Event()
+    spec = SliceSpec("spot", shape)
+    watch = SliceWatch(reservation, 0, spec, secret, lambda _: is_ordered.set())
+    try:
+        await watch.start()
+        addresses = [watch.reports[host.worker_id].address for host in hosts]
+        print("agents:" + json.dumps(addresses), flush=True)
+        await is_ordered.wait()
+        print("order:" + watch.order.reason, flush=True)
+    finally:
+        await watch.stop()
+        await reservation.release()
+
+secret = sys.stdin.buffer.readline().strip()
+ray.init(address=sys.argv[1], namespace="replica", log_to_driver=False)
+asyncio.run(main(sys.argv[2], secret))
+"""
+SECRET = b"a cluster secret that these tests share"
+OTHER_SECRET = b"another cluster secret of these tests"
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +108,19 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[psutil.Process]:
-    with skipped_where_refused():
-        check_permitted()
+def environment(folder: Path) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))}
     # Raylets that are silent for as long as a partition lasts are not dead yet.
     patience = {"RAY_health_check_failure_threshold": "10", "PYTHONPATH": str(PROJECT_ROOT)}
     environment = child_environment(inherited | patience, str(folder))
     del environment["RAY_ADDRESS"]
+    return environment
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path, environment: dict[str, str]) -> Iterator[psutil.Process]:
+    with skipped_where_refused():
+        check_permitted()
     program = CLUSTER.replace("SLICES", repr(SLICES))
     with subprocess.Popen(
         [sys.executable, "-c", program, str(folder), str(dashboard_port(environment))],
@@ -177,6 +228,104 @@ def test_later_order_takes_the_place_of_the_earlier_one(control: Path) -> None:
 def described(control: Path, name: str) -> dict[str, Any]:
     (found,) = [each for each in call(control, "describe")["slices"] if each["name"] == name]
     return dict(found)
+
+
+@pytest.fixture
+def replica(control: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process beside the head that holds spot-0."""
+    address = call(control, "describe")["ray_address"]
+    with subprocess.Popen(
+        [sys.executable, "-c", REPLICA, address, "spot-0"],
+        env=environment,
+        cwd=PROJECT_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(SECRET + b"\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_streams_of_agents_cross_the_network_in_tls_and_strangers_have_no_part_in_them(
+    control: Path, replica: subprocess.Popen[bytes], running: psutil.Process, folder: Path
+) -> None:
+    agents = [tuple(address) for address in json.loads(told_by(replica, "agents:"))]
+    assert [host for host, _ in agents] == [
+        host["address"] for name, host in sorted(hosts(control).items()) if "spot-0" in name
+    ]
+    assert not any(ipaddress.ip_address(host).is_loopback for host, _ in agents)
+    for address in agents:
+        version, heard = said_by(address, opening(TlsRole.HOST_WATCHER))
+        assert version == "TLSv1.3"
+        assert heard.startswith(b'{"notices":')
+        strangers = [None, opening(TlsRole.GATEWAY), opening(TlsRole.HOST_WATCHER, OTHER_SECRET)]
+        assert [said_by(address, stranger)[1] for stranger in strangers] == [b""] * 3
+    # Nor is an agent believed by a replica of another cluster.
+    reason = asyncio.run(loss_seen_with(OTHER_SECRET, agents[0]))
+    assert "its agent cannot prove itself" in reason
+    # The replica itself has its stream, and what strangers said has changed nothing.
+    assert replica.poll() is None
+    # Neither a command line nor a log has the secret.
+    commands = command_lines(running)
+    assert any("HostAgent" in command for command in commands)
+    assert not any(SECRET.decode() in command for command in commands)
+    logs = [path.read_bytes() for path in folder.rglob("logs/*") if path.is_file()]
+    assert any(b"HostAgent" in log for log in logs)
+    assert not any(SECRET in log for log in logs)
+    call(control, "preempt", name="spot-0", notice_s=1.0, worker_id=1)
+    assert told_by(replica, "order:").startswith("host 1: the host is preempted")
+    assert replica.wait(SOON_S) == 0
+
+
+def command_lines(running: psutil.Process) -> list[str]:
+    found = []
+    for process in running.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
+    return found
+
+
+def told_by(replica: subprocess.Popen[bytes], word: str) -> str:
+    """What the replica says next after that word, between lines of Ray's own."""
+    assert replica.stdout is not None
+    for line in replica.stdout:
+        if line.startswith(word.encode()):
+            return line.decode().removeprefix(word).strip()
+    raise AssertionError(f"it ended without {word}")
+
+
+def opening(role: TlsRole, secret: bytes = SECRET) -> ssl.SSLContext:
+    """The context of a peer that shows such a certificate and takes any."""
+    context = Authority(secret).issue(role, time.time()).context
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def said_by(address: tuple[str, int], context: ssl.SSLContext | None) -> tuple[str | None, bytes]:
+    """The version of TLS, and the first that an agent says to a peer."""
+    version, heard = None, b""
+    with contextlib.suppress(ssl.SSLError, ConnectionError), contextlib.ExitStack() as open_ones:
+        peer = open_ones.enter_context(socket.create_connection(address, SOON_S))
+        if context is not None:
+            peer = open_ones.enter_context(context.wrap_socket(peer))
+            version = peer.version()
+        else:
+            peer.sendall(b"left\n")
+        heard = peer.recv(64 * 1024)
+    return version, heard
+
+
+async def loss_seen_with(secret: bytes, address: tuple[str, int]) -> str:
+    sink = RecordingSink()
+    tls = ClientTls(secret, role=TlsRole.HOST_WATCHER)
+    await asyncio.wait_for(HostWatcher(0, address, sink, tls).run(), SOON_S)
+    (lost,) = sink.announced
+    return lost.reason
 
 
 def test_host_that_is_killed_takes_its_processes_and_its_slice_returns_elsewhere(

@@ -4,12 +4,14 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.config.slice_spec import RUN_DIR_VARIABLE as AGENTS_VARIABLE
@@ -258,6 +260,23 @@ async def test_caller_too_many_is_turned_away(agent: Agent, run_dir: Path) -> No
     assert found == [b"seen\n"] * 16 + [b""] * 4
     for connection in held:
         connection.close()
+
+
+async def test_door_is_a_file_that_its_user_alone_opens_and_no_port(run_dir: Path) -> None:
+    def ports() -> set[object]:
+        return {each.laddr for each in psutil.Process().net_connections() if not each.raddr}
+
+    before = ports()
+    agent = AgentSocket(run_dir, 2, RecordingSink())
+    await agent.listen()
+    assert ports() == before
+    folder = run_dir / "agents"
+    assert [path.is_socket() for path in folder.iterdir()] == [True]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    # One in the abstract namespace would be open to everybody on the host's network.
+    paths = [each.laddr for each in psutil.Process().net_connections(kind="unix")]
+    assert not any(path.startswith(("@", "\0")) for path in paths)
+    await agent.close()
 
 
 _AGENT = """
