@@ -54,7 +54,7 @@ class Scale:
     """
 
     num_pairs: int = 5
-    window_s: float = 12.0
+    window_s: float = 10.0
     rest_s: float = 60.0
     max_connections: int | None = None
     half_sent_ratio: float = 1.1

@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 
 # How fast they come: readers as fast as a gateway takes in their prompts beside its other work.
-_COME_PER_S = {Kind.HALF_SENT: 2000.0, Kind.QUICK_READERS: 80.0, Kind.SLOW_READERS: 80.0}
+_COME_PER_S = {Kind.HALF_SENT: 2000.0, Kind.QUICK_READERS: 120.0, Kind.SLOW_READERS: 120.0}
 _BODIES_COME_PER_S = 100.0
 
 
