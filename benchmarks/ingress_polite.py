@@ -20,7 +20,11 @@ from serving.telemetry.loop_turns import LoopTurns
 NUM_STREAMS = 16
 OUTPUT_TOKENS = 50
 # With the template of the shipped model about 64 tokens; the record has what the server counted.
-_PROMPT = "Slice {number} of run {seed}: which hosts wait, and for what do they wait?"
+_PROMPT = (
+    "Slice {number} of run {seed}: which hosts wait, and for what do they wait? Say first what a "
+    "slice is, and then which hosts it has, how many chips are on each, and what they do when one "
+    "is lost."
+)
 # How long a request may take that began before the end, refusals included.
 _PATIENCE_S = 60.0
 _DEFAULT_RETRY_S = 1.0
