@@ -4,7 +4,8 @@ The pages lie in `docs/results`. `python -m benchmarks capacity` runs that part 
 `--ray-python` names the interpreter that has what Ray Serve LLM needs, if this one has not. The
 part `clients` writes `load-test-clients.md`; `--guidellm` names guidellm's command, without which
 it is left out. The part `metrics` only prints. The part `provisioner` writes `provisioner.md`; it
-runs only where it is named, takes three quarters of an hour, and needs `KUBEBUILDER_ASSETS`.
+runs only where it is named, takes three quarters of an hour, and needs `KUBEBUILDER_ASSETS`. The
+part `ingress` writes `ingress.md`, runs only where it is named, and takes half an hour.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from benchmarks import (
     clients,
     clients_report,
     compare,
+    ingress,
+    ingress_report,
     metrics,
     metrics_share,
     overhead,
@@ -34,8 +37,9 @@ from benchmarks import (
     provisioner,
     provisioner_report,
 )
+from benchmarks.ingress_disturbances import Kind
 
-_PARTS = ("engine", "metrics", "capacity", "calibration", "clients", "provisioner")
+_PARTS = ("engine", "metrics", "capacity", "calibration", "clients", "provisioner", "ingress")
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/benchmarks.md"
 
 _TEXT = """# What Slicewise adds to the engine
@@ -127,10 +131,18 @@ def _run_provisioner() -> None:
     print(f"written: {provisioner_report.REPORT}")
 
 
+def _run_ingress() -> None:
+    commit = ingress_report.present_commit()
+    run = asyncio.run(ingress.measure(print, ingress.Scale(), tuple(Kind)))
+    ingress_report.write_record(ingress_report.record_of(run, commit))
+    ingress_report.write_report()
+    print(f"written: {ingress_report.REPORT}")
+
+
 def main() -> None:
     """Runs all benchmarks, or one part, in a session of its own (see `servers`)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("part", nargs="?", choices=_PARTS, help="all but provisioner, if left out")
+    parser.add_argument("part", nargs="?", choices=_PARTS, help="all but the last two, if left out")
     parser.add_argument("--ray-python", default=sys.executable, help="for Ray Serve LLM")
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), help="its command")
     given = parser.parse_args()
@@ -149,6 +161,8 @@ def main() -> None:
         _run_clients(given.guidellm)
     if given.part == "provisioner":
         _run_provisioner()
+    if given.part == "ingress":
+        _run_ingress()
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ HEADER_TIMEOUT_S, IDLE_TIMEOUT_S, ADMIN_HOST = 10, 300, "127.0.0.1"
 # HAProxy takes two descriptors for each connection and, for a quarter of them, a pipe of two more
 # (2.8, which ends at once if it may not have them); and some for listeners, checks and logs.
 _DESCRIPTORS_PER_CONNECTION, _OTHER_DESCRIPTORS = 2.5, 200
-# Connections between the first refusal and the last accepted one: room to say no.
+# Connections above the most requests at once: room to say no, and for those without a request.
 _REFUSING_SHARE, _REFUSING_LEAST = 16, 8
 _RETRY_AFTER_S = 5
 _REFUSAL = (
-    '{"error":{"message":"The ingress has no room for another connection.",'
+    '{"error":{"message":"The ingress has no room for another request.",'
     '"type":"overloaded_error","param":null,"code":"too_many_connections"}}'
 )
 
@@ -31,8 +31,8 @@ class IngressLimits:
     """The bounds of one ingress. Times are whole seconds.
 
     A client has `header_timeout_s` for a request's head, and `idle_timeout_s` between two sends or
-    two reads; beyond that its connection is closed. `max_connections` are accepted. `admin_host` is
-    where statistics and metrics listen.
+    two reads; beyond that its connection is closed. `max_connections` are accepted; who comes then
+    waits until one closes. `admin_host` is where statistics and metrics listen.
     """
 
     max_connections: int
@@ -42,7 +42,7 @@ class IngressLimits:
 
     @property
     def num_served(self) -> int:
-        """The connections that are served; those above it are answered with 503."""
+        """The requests that are served at once; those above it are answered with 503."""
         refusing = max(_REFUSING_LEAST, self.max_connections // _REFUSING_SHARE)
         return max(1, self.max_connections - refusing)
 
@@ -60,9 +60,13 @@ def own_configuration(text: str, limits: IngressLimits) -> str:
         UnknownConfigurationError: a line that is to be replaced is not there, or twice.
     """
     admin, most, served = limits.admin_host, limits.max_connections, limits.num_served
+    # One entry, which every request refers to from its head to its end: what is refused for are
+    # requests. Connections without one end soon, and would keep out those who have done nothing.
     refusal = (
+        "    stick-table type integer size 1 store conn_cur\n"
+        "    http-request track-sc0 int(0)\n"
         "    http-request return status 503 content-type application/json "
-        f"string '{_REFUSAL}' hdr Retry-After {_RETRY_AFTER_S} if {{ fe_conn gt {served} }}"
+        f"string '{_REFUSAL}' hdr Retry-After {_RETRY_AFTER_S} if {{ sc_conn_cur(0) gt {served} }}"
     )
     timeouts = (
         f"    timeout client {limits.idle_timeout_s}s\n"

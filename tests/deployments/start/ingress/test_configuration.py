@@ -39,11 +39,12 @@ def test_only_the_lines_that_are_ours_change(written: str, tmp_path: Path) -> No
         "    bind :19101",
         "  bind *:18404",
     }
-    refusal = {line for line in new if "fe_conn gt 1500" in line}
-    assert len(refusal) == 1
+    refusal = {line for line in new if "track-sc0" in line or "sc_conn_cur(0) gt 1500" in line}
+    assert len(refusal) == 2
     assert new - refusal == {
         f"    stats socket {tmp_path}/admin mode 600 level admin expose-fd listeners",
         "    maxconn 1600",
+        "    stick-table type integer size 1 store conn_cur",
         "    timeout client 90s",
         "    timeout http-request 7s",
         "    bind 127.0.0.1:19101",
@@ -53,7 +54,7 @@ def test_only_the_lines_that_are_ours_change(written: str, tmp_path: Path) -> No
 
 def test_refusal_comes_behind_health_checks_and_before_any_gateway(written: str) -> None:
     lines = own_configuration(written, LIMITS).splitlines()
-    (refusal,) = (at for at, line in enumerate(lines) if "fe_conn" in line)
+    (refusal,) = (at for at, line in enumerate(lines) if "sc_conn_cur" in line)
     health = max(at for at, line in enumerate(lines) if line.endswith("if healthcheck"))
     (to_gateways,) = (at for at, line in enumerate(lines) if "use_backend http-default" in line)
     assert health < refusal < to_gateways

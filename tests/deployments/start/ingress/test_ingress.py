@@ -254,24 +254,68 @@ async def test_half_sent_requests_are_closed_and_others_go_on(tmp_path: Path) ->
             await _close(writer)
 
 
-async def test_more_connections_than_are_served_are_refused_politely(tmp_path: Path) -> None:
-    async with ingress(tmp_path, answer_at_once, **{MAX_CONNECTIONS: "48"}) as (subject, _):
+async def test_more_half_sent_requests_than_connections_keep_nobody_out(tmp_path: Path) -> None:
+    """Twice as many as are accepted, sent again as they are closed, are there all the time."""
+    limits = {MAX_CONNECTIONS: "48", HEADER_TIMEOUT: "1"}
+    closed = asyncio.Semaphore(0)
+
+    async def half(subject: Ingress) -> None:
+        while True:
+            reader, writer = await subject.connect()
+            try:
+                writer.write(HEAD)
+                with suppress(ConnectionError):
+                    await reader.read()
+                closed.release()
+            finally:
+                await _close(writer)
+
+    async with ingress(tmp_path, answer_at_once, **limits) as (subject, _):
+        reader, writer = await subject.connect()
+        writer.write(REQUEST)
+        await reader.readuntil(b"ok")
+        halves = [asyncio.create_task(half(subject)) for _ in range(96)]
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(5):
+                for _ in range(48):
+                    await closed.acquire()
+                # Who has a connection is answered on it, and who has none yet gets one.
+                writer.write(REQUEST)
+                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+                assert (await subject.ask()).startswith(b"HTTP/1.1 200 ")
+        for each in halves:
+            each.cancel()
+        await asyncio.gather(*halves, return_exceptions=True)
+        await _close(writer)
+
+
+async def test_more_requests_than_are_served_are_refused_politely(tmp_path: Path) -> None:
+    streams = Streams()
+    async with ingress(tmp_path, streams.answer, **{MAX_CONNECTIONS: "48"}) as (subject, _):
         held = [await subject.connect() for _ in range(40)]
-        # All are accepted once one that came behind them is answered.
-        refused = await subject.ask()
+        async with asyncio.timeout(DEADLINE_S):
+            for reader, writer in held:
+                writer.write(REQUEST)
+                await reader.readuntil(b"00000000,")
+            refused = await subject.ask()
         head, body = refused.split(b"\r\n\r\n", 1)
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 5" in head.lower()
         assert b'"code":"too_many_connections"' in body
         healthy = await subject.ask(b"GET /-/healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert healthy.startswith(b"HTTP/1.1 200 ")
-        for _, writer in held:
-            await _close(writer)
-
-        # It sees them leave one by one.
+        # One that ends makes room for another one.
+        await _close(held.pop()[1])
         async with asyncio.timeout(DEADLINE_S):
-            while not (await subject.ask()).endswith(b"ok"):
-                pass
+            reader, writer = await subject.connect()
+            while True:
+                writer.write(REQUEST)
+                if (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 "):
+                    break
+                await reader.readuntil(b"}}")
+        streams.goes_on.set()
+        for _, each in [*held, (reader, writer)]:
+            await _close(each)
         assert "max_connections=48 served=40" in subject.log()
 
 
