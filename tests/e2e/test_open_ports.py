@@ -6,7 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import grpc
@@ -42,17 +42,27 @@ KINDS = {
     "agents": r"ray::(DashboardAgent|RuntimeEnvAgent)",
     "autoscaler's monitor": r".*monitor\.py ",
 }
-DASHBOARD, AGENT = KINDS["dashboard"], r"ray::DashboardAgent"
-# What each asks for first, in Ray 2.60: to learn something, and to have something done.
-PATHS = {
-    DASHBOARD: ("/api/serve/applications/", "/nodes?view=summary", "/api/jobs/"),
-    AGENT: ("/api/serve/applications/",),
-}
-CALLS = {
-    KINDS["GCS"]: "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
-    KINDS["raylet"]: "/ray.rpc.NodeManagerService/GetNodeStats",
-    KINDS["gateway"]: "/ray.rpc.CoreWorkerService/NumPendingTasks",
-}
+DASHBOARD, REPLICA = KINDS["dashboard"], r"ray::ServeReplica:"
+# What each has for Ray, in 2.60: some of it tells something, and some has something done.
+PATHS = [
+    (DASHBOARD, "/api/serve/applications/"),
+    (DASHBOARD, "/api/jobs/"),
+    (r"ray::DashboardAgent", "/api/job_agent/jobs/"),
+    (r"ray::RuntimeEnvAgent", "/get_or_create_runtime_env"),
+]
+NODES_CALL = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+RAYLET_CALL = "/ray.rpc.NodeManagerService/GetNodeStats"
+HANDLE_CALL = "/ray.serve.ASGIService/HandleRequest"
+CALLS = [
+    (KINDS["GCS"], NODES_CALL),
+    (KINDS["raylet"], RAYLET_CALL),
+    (KINDS["raylet"], "/ray.rpc.ObjectManagerService/FreeObjects"),
+    (r"ray::DashboardAgent", "/ray.rpc.ReporterService/GetTraceback"),
+    *(
+        (KINDS[kind], "/ray.rpc.CoreWorkerService/NumPendingTasks")
+        for kind in ("driver", "gateway", "Serve's controller")
+    ),
+]
 # Whoever is let in may run code: this is some.
 DRIVER = """
 import sys, ray
@@ -60,6 +70,13 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 print(ray.get(ray.remote(num_cpus=0)(lambda: 6 * 7).remote()))
 """
 LONG_S = 120.0
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+STRANGERS: tuple[dict[str, str], ...] = ({}, bearer("a" * 64))
 
 
 @pytest.fixture(scope="module")
@@ -130,17 +147,30 @@ def terminal(path: Path | None, *command: str, **more: str) -> subprocess.Comple
     )
 
 
-def test_every_port_is_on_the_loopback_and_of_a_kind_that_the_page_names(
-    application: RunningApplication,
+def test_every_port_is_on_the_loopback_or_asks_for_the_token(
+    application: RunningApplication, token: str
 ) -> None:
-    found = listeners(application)
-    assert [each for each in sorted(found) if not ip_address(each[0]).is_loopback] == []
+    beyond = [each for each in sorted(listeners(application)) if not is_loopback(each[0])]
+    # Serve binds the port of a replica for calls of handles to all interfaces, whatever is said.
+    assert [each for each in beyond if not re.match(REPLICA, each[2])] == []
+    for _, port, _ in beyond:
+        answers = [call(f"127.0.0.1:{port}", HANDLE_CALL, of) for of in (*STRANGERS, bearer(token))]
+        assert answers[:2] == ["UNAUTHENTICATED"] * 2
+        assert answers[2] not in ("UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED")
+
+
+def is_loopback(address: str) -> bool:
+    found = ip_address(address)
+    inside = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (inside or found).is_loopback
+
+
+def test_who_listens_is_what_the_page_says(application: RunningApplication) -> None:
     kinds = {
         address: [kind for kind, pattern in KINDS.items() if re.match(pattern, address[2])]
-        for address in found
+        for address in listeners(application)
     }
     assert {address: of for address, of in kinds.items() if len(of) != 1} == {}
-    # None was overlooked for a reason of this test's.
     assert {of[0] for of in kinds.values()} == set(KINDS) == documented()
 
 
@@ -184,25 +214,18 @@ def test_driver_without_the_token_runs_nothing(
         assert refused.returncode != 0
 
 
-@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize(("kind", "path"), PATHS)
 def test_http_without_the_token_is_refused(
-    application: RunningApplication, token: str, kind: str
+    application: RunningApplication, token: str, kind: str, path: str
 ) -> None:
-    statuses = {}
-    for port in ports(application, kind):
-        for path in PATHS[kind]:
-            answers = [
-                ask(f"http://127.0.0.1:{port}{path}", headers)
-                for headers in ({}, bearer("a" * 64), bearer(token))
-            ]
-            statuses[port, path] = answers
-    # An agent has ports that speak no HTTP, and one for Prometheus.
-    print(statuses)
-    guarded = [each for each in statuses.values() if each[0] == httpx.codes.UNAUTHORIZED]
-    assert len(guarded) == len(PATHS[kind])
-    for _, wrong, right in guarded:
-        assert wrong == httpx.codes.FORBIDDEN
-        assert right not in (None, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+    answers = [
+        [ask(f"http://127.0.0.1:{port}{path}", of) for of in (*STRANGERS, bearer(token))]
+        for port in ports(application, kind)
+    ]
+    # The others are for metrics or do not speak HTTP.
+    (guarded,) = [each for each in answers if each[0] == httpx.codes.UNAUTHORIZED]
+    assert guarded[1] == httpx.codes.FORBIDDEN
+    assert guarded[2] not in (None, *guarded[:2])
 
 
 def ask(url: str, headers: Mapping[str, str]) -> int | None:
@@ -213,25 +236,20 @@ def ask(url: str, headers: Mapping[str, str]) -> int | None:
         return None
 
 
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
-
-
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize(("kind", "method"), CALLS)
 def test_call_without_the_token_is_refused(
-    application: RunningApplication, token: str, kind: str
+    application: RunningApplication, token: str, kind: str, method: str
 ) -> None:
-    outcomes = {
-        port: call(f"127.0.0.1:{port}", CALLS[kind], {}) for port in ports(application, kind)
-    }
-    refusing = [port for port, code in outcomes.items() if code == "UNAUTHENTICATED"]
-    print(outcomes)
-    assert refusing, outcomes
-    # A gateway has a port for HTTP besides, which has nothing of this.
-    assert "OK" not in outcomes.values()
-    for port in refusing:
-        assert call(f"127.0.0.1:{port}", CALLS[kind], bearer("a" * 64)) == "UNAUTHENTICATED"
-        assert call(f"127.0.0.1:{port}", CALLS[kind], bearer(token)) != "UNAUTHENTICATED"
+    outcomes = [
+        [call(f"127.0.0.1:{port}", method, of) for of in (*STRANGERS, bearer(token))]
+        for port in ports(application, kind)
+    ]
+    # The others do not have this, or do not speak gRPC.
+    refusing = [each for each in outcomes if each[0] not in ("UNAVAILABLE", "UNIMPLEMENTED")]
+    assert refusing != []
+    for each in refusing:
+        assert each[:2] == ["UNAUTHENTICATED"] * 2
+        assert each[2] not in ("UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED")
 
 
 def call(address: str, method: str, metadata: Mapping[str, str]) -> str:
@@ -250,7 +268,7 @@ def test_serve_status_works_for_who_reads_the_file_and_for_nobody_else(
     (port,) = [
         port
         for port in ports(application, DASHBOARD)
-        if ask(f"http://127.0.0.1:{port}/api/version", {}) is not None
+        if ask(f"http://127.0.0.1:{port}/api/jobs/", {}) == httpx.codes.UNAUTHORIZED
     ]
     status = ("serve", "status", "--address", f"http://127.0.0.1:{port}")
     known = terminal(environment_path, *status)
@@ -313,11 +331,11 @@ def test_every_node_of_a_simulated_cluster_refuses_calls_without_the_token(
     path = named_file(simulated)
     token = (path.parent / "ray-token").read_text()
     head = str(simulated.simulation("describe")["ray_address"])
-    answers = [call(head, CALLS[KINDS["GCS"]], of) for of in ({}, bearer(token))]
+    answers = [call(head, NODES_CALL, of) for of in ({}, bearer(token))]
     assert answers == ["UNAUTHENTICATED", "OK"]
     listed = terminal(path, "python", "-c", NODES, head)
     nodes = [":".join(line.split()) for line in listed.stdout.splitlines()]
     assert len(nodes) == 3, listed.stderr
     for node in nodes:
-        answers = [call(node, CALLS[KINDS["raylet"]], of) for of in ({}, bearer(token))]
+        answers = [call(node, RAYLET_CALL, of) for of in ({}, bearer(token))]
         assert answers == ["UNAUTHENTICATED", "OK"]
