@@ -25,7 +25,7 @@ from deployments.simulation.hosts.user_namespace import is_inside, relaunch, set
 from deployments.simulation.plan import SimulationPlan, parse_plan
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
 from deployments.start.ports import free_ports
-from deployments.start.ray_access import TOKEN
+from deployments.start.ray_access import TOKEN, shell_hint
 from deployments.start.serve import child_environment, dashboard_port, run_serve, site_of
 from serving.domain.errors import ConfigError
 
@@ -100,6 +100,7 @@ def up_command(
             names = ", ".join(cluster.names())
             typer.echo(f"slicewise: slices {names}; `slicewise sim --help` can take them away")
             if redis:
+                typer.echo(shell_hint(environment, Path(folder)))
                 code = serve_deployed(
                     config, cluster.control_plane.dashboard_url, proxy_url(environment)
                 )

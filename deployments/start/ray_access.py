@@ -55,6 +55,12 @@ def environment_file(environment: Mapping[str, str], ray_folder: Path) -> Path:
     return path
 
 
+def shell_hint(environment: Mapping[str, str], ray_folder: Path) -> str:
+    """Writes that file, and returns what a user has to be told of it."""
+    path = environment_file(environment, ray_folder)
+    return f"For serve status and other commands of Ray, in their shell first: . {path}"
+
+
 def _write(path: Path, text: str) -> None:
     # The mode is there from the beginning, whatever the umask.
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

@@ -31,7 +31,7 @@ from deployments.start.ray_access import (
     TOKEN,
     TOKEN_FILE,
     WITH_TOKEN,
-    environment_file,
+    shell_hint,
     token_file,
 )
 from deployments.start.tpu_host import ingress_program, ray_environment
@@ -326,10 +326,7 @@ class _Launch:
         end = "stops everything" if self._own_cluster else "ends the application, and Ray goes on"
         typer.echo(f"Engines and requests: slicewise status. Ctrl-C {end}.")
         if self._own_cluster is not None:
-            path = environment_file(self._environment, Path(self._own_cluster))
-            typer.echo(
-                f"For serve status and other commands of Ray, in their shell first: . {path}"
-            )
+            typer.echo(shell_hint(self._environment, Path(self._own_cluster)))
 
     def _has_failed(self, waited_s: float) -> bool:
         """Returns whether a part could not start, and prints why. Serve would retry for minutes."""

@@ -126,9 +126,9 @@ def ports(application: RunningApplication, kind: str) -> list[int]:
 def documented() -> set[str]:
     """The first column of the page's table of ports."""
     _, _, below = PAGE.read_text().partition("\n## Ports on one machine\n")
-    section, _, _ = below.partition("\n## ")
-    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
-    return set(rows) - {"who listens"}
+    section, _, _ = below.partition("\nBeyond loopback")
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
+    return {row.partition("(")[0].strip() for row in rows[1:]}
 
 
 def terminal(path: Path | None, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
