@@ -35,7 +35,7 @@ KINDS = {
     "vLLM worker": r"VLLM::Worker",
     "Serve's proxy": r"ray::(ProxyActor|HAProxyManager)",
     "Serve's controller": r"ray::ServeController",
-    "driver": r".*serve run ",
+    "driver": r".*serve run |ray::IDLE",
     "GCS": r".*gcs_server ",
     "raylet": r".*raylet ",
     "dashboard": r".*dashboard\.py ",
