@@ -56,7 +56,6 @@ HANDLE_CALL = "/ray.serve.ASGIService/HandleRequest"
 CALLS = [
     (KINDS["GCS"], NODES_CALL),
     (KINDS["raylet"], RAYLET_CALL),
-    (KINDS["raylet"], "/ray.rpc.ObjectManagerService/FreeObjects"),
     (r"ray::DashboardAgent", "/ray.rpc.ReporterService/GetTraceback"),
     *(
         (KINDS[kind], "/ray.rpc.CoreWorkerService/NumPendingTasks")
@@ -105,8 +104,11 @@ def token(environment_path: Path) -> str:
 
 def processes(application: RunningApplication) -> list[psutil.Process]:
     """All that the command started, and the command."""
-    below = psutil.Process().children(recursive=True)
-    return list({each.pid: each for each in (*below, *application.processes())}.values())
+    found = {each.pid: each for each in application.processes()}
+    for each in psutil.Process().children():
+        if title(each).endswith(str(application.config_path)):
+            found[each.pid] = each
+    return list(found.values())
 
 
 def listeners(application: RunningApplication) -> set[tuple[str, int, str]]:
@@ -250,6 +252,19 @@ def test_call_without_the_token_is_refused(
     for each in refusing:
         assert each[:2] == ["UNAUTHENTICATED"] * 2
         assert each[2] not in ("UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED")
+
+
+@pytest.mark.parametrize("method", ["Pull", "Push"])
+@pytest.mark.parametrize("stranger", STRANGERS, ids=["no-token", "wrong-token"])
+def test_object_is_neither_taken_nor_given_without_the_token(
+    application: RunningApplication, method: str, stranger: Mapping[str, str]
+) -> None:
+    # With the token these would do something; of a raylet's two ports one is for objects.
+    outcomes = [
+        call(f"127.0.0.1:{port}", f"/ray.rpc.ObjectManagerService/{method}", stranger)
+        for port in ports(application, KINDS["raylet"])
+    ]
+    assert sorted(outcomes) == ["UNAUTHENTICATED", "UNIMPLEMENTED"]
 
 
 def call(address: str, method: str, metadata: Mapping[str, str]) -> str:
