@@ -398,7 +398,8 @@ def _control_store() -> Iterator[str]:
                 f"--dashboard-port={dashboard_port}",
                 *("--include-dashboard=false", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
             ],
-            env=child_environment(os.environ, folder),
+            # This process asks the store, and has no token of it.
+            env=child_environment({**os.environ, "RAY_AUTH_MODE": "disabled"}, folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -25,6 +25,7 @@ from deployments.simulation.hosts.user_namespace import is_inside, relaunch, set
 from deployments.simulation.plan import SimulationPlan, parse_plan
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
 from deployments.start.ports import free_ports
+from deployments.start.ray_access import TOKEN, shell_hint
 from deployments.start.serve import child_environment, dashboard_port, run_serve, site_of
 from serving.domain.errors import ConfigError
 
@@ -76,6 +77,7 @@ def up_command(
         # Ray takes it from the process that starts the nodes.
         os.environ.update(environment)
         os.environ.pop("RAY_ADDRESS")
+        os.environ.pop(TOKEN, None)
         # Imported once the environment is Ray's, and only where Ray is needed.
         from deployments.simulation.cluster import SimulatedCluster  # noqa: PLC0415
 
@@ -98,6 +100,7 @@ def up_command(
             names = ", ".join(cluster.names())
             typer.echo(f"slicewise: slices {names}; `slicewise sim --help` can take them away")
             if redis:
+                typer.echo(shell_hint(environment, Path(folder)))
                 code = serve_deployed(
                     config, cluster.control_plane.dashboard_url, proxy_url(environment)
                 )

@@ -25,6 +25,15 @@ import yaml
 
 from deployments.start.failure import start_failure
 from deployments.start.ports import free_ports, is_free
+from deployments.start.ray_access import (
+    AUTH_MODE,
+    ON_LOOPBACK,
+    TOKEN,
+    TOKEN_FILE,
+    WITH_TOKEN,
+    shell_hint,
+    token_file,
+)
 from deployments.start.tpu_host import ingress_program, ray_environment
 from serving.config.api_keys import KeyScope, read_keys
 from serving.config.check import check_serve_config
@@ -50,15 +59,14 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
     """Returns the environment of `serve run`; the user's variables win, save the cluster's place.
 
     `ray_folder` keeps this cluster apart from any other on the machine. Ray's sockets lie below it,
-    and their paths may have at most 107 bytes.
+    and their paths may have at most 107 bytes. So does the cluster's token, which is made here.
     """
     # HAProxy takes no longer path than 97 bytes for a socket, and a node's id has 56 of them.
     haproxy_folder = f"{ray_folder}/h"
     ports = free_ports(_NUM_PORTS)
     place = {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder}
     ours = {
-        # With a token file in the user's folder Ray would otherwise ask for it on some paths only.
-        "RAY_AUTH_MODE": "disabled",
+        AUTH_MODE: WITH_TOKEN,
         **RAY_SETTINGS,
         HAPROXY_PROGRAM: ingress_program(),
         # By default these are the same for every cluster of a machine, and of every user of it.
@@ -78,7 +86,11 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "PYTHONUNBUFFERED": "1",
     }
-    return {**ours, **inherited, **place}
+    # What is inherited is another cluster's token; in a variable it would win over the file.
+    environment = {k: v for k, v in {**ours, **inherited, **place}.items() if k != TOKEN}
+    if environment[AUTH_MODE] == WITH_TOKEN:
+        environment[TOKEN_FILE] = str(token_file(Path(ray_folder)))
+    return environment
 
 
 def dashboard_port(environment: Mapping[str, str]) -> int:
@@ -156,7 +168,9 @@ def run_serve(
     """
     log = None if verbose else folder / "serve.log"
     environment = child_environment(os.environ, str(folder))
-    if ray_address is not None:
+    if ray_address is None:
+        environment = {**ON_LOOPBACK, **environment}
+    else:
         environment["RAY_ADDRESS"] = ray_address
     return _Launch(config, log, site, environment, folder, str(folder)).run()
 
@@ -311,6 +325,8 @@ class _Launch:
         typer.echo(f"    -d '{json.dumps(body)}'\n")
         end = "stops everything" if self._own_cluster else "ends the application, and Ray goes on"
         typer.echo(f"Engines and requests: slicewise status. Ctrl-C {end}.")
+        if self._own_cluster is not None:
+            typer.echo(shell_hint(self._environment, Path(self._own_cluster)))
 
     def _has_failed(self, waited_s: float) -> bool:
         """Returns whether a part could not start, and prints why. Serve would retry for minutes."""

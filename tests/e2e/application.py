@@ -24,6 +24,7 @@ import yaml
 
 from deployments.simulation.control import call
 from deployments.start.ports import free_ports
+from deployments.start.ray_access import ON_LOOPBACK
 from deployments.start.serve import child_environment
 from tests.interrupts import heed_interrupts
 
@@ -198,9 +199,13 @@ class RunningApplication(Answers):
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))
         }
-        if self._through != "serve":
-            return inherited | {"TMPDIR": str(self.folder)} | self._environment
-        return child_environment(inherited | self._environment, str(self.folder))
+        if self._through == "serve":
+            made = child_environment(inherited | self._environment, str(self.folder))
+            return {**ON_LOOPBACK, **made}
+        if self._through == "sim":
+            # Tests speak to Ray from their own process, which has no token of it.
+            inherited["RAY_AUTH_MODE"] = "disabled"
+        return inherited | {"TMPDIR": str(self.folder)} | self._environment
 
     def write_config(self, args: Mapping[str, Any]) -> Path:
         """Writes the configuration file around `args`; the running application does not notice."""

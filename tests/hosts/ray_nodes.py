@@ -30,6 +30,8 @@ while sum(node.state == 0 for node in client.get_all_node_info().values()) < int
 def node_environment(folder: Path) -> dict[str, str]:
     """What a node has in its environment, with Ray's settings, when `folder` is the hosts' own."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))}
+    # Each host has the folder for itself, and so none has the token that lies in it here.
+    inherited["RAY_AUTH_MODE"] = "disabled"
     environment = child_environment(inherited, str(folder)) | {"TMPDIR": str(folder)}
     environment.pop("RAY_ADDRESS")
     return environment

@@ -51,7 +51,8 @@ class ServingCluster(EmulatedCluster):
             service=self.installed.service,
             needed=self.installed.around,
         )
-        environment = child_environment({}, str(self.folder))
+        # This process is a driver of the cluster, and has no token of it.
+        environment = child_environment({"RAY_AUTH_MODE": "disabled"}, str(self.folder))
         self._dashboard_port = dashboard_port(environment)
         # It is the environment of a driver that starts a cluster of its own.
         del environment["RAY_ADDRESS"]

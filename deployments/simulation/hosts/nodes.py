@@ -22,6 +22,7 @@ from deployments.simulation.control_plane import OBJECT_STORE_BYTES, ControlPlan
 from deployments.simulation.hosts.namespaces import Host, Hosts
 from deployments.simulation.hosts.node_starter import NodeOrder, decode_outcome
 from deployments.simulation.node_processes import kill_all, node_pids, processes_below
+from deployments.start.ray_access import copy_token
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,8 @@ class SeparateHostNodes:
         """See `HostNodes`."""
         cluster = self._control_plane.cluster
         host = self._network.add(name)
+        folder = self._network.folder
+        copy_token(folder, host.path(folder))
         node_id = secrets.token_hex(_NODE_ID_BYTES)
         parameters = {
             "gcs_address": cluster.gcs_address,

@@ -251,13 +251,13 @@ def test_pods_are_ready_when_what_they_are_for_answers() -> None:
     assert asked["v6e-4x4-spot"] == {"path": "/api/healthz", "port": 52365}
 
 
-def test_every_pod_of_ray_is_started_as_on_a_laptop() -> None:
+def test_every_pod_of_ray_is_started_as_on_a_laptop(tmp_path: Path) -> None:
     spec = one(in_memory(raw_values(SPOT)), "RayCluster").body["spec"]
     for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
         variables = group["template"]["spec"]["containers"][0]["env"]
         stands = {each["name"]: each.get("value") for each in variables}
         assert RAY_SETTINGS.items() <= stands.items()
-    assert RAY_SETTINGS.items() <= child_environment({}, "/tmp/x").items()
+    assert RAY_SETTINGS.items() <= child_environment({}, str(tmp_path)).items()
 
 
 def test_network_claims_reach_hosts_of_slices_only() -> None:

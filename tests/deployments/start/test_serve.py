@@ -1,6 +1,7 @@
 """The environment of a cluster on this machine."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -18,17 +19,29 @@ from serving.domain.supply.found import find_slices, match_slices
 from serving.domain.topology import slice_shape
 
 
-def test_ports_last_for_a_gateway_killed_every_minute_until_haproxys_hard_stop() -> None:
-    environment = child_environment({}, "/tmp/x")
+def test_ports_last_for_a_gateway_killed_every_minute_until_haproxys_hard_stop(
+    tmp_path: Path,
+) -> None:
+    environment = child_environment({}, str(tmp_path))
     first = int(environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"])
     end = int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"])
     # Serve keeps the port of an ended gateway back until 30 s after the hard stop.
     assert end - first > (int(environment[HARD_STOP]) + 30) / 60
 
 
-def test_own_variables_win_over_ours_but_not_over_the_clusters_place() -> None:
-    environment = child_environment({HARD_STOP: "300", "RAY_TMPDIR": "/elsewhere"}, "/tmp/x")
-    assert (environment[HARD_STOP], environment["RAY_TMPDIR"]) == ("300", "/tmp/x")
+def test_own_variables_win_over_ours_but_not_over_the_clusters_place(tmp_path: Path) -> None:
+    inherited = {HARD_STOP: "300", "RAY_TMPDIR": "/elsewhere", "RAY_AUTH_MODE": "disabled"}
+    environment = child_environment(inherited, str(tmp_path))
+    assert (environment[HARD_STOP], environment["RAY_AUTH_MODE"]) == ("300", "disabled")
+    assert environment["RAY_TMPDIR"] == str(tmp_path)
+
+
+def test_another_clusters_token_is_not_this_ones(tmp_path: Path) -> None:
+    theirs = {"RAY_AUTH_TOKEN": "theirs", "RAY_AUTH_TOKEN_PATH": "/theirs"}
+    environment = child_environment(theirs, str(tmp_path))
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert "RAY_AUTH_TOKEN" not in environment
+    assert Path(environment["RAY_AUTH_TOKEN_PATH"]).parent == tmp_path
 
 
 def test_environment_of_ray_on_a_vm_is_what_pods_have_and_what_is_set_stays() -> None:
