@@ -22,6 +22,7 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.sampling_params import StructuredOutputsParams
@@ -40,8 +41,8 @@ from serving.gateway.edge.anthropic_errors import AnthropicRefusals
 from serving.gateway.edge.fields import steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
-from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.grammars.judge import GrammarJudge
+from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 
@@ -137,7 +138,7 @@ class FleetLLM(AsyncLLM):
         self._profile_session_guard_enabled = False
         self._profile_session_active = False
         client.set_failure_sink(self.fail_request)
-        self._dispatcher = client.dispatcher
+        self._client = client
         self._grammars = grammars
 
     async def add_request(  # type: ignore[override] # its other arguments are vLLM's
@@ -191,21 +192,57 @@ class FleetLLM(AsyncLLM):
             raise
 
     def fail_request(self, request_id: str, error: RequestError) -> None:
-        """Ends a request, and its siblings if `n > 1`, with an error that its client reads."""
-        state = self.output_processor.request_states.get(request_id)
+        """Ends a request, and its siblings if `n > 1`, with an error that its client reads.
+
+        Tokens that came before the failure go to the client before the error.
+        """
+        states = self.output_processor.request_states
+        state = states.get(request_id)
         if state is None:
             return
         queue, parent = state.queue, state.parent_req
-        whole = parent.request_id if parent is not None else request_id
-        siblings = self.output_processor.abort_requests([whole], internal=True)
-        self._dispatcher.abort(siblings)
+        whole = [request_id] if parent is None else list(parent.child_requests)
+        rest = self._client.take_rest(whole)
+        ended_early = self.output_processor.process_outputs(rest).reqs_to_abort
+        self._client.abort(ended_early)
+        if request_id not in states:
+            return  # a stop string was in what was left: the answer is whole
+        for each in whole:
+            if each in states:
+                states[each].queue = None  # else vLLM ends the stream as if it had been aborted
+        root = request_id if parent is None else parent.request_id
+        self._client.abort(self.output_processor.abort_requests([root], internal=True))
         if queue is not None:
-            queue.put(FleetRequestError(error))
+            fail_after_rest(queue, FleetRequestError(error))
 
     @property
     def num_in_flight(self) -> int:
         """The number of requests the frontend holds; zero when nothing leaks."""
         return int(self.output_processor.get_num_unfinished_requests())
+
+
+class _FailingCollector(RequestOutputCollector):
+    """A collector of a stream that has failed: what lies in it is read before the error."""
+
+    error: Exception
+
+    def get_nowait(self) -> RequestOutput | PoolingRequestOutput | None:
+        """Returns what was left, then raises the error."""
+        if self.output is None:
+            raise self.error
+        return super().get_nowait()
+
+
+def fail_after_rest(queue: RequestOutputCollector, error: Exception) -> None:
+    """Ends a stream with an error, behind what its reader has not taken yet.
+
+    vLLM's collector would put the error in its place.
+    """
+    if queue.output is None or isinstance(queue.output, Exception):
+        queue.put(error)
+        return
+    queue.__class__ = _FailingCollector
+    queue.error = error  # type: ignore[attr-defined]
 
 
 class JudgedStructure(StructuredOutputsParams):

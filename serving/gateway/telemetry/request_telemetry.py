@@ -294,6 +294,13 @@ class RequestTelemetry:
         self.numbers.resume_stall.observe(now_s - self.moved_at_s)
         self.moved_at_s = None
 
+    def released(self, now_s: float) -> None:
+        """Times how long tokens were held; the time of an output on its way begins here."""
+        context = self.context
+        if context.output_at_s is not None:
+            self.numbers.gateway_hold.observe(now_s - context.output_at_s)
+            context.output_at_s = now_s
+
     def moved(self, cause: str, reason: str, now_s: float) -> None:
         """Notes that it has to go on elsewhere, because its engine was `lost` or is `draining`."""
         self.num_moves += 1

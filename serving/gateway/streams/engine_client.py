@@ -1,17 +1,18 @@
 """Presents many engines to vLLM's frontend as the one engine core that it expects.
 
 Owns vLLM's client interface (`EngineCoreClient`) and what is between it and the dispatcher: vLLM's
-requests are encoded, outputs decoded, and the frontend reads them one step at a time. Does not own
-the requests in flight, nor which engine has one (`dispatcher`).
+requests are encoded, outputs decoded, and the frontend takes all that is ready at once. Does not
+own the requests in flight, nor which engine has one (`dispatcher`), nor which tokens wait and which
+are joined (`streams`).
 
 Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterrupted token stream.
 """
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +23,17 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.domain.errors import RequestError
+from serving.domain.errors import GatewayFaultError, RequestError
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
-from serving.gateway.telemetry.request_telemetry import present_context
+from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.merging import TokenMerge
+from serving.gateway.streams.pace import HoldBounds
+from serving.gateway.telemetry.request_telemetry import RequestTelemetry, present_context
+from serving.link.messages import TokenOutput
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder
+
+logger = logging.getLogger(__name__)
 
 # Of one request with many answers, between which the loop sends what others wait for.
 _REQUESTS_PER_TURN = 32
@@ -47,17 +54,20 @@ class FleetEngineClient:
         *,
         separates_tenants: bool = False,
         adapters: Collection[str] = (),
+        hold: TokenHold | None = None,
     ) -> None:
         """Makes a client without engines, which load all of `adapters` before they are linked.
 
         With `separates_tenants`, no tenant's prompts are found in a prefix cache by another's.
+        Without `hold` no tokens wait for more.
         """
         self.dispatcher = dispatcher
         self._separates_tenants = separates_tenants
         self.supported_tasks = supported_tasks
         self.resources = SimpleNamespace(engine_dead=False)
-        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        self._unread_since_s: deque[float] = deque()  # of each of `_outputs`, monotonic
+        self._merge: TokenMerge[RequestTelemetry] = TokenMerge()
+        self._hold = hold or TokenHold(HoldBounds())
+        self._has_ready = asyncio.Event()
         self._num_since_turn = 0
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
@@ -73,16 +83,21 @@ class FleetEngineClient:
     # -- what the dispatcher delivers --
 
     def deliver(self, outputs: Outputs) -> None:
-        """Passes one step of one engine on to the frontend."""
-        decoded: list[EngineCoreOutput] = []
-        for telemetry, message in outputs:
-            output = decode_output(message, self._decoder)
-            if output.prefill_stats is not None:
-                num_cached = output.prefill_stats.num_cached_tokens
-                telemetry.found_cached(num_cached, time.monotonic())
-            decoded.append(output)
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=decoded))
-        self._unread_since_s.append(time.monotonic())
+        """Takes in one step of one engine, for the frontend to fetch."""
+        now_s = time.monotonic()
+        self._merge.take(outputs, now_s, holds=self._hold.present_s(now_s) > 0)
+        if self._merge.has_held:
+            self._hold.arm(self._release)
+        if self._merge.has_ready:
+            self._has_ready.set()
+
+    def _release(self) -> None:
+        """Lets go of the tokens that have waited for more."""
+        now_s = time.monotonic()
+        for telemetry in self._merge.release(now_s):
+            telemetry.released(now_s)
+        if self._merge.has_ready:
+            self._has_ready.set()
 
     def fail(self, request_id: str, error: RequestError) -> None:
         """Reports a failure to the request's caller."""
@@ -90,8 +105,12 @@ class FleetEngineClient:
 
     @property
     def behind_s(self) -> float:
-        """The seconds for which the oldest tokens have waited here for the frontend."""
-        return time.monotonic() - self._unread_since_s[0] if self._unread_since_s else 0.0
+        """The seconds for which the oldest tokens have waited here for the frontend.
+
+        Tokens that are held for more are not late.
+        """
+        since_s = self._merge.ready_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     # -- what vLLM's frontend calls --
 
@@ -100,10 +119,45 @@ class FleetEngineClient:
         return self.supported_tasks
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """Waits for the next step's outputs, from any engine."""
-        outputs = await self._outputs.get()
-        self._unread_since_s.popleft()
+        """Waits for outputs of any engines; returns all that are ready, those of a request joined.
+
+        So a gateway that is behind sends fewer and longer chunks, and catches up.
+        """
+        while not self._merge.has_ready:
+            self._has_ready.clear()
+            await self._has_ready.wait()
+        return EngineCoreOutputs(outputs=self._decoded(self._merge.drain()))
+
+    def take_rest(self, request_ids: Collection[str]) -> list[EngineCoreOutput]:
+        """Returns what has come of requests that fail and the frontend has not had, in order."""
+        return self._decoded(self._merge.flush(request_ids))
+
+    def _decoded(
+        self, pairs: Iterable[tuple[RequestTelemetry, TokenOutput]]
+    ) -> list[EngineCoreOutput]:
+        outputs: list[EngineCoreOutput] = []
+        for telemetry, message in pairs:
+            if message.token_ids:
+                telemetry.numbers.output_chunks += 1
+            if message.payload is None:
+                outputs.append(decode_output(message, self._decoder))
+                continue
+            try:
+                output = decode_output(message, self._decoder)
+            except msgspec.MsgspecError as error:
+                # An engine of another vLLM, which the link's version does not tell apart.
+                self._fail_unreadable(message.request_id, error)
+                continue
+            if output.prefill_stats is not None:
+                num_cached = output.prefill_stats.num_cached_tokens
+                telemetry.found_cached(num_cached, time.monotonic())
+            outputs.append(output)
         return outputs
+
+    def _fail_unreadable(self, request_id: str, error: Exception) -> None:
+        logger.error("output_unreadable request_id=%s error=%r", request_id, str(error))
+        self._on_failure(request_id, GatewayFaultError())
+        self.abort([request_id])
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Takes one request; it is dispatched now, or waits until an engine is ready.
@@ -130,6 +184,9 @@ class FleetEngineClient:
         if params is not None and params.prompt_logprobs is not None:
             # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
+        if params is not None and not params.stop:
+            # A stop string is looked for here: an engine goes on until it is found.
+            self._merge.allow_hold(request.request_id)
         self.dispatcher.submit(in_flight)
 
     def _encoded(self, request: EngineCoreRequest) -> list[bytes]:
@@ -164,7 +221,12 @@ class FleetEngineClient:
             request.sampling_params = params
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+        """Does what `abort` does."""
+        self.abort(request_ids)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
         """Frees these requests wherever they are; unknown ids are ignored."""
+        self._merge.forget(request_ids)
         self.dispatcher.abort(request_ids)
 
     def dp_engines_running(self) -> bool:
@@ -177,6 +239,8 @@ class FleetEngineClient:
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
         """Forgets everything. Connections are closed by their owner."""
+        self._hold.disarm(self._release)
+        self._merge = TokenMerge()
         self.dispatcher.shutdown()
 
     # -- adapters and caches: operations on every engine --
