@@ -43,6 +43,7 @@ from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.grammars.judge import GrammarJudge
 from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.plain import write_plain_past
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 
@@ -138,7 +139,7 @@ class FleetLLM(AsyncLLM):
         self._profile_session_guard_enabled = False
         self._profile_session_active = False
         client.set_failure_sink(self.fail_request)
-        self._client = client
+        self.client = client
         self._grammars = grammars
 
     async def add_request(  # type: ignore[override] # its other arguments are vLLM's
@@ -202,16 +203,16 @@ class FleetLLM(AsyncLLM):
             return
         queue, parent = state.queue, state.parent_req
         whole = [request_id] if parent is None else list(parent.child_requests)
-        rest = self._client.take_rest(whole)
+        rest = self.client.take_rest(whole)
         ended_early = self.output_processor.process_outputs(rest).reqs_to_abort
-        self._client.abort(ended_early)
+        self.client.abort(ended_early)
         if request_id not in states:
             return  # a stop string was in what was left: the answer is whole
         for each in whole:
             if each in states:
                 states[each].queue = None  # else vLLM ends the stream as if it had been aborted
         root = request_id if parent is None else parent.request_id
-        self._client.abort(self.output_processor.abort_requests([root], internal=True))
+        self.client.abort(self.output_processor.abort_requests([root], internal=True))
         if queue is not None:
             fail_after_rest(queue, FleetRequestError(error))
 
@@ -403,6 +404,9 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     """
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
+    if not args.sse_keep_alive_interval:
+        # Otherwise vLLM would take a stream that is written past it for one that stands still.
+        write_plain_past(app.state)
     return app
 
 

@@ -26,6 +26,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serving.domain.errors import GatewayFaultError, RequestError
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
+from serving.gateway.streams.direct import DirectStream
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.merging import TokenMerge
 from serving.gateway.streams.pace import HoldBounds
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 # Of one request with many answers, between which the loop sends what others wait for.
 _REQUESTS_PER_TURN = 32
+# Direct streams that are written in one turn of the loop: some 10 ms.
+_WRITES_PER_TURN = 1024
+# How soon a client that did not read is tried again.
+_UNREAD_RETRY_S = 0.02
 
 
 class FleetEngineClient:
@@ -68,6 +73,9 @@ class FleetEngineClient:
         self._merge: TokenMerge[RequestTelemetry] = TokenMerge()
         self._hold = hold or TokenHold(HoldBounds())
         self._has_ready = asyncio.Event()
+        self._direct: dict[str, DirectStream] = {}  # by request
+        self._dirty: list[DirectStream] = []  # with tokens that are not written
+        self._is_held = False  # they have waited for more
         self._num_since_turn = 0
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
@@ -83,13 +91,39 @@ class FleetEngineClient:
     # -- what the dispatcher delivers --
 
     def deliver(self, outputs: Outputs) -> None:
-        """Takes in one step of one engine, for the frontend to fetch."""
+        """Takes in one step of one engine, for the frontend to fetch or straight for clients."""
         now_s = time.monotonic()
-        self._merge.take(outputs, now_s, holds=self._hold.present_s(now_s) > 0)
-        if self._merge.has_held:
+        hold_s = self._hold.present_s(now_s)
+        if self._direct:
+            outputs = [pair for pair in outputs if not self._takes_direct(pair, now_s)]
+        self._merge.take(outputs, now_s, holds=hold_s > 0)
+        if self._merge.has_held or self._dirty:
+            self._is_held = hold_s > 0
             self._hold.arm(self._release)
         if self._merge.has_ready:
             self._has_ready.set()
+
+    def _takes_direct(self, pair: tuple[RequestTelemetry, TokenOutput], now_s: float) -> bool:
+        """Gives an output to its direct stream, or ends that if the output is not plain."""
+        telemetry, output = pair
+        stream = self._direct.get(output.request_id)
+        if stream is None:
+            return False
+        if output.finish is None and output.payload is None:
+            stream.take(output.token_ids)
+            self._mark(stream)
+            return True
+        del self._direct[output.request_id]
+        left = stream.hand_back()
+        if left:
+            rest = TokenOutput(output.request_id, left)
+            self._merge.take([(telemetry, rest)], now_s, holds=False)
+        return False
+
+    def _mark(self, stream: DirectStream) -> None:
+        if not stream.is_dirty:
+            stream.is_dirty = True
+            self._dirty.append(stream)
 
     def _release(self) -> None:
         """Lets go of the tokens that have waited for more."""
@@ -98,6 +132,45 @@ class FleetEngineClient:
             telemetry.released(now_s)
         if self._merge.has_ready:
             self._has_ready.set()
+        if self._dirty:
+            self._write_direct(now_s)
+
+    def _write_direct(self, now_s: float) -> None:
+        """Writes what direct streams have, of so many that the turn of the loop stays short."""
+        due, self._dirty = self._dirty[:_WRITES_PER_TURN], self._dirty[_WRITES_PER_TURN:]
+        are_left = bool(self._dirty)
+        for stream in due:
+            if stream.flush(now_s, is_held=self._is_held):
+                stream.is_dirty = False
+            else:
+                self._dirty.append(stream)
+        if are_left:
+            asyncio.get_running_loop().call_soon(self._release)
+        elif self._dirty:
+            self._hold.arm(self._release, _UNREAD_RETRY_S)
+
+    def attach(self, request_id: str, stream: DirectStream) -> bool:
+        """Lets `stream` have the tokens of a request from now on, in place of the frontend.
+
+        Returns `False` if some are on their way to the frontend; they have to go first.
+        """
+        telemetry = self.dispatcher.telemetry_of(request_id)
+        num_known = stream.num_tokens_before + self._merge.num_waiting(request_id)
+        if telemetry is None or num_known != self.dispatcher.num_emitted(request_id):
+            return False
+        stream.telemetry = telemetry
+        self._direct[request_id] = stream
+        waiting = self._merge.withdraw(request_id)
+        if waiting:
+            stream.take(waiting)
+            self._mark(stream)
+            self._hold.arm(self._release)
+        return True
+
+    @property
+    def num_direct(self) -> int:
+        """The number of streams that are written past the frontend."""
+        return len(self._direct)
 
     def fail(self, request_id: str, error: RequestError) -> None:
         """Reports a failure to the request's caller."""
@@ -129,8 +202,13 @@ class FleetEngineClient:
         return EngineCoreOutputs(outputs=self._decoded(self._merge.drain()))
 
     def take_rest(self, request_ids: Collection[str]) -> list[EngineCoreOutput]:
-        """Returns what has come of requests that fail and the frontend has not had, in order."""
-        return self._decoded(self._merge.flush(request_ids))
+        """Returns what has come of requests that fail and no client has had, in order."""
+        rest = []
+        for request_id in request_ids:
+            stream = self._direct.pop(request_id, None)
+            if stream is not None and stream.telemetry is not None:
+                rest.append((stream.telemetry, TokenOutput(request_id, stream.hand_back())))
+        return self._decoded([*rest, *self._merge.flush(request_ids)])
 
     def _decoded(
         self, pairs: Iterable[tuple[RequestTelemetry, TokenOutput]]
@@ -227,6 +305,9 @@ class FleetEngineClient:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Frees these requests wherever they are; unknown ids are ignored."""
         self._merge.forget(request_ids)
+        for request_id in request_ids:
+            if (stream := self._direct.pop(request_id, None)) is not None:
+                stream.hand_back()
         self.dispatcher.abort(request_ids)
 
     def dp_engines_running(self) -> bool:
@@ -241,6 +322,8 @@ class FleetEngineClient:
         """Forgets everything. Connections are closed by their owner."""
         self._hold.disarm(self._release)
         self._merge = TokenMerge()
+        self._direct.clear()
+        self._dirty.clear()
         self.dispatcher.shutdown()
 
     # -- adapters and caches: operations on every engine --

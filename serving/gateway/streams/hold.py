@@ -17,7 +17,7 @@ class TokenHold:
         self._can_hold = bounds.most_s > 0
         self._pace = HoldPace(bounds, time.monotonic(), time.thread_time())
         self._releases: dict[Callable[[], None], None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def present_s(self, now_s: float) -> float:
         """Returns how long tokens wait that come now (monotonic); 0 if they do not wait."""
@@ -25,15 +25,19 @@ class TokenHold:
             self._pace.look(now_s, time.thread_time())
         return self._pace.hold_s
 
-    def arm(self, release: Callable[[], None]) -> None:
+    def arm(self, release: Callable[[], None], least_s: float = 0.0) -> None:
         """Calls `release` once, when the tokens that have waited longest are due.
 
-        All who asked are called together, so that what they write leaves together.
+        If nothing waits, that is in the next turn of the loop, or in `least_s`. All who asked are
+        called together, so that what they write leaves together.
         """
         self._releases[release] = None
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._pace.hold_s, self._fire)
+            delay_s = max(self._pace.hold_s, least_s)
+            self._timer = (
+                loop.call_later(delay_s, self._fire) if delay_s else loop.call_soon(self._fire)
+            )
 
     def disarm(self, release: Callable[[], None]) -> None:
         """Forgets `release`; a no-op if it is not awaited."""

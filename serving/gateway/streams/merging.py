@@ -88,10 +88,30 @@ class TokenMerge(Generic[_Owner]):
         ready, self._ready = self._ready, []
         self._open.clear()
         self.ready_since_s = None
-        if self._gone:
-            ready = [pair for pair in ready if pair[1].request_id not in self._gone]
-            self._gone.clear()
-        return ready
+        gone, self._gone = self._gone, set()
+        return [
+            (owner, output)
+            for owner, output in ready
+            if output.request_id not in gone and not _says_nothing(output)
+        ]
+
+    def num_waiting(self, request_id: str) -> int:
+        """Returns how many tokens of a request `withdraw` would return."""
+        ready, held = self._open.get(request_id), self._held.get(request_id)
+        num_ready = 0 if ready is None else len(ready.token_ids)
+        return num_ready + (0 if held is None else len(held[1].token_ids))
+
+    def withdraw(self, request_id: str) -> list[int]:
+        """Takes the last plain tokens of a request back, which are ready or held.
+
+        What is ready before them stays: an output with more than tokens.
+        """
+        token_ids: list[int] = []
+        if (ready := self._open.pop(request_id, None)) is not None:
+            token_ids, ready.token_ids = ready.token_ids, []
+        if (held := self._held.pop(request_id, None)) is not None:
+            token_ids += held[1].token_ids
+        return token_ids
 
     def flush(self, request_ids: Collection[str]) -> list[tuple[_Owner, TokenOutput]]:
         """Returns all that is left of requests that fail, in order, and forgets them."""
@@ -130,3 +150,8 @@ class TokenMerge(Generic[_Owner]):
     def _note_ready(self, now_s: float) -> None:
         if self._ready and self.ready_since_s is None:
             self.ready_since_s = now_s
+
+
+def _says_nothing(output: TokenOutput) -> bool:
+    """Returns whether neither tokens nor anything else are left in an output."""
+    return not output.token_ids and output.finish is None and output.payload is None

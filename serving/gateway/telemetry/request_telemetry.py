@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from serving.domain.errors import RequestError
+from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
     NO_CLASS,
@@ -48,7 +49,8 @@ class RequestContext:
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
     that one of its sequences ended with, until it is answered. `tenant` is its key's. `open_fields`
-    are the fields that steer engines and that it may set.
+    are the fields that steer engines and that it may set. `connection` is the client's, if parts of
+    the answer may be written to it past the application.
     """
 
     received_at_s: float
@@ -64,6 +66,7 @@ class RequestContext:
     failure: RequestError | None = None
     trace: RequestTrace | None = None
     wall_offset_s: float = 0.0
+    connection: ClientConnection | None = None
 
     def begin_trace(self, tracer: Tracer, method: str, traceparent: str, tracestate: str) -> None:
         """Begins the trace, or continues the client's, if the request is sampled."""
