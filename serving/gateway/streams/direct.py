@@ -6,15 +6,12 @@ a resume. In between vLLM sees nothing of it. Does not own which streams are pla
 when tokens come and how long they wait (`engine_client`).
 """
 
-import logging
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
-
-logger = logging.getLogger(__name__)
 
 _escaped = msgspec.json.Encoder().encode
 
@@ -41,9 +38,6 @@ class Detokenizer(Protocol):
     """The part of vLLM's fast detokenizer that is used here; it goes on with it at hand-back."""
 
     token_ids: list[int]
-    stream: Any
-    tokenizer: Any
-    skip_special_tokens: bool
 
     def decode_next(self, next_token_id: int) -> str:
         """Returns the text that a token adds."""
@@ -105,6 +99,9 @@ class DirectStream:
         """Writes what is pending as one event; returns `False` if the client does not read.
 
         Then the tokens stay, as ids, until it does, or until the hand-back.
+
+        Raises:
+            Exception: the tokenizer cannot read the tokens. Fail the request.
         """
         token_ids = self._pending
         if not token_ids:
@@ -112,7 +109,10 @@ class DirectStream:
         if self._connection.is_full and not self._connection.has_left:
             return False
         self._pending = []
-        text = self._decoded(token_ids)
+        detokenizer = self._detokenizer
+        detokenizer.token_ids += token_ids
+        # One by one: several at once, of which the last is half a character, would have no text.
+        text = "".join(map(detokenizer.decode_next, token_ids))
         self._num_written += len(token_ids)
         template = self._template
         if text or template.has_empty:
@@ -120,18 +120,6 @@ class DirectStream:
         if self.telemetry is not None:
             self._note_written(self.telemetry, now_s, is_held=is_held)
         return True
-
-    def _decoded(self, token_ids: list[int]) -> str:
-        detokenizer = self._detokenizer
-        detokenizer.token_ids += token_ids
-        try:
-            return detokenizer.stream.step(detokenizer.tokenizer, token_ids) or ""
-        except Exception as error:  # noqa: BLE001 - the tokenizer has but one class
-            # Bytes that are no text. vLLM goes on with a new stream, token by token, and so do we.
-            logger.warning("detokenizer_reset error=%r", str(error))
-            fresh = type(detokenizer.stream)
-            detokenizer.stream = fresh(skip_special_tokens=detokenizer.skip_special_tokens)
-            return "".join(detokenizer.decode_next(token_id) for token_id in token_ids)
 
     @staticmethod
     def _note_written(telemetry: RequestTelemetry, now_s: float, *, is_held: bool) -> None:

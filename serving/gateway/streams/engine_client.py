@@ -140,7 +140,7 @@ class FleetEngineClient:
         due, self._dirty = self._dirty[:_WRITES_PER_TURN], self._dirty[_WRITES_PER_TURN:]
         are_left = bool(self._dirty)
         for stream in due:
-            if stream.flush(now_s, is_held=self._is_held):
+            if self._flushed(stream, now_s):
                 stream.is_dirty = False
             else:
                 self._dirty.append(stream)
@@ -148,6 +148,15 @@ class FleetEngineClient:
             asyncio.get_running_loop().call_soon(self._release)
         elif self._dirty:
             self._hold.arm(self._release, _UNREAD_RETRY_S)
+
+    def _flushed(self, stream: DirectStream, now_s: float) -> bool:
+        """Writes what a stream has; returns `False` if its client does not read."""
+        try:
+            return stream.flush(now_s, is_held=self._is_held)
+        except Exception as error:  # noqa: BLE001 - the tokenizer has no other class
+            if stream.telemetry is not None:
+                self._fail_unreadable(stream.telemetry.request_id, error)
+            return True
 
     def attach(self, request_id: str, stream: DirectStream) -> bool:
         """Lets `stream` have the tokens of a request from now on, in place of the frontend.

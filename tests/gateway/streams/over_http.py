@@ -11,11 +11,15 @@ import uvicorn
 
 from serving.gateway.edge.http import HttpEdge
 
+_SOCKET_BYTES = 8192
+
 
 @asynccontextmanager
 async def http_server(edge: HttpEdge) -> AsyncIterator[int]:
     """Serves `edge` as Serve does, by uvicorn; yields the port."""
     listener = socket.socket()
+    # Inherited by its connections: a client that does not read is felt soon.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(edge, http="httptools", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
@@ -30,17 +34,20 @@ async def http_server(edge: HttpEdge) -> AsyncIterator[int]:
 class HttpStream:
     """A streamed answer as it comes over HTTP: the bodies of its chunks."""
 
-    def __init__(self, port: int, path: str, body: dict[str, Any], limit: int = 2**16) -> None:
+    def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
         self.parts: list[bytes] = []
         self.status = 0
         self.came = asyncio.Event()
         self.may_read = asyncio.Event()
         self.may_read.set()
-        self._limit = limit
         self.task = asyncio.ensure_future(self._run(port, path, json.dumps(body).encode()))
 
     async def _run(self, port: int, path: str, body: bytes) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=self._limit)
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
+        own.settimeout(0)
+        await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=own, limit=_SOCKET_BYTES)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
@@ -54,6 +61,15 @@ class HttpStream:
                 await self.may_read.wait()
         finally:
             writer.close()
+
+    @property
+    def text(self) -> str:
+        """The text of its one answer so far."""
+        choices = [choice for event in self.events for choice in event.get("choices", [])]
+        return "".join(
+            choice.get("delta", choice).get("content") or choice.get("text") or ""
+            for choice in choices
+        )
 
     @property
     def events(self) -> list[dict[str, Any]]:
