@@ -404,8 +404,9 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     """
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
-    if not args.sse_keep_alive_interval:
-        # Otherwise vLLM would take a stream that is written past it for one that stands still.
+    # vLLM's keep-alive would take a stream that is written past it for one that stands still, and a
+    # middleware may change what it would not see.
+    if not args.sse_keep_alive_interval and not args.middleware:
         write_plain_past(app.state)
     return app
 

@@ -49,6 +49,8 @@ class HttpStream:
         await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=own, limit=_SOCKET_BYTES)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        # In every event: a long one fills buffers soon.
+        head += f"x-request-id: {id(self):0>120}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
             answer = await reader.readuntil(b"\r\n\r\n")
