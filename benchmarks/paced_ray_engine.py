@@ -18,8 +18,8 @@ from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from serving.engine.paced.engine import PacedConfig, PacedEngine
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
-from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM
+from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
 from serving.link.messages import Step, TokenRequest

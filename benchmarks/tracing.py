@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
-from serving.gateway.engine_client import FleetEngineClient
+from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.telemetry.request_metrics import EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.link.client import LinkStats

@@ -47,6 +47,9 @@ _REPORT_PERIOD_S = 2.5 * _REPORT_INTERVAL_S
 # How often Serve checks whether a replica that is to end still has requests. Its default of 2 s
 # would be added to the replacement of each slice.
 _IDLE_CHECK_INTERVAL_S = 0.1
+# Outputs that vLLM's frontend takes in before the loop turns for others. What comes meanwhile is
+# joined, so more of them save little, and new requests wait for a turn.
+_OUTPUTS_PER_TURN = "256"
 # No bound: the frontend has checked token ids against the vocabulary of the model that is played.
 _PACED_VOCAB_SIZE = 2**31
 
@@ -100,6 +103,7 @@ def build(args: dict[str, Any]) -> Application:
                 "env_vars": {
                     "VLLM_CONFIGURE_LOGGING": "0",
                     "VLLM_MAX_N_SEQUENCES": str(config.gateway.max_sequences),
+                    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": _OUTPUTS_PER_TURN,
                     # A host that clients may name could send the gateway on to any other.
                     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
                     "VLLM_MEDIA_CONNECTOR": "http",  # the bounded one (`edge.media`)

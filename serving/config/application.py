@@ -67,6 +67,13 @@ class GatewayConfig(_Section):
     max_behind_s: Annotated[float, Field(gt=0, le=600)] = 2.0
     """How late a gateway may be with the tokens it has; beyond it new requests are refused with
     429."""
+    max_hold_s: Annotated[float, Field(ge=0, le=1)] = limits.MAX_HOLD_S
+    """How long tokens of a stream may wait in a busy gateway, so that several go to the client at
+    once. How long they do follows the load: not at all below half of a core, this long near a whole
+    one. The first token and the end of an answer never wait. 0: nothing waits, however busy."""
+    min_hold_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How long tokens of a stream wait in any case, also in an idle gateway; at most `max_hold_s`.
+    Costs clients the grain of their streams, and saves CPU of the proxy."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Requests that Serve hands to one gateway at once, waiting ones included."""
     max_sequences: Annotated[int, Field(ge=1, le=16_384)] = limits.MAX_SEQUENCES

@@ -170,7 +170,7 @@ def scaling_problems(path: str, model: Raw) -> Iterator[Problem]:
 
 
 def gateway_problems(gateway: Raw) -> Iterator[Problem]:
-    """Yields a bound on waiting that can never be reached."""
+    """Yields bounds that contradict each other."""
     waiting, ongoing = numbers_in(gateway, "max_waiting_requests", "max_ongoing_requests")
     if waiting is not None and ongoing is not None and waiting > ongoing:
         yield Problem(
@@ -186,6 +186,14 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
             "no room for one body of the length allowed",
             f"allowed: at least gateway.max_body_bytes, {one:.0f}",
             f"{every:.0f}",
+        )
+    least, most = numbers_in(gateway, "min_hold_s", "max_hold_s")
+    if least is not None and most is not None and least > most:
+        yield Problem(
+            "gateway.min_hold_s",
+            "longer than tokens may wait at all",
+            f"allowed: at most gateway.max_hold_s, {most:g}",
+            f"{least:g}",
         )
 
 

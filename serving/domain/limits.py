@@ -20,6 +20,8 @@ MAX_SEQUENCES = 128
 MAX_INPUTS = 2048
 # A gateway's bytes for the bodies of all its requests, and a client's seconds to send one.
 BODY_BUDGET_BYTES, BODY_TIMEOUT_S = 256 * 1024 * 1024, 60.0
+# How long a busy gateway may hold tokens back, to send those of a stream together.
+MAX_HOLD_S = 0.1
 # How often each end of a token link sends a sign of life, and when its silence ends the link.
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.0

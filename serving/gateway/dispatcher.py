@@ -93,6 +93,16 @@ class Dispatcher:
         """The number of requests that wait for an engine."""
         return sum(1 for request in self._waiting if self._is_waiting(request))
 
+    def telemetry_of(self, request_id: str) -> RequestTelemetry | None:
+        """Returns the telemetry of a request in flight; `None` if it is not."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.telemetry
+
+    def num_emitted(self, request_id: str) -> int:
+        """Returns how many tokens of a request in flight have come; 0 if it is not."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else len(request.emitted)
+
     def first_waiting_since_s(self, otherwise_s: float) -> float:
         """Returns since when the first request that waits for an engine has waited (monotonic)."""
         waiting = (request for request in self._waiting if self._is_waiting(request))

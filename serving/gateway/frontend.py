@@ -22,6 +22,7 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers import BaseRenderer, renderer_from_config
@@ -46,8 +47,9 @@ from serving.gateway.edge.anthropic_errors import AnthropicRefusals
 from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
-from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.forks.grammars.judge import GrammarJudge
+from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.plain import write_plain_past
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 
 _ON_CPU = EngineFacts(EngineKind.VLLM)
@@ -144,7 +146,7 @@ class FleetLLM(AsyncLLM):
         self._profile_session_guard_enabled = False
         self._profile_session_active = False
         client.set_failure_sink(self.fail_request)
-        self._dispatcher = client.dispatcher
+        self.client = client
         self._grammars = grammars
 
     async def add_request(  # type: ignore[override] # its other arguments are vLLM's
@@ -194,21 +196,57 @@ class FleetLLM(AsyncLLM):
             raise
 
     def fail_request(self, request_id: str, error: RequestError) -> None:
-        """Ends a request, and its siblings if `n > 1`, with an error that its client reads."""
-        state = self.output_processor.request_states.get(request_id)
+        """Ends a request, and its siblings if `n > 1`, with an error that its client reads.
+
+        Tokens that came before the failure go to the client before the error.
+        """
+        states = self.output_processor.request_states
+        state = states.get(request_id)
         if state is None:
             return
         queue, parent = state.queue, state.parent_req
-        whole = parent.request_id if parent is not None else request_id
-        siblings = self.output_processor.abort_requests([whole], internal=True)
-        self._dispatcher.abort(siblings)
+        whole = [request_id] if parent is None else list(parent.child_requests)
+        rest = self.client.take_rest(whole)
+        ended_early = self.output_processor.process_outputs(rest).reqs_to_abort
+        self.client.abort(ended_early)
+        if request_id not in states:
+            return  # a stop string was in what was left: the answer is whole
+        for each in whole:
+            if each in states:
+                states[each].queue = None  # else vLLM ends the stream as if it had been aborted
+        root = request_id if parent is None else parent.request_id
+        self.client.abort(self.output_processor.abort_requests([root], internal=True))
         if queue is not None:
-            queue.put(FleetRequestError(error))
+            fail_after_rest(queue, FleetRequestError(error))
 
     @property
     def num_in_flight(self) -> int:
         """The number of requests the frontend holds; zero when nothing leaks."""
         return int(self.output_processor.get_num_unfinished_requests())
+
+
+class _FailingCollector(RequestOutputCollector):
+    """A collector of a stream that has failed: what lies in it is read before the error."""
+
+    error: Exception
+
+    def get_nowait(self) -> RequestOutput | PoolingRequestOutput | None:
+        """Returns what was left, then raises the error."""
+        if self.output is None:
+            raise self.error
+        return super().get_nowait()
+
+
+def fail_after_rest(queue: RequestOutputCollector, error: Exception) -> None:
+    """Ends a stream with an error, behind what its reader has not taken yet.
+
+    vLLM's collector would put the error in its place.
+    """
+    if queue.output is None or isinstance(queue.output, Exception):
+        queue.put(error)
+        return
+    queue.__class__ = _FailingCollector
+    queue.error = error  # type: ignore[attr-defined]
 
 
 class JudgedStructure(StructuredOutputsParams):
@@ -411,6 +449,10 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     """
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
+    # vLLM's keep-alive would take a stream that is written past it for one that stands still, and a
+    # middleware may change what it would not see.
+    if not args.sse_keep_alive_interval and not args.middleware:
+        write_plain_past(app.state)
     return app
 
 

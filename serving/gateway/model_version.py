@@ -25,12 +25,14 @@ from serving.domain.models.request_fields.rules import EngineFacts, Trait
 from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.edge.fields import BodyJudge
-from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.forks.bodies.prepared_app import PreparedApp
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.forks.server import ForkServer
 from serving.gateway.forks.version_spec import TASKS, VersionSpec
 from serving.gateway.frontend import FleetLLM, build_frontend, frontend_config
+from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.pace import HoldBounds
 from serving.tpu.requirements import count, section
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class ModelVersion:
         gateway: GatewayConfig,
         vllm_config: VllmConfig,
         queue: AdmissionQueue,
+        hold: TokenHold,
     ) -> None:
         self._config = config
         self._names = _names(config)
@@ -73,6 +76,7 @@ class ModelVersion:
             _GENERATE_TASKS,
             separates_tenants=gateway.separate_tenants,
             adapters=[adapter.name for adapter in config.lora_adapters],
+            hold=hold,
         )
         # Compiles grammars, which paced engines do not keep, and prepares large bodies.
         self._forks = ForkServer(config.name, TASKS, self.fork_spec)
@@ -101,11 +105,15 @@ class ModelVersion:
 
     @classmethod
     async def build(
-        cls, config: ModelConfig, gateway: GatewayConfig, queue: AdmissionQueue | None = None
+        cls,
+        config: ModelConfig,
+        gateway: GatewayConfig,
+        queue: AdmissionQueue | None = None,
+        hold: TokenHold | None = None,
     ) -> "ModelVersion":
         """Reads the model's configuration and tokenizer; needs no engine.
 
-        `queue` is shared with the other versions; `None` means that there are no others.
+        `queue` and `hold` are shared with the other versions; `None`: there are no others.
 
         Raises:
             ValueError: vLLM refuses the model, an engine argument or a frontend argument.
@@ -115,7 +123,8 @@ class ModelVersion:
         )
         queue = queue or AdmissionQueue(config.name, FleetLimits.of(gateway))
         # A large tokenizer takes seconds, in which the streams of other models go on.
-        version = await asyncio.to_thread(cls, config, gateway, vllm_config, queue)
+        hold = hold or TokenHold(HoldBounds(gateway.min_hold_s, gateway.max_hold_s))
+        version = await asyncio.to_thread(cls, config, gateway, vllm_config, queue, hold)
         if version._are_tasks_known:
             await version.app()
         return version

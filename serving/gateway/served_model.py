@@ -28,6 +28,8 @@ from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.requests import EngineConnection
 from serving.gateway.routing import CanaryView, VersionView, choose_version
+from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.pace import HoldBounds
 from serving.gateway.telemetry.request_metrics import RequestMetrics
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class ServedModel:
         # The id of the configuration's version, a digest. Kept, because every request needs it.
         self._current_id = config.version_id
         self._queue = AdmissionQueue(config.name, FleetLimits.of(gateway))
+        self._hold = TokenHold(HoldBounds(gateway.min_hold_s, gateway.max_hold_s))
         self._versions: dict[str, ModelVersion] = {}
         self._building = asyncio.Lock()
 
@@ -186,7 +189,7 @@ class ServedModel:
 
     async def _build(self, config: ModelConfig) -> ModelVersion:
         try:
-            return await ModelVersion.build(config, self._gateway, self._queue)
+            return await ModelVersion.build(config, self._gateway, self._queue, self._hold)
         except OSError as error:
             raise ValueError(f"the files of {config.source!r} cannot be read: {error}") from error
 

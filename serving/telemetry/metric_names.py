@@ -355,7 +355,13 @@ SERVING_LATENCY = (
         Scope.CLASS,
         "slicewise_gateway_output_seconds",
         "From the arrival of an engine's output to its being handed over for writing, of one output"
-        " in eight of each sequence",
+        " in eight of each sequence; without the time for which it was held",
+    ),
+    _histogram(
+        Scope.CLASS,
+        "slicewise_gateway_hold_seconds",
+        "For how long tokens were held to be sent with later ones, of one output in eight of each"
+        " sequence that was held",
     ),
     _histogram(
         Scope.CLASS,
@@ -384,6 +390,11 @@ SERVING_COUNTS = (
         tenant=_TENANTS,
     ),
     _counter(Scope.CLASS, "slicewise_output_tokens_total", "Tokens from engines", tenant=_TENANTS),
+    _counter(
+        Scope.CLASS,
+        "slicewise_output_chunks_total",
+        "Pieces in which those tokens went on to clients: fewer than tokens where a gateway joins",
+    ),
     _counter(
         Scope.CLASS,
         "slicewise_resumes_total",

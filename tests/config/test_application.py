@@ -398,6 +398,12 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
         "allowed: at least gateway.max_body_bytes, 2048",
     ),
     (
+        "gateway",
+        {"min_hold_s": 0.2},
+        "gateway.min_hold_s: longer than tokens may wait at all (value 0.2); "
+        "allowed: at most gateway.max_hold_s, 0.1",
+    ),
+    (
         "auth",
         {"keys_file": "keys.txt", "keys_env": "KEYS"},
         'auth.keys_env: auth.keys_file is given as well (value "KEYS"); '

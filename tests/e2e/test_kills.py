@@ -21,7 +21,7 @@ from .application import (
 )
 from .logs import logs_with
 from .mixed_streams import INVENTORIES, MODEL, WORKLOAD, Disturbance
-from .streams import Answer, stream_all
+from .streams import Answer, Request, stream_all
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
@@ -123,7 +123,12 @@ def wait_ended(victim: psutil.Process) -> None:
         time.sleep(0.1)
 
 
-def survive(application: RunningApplication, undisturbed: list[Answer], plan: Plan) -> str:
+def survive(
+    application: RunningApplication,
+    undisturbed: list[Answer],
+    plan: Plan,
+    workload: list[Request] = WORKLOAD,
+) -> str:
     """Runs the streams through the kill and compares; a line with what was measured.
 
     The streams may be read long after they were written, and the kill then finds nothing in flight:
@@ -133,7 +138,7 @@ def survive(application: RunningApplication, undisturbed: list[Answer], plan: Pl
         wait_whole(application)
         plan = replace(plan, position=max(1, plan.position // 4**attempt))
         num_resumes_before = num_resumes(application.fleet())
-        line = kill_and_compare(application, undisturbed, plan)
+        line = kill_and_compare(application, undisturbed, plan, workload)
         moved = num_resumes(application.fleet()) - num_resumes_before
         if plan.kill.victim == Victim.REPLICA:
             assert moved == 0
@@ -157,17 +162,19 @@ def num_resumes(fleet: dict[str, Any]) -> int:
     return int(fleet["models"][0]["resumes"])
 
 
-def kill_and_compare(application: RunningApplication, undisturbed: list[Answer], plan: Plan) -> str:
+def kill_and_compare(
+    application: RunningApplication, undisturbed: list[Answer], plan: Plan, workload: list[Request]
+) -> str:
     victim = plan.victim(application)
     disturbance = Disturbance(victim.pid, plan.kill.signal, plan.stream, plan.position)
-    answers = asyncio.run(stream_all(application.base_url, WORKLOAD, disturbance))
+    answers = asyncio.run(stream_all(application.base_url, workload, disturbance))
     try:
         assert disturbance.at_s is not None, f"stream {plan.stream} never came to {plan.position}"
         errors = {at: answer.error for at, answer in enumerate(answers) if answer.error}
         assert errors == {}
         pairs = enumerate(zip(answers, undisturbed, strict=True))
         differing = [at for at, (one, other) in pairs if not one.same_as(other)]
-        assert [WORKLOAD[at].body for at in differing] == []
+        assert [workload[at].body for at in differing] == []
         for at in INVENTORIES:
             assert 12 <= len(json.loads(answers[at].choices[0].text)["slices"]) <= 16
         application.wait_idle()

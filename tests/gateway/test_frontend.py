@@ -10,19 +10,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from serving.artifacts.model_source import resolve_source
 from serving.domain.errors import NoEngineInTimeError, PoisonRequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.rules import EngineFacts
+from serving.domain.paced_tokens import paced_token
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
-from serving.gateway.engine_client import FleetEngineClient
 from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config
+from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.pace import HoldBounds
 
-from .engines import ScriptedLink
+from .engines import TOKEN_RANGE, ScriptedLink
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -126,6 +129,42 @@ async def test_failure_of_one_sample_ends_its_siblings_everywhere(llm: FleetLLM)
     assert (llm.num_in_flight, llm.engine_core.dispatcher.num_in_flight) == (0, 0)
     assert link.running == []
     assert llm.output_processor.parent_requests == {}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("holds", [True, False], ids=["held", "not-held"])
+async def test_tokens_that_came_before_a_failure_are_read_before_the_error(
+    config, n: int, holds: bool
+) -> None:
+    dispatcher = Dispatcher("demo", FleetLimits(request_deadline_s=600.0, max_engine_losses=1))
+    hold = TokenHold(HoldBounds(60.0, 60.0)) if holds else None
+    llm = FleetLLM(config, FleetEngineClient(dispatcher, ("generate",), hold=hold), None)
+    link = ScriptedLink(dispatcher)
+    came: dict[int, list[int]] = {}
+    has_begun = asyncio.Event()
+
+    async def run() -> None:
+        sampling = SamplingParams(max_tokens=100, n=n, output_kind=RequestOutputKind.DELTA)
+        prompt = TokensPrompt(prompt_token_ids=[1, 2])
+        async for answer in llm.generate(prompt, sampling, "r"):
+            for output in answer.outputs:
+                assert output.finish_reason is None
+                came.setdefault(output.index, []).extend(output.token_ids)
+            has_begun.set()
+
+    task = asyncio.create_task(run())
+    await until_in_flight(llm, n)
+    link.step()
+    async with asyncio.timeout(DEADLINE_S):
+        await has_begun.wait()
+        link.step(4)
+        link.end()
+        with pytest.raises(FleetRequestError, match="1 engines were lost"):
+            await task
+    wanted = [paced_token([1, 2], position, TOKEN_RANGE) for position in range(5)]
+    assert came == dict.fromkeys(range(n), wanted)
+    assert (llm.num_in_flight, dispatcher.num_in_flight) == (0, 0)
+    llm.shutdown()
 
 
 async def test_failure_carries_its_http_status(llm: FleetLLM) -> None:

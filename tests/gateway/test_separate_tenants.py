@@ -15,8 +15,8 @@ from serving.config.application import GatewayConfig
 from serving.domain.models.engine_kind import EngineKind
 from serving.gateway.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
-from serving.gateway.engine_client import salt_of
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.streams.engine_client import salt_of
 from serving.link.vllm_codec import decode_request, request_decoder
 
 from .engines import ScriptedLink

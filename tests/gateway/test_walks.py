@@ -23,8 +23,14 @@ PACED = {
 }
 # Of these, a request enters no function: they are the records, and what was built before it came.
 WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
-# Not of the request: heartbeats, the line that logs it, and the question whether it is sampled.
+# Not of the request: heartbeats, the line that logs it, the numbers of metrics, and the questions
+# whether it is sampled, how busy the loop is, and whose the connection is.
 BESIDE = {
+    "serving/engine/stats.py",
+    "serving/gateway/streams/connections.py",
+    "serving/gateway/streams/hold.py",
+    "serving/gateway/streams/pace.py",
+    "serving/gateway/telemetry/request_metrics.py",
     "serving/link/heartbeat.py",
     "serving/link/request_spans.py",
     "serving/telemetry/log_lines.py",

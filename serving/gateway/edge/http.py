@@ -64,6 +64,7 @@ from serving.gateway.edge.stream_errors import as_request_error, error_event, is
 from serving.gateway.forks.bodies.messages import BodyRules
 from serving.gateway.forks.bodies.reader import BodyReader
 from serving.gateway.routing import CanaryView, choose_canary
+from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.telemetry.spans import NO_TRACER, Tracer
@@ -269,6 +270,7 @@ class HttpEdge:
         headers = passed_headers(exchange.scope["headers"], opened)
         app = await frontend.enter(target)
         exchange.context.admitted()
+        exchange.allow_direct_writes()
         await exchange.delegate(app, body, headers)
 
     def _select(self, target: RequestTarget, holder: KeyRecord) -> ModelFrontend:
@@ -368,6 +370,10 @@ class _Exchange:
                 # The client left before it had the whole answer; known at the end.
                 is_cancelled=self._has_left or not (self._is_whole or self._has_failed),
             )
+
+    def allow_direct_writes(self) -> None:
+        """Lets the middle of a plain stream be written past the application (`streams`)."""
+        self.context.connection = ClientConnection.below(self._receive)
 
     def add_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Adds headers to whatever will be answered."""

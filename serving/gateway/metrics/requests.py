@@ -36,6 +36,7 @@ _HISTOGRAMS = {
     "slicewise_engine_time_seconds": attrgetter("engine_time"),
     "slicewise_gateway_input_seconds": attrgetter("gateway_input"),
     "slicewise_gateway_output_seconds": attrgetter("gateway_output"),
+    "slicewise_gateway_hold_seconds": attrgetter("gateway_hold"),
     "slicewise_resume_stall_seconds": attrgetter("resume_stall"),
 }
 _TOKENS = {
@@ -208,6 +209,7 @@ def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> Non
         if compute_class != NO_CLASS:
             for name, histogram in _HISTOGRAMS.items():
                 families.add(name, labels, histogram(numbers))
+            families.add("slicewise_output_chunks_total", labels, numbers.output_chunks)
             tenants = numbers.tenants or {DEFAULT_TENANT: TokenCount()}
             for tenant, tokens in tenants.items():
                 for name, count in _TOKENS.items():

@@ -100,6 +100,8 @@ class ClassMetrics:
     engine_time: Histogram = field(default_factory=lambda: Histogram(_WHOLE_S))
     gateway_input: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
     gateway_output: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
+    gateway_hold: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
+    output_chunks: int = 0
     resume_stall: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
     tenants: dict[str, TokenCount] = field(default_factory=dict)
     sequences: Counter[str] = field(default_factory=Counter)  # by outcome

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serving.domain.errors import RequestError
+from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
     NO_CLASS,
@@ -51,6 +52,7 @@ class RequestContext:
     that one of its sequences ended with, until it is answered. `tenant` is its key's. `open_fields`
     are the fields that steer engines and that it may set. `renders` are what a renderer
     would make of it, conversations and inputs of an engine, if that was made in a fork.
+    `connection` is the client's, if parts of the answer may be written to it past the application.
     """
 
     received_at_s: float
@@ -67,6 +69,7 @@ class RequestContext:
     failure: RequestError | None = None
     trace: RequestTrace | None = None
     wall_offset_s: float = 0.0
+    connection: ClientConnection | None = None
 
     def begin_trace(self, tracer: Tracer, method: str, traceparent: str, tracestate: str) -> None:
         """Begins the trace, or continues the client's, if the request is sampled."""
@@ -296,6 +299,13 @@ class RequestTelemetry:
         assert self.moved_at_s is not None
         self.numbers.resume_stall.observe(now_s - self.moved_at_s)
         self.moved_at_s = None
+
+    def released(self, now_s: float) -> None:
+        """Times how long tokens were held; the time of an output on its way begins here."""
+        context = self.context
+        if context.output_at_s is not None:
+            self.numbers.gateway_hold.observe(now_s - context.output_at_s)
+            context.output_at_s = now_s
 
     def moved(self, cause: str, reason: str, now_s: float) -> None:
         """Notes that it has to go on elsewhere, because its engine was `lost` or is `draining`."""

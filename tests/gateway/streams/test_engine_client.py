@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from serving.domain.errors import CannotResumeError, PoisonRequestError, RequestError
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
-from serving.gateway.engine_client import FleetEngineClient
-from serving.link.messages import Step
+from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.pace import HoldBounds
+from serving.link.messages import Step, TokenOutput
 from serving.link.vllm_codec import decode_request, encode_outputs, request_decoder
-
-from .core_requests import core_request
-from .engines import ScriptedLink, answer_to
+from tests.gateway.core_requests import core_request
+from tests.gateway.engines import ScriptedLink, answer_to
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -32,27 +34,131 @@ def fleet_client(
     return FleetEngineClient(Dispatcher("demo", limits), ("generate",), adapters=adapters)
 
 
-async def delivered(client: FleetEngineClient, num_steps: int) -> list[EngineCoreOutput]:
-    """What comes for vLLM's frontend in so many steps, in order."""
-    outputs: list[EngineCoreOutput] = []
+async def delivered(client: FleetEngineClient) -> list[EngineCoreOutput]:
+    """What vLLM's frontend gets when it asks once."""
     async with asyncio.timeout(DEADLINE_S):
-        for _ in range(num_steps):
-            outputs += (await client.get_output_async()).outputs
-    return outputs
+        return (await client.get_output_async()).outputs
 
 
-async def test_outputs_come_as_vllms_own_one_step_at_a_time() -> None:
+def parts(outputs: Sequence[EngineCoreOutput]) -> list[tuple[str, list[int]]]:
+    return [(output.request_id, output.new_token_ids) for output in outputs]
+
+
+async def test_outputs_come_as_vllms_own_one_step_at_a_time_while_they_are_fetched() -> None:
     client = fleet_client()
     link = ScriptedLink(client.dispatcher)
     for request_id in ("a", "b"):
         await client.add_request_async(core_request(request_id, 3))
-    link.step(3)
-    first = await client.get_output_async()
-    assert [output.request_id for output in first.outputs] == ["a", "b"]
-    outputs = [*first.outputs, *await delivered(client, 2)]
-    of_a = [output for output in outputs if output.request_id == "a"]
-    assert [output.new_token_ids[0] for output in of_a] == answer_to("a", 3)
+    steps = []
+    for _ in range(3):
+        link.step()
+        steps.append(await delivered(client))
+    assert [[output.request_id for output in step] for step in steps] == [["a", "b"]] * 3
+    of_a = [step[0] for step in steps]
+    assert [output.new_token_ids for output in of_a] == [[each] for each in answer_to("a", 3)]
     assert [output.finish_reason for output in of_a] == [None, None, FinishReason.LENGTH]
+
+
+async def test_steps_that_nobody_fetched_become_one_output_of_each_request() -> None:
+    client = fleet_client()
+    first, second = ScriptedLink(client.dispatcher, "e1"), ScriptedLink(client.dispatcher, "e2")
+    for request_id in ("a", "b"):
+        await client.add_request_async(core_request(request_id, 9))
+    first.step(2)
+    second.step(3)
+    first.step(1)
+    assert parts(await delivered(client)) == [("a", answer_to("a", 3)), ("b", answer_to("b", 3))]
+    assert client.dispatcher.telemetry.metrics.classes["local"].output_chunks == 2
+
+
+def held_client(limits: FleetLimits | None = None) -> FleetEngineClient:
+    """A client whose tokens wait until they are released by hand, or by a minute."""
+    limits = limits or FleetLimits(request_deadline_s=600.0)
+    hold = TokenHold(HoldBounds(60.0, 60.0))
+    return FleetEngineClient(Dispatcher("demo", limits), ("generate",), hold=hold)
+
+
+async def test_tokens_that_are_held_come_with_the_end() -> None:
+    client = held_client()
+    link = ScriptedLink(client.dispatcher)
+    await client.add_request_async(core_request("a", 5))
+    link.step()
+    assert parts(await delivered(client)) == [("a", answer_to("a", 1))]
+    link.step(3)
+    assert client.behind_s == 0.0
+    link.step()
+    (last,) = await delivered(client)
+    assert (last.new_token_ids, last.finish_reason) == (answer_to("a")[1:], FinishReason.LENGTH)
+
+
+async def test_tokens_that_are_held_come_when_their_time_is_over() -> None:
+    dispatcher = Dispatcher("demo", FleetLimits(request_deadline_s=600.0))
+    client = FleetEngineClient(dispatcher, ("generate",), hold=TokenHold(HoldBounds(0.01, 0.01)))
+    link = ScriptedLink(client.dispatcher)
+    await client.add_request_async(core_request("a", 50))
+    link.step()
+    await delivered(client)
+    link.step(9)
+    assert parts(await delivered(client)) == [("a", answer_to("a", 10)[1:])]
+    # The ninth token was timed: how long it was held, and not as the gateway's own time.
+    numbers = dispatcher.telemetry.metrics.classes["local"]
+    assert sum(numbers.gateway_hold.counts) == 1
+    assert numbers.gateway_hold.total >= 0.01
+
+
+@pytest.mark.parametrize("params", [{"stop": ["end"]}, {"stop": ["a", "b"], "n": 2}])
+async def test_tokens_of_a_request_with_stop_strings_are_not_held(params: dict[str, Any]) -> None:
+    client = held_client()
+    link = ScriptedLink(client.dispatcher)
+    await client.add_request_async(core_request("a", 5, **params))
+    for position in range(3):
+        link.step()
+        assert parts(await delivered(client)) == [("a", [answer_to("a")[position]])]
+
+
+async def test_request_goes_on_elsewhere_behind_the_tokens_that_were_held() -> None:
+    client = held_client()
+    first, second = ScriptedLink(client.dispatcher, "e1"), ScriptedLink(client.dispatcher, "e2")
+    await client.add_request_async(core_request("r", 8))
+    first.step()
+    came = parts(await delivered(client))
+    first.step(3)
+    first.end()
+    assert second.submitted[0].emitted_token_ids == answer_to("r", 4)
+    second.step(2)
+    # More than a token, as the first output of a resumed request is.
+    (wire_id,) = second.running
+    output = EngineCoreOutput(wire_id, [7], prefill_stats=PrefillStats(num_cached_tokens=2))
+    client.dispatcher.take_step("e2", Step(encode_outputs([output], MsgpackEncoder())))
+    came += parts(await delivered(client))
+    assert came == [("r", answer_to("r", 1)), ("r", answer_to("r", 6)[1:]), ("r", [7])]
+
+
+async def test_aborted_request_leaves_no_tokens_behind() -> None:
+    client = held_client()
+    link = ScriptedLink(client.dispatcher)
+    for request_id in ("a", "b"):
+        await client.add_request_async(core_request(request_id, 3))
+    link.step()
+    await delivered(client)
+    link.step()
+    await client.abort_requests_async(["a"])
+    link.step()
+    assert parts(await delivered(client)) == [("b", answer_to("b", 3)[1:])]
+    assert client.take_rest(["a"]) == []
+
+
+async def test_output_that_cannot_be_read_fails_its_request_alone() -> None:
+    client = fleet_client()
+    failures: dict[str, RequestError] = {}
+    client.set_failure_sink(failures.__setitem__)
+    link = ScriptedLink(client.dispatcher)
+    for request_id in ("a", "b"):
+        await client.add_request_async(core_request(request_id, 3))
+    client.dispatcher.take_step("e1", Step([TokenOutput("a", [1], payload=[b"\xc1"])]))
+    client.dispatcher.take_step("e1", link.make_step(["b"]))
+    assert parts(await delivered(client)) == [("b", answer_to("b", 1))]
+    assert (list(failures), link.running) == (["a"], ["b"])
 
 
 async def test_output_of_a_resumed_request_has_the_id_that_the_frontend_knows() -> None:
@@ -65,7 +171,7 @@ async def test_output_of_a_resumed_request_has_the_id_that_the_frontend_knows() 
     # More than tokens, so that the output has a payload in which vLLM has written an id too.
     output = EngineCoreOutput(wire_id, [7], prefill_stats=PrefillStats(num_cached_tokens=2))
     client.dispatcher.take_step("e2", Step(encode_outputs([output], MsgpackEncoder())))
-    assert {output.request_id for output in await delivered(client, 3)} == {"r"}
+    assert {output.request_id for output in await delivered(client)} == {"r"}
 
 
 @pytest.mark.parametrize(("num_moves", "num_counted"), [(0, 2), (1, 0)])
@@ -81,6 +187,7 @@ async def test_cached_tokens_are_counted_until_the_request_has_moved(
     (wire_id,) = last.running
     output = EngineCoreOutput(wire_id, [7], prefill_stats=PrefillStats(num_cached_tokens=2))
     client.dispatcher.take_step(last.engine_id, Step(encode_outputs([output], MsgpackEncoder())))
+    await delivered(client)
     assert client.dispatcher.telemetry.metrics.classes["local"].cached_tokens == num_counted
 
 
@@ -164,5 +271,5 @@ async def test_tokens_that_nobody_takes_make_the_gateway_late() -> None:
     first_s = client.behind_s
     link.step()
     assert client.behind_s >= first_s > 0.0
-    await delivered(client, 2)
+    await delivered(client)
     assert client.behind_s == 0.0

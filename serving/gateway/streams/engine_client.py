@@ -1,17 +1,18 @@
 """Presents many engines to vLLM's frontend as the one engine core that it expects.
 
 Owns vLLM's client interface (`EngineCoreClient`) and what is between it and the dispatcher: vLLM's
-requests are encoded, outputs decoded, and the frontend reads them one step at a time. Does not own
-the requests in flight, nor which engine has one (`dispatcher`).
+requests are encoded, outputs decoded, and the frontend takes all that is ready at once. Does not
+own the requests in flight, nor which engine has one (`dispatcher`), nor which tokens wait and which
+are joined (`streams`).
 
 Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterrupted token stream.
 """
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +23,25 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.domain.errors import RequestError
+from serving.domain.errors import GatewayFaultError, RequestError
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
-from serving.gateway.telemetry.request_telemetry import present_context
+from serving.gateway.streams.direct import DirectStream
+from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.merging import TokenMerge
+from serving.gateway.streams.pace import HoldBounds
+from serving.gateway.telemetry.request_telemetry import RequestTelemetry, present_context
+from serving.link.messages import TokenOutput
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder
+
+logger = logging.getLogger(__name__)
 
 # Of one request with many answers, between which the loop sends what others wait for.
 _REQUESTS_PER_TURN = 32
+# Direct streams that are written in one turn of the loop: some 10 ms.
+_WRITES_PER_TURN = 1024
+# How soon a client that did not read is tried again.
+_UNREAD_RETRY_S = 0.02
 
 
 class FleetEngineClient:
@@ -47,17 +59,23 @@ class FleetEngineClient:
         *,
         separates_tenants: bool = False,
         adapters: Collection[str] = (),
+        hold: TokenHold | None = None,
     ) -> None:
         """Makes a client without engines, which load all of `adapters` before they are linked.
 
         With `separates_tenants`, no tenant's prompts are found in a prefix cache by another's.
+        Without `hold` no tokens wait for more.
         """
         self.dispatcher = dispatcher
         self._separates_tenants = separates_tenants
         self.supported_tasks = supported_tasks
         self.resources = SimpleNamespace(engine_dead=False)
-        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        self._unread_since_s: deque[float] = deque()  # of each of `_outputs`, monotonic
+        self._merge: TokenMerge[RequestTelemetry] = TokenMerge()
+        self._hold = hold or TokenHold(HoldBounds())
+        self._has_ready = asyncio.Event()
+        self._direct: dict[str, DirectStream] = {}  # by request
+        self._dirty: list[DirectStream] = []  # with tokens that are not written
+        self._is_held = False  # they have waited for more
         self._num_since_turn = 0
         self._encoder = MsgpackEncoder()
         self._decoder = output_decoder()
@@ -73,16 +91,95 @@ class FleetEngineClient:
     # -- what the dispatcher delivers --
 
     def deliver(self, outputs: Outputs) -> None:
-        """Passes one step of one engine on to the frontend."""
-        decoded: list[EngineCoreOutput] = []
-        for telemetry, message in outputs:
-            output = decode_output(message, self._decoder)
-            if output.prefill_stats is not None:
-                num_cached = output.prefill_stats.num_cached_tokens
-                telemetry.found_cached(num_cached, time.monotonic())
-            decoded.append(output)
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=decoded))
-        self._unread_since_s.append(time.monotonic())
+        """Takes in one step of one engine, for the frontend to fetch or straight for clients."""
+        now_s = time.monotonic()
+        hold_s = self._hold.present_s(now_s)
+        if self._direct:
+            outputs = [pair for pair in outputs if not self._takes_direct(pair, now_s)]
+        self._merge.take(outputs, now_s, holds=hold_s > 0)
+        if self._merge.has_held or self._dirty:
+            self._is_held = hold_s > 0
+            self._hold.arm(self._release)
+        if self._merge.has_ready:
+            self._has_ready.set()
+
+    def _takes_direct(self, pair: tuple[RequestTelemetry, TokenOutput], now_s: float) -> bool:
+        """Gives an output to its direct stream, or ends that if the output is not plain."""
+        telemetry, output = pair
+        stream = self._direct.get(output.request_id)
+        if stream is None:
+            return False
+        if output.finish is None and output.payload is None:
+            stream.take(output.token_ids)
+            self._mark(stream)
+            return True
+        del self._direct[output.request_id]
+        left = stream.hand_back()
+        if left:
+            rest = TokenOutput(output.request_id, left)
+            self._merge.take([(telemetry, rest)], now_s, holds=False)
+        return False
+
+    def _mark(self, stream: DirectStream) -> None:
+        if not stream.is_dirty:
+            stream.is_dirty = True
+            self._dirty.append(stream)
+
+    def _release(self) -> None:
+        """Lets go of the tokens that have waited for more."""
+        now_s = time.monotonic()
+        for telemetry in self._merge.release(now_s):
+            telemetry.released(now_s)
+        if self._merge.has_ready:
+            self._has_ready.set()
+        if self._dirty:
+            self._write_direct(now_s)
+
+    def _write_direct(self, now_s: float) -> None:
+        """Writes what direct streams have, of so many that the turn of the loop stays short."""
+        due, self._dirty = self._dirty[:_WRITES_PER_TURN], self._dirty[_WRITES_PER_TURN:]
+        are_left = bool(self._dirty)
+        for stream in due:
+            if self._flushed(stream, now_s):
+                stream.is_dirty = False
+            else:
+                self._dirty.append(stream)
+        if are_left:
+            asyncio.get_running_loop().call_soon(self._release)
+        elif self._dirty:
+            self._hold.arm(self._release, _UNREAD_RETRY_S)
+
+    def _flushed(self, stream: DirectStream, now_s: float) -> bool:
+        """Writes what a stream has; returns `False` if its client does not read."""
+        try:
+            return stream.flush(now_s, is_held=self._is_held)
+        except Exception as error:  # noqa: BLE001 - the tokenizer has no other class
+            if stream.telemetry is not None:
+                self._fail_unreadable(stream.telemetry.request_id, error)
+            return True
+
+    def attach(self, request_id: str, stream: DirectStream) -> bool:
+        """Lets `stream` have the tokens of a request from now on, in place of the frontend.
+
+        Returns `False` if some are on their way to the frontend; they have to go first.
+        """
+        telemetry = self.dispatcher.telemetry_of(request_id)
+        num_known = stream.num_tokens_before + self._merge.num_waiting(request_id)
+        if telemetry is None or num_known != self.dispatcher.num_emitted(request_id):
+            return False
+        stream.telemetry = telemetry
+        self._direct[request_id] = stream
+        waiting = self._merge.withdraw(request_id)
+        if waiting:
+            stream.take(waiting)
+            self._mark(stream)
+            self._hold.arm(self._release)
+        return True
+
+    @property
+    def num_direct(self) -> int:
+        """The number of streams that are written past the frontend."""
+        return len(self._direct)
 
     def fail(self, request_id: str, error: RequestError) -> None:
         """Reports a failure to the request's caller."""
@@ -90,8 +187,12 @@ class FleetEngineClient:
 
     @property
     def behind_s(self) -> float:
-        """The seconds for which the oldest tokens have waited here for the frontend."""
-        return time.monotonic() - self._unread_since_s[0] if self._unread_since_s else 0.0
+        """The seconds for which the oldest tokens have waited here for the frontend.
+
+        Tokens that are held for more are not late.
+        """
+        since_s = self._merge.ready_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     # -- what vLLM's frontend calls --
 
@@ -100,10 +201,50 @@ class FleetEngineClient:
         return self.supported_tasks
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """Waits for the next step's outputs, from any engine."""
-        outputs = await self._outputs.get()
-        self._unread_since_s.popleft()
+        """Waits for outputs of any engines; returns all that are ready, those of a request joined.
+
+        So a gateway that is behind sends fewer and longer chunks, and catches up.
+        """
+        while not self._merge.has_ready:
+            self._has_ready.clear()
+            await self._has_ready.wait()
+        return EngineCoreOutputs(outputs=self._decoded(self._merge.drain()))
+
+    def take_rest(self, request_ids: Collection[str]) -> list[EngineCoreOutput]:
+        """Returns what has come of requests that fail and no client has had, in order."""
+        rest = []
+        for request_id in request_ids:
+            stream = self._direct.pop(request_id, None)
+            if stream is not None and stream.telemetry is not None:
+                rest.append((stream.telemetry, TokenOutput(request_id, stream.hand_back())))
+        return self._decoded([*rest, *self._merge.flush(request_ids)])
+
+    def _decoded(
+        self, pairs: Iterable[tuple[RequestTelemetry, TokenOutput]]
+    ) -> list[EngineCoreOutput]:
+        outputs: list[EngineCoreOutput] = []
+        for telemetry, message in pairs:
+            if message.token_ids:
+                telemetry.numbers.output_chunks += 1
+            if message.payload is None:
+                outputs.append(decode_output(message, self._decoder))
+                continue
+            try:
+                output = decode_output(message, self._decoder)
+            except msgspec.MsgspecError as error:
+                # An engine of another vLLM, which the link's version does not tell apart.
+                self._fail_unreadable(message.request_id, error)
+                continue
+            if output.prefill_stats is not None:
+                num_cached = output.prefill_stats.num_cached_tokens
+                telemetry.found_cached(num_cached, time.monotonic())
+            outputs.append(output)
         return outputs
+
+    def _fail_unreadable(self, request_id: str, error: Exception) -> None:
+        logger.error("output_unreadable request_id=%s error=%r", request_id, str(error))
+        self._on_failure(request_id, GatewayFaultError())
+        self.abort([request_id])
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Takes one request; it is dispatched now, or waits until an engine is ready.
@@ -130,6 +271,9 @@ class FleetEngineClient:
         if params is not None and params.prompt_logprobs is not None:
             # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
+        if params is not None and not params.stop:
+            # A stop string is looked for here: an engine goes on until it is found.
+            self._merge.allow_hold(request.request_id)
         self.dispatcher.submit(in_flight)
 
     def _encoded(self, request: EngineCoreRequest) -> list[bytes]:
@@ -164,7 +308,15 @@ class FleetEngineClient:
             request.sampling_params = params
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+        """Does what `abort` does."""
+        self.abort(request_ids)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
         """Frees these requests wherever they are; unknown ids are ignored."""
+        self._merge.forget(request_ids)
+        for request_id in request_ids:
+            if (stream := self._direct.pop(request_id, None)) is not None:
+                stream.hand_back()
         self.dispatcher.abort(request_ids)
 
     def dp_engines_running(self) -> bool:
@@ -177,6 +329,10 @@ class FleetEngineClient:
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - vLLM's signature
         """Forgets everything. Connections are closed by their owner."""
+        self._hold.disarm(self._release)
+        self._merge = TokenMerge()
+        self._direct.clear()
+        self._dirty.clear()
         self.dispatcher.shutdown()
 
     # -- adapters and caches: operations on every engine --

@@ -1,0 +1,53 @@
+"""The one timer by which held tokens of a model are released, and how long it runs.
+
+Used from one event loop, whose thread's CPU time says how busy the gateway is.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from serving.gateway.streams.pace import HoldBounds, HoldPace
+
+
+class TokenHold:
+    """Runs the timer for all streams of a model at one gateway, in all of its versions."""
+
+    def __init__(self, bounds: HoldBounds) -> None:
+        self._can_hold = bounds.most_s > 0
+        self._pace = HoldPace(bounds, time.monotonic(), time.thread_time())
+        self._releases: dict[Callable[[], None], None] = {}
+        self._timer: asyncio.Handle | None = None
+
+    def present_s(self, now_s: float) -> float:
+        """Returns how long tokens wait that come now (monotonic); 0 if they do not wait."""
+        if self._can_hold and self._pace.is_due(now_s):
+            self._pace.look(now_s, time.thread_time())
+        return self._pace.hold_s
+
+    def arm(self, release: Callable[[], None], least_s: float = 0.0) -> None:
+        """Calls `release` once, when the tokens that have waited longest are due.
+
+        If nothing waits, that is in the next turn of the loop, or in `least_s`. All who asked are
+        called together, so that what they write leaves together.
+        """
+        self._releases[release] = None
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            delay_s = max(self._pace.hold_s, least_s)
+            self._timer = (
+                loop.call_later(delay_s, self._fire) if delay_s else loop.call_soon(self._fire)
+            )
+
+    def disarm(self, release: Callable[[], None]) -> None:
+        """Forgets `release`; a no-op if it is not awaited."""
+        self._releases.pop(release, None)
+        if not self._releases and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        releases, self._releases = self._releases, {}
+        for release in releases:
+            release()
