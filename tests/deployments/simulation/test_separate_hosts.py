@@ -278,9 +278,11 @@ def test_streams_of_agents_cross_the_network_in_tls_and_strangers_have_no_part_i
     logs = [path.read_bytes() for path in folder.rglob("logs/*") if path.is_file()]
     assert any(b"HostAgent" in log for log in logs)
     assert not any(SECRET in log for log in logs)
+    before = hosts(control)
     call(control, "preempt", name="spot-0", notice_s=1.0, worker_id=1)
     assert told_by(replica, "order:").startswith("host 1: the host is preempted")
     assert replica.wait(SOON_S) == 0
+    until(lambda: hosts(control).keys() == before.keys() and is_new(control, before, "spot-0"))
 
 
 def command_lines(running: psutil.Process) -> list[str]:
