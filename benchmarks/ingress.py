@@ -35,7 +35,7 @@ TTFT_MS, TPOT_MS = 50.0, 20.0
 # The readers' streams are long and carry little: 2,000 at the pace above are more than a gateway
 # carries, however they read. Several engines, so that their tokens do not come all at one instant.
 SLOW_TPOT_MS, NUM_SLOW_ENGINES = 4000.0, 4
-_SLOW_MODEL_LEN = 16_384
+_SLOW_MODEL_LEN = 4096
 _MAX_NUM_SEQS = 4096
 _MIB = 2**20
 _PAGE_BYTES = 4096
