@@ -1,11 +1,13 @@
 """The timer by which held tokens are released."""
 
 import asyncio
+import itertools
+import time
 
 import pytest
 
-from serving.gateway.streams.hold import TokenHold
-from serving.gateway.streams.pace import HoldBounds
+from serving.gateway.streams.hold import TokenHold, thread_times
+from serving.gateway.streams.pace import HoldBounds, ThreadTimes
 
 DEADLINE_S = 10.0
 
@@ -64,6 +66,22 @@ async def test_timer_ends_with_the_last_who_waits() -> None:
 
 def test_nothing_waits_without_a_bound() -> None:
     assert TokenHold(HoldBounds()).present_s(1e9) == 0.0
+
+
+def test_times_of_a_thread_are_its_own() -> None:
+    before = thread_times()
+    began_s = time.thread_time()
+    while time.thread_time() < began_s + 0.02:
+        pass
+    after = thread_times()
+    assert 0.02 <= after.computed_s - before.computed_s < 1.0
+    assert after.waited_s >= before.waited_s >= 0.0
+
+
+def test_hold_follows_how_busy_the_loop_is() -> None:
+    times = map(ThreadTimes, itertools.count(0.0, 1.0))
+    hold = TokenHold(HoldBounds(0.0, 0.1), lambda: next(times))
+    assert hold.present_s(time.monotonic() + 0.2) == 0.1
 
 
 def test_forced_hold_does_not_wait_for_load() -> None:
