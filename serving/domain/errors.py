@@ -21,6 +21,7 @@
         ├── EngineRefusedError       503  retry: the engine took the request and would not run it
         ├── VersionRetiredError      503  retry: the answer will be of another version
         ├── NoRoomForBodyError       503  retry after the stated time, with luck at another gateway
+        ├── NoTimeForRequestError    503  retry after the stated time, with luck at another gateway
         ├── DashboardUnavailableError 503  ask for the page again later; requests for models go on
         └── NoEngineInTimeError      503  retry after the stated time
 
@@ -231,6 +232,22 @@ class NoRoomForBodyError(RequestError):
         self.message = (
             f"The request bodies in flight take the {max_bytes} bytes that this gateway has for "
             f"them; retry in {self.retry_after_s:.0f} s."
+        )
+
+
+class NoTimeForRequestError(RequestError):
+    """The gateway has had no time to read a request that takes much of it. Retry."""
+
+    status = 503
+    kind = "overloaded_error"
+    code = "no_time_for_request"
+    retry_after_s = 5.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = (
+            "This gateway has no time now for a request that takes long to read; "
+            f"retry in {self.retry_after_s:.0f} s."
         )
 
 

@@ -115,7 +115,7 @@ def test_what_no_engine_can_keep_is_refused_with_the_field(judged: Any, grammar:
 def test_what_takes_too_much_is_ended_and_the_next_one_is_compiled(
     judged: Any, grammar: Any
 ) -> None:
-    with pytest.raises(MalformedRequestError, match="1 s of processor time, 20 s and 512 MiB"):
+    with pytest.raises(MalformedRequestError, match="1 s of processor time and 512 MiB"):
         judged(**grammar)
     assert judged(regex="[a-c]{2}")["regex"] == "[a-c]{2}"
 

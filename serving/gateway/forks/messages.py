@@ -29,9 +29,9 @@ class ForkLimits(msgspec.Struct, frozen=True):
     memory_bytes: int
 
     def __str__(self) -> str:
-        """Returns the limits as a client reads them."""
+        """Returns the limits as a client reads them; time is none that it can keep."""
         memory = self.memory_bytes // 2**20
-        return f"{self.cpu_s} s of processor time, {self.wall_s:g} s and {memory} MiB"
+        return f"{self.cpu_s} s of processor time and {memory} MiB"
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -53,13 +53,15 @@ class ForkOrder(msgspec.Struct, frozen=True):
 class ForkOutcome(msgspec.Struct, frozen=True):
     """What came of an order: a `payload`, or a `fault` of ours, or neither, if it was ended.
 
-    It is ended at a limit, or by what it did. The first frame of all has `number` 0: the program
-    has begun, or cannot for this `fault`.
+    It is ended at a limit, or by what it did. One that `is_late` was ended only because its time
+    was over. The first frame of all has `number` 0: the program has begun, or cannot for this
+    `fault`.
     """
 
     number: int
     payload: bytes | None = None
     fault: str | None = None
+    is_late: bool = False
 
 
 def framed(record: msgspec.Struct) -> bytes:

@@ -33,18 +33,20 @@ from serving.gateway.forks.messages import (
 
 _READ_BYTES = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
+_NICENESS = 10
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(slots=True)
 class _Fork:
-    """One order under way. `until_s` is when it is killed (monotonic)."""
+    """One order under way. `until_s` is when it is killed (monotonic), which makes it late."""
 
     number: int
     pid: int
     output: int
     until_s: float
     written: bytearray
+    is_late: bool = False
 
 
 class ForkServerProgram:
@@ -110,12 +112,15 @@ class ForkServerProgram:
         del self._forks[fork.output]
         os.waitpid(fork.pid, 0)
         # A fork that was ended says nothing, or not all of it.
-        outcome = taken(fork.written, ForkOutcome) or ForkOutcome(fork.number)
+        outcome = taken(fork.written, ForkOutcome)
+        if outcome is None:
+            outcome = ForkOutcome(fork.number, is_late=fork.is_late)
         _write(self._outcomes, framed(outcome))
 
     def _kill_late(self) -> None:
         for fork in self._forks.values():
             if fork.until_s <= time.monotonic():
+                fork.is_late = True
                 _kill(fork.pid)
 
     def _carry_out(self, order: ForkOrder, limits: ForkLimits, output: int, parent: int) -> None:
@@ -197,6 +202,8 @@ def _made(start: Start) -> Tasks:
 def main() -> None:
     """Reads a `Start`, then orders."""
     orders, outcomes = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    # Streams come first: the gateway that waits for these outcomes has a loop to turn.
+    os.nice(_NICENESS)
     # What is printed would stand between the outcomes.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     start, rest = _first(orders)

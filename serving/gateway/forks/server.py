@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from serving.domain.errors import GatewayFaultError, OverloadedError
+from serving.domain.errors import GatewayFaultError, NoTimeForRequestError
 from serving.gateway.forks.messages import (
     LENGTH_BYTES,
     ForkLimits,
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 _PROGRAM = "serving.gateway.forks.program"
 # Carried out at once, and waiting for that.
 _NUM_AT_ONCE, _NUM_WAITING = 2, 32
-_RETRY_S = 5.0
 _NUM_ATTEMPTS = 2
 # A fork has one thread, and what libraries think of the others that their parent had is wrong.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -48,7 +47,7 @@ class ForkServer:
     """Carries out orders of one kind of tasks."""
 
     def __init__(self, name: str, tasks: str, spec: Callable[[], bytes]) -> None:
-        """Starts nothing yet. `name` is logged, and read by refused clients.
+        """Starts nothing yet. `name` is logged.
 
         `tasks` names a function that makes them (`module:name`) of what `spec` returns when the
         process is started.
@@ -66,11 +65,11 @@ class ForkServer:
 
         Raises:
             ForkEndedError: it was ended. Whoever sent it should ask for something simpler.
-            OverloadedError: too many wait already.
+            NoTimeForRequestError: too many wait already, or its time was over: the machine is busy.
             GatewayFaultError: the process does not start, ended twice, or failed; it is logged.
         """
         if self._num_waiting >= _NUM_WAITING:
-            raise OverloadedError(self._name, self._num_waiting, _RETRY_S)
+            raise NoTimeForRequestError
         self._num_waiting += 1
         try:
             async with self._places:
@@ -107,7 +106,10 @@ class ForkServer:
             logger.error("fork_failed name=%s task=%s cause=%s", self._name, task, outcome.fault)
             raise GatewayFaultError
         if outcome.payload is None:
-            logger.warning("fork_ended name=%s task=%s", self._name, task)
+            reason = "time" if outcome.is_late else "limits"
+            logger.warning("fork_ended name=%s task=%s reason=%s", self._name, task, reason)
+            if outcome.is_late:
+                raise NoTimeForRequestError
             raise ForkEndedError(str(limits))
         return outcome.payload
 

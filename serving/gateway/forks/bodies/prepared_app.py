@@ -41,7 +41,7 @@ class PreparedApp:
 
         Raises:
             MalformedRequestError: its body takes too much to read, or is not one that we take.
-            OverloadedError: too many large bodies wait to be prepared.
+            NoTimeForRequestError: too many large bodies wait to be prepared.
             GatewayFaultError: the process that prepares them does not start, or ended twice.
         """
         message = await receive()  # the edge has read all of it

@@ -30,7 +30,7 @@ class BodyReader:
 
         Raises:
             MalformedRequestError: as there, or it takes too much to read.
-            OverloadedError: too many large bodies wait to be read.
+            NoTimeForRequestError: too many large bodies wait to be read.
             GatewayFaultError: the process that reads does not start, or ended twice.
         """
         order = msgspec.msgpack.encode(JudgeOrder(path, body, rules))

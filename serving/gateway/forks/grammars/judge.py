@@ -37,7 +37,7 @@ class GrammarJudge:
 
         Raises:
             MalformedRequestError: it is none, cannot be kept, or takes too much to compile.
-            OverloadedError: too many wait to be compiled.
+            NoTimeForRequestError: too many wait to be compiled.
             GatewayFaultError: the compiler does not start, or ended twice.
         """
         try:
