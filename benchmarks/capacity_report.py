@@ -79,7 +79,8 @@ def _ladder(steps: Sequence[Step]) -> str:
             f"| {step.system} | {step.streams} | {step.turn + 1} "
             f"| {step.tokens_per_s:,.0f} | {share:.0%} "
             f"| {_pair(step.ttft_ms)} | {_pair(step.tpot_ms)} | {_pair(step.gap_ms)} "
-            f"| {step.tokens_per_chunk:.2f} | {step.ok} / {_failed(step)} | {step.other_cores:.2f}{disturbed} | {client} |"
+            f"| {step.tokens_per_chunk:.2f} "
+            f"| {step.ok} / {_failed(step)} | {step.other_cores:.2f}{disturbed} | {client} |"
         )
     return "\n".join(lines)
 
