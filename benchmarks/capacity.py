@@ -52,7 +52,8 @@ class Step:
     """One closed loop. Latencies are p50 and p99 in milliseconds, `None` where no answer was whole.
 
     `gap_ms` are the gaps between events that carry tokens: a server that collects tokens shows the
-    pace in `tpot_ms` and does not keep it here. `tokens_per_s` is over the steady window. `errors`
+    pace in `tpot_ms` and does not keep it here, and in `tokens_per_chunk` how many it collects.
+    `tokens_per_s` is over the steady window. `errors`
     counts failed requests by what they said. `cpu_us_per_token` is by role, the client's under
     `client`; `other_cores` are cores that processes which are no part of the measurement used
     meanwhile. `client_faults` are the client's own gates that were missed.
@@ -70,6 +71,7 @@ class Step:
     cpu_us_per_token: dict[str, float]
     other_cores: float
     client_faults: tuple[str, ...]
+    tokens_per_chunk: float = 1.0
 
     @property
     def offered_tokens_per_s(self) -> float:
@@ -212,7 +214,9 @@ def _step(
     system: str, turn: int, streams: int, stored: StoredRun, before: _Usage, after: _Usage
 ) -> Step:
     card: Scorecard = measure(stored, ServiceLevel(), None)
-    num_tokens = max(1, sum(each.num_chunks for each in stored.requests))
+    num_chunks = max(1, sum(each.num_chunks for each in stored.requests))
+    # An answer that was cut says nothing of its tokens but in its events.
+    num_tokens = max(1, sum(each.output_tokens or each.num_chunks for each in stored.requests))
     used_s = {role: after.server[role] - before.server[role] for role in after.server}
     used_s["client"] = after.client_s - before.client_s
     others_s = after.machine_s - before.machine_s - sum(used_s.values())
@@ -232,6 +236,7 @@ def _step(
         cpu_us_per_token={role: each_s / num_tokens * 1e6 for role, each_s in used_s.items()},
         other_cores=others_s / (after.at_s - before.at_s),
         client_faults=card.client.reasons,
+        tokens_per_chunk=num_tokens / num_chunks,
     )
 
 

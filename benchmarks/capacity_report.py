@@ -66,9 +66,9 @@ def _knee(system: str, turn: int, ladder: Sequence[Step]) -> str:
 def _ladder(steps: Sequence[Step]) -> str:
     lines = [
         "| system | streams | round | tokens/s | of offered | TTFT p50 / p99 ms "
-        "| TPOT p50 / p99 ms | gaps p50 / p99 ms | whole / failed "
+        "| TPOT p50 / p99 ms | gaps p50 / p99 ms | tokens a chunk | whole / failed "
         "| others' cores | client |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     systems = list(dict.fromkeys(step.system for step in steps))
     for step in sorted(steps, key=lambda each: (systems.index(each.system), each.streams)):
@@ -79,6 +79,7 @@ def _ladder(steps: Sequence[Step]) -> str:
             f"| {step.system} | {step.streams} | {step.turn + 1} "
             f"| {step.tokens_per_s:,.0f} | {share:.0%} "
             f"| {_pair(step.ttft_ms)} | {_pair(step.tpot_ms)} | {_pair(step.gap_ms)} "
+            f"| {step.tokens_per_chunk:.2f} "
             f"| {step.ok} / {_failed(step)} | {step.other_cores:.2f}{disturbed} | {client} |"
         )
     return "\n".join(lines)

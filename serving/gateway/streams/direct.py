@@ -106,7 +106,8 @@ class DirectStream:
         token_ids = self._pending
         if not token_ids:
             return True
-        if self._connection.is_full and not self._connection.has_left:
+        connection = self._connection
+        if connection.is_full and not connection.has_left:
             return False
         self._pending = []
         detokenizer = self._detokenizer
@@ -115,8 +116,8 @@ class DirectStream:
         text = "".join(map(detokenizer.decode_next, token_ids))
         self._num_written += len(token_ids)
         template = self._template
-        if text or template.has_empty:
-            self._connection.write(template.head + _escaped(text) + template.tail)
+        if (text or template.has_empty) and not connection.has_left:
+            connection.write(template.head + _escaped(text) + template.tail)
         if self.telemetry is not None:
             self._note_written(self.telemetry, now_s, is_held=is_held)
         return True

@@ -152,6 +152,14 @@ def test_client_that_does_not_read_gets_fewer_and_longer_events_and_all_tokens()
     assert client.parts == [b'" one two three"']
 
 
+def test_nothing_is_written_to_a_client_that_has_left() -> None:
+    client = Client(is_full=True, has_left=True)
+    stream = DirectStream(client, detokenizer(), BARE)
+    stream.take(words(" one"))
+    assert stream.flush(0.0, is_held=False)
+    assert (client.parts, stream.hand_back()) == ([], [])
+
+
 def test_tokens_that_are_not_written_are_handed_back_once() -> None:
     client = Client()
     stream = DirectStream(client, detokenizer(), BARE)
