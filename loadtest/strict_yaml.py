@@ -13,6 +13,14 @@ from loadtest.errors import LoadTestError
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
+class YamlLoader(yaml.SafeLoader):
+    """Reads dates as texts: no field is one, and a refusal shows the value in JSON."""
+
+
+# Said here, because a package that vLLM may import says so of `SafeLoader` itself.
+YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+
+
 def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
     """The file as a `model`.
 
@@ -21,7 +29,7 @@ def read_strict_yaml(path: Path, model: type[_Model]) -> _Model:
             problem is named.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except OSError as error:
         raise LoadTestError(f"{path}: not readable: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

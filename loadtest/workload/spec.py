@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import Api
-from loadtest.strict_yaml import place_in_file
+from loadtest.strict_yaml import YamlLoader, place_in_file
 from loadtest.workload.arrival_laws import Arrivals, ReplayArrivals
 from loadtest.workload.laws import Count, CountLaw, Part, WaitLaw
 from loadtest.workload.traces import TraceError, TraceFormat, detect_format
@@ -206,7 +206,7 @@ def workload_from_file(path: Path) -> WorkloadSpec:
         LoadTestError: it cannot be read, or has what is not allowed; every problem is named.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise LoadTestError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(content, dict):

@@ -151,7 +151,7 @@ def test_a_trace_is_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
         (POISSON + LENGTHS + "priorities: {high: 1}", r"priorities\.high is 'high'; allowed"),
         ("- 1", r"allowed: fields of a workload"),
         ("a: [", r"not readable as YAML"),
-        ("arrivals: 2026-11-21", r"not JSON serializable"),
+        ("arrivals: 2026-11-21", r"arrivals is '2026-11-21'; allowed: an object$"),
     ],
 )
 def test_a_wrong_file_is_refused_with_field_value_and_what_is_allowed(
