@@ -283,8 +283,11 @@ class PlainCompletion(OpenAIServingCompletion):
 
 def write_plain_past(state: Any) -> None:
     """Lets vLLM's application with this `state` write plain streams past itself."""
-    if type(state.openai_serving_chat) is OpenAIServingChat:
-        state.openai_serving_chat.__class__ = PlainChat
-        state.openai_serving_chat._plain_streams = {}
-    if type(state.openai_serving_completion) is OpenAIServingCompletion:
-        state.openai_serving_completion.__class__ = PlainCompletion
+    # A pooling model has neither.
+    chat = getattr(state, "openai_serving_chat", None)
+    if type(chat) is OpenAIServingChat:
+        chat.__class__ = PlainChat
+        chat._plain_streams = {}  # type: ignore[union-attr]
+    completion = getattr(state, "openai_serving_completion", None)
+    if type(completion) is OpenAIServingCompletion:
+        completion.__class__ = PlainCompletion

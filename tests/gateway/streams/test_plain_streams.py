@@ -8,10 +8,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.datastructures import State
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.streams.plain import write_plain_past
 from tests.gateway.engines import ScriptedLink
 from tests.gateway.test_failed_after_admission import OneVersion, Streamed
 from tests.gateway.test_forged_resume import CONFIG, DEADLINE_S, MODEL
@@ -143,3 +145,7 @@ async def test_stream_that_thinks_takes_vllms_way() -> None:
     assert not was_direct
     assert joined(direct) == joined(usual)
     assert any("reasoning" in str(event) for event in usual)
+
+
+def test_application_of_a_pooling_model_has_no_streams_to_write_past() -> None:
+    write_plain_past(State())
