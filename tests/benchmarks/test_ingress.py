@@ -273,4 +273,6 @@ async def test_small_run_has_every_figure() -> None:
     assert became[Kind.HALF_SENT] == {"open at the end": 100}
     assert became[Kind.SLOW_READERS]["200"] == 20
     assert became[Kind.SLOW_READERS]["bytes read"] < became[Kind.QUICK_READERS]["bytes read"]
-    assert became[Kind.BODIES]["quick: 400"] > 0
+    # Too long for the model, or still read: the process that reads them starts with the first one.
+    assert became[Kind.BODIES].keys() <= {"quick: 400", "quick: under way at the end"}
+    assert sum(became[Kind.BODIES].values()) >= scale.num_bodies
