@@ -11,6 +11,7 @@ import pytest
 
 from serving.artifacts.model_source import resolve_source
 from serving.domain.errors import MalformedRequestError
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.forks.messages import ForkLimits
 from serving.gateway.forks.server import ForkServer
@@ -118,6 +119,15 @@ def test_what_takes_too_much_is_ended_and_the_next_one_is_compiled(
     with pytest.raises(MalformedRequestError, match="1 s of processor time and 512 MiB"):
         judged(**grammar)
     assert judged(regex="[a-c]{2}")["regex"] == "[a-c]{2}"
+
+
+def test_compiler_starts_below_an_engine_host_too(
+    judged: Any, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process there is watched by a thread (`parent_death_watch`), and forks have one thread."""
+    monkeypatch.setenv(HOST_VARIABLE, str(HostProcess.own()))
+    forks.close()
+    assert judged(regex="below")["regex"] == "below"
 
 
 def test_compiler_that_died_is_started_again(judged: Any, forks: ForkServer) -> None:

@@ -195,7 +195,8 @@ def _made(start: Start) -> Tasks:
     module, _, name = start.tasks.partition(":")
     tasks: Tasks = getattr(importlib.import_module(module), name)(start.spec)
     if threading.active_count() != 1:
-        raise RuntimeError(f"{start.tasks} has started threads, and would fork without them")
+        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        raise RuntimeError(f"{start.tasks} has started threads, and would fork without: {names}")
     return tasks
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from serving.domain.errors import GatewayFaultError, NoTimeForRequestError
+from serving.engine.vllm.parent_death_watch import HOST_VARIABLE
 from serving.gateway.forks.messages import (
     LENGTH_BYTES,
     ForkLimits,
@@ -33,6 +34,12 @@ _NUM_AT_ONCE, _NUM_WAITING = 2, 32
 _NUM_ATTEMPTS = 2
 # A fork has one thread, and what libraries think of the others that their parent had is wrong.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _environment() -> dict[str, str]:
+    # Below an engine host a process watches it, in a thread that a fork would not have.
+    ours = {name: value for name, value in os.environ.items() if name != HOST_VARIABLE}
+    return ours | _ENVIRONMENT
 
 
 class ForkEndedError(Exception):
@@ -143,7 +150,7 @@ class _ServerProcess:
             # Libraries print what they were given, and that is a client's.
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **_ENVIRONMENT},
+            env=_environment(),
         )
         started = cls(process)
         ready = started._expect(0)
