@@ -93,8 +93,9 @@ class RequestError(SlicewiseError):
 
     `kind` is OpenAI's error `type`. `param` names the field of the request that is to blame, `None`
     when no single field is. `retry_after_s` is the time that a client should wait before it tries
-    again, `None` when waiting does not help. Each subclass passes its own arguments to `Exception`,
-    so that it can be pickled.
+    again, `None` when waiting does not help. A message that `repeats_request` may hold words of the
+    request, and is for its client alone. Each subclass passes its own arguments to `Exception`, so
+    that it can be pickled.
     """
 
     status: int
@@ -102,7 +103,13 @@ class RequestError(SlicewiseError):
     code: str | None = None
     param: str | None = None
     retry_after_s: float | None = None
+    repeats_request: bool = False
     message: str
+
+    @property
+    def log_reason(self) -> str:
+        """The reason as logs have it, where no word of a request may be."""
+        return "it is in the answer alone" if self.repeats_request else self.message
 
     def __str__(self) -> str:
         """Returns the message that a client reads."""
@@ -113,6 +120,7 @@ class MalformedRequestError(RequestError):
     """The request cannot be understood. The client must change it."""
 
     status = 400
+    repeats_request = True
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)
@@ -150,6 +158,7 @@ class ForbiddenError(RequestError):
     """
 
     status = 403
+    repeats_request = True
     kind = "permission_error"
 
     def __init__(self, name: str, what: str, asked: str, allowed: Sequence[str]) -> None:
@@ -164,6 +173,7 @@ class UnknownModelError(RequestError):
     """The request names a model or adapter that is not served here."""
 
     status = 404
+    repeats_request = True
     code = "model_not_found"
     param = "model"
 

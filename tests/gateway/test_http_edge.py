@@ -465,6 +465,26 @@ async def test_log_names_the_request_and_never_its_text(caplog: pytest.LogCaptur
     assert "k1" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "a private question"},
+        {"model": "one", "request_id": "a private question"},
+        {"model": "one", "structured_outputs": "a private question"},
+        {"model": "one", "vllm_xargs": {"slicewise_a private question": 1}},
+    ],
+)
+async def test_log_of_a_refusal_has_no_word_of_the_request(
+    caplog: pytest.LogCaptureFixture, body: dict[str, Any]
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="serving"):
+        async with client_of(edge_over(EchoFrontend("one"))) as client:
+            answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code in (400, 404)
+    assert "request_refused" in caplog.text
+    assert "private" not in caplog.text
+
+
 # -- other protocols --
 
 

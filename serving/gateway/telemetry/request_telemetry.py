@@ -126,7 +126,7 @@ class RequestContext:
         log_traced(
             logger, logging.INFO, self.trace_id,
             "request_refused request_id=%s path=%s model=%s code=%s status=%d reason=%.200r",
-            self.request_id, _shown(self.path), self.model, code, error.status, error.message,
+            self.request_id, _shown(self.path), self.model, code, error.status, error.log_reason,
         )  # fmt: skip
 
     def answers(self) -> None:
