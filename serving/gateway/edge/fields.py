@@ -21,6 +21,7 @@ from serving.domain.models.request_fields.refusals import (
     BODY_FIELDS,
     ValueRule,
     body_rules,
+    kind_of,
     unread_rules,
 )
 from serving.domain.models.request_fields.routes import UNREAD
@@ -155,7 +156,7 @@ def check_shapes(fields: RequestFields) -> None:
     # vLLM 0.32.0 looks into it before it has looked at its type: 500 (run 2026-11-24).
     if not isinstance(fields.structured_outputs, dict | None):
         raise MalformedRequestError(
-            f"structured_outputs: it is {_kind_of(fields.structured_outputs)}; allowed: an object",
+            f"structured_outputs: it is {kind_of(fields.structured_outputs)}; allowed: an object",
             param="structured_outputs",
         )
     if bytes(memoryview(fields.input)[:64]).replace(b" ", b"").startswith(b"[{"):
@@ -177,11 +178,6 @@ def _check_items(items: object) -> None:
                 f"input[{at}].content: it begins with no text; allowed: an answer's text first",
                 param="input",
             )
-
-
-def _kind_of(value: object) -> str:
-    kinds = ((bool, "a boolean"), (str, "a text"), (list, "a list"))
-    return next((words for kind, words in kinds if isinstance(value, kind)), "a number")
 
 
 def read_fields(body: bytes) -> RequestFields:

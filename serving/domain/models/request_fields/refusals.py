@@ -78,7 +78,7 @@ class ValueRule:
         allowed = f"{' or '.join(passing)}, or leave it out" if passing else "leave it out"
         advice = f"; {self.instead}" if self.instead else ""
         return MalformedRequestError(
-            f"{self.name}: it is {_kind_of(value)}; {self.reason}. Allowed: {allowed}{advice}.",
+            f"{self.name}: it is {kind_of(value)}; {self.reason}. Allowed: {allowed}{advice}.",
             param=self.name,
             code="unsupported_parameter",
         )
@@ -175,7 +175,8 @@ def _shown(value: object) -> str:
     return json.dumps(value, default=str)
 
 
-def _kind_of(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Returns what a value is, as clients read it."""
     kinds = (
         (bool, "a boolean"),
         (int | float, "a number"),

@@ -13,7 +13,7 @@ class BodyRules(msgspec.Struct, frozen=True):
     max_inputs: int
 
 
-class JudgedBody(msgspec.Struct, frozen=True):
+class JudgedBody(msgspec.Struct, frozen=True, tag=True):
     """What the edge has to know of a body in which it found no fault.
 
     `model` and `user_id` are `None` if the body names none. With a chat template of its own it is
@@ -39,12 +39,6 @@ class BodyRefusal(msgspec.Struct, frozen=True, tag=True):
     message: str
     param: str | None
     code: str | None
-
-
-class Judged(msgspec.Struct, frozen=True, tag=True):
-    """No fault was found."""
-
-    judged: JudgedBody
 
 
 class PrepareOrder(msgspec.Struct, frozen=True):

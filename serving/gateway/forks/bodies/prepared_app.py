@@ -2,20 +2,20 @@
 
 import time
 from collections import deque
+from typing import Any
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.domain.errors import MalformedRequestError
 from serving.gateway.edge.fields import BodyJudge, check_fields, read_fields
-from serving.gateway.forks.bodies.messages import Answered, BodyRefusal, Prepared, PrepareOrder
-from serving.gateway.forks.bodies.reader import too_much
+from serving.gateway.forks.bodies.exchange import ask
+from serving.gateway.forks.bodies.messages import Answered, Prepared, PrepareOrder
 from serving.gateway.forks.bodies.replay import decoded
 from serving.gateway.forks.messages import ForkLimits
-from serving.gateway.forks.server import ForkEndedError, ForkServer
+from serving.gateway.forks.server import ForkServer
 from serving.gateway.telemetry.request_telemetry import present_context
 
 PREPARE = "prepare"
+_OUTCOME: Any = Answered | Prepared
 # A tokenizer reads about 1 MB in a second.
 LIMITS = ForkLimits(cpu_s=20, wall_s=60.0, memory_bytes=3 * 1024 * 1024 * 1024)
 
@@ -45,7 +45,8 @@ class PreparedApp:
             GatewayFaultError: the process that prepares them does not start, or ended twice.
         """
         message = await receive()  # the edge has read all of it
-        prepared = await self._prepared(scope, message["body"])
+        order = PrepareOrder(scope["path"], list(scope["headers"]), message["body"])
+        prepared = await ask(self._forks, PREPARE, order, _OUTCOME, self._limits)
         if isinstance(prepared, Answered):
             await _answer(prepared, send)
             return
@@ -54,17 +55,6 @@ class PreparedApp:
             present_context(time.monotonic()).renders = deque(map(decoded, prepared.renders))
             message = {**message, "body": prepared.body}
         await self._app(scope, _receiving(message, receive), send)
-
-    async def _prepared(self, scope: Scope, body: bytes) -> Answered | Prepared:
-        order = PrepareOrder(scope["path"], list(scope["headers"]), body)
-        try:
-            outcome = await self._forks.run(PREPARE, msgspec.msgpack.encode(order), self._limits)
-        except ForkEndedError as ended:
-            raise too_much(ended) from ended
-        found = msgspec.msgpack.decode(outcome, type=Answered | Prepared | BodyRefusal)
-        if isinstance(found, BodyRefusal):
-            raise MalformedRequestError(found.message, found.param, found.code)
-        return found
 
 
 async def _answer(answered: Answered, send: Send) -> None:

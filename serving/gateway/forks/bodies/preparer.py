@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from serving.domain.errors import MalformedRequestError
 from serving.gateway.edge.media import name_apart
 from serving.gateway.edge.routes import GENERATE_ROUTES
-from serving.gateway.forks.bodies.messages import Answered, BodyRefusal, Prepared, PrepareOrder
-from serving.gateway.forks.bodies.reader import refusal_of
+from serving.gateway.forks.bodies.exchange import told
+from serving.gateway.forks.bodies.messages import Answered, Prepared, PrepareOrder
 from serving.gateway.forks.bodies.replay import encoded, note_renders
 from serving.gateway.forks.bodies.slim import check_values, slim_body
 from serving.gateway.frontend import FleetLLM
@@ -64,13 +63,9 @@ class Preparer:
         order = msgspec.msgpack.decode(payload, type=PrepareOrder)
         # Every fork counts its media from where the program stands.
         name_apart(self._llm.renderer)
-        try:
-            outcome = asyncio.run(self._prepared(order))
-        except MalformedRequestError as error:
-            return msgspec.msgpack.encode(refusal_of(error))
-        return msgspec.msgpack.encode(outcome)
+        return told(lambda: asyncio.run(self._prepared(order)))
 
-    async def _prepared(self, order: PrepareOrder) -> Answered | Prepared | BodyRefusal:
+    async def _prepared(self, order: PrepareOrder) -> Answered | Prepared:
         self._llm.asked = asyncio.Event()
         answer: list[Message] = []
 
