@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.capacity import MAX_OTHER_CORES, Step
+from benchmarks.measured_part import with_measured
 from benchmarks.servers import REST
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/capacity.md"
-# Between these lines the tables are written anew; the text around them is by hand.
-_BEGIN, _END = "<!-- begin: measured -->", "<!-- end: measured -->"
 _CLIENT = "client"
 
 
@@ -26,12 +25,8 @@ def updated(page: str, steps: Sequence[Step]) -> str:
     Raises:
         ValueError: the lines that they stand between are not there.
     """
-    before, _, rest = page.partition(_BEGIN)
-    _, found, after = rest.partition(_END)
-    if not found:
-        raise ValueError(f"the page has no lines {_BEGIN} and {_END} to write between")
     tables = "\n\n".join((_conditions(), _knees(steps), _ladder(steps), _cpu(steps)))
-    return f"{before}{_BEGIN}\n{tables}\n{_END}{after}"
+    return with_measured(page, lambda: tables)
 
 
 def _conditions() -> str:

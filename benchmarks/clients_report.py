@@ -10,10 +10,9 @@ from pathlib import Path
 
 from benchmarks.client_figures import Figures, Pair, Truth
 from benchmarks.clients import Case, Client, Reported
+from benchmarks.measured_part import with_measured
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/load-test-clients.md"
-# Between these lines the tables are written anew; the text around them is by hand.
-_BEGIN, _END = "<!-- begin: measured -->", "<!-- end: measured -->"
 _SERVER = "the server itself"
 
 
@@ -63,16 +62,12 @@ def updated(page: str, found: Sequence[Reported]) -> str:
     Raises:
         ValueError: the lines that they stand between are not there.
     """
-    before, _, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise ValueError(f"the page has no lines {_BEGIN} and {_END} to write between")
     parts = [_conditions()]
     for case in dict.fromkeys(each.case for each in found):
         runs = [each for each in found if each.case == case]
         parts += [f"### {case.name[0].upper()}{case.name[1:]}", _table(runs), _verdicts(case, runs)]
     parts += ["### Beside the figures", _beside(found)]
-    return f"{before}{_BEGIN}\n{chr(10).join(f'{part}{chr(10)}' for part in parts)}{_END}{after}"
+    return with_measured(page, lambda: "\n\n".join(parts))
 
 
 def _conditions() -> str:

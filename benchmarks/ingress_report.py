@@ -18,12 +18,11 @@ import msgspec
 from benchmarks.ingress import TPOT_MS, TTFT_MS, Disturbance, Phase, Run
 from benchmarks.ingress_disturbances import Kind
 from benchmarks.ingress_polite import NUM_STREAMS, OUTPUT_TOKENS
+from benchmarks.measured_part import with_measured
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/ingress.md"
 RECORD = REPORT.with_suffix(".json")
 COMMAND = "python -m benchmarks ingress"
-# Between these lines the tables are written anew; the text around them is by hand.
-_BEGIN, _END = "<!-- begin: measured -->", "<!-- end: measured -->"
 _MIB = 2**20
 
 
@@ -79,13 +78,9 @@ def updated(page: str, record: Record) -> str:
     Raises:
         ValueError: the lines that they stand between are not there.
     """
-    before, _, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise ValueError(f"the page has no lines {_BEGIN} and {_END} to write between")
     all_of = record.run.disturbances
     tables = (_conditions(record), _ratios(all_of), _became(all_of), _server(all_of))
-    return f"{before}{_BEGIN}\n" + "\n\n".join(tables) + f"\n{_END}{after}"
+    return with_measured(page, lambda: "\n\n".join(tables))
 
 
 def _conditions(record: Record) -> str:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.measured_part import with_measured
 from benchmarks.provisioner import Phase, Run
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/provisioner.md"
 RECORD = REPORT.with_suffix(".json")
-# Between these lines the table is written anew; the text around it is by hand.
-_BEGIN, _END = "<!-- begin: measured -->", "<!-- end: measured -->"
 
 
 def write_report(runs: Sequence[Run], commit: str) -> None:
@@ -32,11 +31,7 @@ def updated(page: str, where: str, runs: Sequence[Run]) -> str:
     Raises:
         ValueError: the lines that it stands between are not there.
     """
-    before, _, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise ValueError(f"the page has no lines {_BEGIN} and {_END} to write between")
-    return f"{before}{_BEGIN}\n{where}\n\n{table(runs)}\n{_END}{after}"
+    return with_measured(page, lambda: f"{where}\n\n{table(runs)}")
 
 
 def table(runs: Sequence[Run]) -> str:
