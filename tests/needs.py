@@ -25,6 +25,7 @@ _PROGRAMS = {
     "chromedriver": (("chromedriver",), "Debian's chromium-driver"),
     "chromium": (("chromium", "google-chrome"), "Debian's chromium"),
     "hadolint": (("hadolint",), "requirements/dev.lock"),
+    "ip": (("ip",), "Debian's iproute2"),
     "prometheus": (("prometheus",), "Debian's prometheus"),
     "promtool": (("promtool",), "Debian's prometheus"),
     "redis-server": (("redis-server",), "Debian's redis-server"),

@@ -1,5 +1,6 @@
 """Who may speak to Ray: every port that listens, and what a stranger gets there."""
 
+import ctypes
 import os
 import re
 import stat
@@ -23,7 +24,7 @@ from .application import (
     title,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("ip")]
 
 PAGE = PROJECT_ROOT / "docs" / "operate" / "security.md"
 # The rows of the page's table, by how the title of the process that listens begins or goes on.
@@ -69,6 +70,28 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 print(ray.get(ray.remote(num_cpus=0)(lambda: 6 * 7).remote()))
 """
 LONG_S = 120.0
+_CLONE_NEWNET = 0x40000000  # of <linux/sched.h>
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_network() -> Iterator[None]:
+    """A network of this module's own, so that no other cluster has the ports looked at.
+
+    Ray's agent and its autoscaler's monitor have one port each that is the same in every cluster,
+    and go on without it where another cluster of the machine has it. Only root can change networks
+    within a process; who is not root runs no other cluster beside this test.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/net").open("rb") as outside:
+        assert libc.unshare(_CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        try:
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield
+        finally:
+            assert libc.setns(outside.fileno(), _CLONE_NEWNET) == 0
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -38,6 +38,8 @@ from .test_http_edge import EchoFrontend, edge_over
 pytestmark = [pytest.mark.imports_vllm, pytest.mark.process, pytest.mark.slow]
 
 DEADLINE_S = 120.0
+# Turns of the loop from an engine's step to the client: about ten.
+TURNS_OF_A_TOKEN = 50
 MODEL = "demo"
 MAX_BODY_BYTES = 32 * 1024 * 1024
 CONFIG = {
@@ -231,6 +233,9 @@ class Served:
             asked = asyncio.create_task(client.post(path, content=body, headers=headers))
             while not asked.done():
                 self.link.step()
+                # Each token leaves before the next one comes: what lies ready would be joined.
+                for _ in range(TURNS_OF_A_TOKEN):
+                    await asyncio.sleep(0)
                 await asyncio.sleep(0.002)
             return await asked, self.link.submitted[before:]
 
@@ -239,7 +244,7 @@ class Served:
 def served() -> Iterator[Served]:
     with asyncio.Runner() as runner:
         version = runner.run(
-            ModelVersion.build(ModelConfig.model_validate(CONFIG), GatewayConfig())
+            ModelVersion.build(ModelConfig.model_validate(CONFIG), GatewayConfig(max_hold_s=0.0))
         )
         link = ScriptedLink(version.dispatcher)
         link.max_prompt_tokens = 1_000_000
