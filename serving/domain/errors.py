@@ -343,7 +343,7 @@ class VersionRetiredError(RequestError):
 
 
 class PoisonRequestError(RequestError):
-    """The request lost engine after engine. Give up: it is not sent again."""
+    """The request lost engine after engine, or they failed at it. Give up: it is not sent again."""
 
     status = 500
     kind = "server_error"
@@ -352,8 +352,8 @@ class PoisonRequestError(RequestError):
     def __init__(self, num_engines_lost: int) -> None:
         super().__init__(num_engines_lost)
         self.message = (
-            f"{num_engines_lost} engines were lost while they held this request, which is the "
-            "bound; it will not be sent to another one."
+            f"{num_engines_lost} engines were lost or failed at this request while they held it, "
+            "which is the bound; it will not be sent to another one."
         )
 
 
@@ -372,6 +372,24 @@ class CannotResumeError(RequestError):
         self.message = f"The engine was lost and the request cannot be resumed: {reason}"
         self.status = 500 if retry_after_s is None else 503
         self.retry_after_s = retry_after_s
+
+
+class NoTokenLeftError(RequestError):
+    """What a request asks of its answer contradicts itself. The client must change it.
+
+    `fields` are those besides the one with the grammar, each of which forbids tokens. Found while
+    the answer is made, after `num_tokens` of it: most such requests have an answer.
+    """
+
+    status = 400
+    code = "no_token_left"
+
+    def __init__(self, fields: Sequence[str], num_tokens: int) -> None:
+        super().__init__(fields, num_tokens)
+        self.message = (
+            f"After {num_tokens} tokens of the answer, no token keeps both the structured output "
+            f"that was asked for and: {', '.join(fields)}. Allowed: what leaves one."
+        )
 
 
 class GatewayFaultError(RequestError):

@@ -19,6 +19,7 @@ from serving.domain.errors import (
     CannotResumeError,
     EngineRefusedError,
     MalformedRequestError,
+    NoTokenLeftError,
     PoisonRequestError,
     RequestError,
     VersionRetiredError,
@@ -247,12 +248,9 @@ class Dispatcher:
                 del connection.requests[wire_id]
                 given_up.append(request)
                 continue
-            if output.finish == Finish.ERROR and isinstance(output.stop_reason, str):
+            if output.finish == Finish.ERROR:
                 del connection.requests[wire_id]
-                error = EngineRefusedError(output.stop_reason, self._limits.refused_retry_after_s)
-                self._fail(request, error)
-                if request.is_isolated:
-                    self._release(request)
+                self._take_error(connection, request, output)
                 continue
             request.emitted.extend(output.token_ids)
             if request.attempt:
@@ -272,6 +270,30 @@ class Dispatcher:
             self._sink.deliver(emitted)
         if given_up:
             self._take_back(connection, given_up)
+
+    def _take_error(
+        self, connection: EngineConnection, request: InFlightRequest, output: TokenOutput
+    ) -> None:
+        """Ends a request that an engine cannot run, or tries it elsewhere.
+
+        Its own fault are a refusal with a reason, and tokens that its grammar has no place for
+        where it forbids others: none was left to the engine. Anything else may go well elsewhere.
+        """
+        was_isolated = request.is_isolated
+        if isinstance(output.stop_reason, str):
+            retry_after_s = self._limits.refused_retry_after_s
+            self._fail(request, EngineRefusedError(output.stop_reason, retry_after_s))
+        elif output.token_ids and request.forbidding_fields:
+            error = NoTokenLeftError(request.forbidding_fields, len(request.emitted))
+            self._fail(request, error)
+        else:
+            request.num_losses += 1
+            if request.num_losses >= self._limits.max_engine_losses:
+                self._fail(request, PoisonRequestError(request.num_losses))
+            else:
+                self._move([request], "lost", "it failed at the request", connection.engine_id)
+        if was_isolated:  # no suspect is on that engine now
+            self._dispatch_waiting()
 
     def _take_back(self, connection: EngineConnection, requests: list[InFlightRequest]) -> None:
         """Resumes elsewhere the requests that an engine has given up though nobody aborted them.

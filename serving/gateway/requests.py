@@ -5,7 +5,7 @@ Pure records, and the decision who is suspected of killing an engine: no clock, 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,8 @@ class InFlightRequest:
     num_silent_losses: int = 0
     waiting_since_s: float | None = None
     is_isolated: bool = False
+    # The fields that forbid tokens besides the request's grammar; empty if it has no grammar.
+    forbidding_fields: Sequence[str] = ()
     # Sent in place of `payload` once something has been emitted; `None` means `payload` serves.
     resume_payload: list[bytes] | None = None
 

@@ -12,6 +12,7 @@ from serving.domain.errors import (
     GatewayBehindError,
     MalformedRequestError,
     NoEngineInTimeError,
+    NoTokenLeftError,
     OverloadedError,
     PoisonRequestError,
     Problem,
@@ -72,6 +73,10 @@ CASES = [
     (
         GatewayBehindError("demo", 3.2),
         (429, "rate_limit_error", "gateway_behind", None, "rate_limit_error"),
+    ),
+    (
+        NoTokenLeftError(["bad_words"], 2),
+        (400, "invalid_request_error", "no_token_left", None, "invalid_request_error"),
     ),
     (PoisonRequestError(3), (500, "server_error", "poison_request", None, "api_error")),
     (CannotResumeError("n > 1"), (500, "server_error", "cannot_resume", None, "api_error")),

@@ -1,11 +1,13 @@
 """Some hundreds of requests with values that no polite client sends: the gate's part of these."""
 
 import asyncio
+import json
 import sys
 
+import httpx
 import pytest
 
-from tests.hostile.cases import PRIVATE, paired_cases, some_cases
+from tests.hostile.cases import MODEL, PRIVATE, paired_cases, some_cases
 from tests.hostile.outcomes import outcomes_of, told
 
 from .application import Role, RunningApplication, engine_ids
@@ -15,6 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
 NUM_SINGLE, NUM_PAIRS, SEED = 150, 350, 20261124
 LEAST_BY_ENGINES = 0.4
+MESSAGES = [{"role": "user", "content": PRIVATE}]
 
 
 def test_no_odd_value_costs_an_engine_or_is_our_fault(
@@ -33,3 +36,28 @@ def test_no_odd_value_costs_an_engine_or_is_our_fault(
     assert {each.pid for each in application.processes(Role.ENGINE_HOST)} == processes
     application.wait_idle()
     assert logs_with(application, [PRIVATE]) == {}
+
+
+REGEX = {"structured_outputs": {"regex": "[0-9]{3}"}}
+LEAVING_NONE = {
+    "allowed_token_ids": [1],
+    "bad_words": list("0123456789"),
+    "stop_token_ids": list(range(300)),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("field", LEAVING_NONE)
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_request_that_leaves_no_token_to_its_grammar_is_told_so(
+    demo_application: RunningApplication, route: str, field: str, *, is_streamed: bool
+) -> None:
+    asks = {"prompt": PRIVATE} if "chat" not in route else {"messages": MESSAGES}
+    sent = {"model": MODEL, "max_tokens": 8, "stream": is_streamed, **asks, **REGEX}
+    sent |= {field: LEAVING_NONE[field], "seed": SEED}
+    answer = httpx.post(demo_application.base_url + route, json=sent, timeout=60)
+    assert answer.status_code == (200 if is_streamed else 400)
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    error = json.loads(events[-2] if is_streamed else answer.text)["error"]
+    assert error["code"] == "no_token_left"
+    assert field in error["message"]

@@ -133,6 +133,12 @@ class ScriptedLink:
         for _ in range(num_steps):
             self._on_step(self.make_step())
 
+    def fail_at(self, request_id: str, *token_ids: int) -> None:
+        """Ends a request with an error for which there is no reason."""
+        (wire_id,) = [each for each in self.running if each.partition("~")[0] == request_id]
+        del self._running[wire_id]
+        self._on_step(Step([TokenOutput(wire_id, list(token_ids), int(Finish.ERROR))]))
+
     def end(self, how: EngineEnd | None = EngineEnd.CRASHED) -> None:
         """The engine ends, and the host reports how; or (`None`) its host falls silent with it."""
         self.is_broken = True

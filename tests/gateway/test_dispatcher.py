@@ -10,6 +10,7 @@ from serving.domain.errors import (
     CannotResumeError,
     MalformedRequestError,
     NoEngineInTimeError,
+    NoTokenLeftError,
     PoisonRequestError,
     RequestError,
 )
@@ -507,6 +508,47 @@ async def test_slices_that_are_taken_away_one_after_the_other_fail_nobody() -> N
     while not fleet.is_empty():
         back.step()
     assert fleet.tokens == {name: answer_to(name) for name in ids}
+
+
+async def test_request_that_an_engine_fails_at_goes_on_without_the_failed_token() -> None:
+    fleet = Fleet()
+    links = [ScriptedLink(fleet.dispatcher, "e1"), ScriptedLink(fleet.dispatcher, "e2")]
+    fleet.add("r", "other")
+    links[0].step(2)
+    links[0].fail_at("r", 999)
+    (moved,) = [each for link in links for each in link.submitted if each.emitted_token_ids]
+    assert moved.emitted_token_ids == answer_to("r", 2)
+    while not fleet.is_empty():
+        for link in links:
+            link.step()
+    assert fleet.tokens == {"r": answer_to("r"), "other": answer_to("other")}
+    assert fleet.failures == {}
+
+
+async def test_request_that_every_engine_fails_at_fails_alone() -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.dispatcher)
+    fleet.add("bad", "good")
+    for _ in range(PATIENT.max_engine_losses):
+        link.fail_at("bad")
+    assert isinstance(fleet.failures["bad"], PoisonRequestError)
+    link.step(5)
+    assert fleet.tokens == {"good": answer_to("good")}
+    assert fleet.is_empty()
+
+
+async def test_request_whose_fields_leave_no_token_is_its_clients_to_change() -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.dispatcher)
+    fleet.add("r", forbidding_fields=["bad_words"])
+    link.step(2)
+    link.fail_at("r", 999)
+    error = fleet.failures["r"]
+    assert isinstance(error, NoTokenLeftError)
+    assert "After 2 tokens" in str(error)
+    assert "bad_words" in str(error)
+    assert fleet.tokens == {"r": answer_to("r", 2)}
+    assert fleet.is_empty()
 
 
 async def test_two_poison_requests_are_tried_apart_and_both_fail() -> None:

@@ -55,7 +55,7 @@ _COUNTS_BY = {
 _MOVES = ("lost", "draining")
 _FROM_ZERO = {
     "slicewise_sequences_total": (
-        "error", "cannot_resume", "engine_refused", "no_engine_in_time", "poison_request",
+        "cannot_resume", "engine_refused", "no_engine_in_time", "poison_request",
         "version_retired",
     ),
     "slicewise_resumes_total": _MOVES,

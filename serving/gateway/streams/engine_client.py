@@ -271,6 +271,8 @@ class FleetEngineClient:
         if params is not None and params.prompt_logprobs is not None:
             # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
+        if params is not None and params.structured_outputs is not None:
+            in_flight.forbidding_fields = _forbidding_fields(params)
         if params is not None and not params.stop:
             # A stop string is looked for here: an engine goes on until it is found.
             self._merge.allow_hold(request.request_id)
@@ -385,6 +387,12 @@ class FleetEngineClient:
     async def _call_all(self, method: str, *args: Any) -> list[Any]:
         replies = await self.dispatcher.call_all(method, msgspec.msgpack.encode(args))
         return [msgspec.msgpack.decode(reply) for reply in replies]
+
+
+def _forbidding_fields(params: SamplingParams) -> list[str]:
+    """Returns the fields that keep an engine from tokens that the request's grammar may need."""
+    fields = ("allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids")
+    return [name for name in fields if getattr(params, name)]
 
 
 def salt_of(tenant: str, own: str | None) -> str:

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 import torch
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serving.domain.errors import CannotResumeError, PoisonRequestError, RequestError
+from serving.domain.errors import (
+    CannotResumeError,
+    NoTokenLeftError,
+    PoisonRequestError,
+    RequestError,
+)
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.streams.engine_client import FleetEngineClient
@@ -199,6 +205,28 @@ async def test_failure_reaches_the_frontend() -> None:
     ScriptedLink(client.dispatcher).end()
     assert isinstance(failures["r"], PoisonRequestError)
     assert not client.dp_engines_running()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"bad_words": ["a"], "min_tokens": 2}, "bad_words, min_tokens"),
+        ({"allowed_token_ids": [1], "stop_token_ids": [2]}, "allowed_token_ids, stop_token_ids"),
+    ],
+    ids=["words", "ids"],
+)
+async def test_fields_that_forbid_tokens_beside_a_grammar_are_named(
+    changes: dict[str, Any], fields: str
+) -> None:
+    client = fleet_client()
+    failures: dict[str, RequestError] = {}
+    client.set_failure_sink(failures.__setitem__)
+    link = ScriptedLink(client.dispatcher)
+    grammar = StructuredOutputsParams(regex="a")
+    await client.add_request_async(core_request("r", structured_outputs=grammar, **changes))
+    link.fail_at("r", 7)
+    assert isinstance(failures["r"], NoTokenLeftError)
+    assert f"and: {fields}." in str(failures["r"])
 
 
 async def test_abort_frees_the_request_on_its_engine() -> None:
