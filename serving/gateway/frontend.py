@@ -33,7 +33,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from serving.config.application import OpenField
@@ -48,6 +48,7 @@ from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.forks.grammars.judge import GrammarJudge
+from serving.gateway.streams.detokenizing import TailOutputProcessor
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.streams.plain import write_plain_past
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
@@ -123,7 +124,7 @@ class FleetLLM(AsyncLLM):
         _replay_renders(self.renderer)
         self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields, facts)
         self.admission_stats = None
-        self.output_processor = OutputProcessor(
+        self.output_processor = TailOutputProcessor(
             self.renderer.tokenizer,
             log_stats=has_stats,
             stream_interval=config.scheduler_config.stream_interval,

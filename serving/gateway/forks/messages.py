@@ -14,6 +14,7 @@ LENGTH_BYTES = 4
 # raises is a fault of ours, and told by its type alone.
 Tasks = Mapping[str, Callable[[bytes], bytes]]
 
+_ENCODER = msgspec.msgpack.Encoder()
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
@@ -64,10 +65,12 @@ class ForkOutcome(msgspec.Struct, frozen=True):
     is_late: bool = False
 
 
-def framed(record: msgspec.Struct) -> bytes:
+def framed(record: msgspec.Struct) -> bytearray:
     """Returns a record as a frame."""
-    encoded = msgspec.msgpack.encode(record)
-    return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
+    frame = bytearray(LENGTH_BYTES)
+    _ENCODER.encode_into(record, frame, LENGTH_BYTES)
+    frame[:LENGTH_BYTES] = (len(frame) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
+    return frame
 
 
 def length_in(head: bytes | bytearray) -> int:

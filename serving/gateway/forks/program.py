@@ -173,7 +173,7 @@ def _limit(limits: ForkLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _write(output: int, frame: bytes) -> None:
+def _write(output: int, frame: bytes | bytearray) -> None:
     with memoryview(frame) as view:
         at = 0
         while at < len(frame):

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from serving.domain.errors import GatewayFaultError, NoTimeForRequestError
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE
 from serving.gateway.forks.messages import (
@@ -23,7 +25,6 @@ from serving.gateway.forks.messages import (
     Start,
     framed,
     length_in,
-    taken,
 )
 
 logger = logging.getLogger(__name__)
@@ -179,8 +180,10 @@ class _ServerProcess:
 
     async def carry_out(self, task: str, payload: bytes, limits: ForkLimits) -> ForkOutcome:
         number = next(self._numbers)
+        frame = framed(ForkOrder(number, task, payload, limits))
+        await asyncio.sleep(0)  # the frame is copied once more
         outcome = self._expect(number)
-        self._send(framed(ForkOrder(number, task, payload, limits)))
+        self._send(frame)
         try:
             return await outcome
         except asyncio.CancelledError:
@@ -204,7 +207,7 @@ class _ServerProcess:
         self._open[number] = asyncio.get_running_loop().create_future()
         return self._open[number]
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytearray) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(frame)
 
@@ -215,15 +218,14 @@ class _ServerProcess:
             with contextlib.suppress(asyncio.IncompleteReadError):
                 while True:
                     head = await stdout.readexactly(LENGTH_BYTES)
-                    frame = bytearray(head + await stdout.readexactly(length_in(head)))
-                    self._tell(taken(frame, ForkOutcome))
+                    record = await stdout.readexactly(length_in(head))
+                    self._tell(msgspec.msgpack.decode(record, type=ForkOutcome))
         finally:
             for waiting in self._open.values():
                 if not waiting.done():
                     waiting.set_exception(_ServerGoneError())
 
-    def _tell(self, outcome: ForkOutcome | None) -> None:
-        assert outcome is not None
+    def _tell(self, outcome: ForkOutcome) -> None:
         waiting = self._open.pop(outcome.number, None)
         # Who waited for it may have left.
         if waiting is not None and not waiting.done():

@@ -112,6 +112,9 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         if name in holder or not is_middle:
             # Of an end, vLLM leaves the field out if a parser had no text for it.
             holder[name] = ""
+        if is_middle and event.get("usage"):
+            # How far the answer has come depends on where it is divided.
+            event["usage"] |= {"completion_tokens": 0, "total_tokens": 0}
         form = (index, json.dumps(event, sort_keys=True))
         if is_middle:
             forms.add(form)

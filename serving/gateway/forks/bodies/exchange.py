@@ -1,5 +1,6 @@
 """A body is worked on in a fork: an order goes there, an outcome or a refusal comes back."""
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -24,8 +25,12 @@ async def ask(
         NoTimeForRequestError: too many large bodies wait.
         GatewayFaultError: the process does not start, ended twice, or failed.
     """
+    # A turn of the loop for each copy of what may be megabytes.
+    await asyncio.sleep(0)
+    payload = msgspec.msgpack.encode(order)
+    await asyncio.sleep(0)
     try:
-        told = await forks.run(task, msgspec.msgpack.encode(order), limits)
+        told = await forks.run(task, payload, limits)
     except ForkEndedError as ended:
         raise MalformedRequestError(
             f"The body cannot be read within {ended}; allowed: one that can. Divide the request."

@@ -1,5 +1,6 @@
 """vLLM's application behind a fork server that prepares large bodies. Knows no vLLM."""
 
+import asyncio
 import time
 from collections import deque
 from typing import Any
@@ -52,7 +53,11 @@ class PreparedApp:
             return
         if prepared.body is not None:
             check_fields(read_fields(prepared.body), self._judge, scope["path"])
-            present_context(time.monotonic()).renders = deque(map(decoded, prepared.renders))
+            renders: deque[Any] = deque()
+            for render in prepared.renders:
+                await asyncio.sleep(0)  # one may be of hundreds of thousands of tokens
+                renders.append(decoded(render))
+            present_context(time.monotonic()).renders = renders
             message = {**message, "body": prepared.body}
         await self._app(scope, _receiving(message, receive), send)
 
