@@ -2,7 +2,8 @@
 
 vLLM gives the whole prompt to the decoder of an answer's text, which decodes all of it at the first
 token: 45 ms of the event loop for 190,000 tokens. The text of an answer depends on no more than the
-prompt's last tokens. Works on vLLM's objects as they come.
+prompt's last tokens. And where a prompt ends within a character, that decoder repeats all that it
+was given as text of the answer: there it is given nothing. Works on vLLM's objects as they come.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 # Kept of a longer prompt, at least: what lies before cannot change how the next token reads.
 _TAIL_TOKENS = 64
-# To look at a tail costs as much as to decode some hundred tokens.
-_LONG_TOKENS = 512
+# A character has four bytes at most, and no token less than one.
+_CHARACTER_TOKENS = 4
 # Tokenizers with byte fallback write the bytes of one character as tokens of this form, and decode
 # a row of them together: a row is not divided.
 _BYTE_TOKEN = "<0x"
@@ -31,7 +32,7 @@ class TailOutputProcessor(OutputProcessor):
         """Takes a request into the frontend."""
         super().add_request(request, *args, **kwargs)
         prompt = request.prompt_token_ids
-        if prompt is None or len(prompt) <= _LONG_TOKENS:
+        if prompt is None:
             return
         detokenizer = self.request_states[request.request_id].detokenizer
         if type(detokenizer) is FastIncrementalDetokenizer and not detokenizer.output_token_ids:
@@ -51,12 +52,19 @@ def tail_of(
 ) -> Sequence[int]:
     """Returns the last tokens of a prompt, from which an answer's text reads as from all of it.
 
-    Of a prompt that ends within a character that is all of it: the decoder then repeats what it was
-    given.
+    None, if the prompt ends within a character.
     """
-    start = max(0, len(prompt) - _TAIL_TOKENS)
+    last = _last_of(prompt, _CHARACTER_TOKENS, tokenizer)
+    if tokenizer.decode(last, skip_special_tokens=skip_special_tokens).endswith(_UNFINISHED):
+        return ()
+    return _last_of(prompt, _TAIL_TOKENS, tokenizer)
+
+
+def _last_of(
+    prompt: Sequence[int], num_tokens: int, tokenizer: tokenizers.Tokenizer
+) -> Sequence[int]:
+    """Returns so many tokens, or more where they would begin within a row of bytes."""
+    start = max(0, len(prompt) - num_tokens)
     while start and (tokenizer.id_to_token(prompt[start]) or "").startswith(_BYTE_TOKEN):
         start -= 1
-    tail = prompt[start:]
-    text = tokenizer.decode(tail, skip_special_tokens=skip_special_tokens)
-    return prompt if text.endswith(_UNFINISHED) else tail
+    return prompt[start:]

@@ -63,7 +63,10 @@ def test_answer_reads_from_the_tail_of_a_prompt_as_from_all_of_it(
     at = min(len(whole), len(token_ids(kind, before * 3)) + cut)
     prompt, answer = whole[:at], whole[at:]
     tail = list(tail_of(prompt, tokenizer, skip_special_tokens=True))
-    assert text_after(tokenizer, tail, answer) == text_after(tokenizer, prompt, answer)
+    if tokenizer.decode(prompt).endswith("\N{REPLACEMENT CHARACTER}"):
+        assert tail == []
+    else:
+        assert text_after(tokenizer, tail, answer) == text_after(tokenizer, prompt, answer)
 
 
 def test_tail_of_a_long_prompt_is_short() -> None:
