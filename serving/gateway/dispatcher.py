@@ -90,6 +90,15 @@ class Dispatcher:
         return len(self._requests)
 
     @property
+    def late_s(self) -> float:
+        """How late this gateway is with what its engines send, in seconds; 0 without engines.
+
+        A message to any of them and back takes as long: where only some are late, they are, or the
+        network to them.
+        """
+        return min((each.link.late_s for each in self._connections.values()), default=0.0)
+
+    @property
     def num_waiting(self) -> int:
         """The number of requests that wait for an engine."""
         return sum(1 for request in self._waiting if self._is_waiting(request))

@@ -128,6 +128,11 @@ class EngineLink(Protocol):
         """The traffic of the link, and the host's last report of its engine."""
         ...
 
+    @property
+    def late_s(self) -> float:
+        """How long a message takes to the engine and back, in seconds; 0 if that is not known."""
+        ...
+
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         """Sets the receiver of the engine's steps."""
         ...

@@ -121,6 +121,7 @@ class LinkClient(LinkConnection):
         self._round_trip_s: float | None = None
         self._on_step: Callable[[Step], None] = lambda _: None
         self._stamp_due_at_s = 0.0
+        self._stamped_at_s: float | None = None  # the first of the heartbeats on their way
         self._handshake = handshake
         self._callbacks = callbacks
         self._limits = limits
@@ -199,6 +200,16 @@ class LinkClient(LinkConnection):
         return LinkStats(
             self.traffic, self.silence_s, self._round_trip_s, self._load, self._engine_stats
         )
+
+    @property
+    def late_s(self) -> float:
+        """How long a message takes to the engine host and back, by the last measured heartbeat.
+
+        Longer, if one has been on its way for longer; 0 before the first. In it are what waits in
+        both event loops and in the sockets between.
+        """
+        on_its_way_s = 0.0 if self._stamped_at_s is None else self._loop.time() - self._stamped_at_s
+        return max(self._round_trip_s or 0.0, on_its_way_s)
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         """Sets the receiver of the engine's steps, called while the socket is read.
@@ -310,6 +321,7 @@ class LinkClient(LinkConnection):
             self._engine_stats = ping.engine_stats
         if ping.echo_us is not None:
             self._round_trip_s = max(0.0, self._loop.time() - ping.echo_us / _S_US)
+            self._stamped_at_s = None
 
     def _stamp_us(self) -> int | None:
         """Returns the time in microseconds if a round trip is to be measured again, else `None`."""
@@ -317,6 +329,8 @@ class LinkClient(LinkConnection):
         if now_s < self._stamp_due_at_s:
             return None
         self._stamp_due_at_s = now_s + _ROUND_TRIP_PERIOD_S
+        if self._stamped_at_s is None:
+            self._stamped_at_s = now_s
         return int(now_s * _S_US)
 
     def _shake_hands(self, message: GatewayMessage | EngineMessage) -> None:

@@ -77,6 +77,7 @@ class ScriptedLink:
         self.is_broken = False
         self.reported_end: EngineEnd | None = None
         self.stats = LinkStats(Traffic())
+        self.late_s = 0.0
         self.max_prompt_tokens = 1000
         self._running: dict[str, TokenRequest] = {}
         self._num_out: dict[str, int] = {}  # wire id -> tokens out, those of earlier engines too

@@ -116,6 +116,30 @@ async def test_round_trip_is_known_after_the_first_heartbeats() -> None:
         assert 0 <= (gateway.client.stats.round_trip_s or 0) < DEADLINE_S
 
 
+async def test_heartbeat_that_does_not_come_back_is_as_late_as_it_is_away() -> None:
+    may_answer = asyncio.Event()
+
+    async def answer_late(peer: RawPeer) -> None:
+        await peer.open_as_engine_host()
+        ping = await peer.receive()
+        assert isinstance(ping, Ping)
+        await may_answer.wait()
+        peer.send(Ping(echo_us=ping.stamp_us))
+
+    async with (
+        raw_engine_host(answer_late) as address,
+        connected(address, heartbeat=HeartbeatConfig(0.02, 5.0)) as gateway,
+    ):
+        client = gateway.client
+        await until(lambda: client.late_s > 0)
+        first_s = client.late_s
+        await until(lambda: client.late_s > first_s + 0.01)
+        assert client.stats.round_trip_s is None
+        may_answer.set()
+        await until(lambda: client.stats.round_trip_s is not None)
+        assert client.late_s == client.stats.round_trip_s
+
+
 async def test_both_ends_count_the_same_traffic() -> None:
     patient = HeartbeatConfig(4.0, 5.0)
     async with (

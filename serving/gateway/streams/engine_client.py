@@ -187,12 +187,14 @@ class FleetEngineClient:
 
     @property
     def behind_s(self) -> float:
-        """The seconds for which the oldest tokens have waited here for the frontend.
+        """How late the gateway is with the tokens it has, in seconds.
 
-        Tokens that are held for more are not late.
+        The oldest have waited for so long for the frontend, or what an engine sends now waits for
+        so long in the sockets and in the loop. Tokens that are held for more are not late.
         """
         since_s = self._merge.ready_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        waited_s = 0.0 if since_s is None else time.monotonic() - since_s
+        return max(waited_s, self.dispatcher.late_s)
 
     # -- what vLLM's frontend calls --
 

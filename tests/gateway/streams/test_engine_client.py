@@ -290,6 +290,16 @@ async def test_adapter_that_no_engine_has_loaded_is_refused() -> None:
     assert await client.list_loras_async() == {1}
 
 
+async def test_gateway_is_late_if_no_engine_answers_it_sooner() -> None:
+    client = fleet_client()
+    assert client.behind_s == 0.0
+    first, second = ScriptedLink(client.dispatcher, "e1"), ScriptedLink(client.dispatcher, "e2")
+    first.late_s = 4.0
+    assert client.behind_s == 0.0  # that engine's host is late, or the way to it
+    second.late_s = 3.0
+    assert client.behind_s == 3.0
+
+
 async def test_tokens_that_nobody_takes_make_the_gateway_late() -> None:
     client = fleet_client()
     link = ScriptedLink(client.dispatcher)
