@@ -164,8 +164,13 @@ class FleetLLM(AsyncLLM):
             # An engine with a reasoning parser waits for the end of a thought before it minds a
             # grammar, and vLLM does not tell it that completions have none.
             kwargs["reasoning_ended"] = True
-        params = await self._with_judged_grammar(params)
-        return await super().add_request(request_id, prompt, params, *args, **kwargs)
+        try:
+            params = await self._with_judged_grammar(params)
+            return await super().add_request(request_id, prompt, params, *args, **kwargs)
+        except VLLMValidationError as error:
+            if context is not None:
+                context.refusal = MalformedRequestError(str(error), error.parameter)
+            raise
 
     async def _with_judged_grammar(self, params: Any) -> Any:
         asked = getattr(params, "structured_outputs", None)

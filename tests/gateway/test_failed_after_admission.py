@@ -175,3 +175,30 @@ async def test_fault_within_a_stream_is_told_without_its_words() -> None:
     assert answer.is_whole
     assert answer.events[-1]["error"]["code"] == "internal_error"
     assert b"prompt" not in b"".join(answer.chunks)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_stream_of_a_value_that_cannot_be_sent_says_that_its_client_is_to_change_it(
+    path: str,
+) -> None:
+    version = await ModelVersion.build(CONFIG, GatewayConfig())
+    ScriptedLink(version.dispatcher)
+    edge = edge_over(OneVersion(version))
+    async with asyncio.timeout(DEADLINE_S):
+        # The record takes any integer, and the link those of 64 bits.
+        answer = Streamed(
+            edge, path, {"model": MODEL, "stream": True, "top_k": 10**30, **ROUTES[path]}
+        )
+        await answer.task
+    error = answer.events[-1]
+    if path == "/v1/responses":
+        assert (error["type"], error["code"]) == ("error", "invalid_request_error")
+    elif path == "/v1/messages":
+        assert error["error"]["type"] == "invalid_request_error"
+    else:
+        assert error["error"]["code"] == 400
+    words = error.get("error", error)["message"]
+    assert "cannot be sent to an engine" in words
+    assert "integers of 64 bits" in words
+    assert "pydantic" not in words
+    version.llm.shutdown()

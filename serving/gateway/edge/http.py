@@ -51,6 +51,7 @@ from serving.gateway.edge.fields import (
 from serving.gateway.edge.own_routes import GatewayReaders, ListedModel, OwnRequest, OwnRoutes
 from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.routes import (
+    ANTHROPIC_ROUTES,
     ENGINELESS_ROUTES,
     MODEL_METHODS,
     MODEL_ROUTES,
@@ -408,7 +409,7 @@ class _Exchange:
                 raise
             # The type alone: a message may hold what the client sent.
             cause = type(fault.__cause__ or fault).__name__
-            error = self.context.failure or as_request_error(fault)
+            error = self.context.failure or self.context.refusal or as_request_error(fault)
             self.context.failure = None  # told by what follows
             logger.warning("stream_failed route=%s cause=%s code=%s", self.path, cause, error.code)
             body = error_event(error, self.path, self._sent)
@@ -420,8 +421,12 @@ class _Exchange:
     def _with_our_error(self, message: Message) -> Message:
         """Returns a part of an answer; vLLM's report of our error in a stream becomes ours."""
         body = message.get("body", b"")
-        if self.context.failure is not None and self._is_stream and is_error_event(body):
-            message = {**message, "body": error_event(self.context.failure, self.path)}
+        failure = self.context.failure
+        if failure is None and self.path in ANTHROPIC_ROUTES:
+            # vLLM makes a fault of its own of every error of the chat below.
+            failure = self.context.refusal
+        if failure is not None and self._is_stream and is_error_event(body):
+            message = {**message, "body": error_event(failure, self.path)}
             self.context.failure = None  # told
         elif body and self.path in NUMBERED_ROUTES:
             self._sent = body

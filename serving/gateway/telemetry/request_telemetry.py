@@ -49,7 +49,8 @@ class RequestContext:
     `waited_s` is how long it waited for an engine in the admission queue. `output_at_s` is when an
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
-    that one of its sequences ended with, until it is answered. `tenant` is its key's. `open_fields`
+    that one of its sequences ended with, until it is answered, and `refusal` what is wrong with it,
+    as vLLM found it. `tenant` is its key's. `open_fields`
     are the fields that steer engines and that it may set. `renders` are what a renderer
     would make of it, conversations and inputs of an engine, if that was made in a fork.
     `connection` is the client's, if parts of the answer may be written to it past the application.
@@ -67,6 +68,7 @@ class RequestContext:
     output_at_s: float | None = None
     numbers: ClassMetrics | None = None
     failure: RequestError | None = None
+    refusal: RequestError | None = None
     trace: RequestTrace | None = None
     wall_offset_s: float = 0.0
     connection: ClientConnection | None = None

@@ -234,8 +234,9 @@ async def test_hundred_changes_of_gateways_cut_no_stream_of_those_that_stay(tmp_
         async with asyncio.timeout(DEADLINE_S):
             answers = await asyncio.gather(*followed)
     for answer in answers:
-        numbers = [int(part) for part in answer.split(b"\r\n") if part.endswith(b",")
-                   for part in (part[:-1],)]  # fmt: skip
+        # HAProxy may send several of the gateway's parts as one.
+        parts = [part for part in answer.split(b"\r\n") if part.endswith(b",")]
+        numbers = [int(number) for part in parts for number in part.split(b",")[:-1]]
         assert numbers == list(range(len(numbers)))
         assert len(numbers) > 10
 
