@@ -20,7 +20,7 @@ from serving.domain.capacity.slice_profile import ASSUMED_OUTPUT_TOKENS
 # over 200 tokens. What is left of the first, because a loop with few streams wakes up for each.
 TOKEN_S = 25e-6
 # A request: a chat stream of one token, eight clients, the whole application behind HAProxy: 6.2 ms
-# on 2026-11-22. The longer the prompt the more; those of 64 KiB and more are read beside the loop.
+# on 2026-11-22. The longer the prompt the more; bodies above 256 KiB are read beside the loop.
 REQUEST_S = 6.2e-3
 # Timers and Ray's threads of a gateway without requests: 1.9 % of a core there.
 OWN_RATIO = 0.02
