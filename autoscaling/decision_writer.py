@@ -14,7 +14,7 @@ from typing import Any
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import DecisionLog
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.plan_report import PlanReport
 

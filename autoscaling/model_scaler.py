@@ -22,7 +22,7 @@ from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport
 from serving.domain.plan_report import ModelPlan, PlanChange

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.domain.capacity.slice_profile import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport, StatsError, fleet_report_of_stats, load_of_stats
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
@@ -52,7 +53,7 @@ class Tokens:
 
 
 # Of a request until the first have been measured, where nothing else is set.
-ASSUMED_TOKENS = Tokens(input=512, output=256)
+ASSUMED_TOKENS = Tokens(input=ASSUMED_INPUT_TOKENS, output=ASSUMED_OUTPUT_TOKENS)
 
 
 def latest_reports(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.prices.table import PricedMarket, PriceError, PriceTable, price_table
-from serving.domain.capacity import CapacityProfile, ProfileError, read_profile
+from serving.domain.capacity.slice_profile import CapacityProfile, ProfileError, read_profile
 from serving.domain.compute_class import MARKETS, ComputeClass, Market
 from serving.domain.topology import TopologyError, slice_shape
 

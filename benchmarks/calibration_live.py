@@ -32,7 +32,7 @@ from loadtest.run.supervisor import RunParts, run_load
 from loadtest.scorecard.stored_run import StoredRun, read_run
 from loadtest.workload.arrival_laws import ReplayArrivals
 from loadtest.workload.spec import WorkloadSpec
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from tests.e2e.application import PROJECT_ROOT, RunningApplication
 
 SEED = 20

@@ -94,7 +94,7 @@ def build(args: dict[str, Any]) -> Application:
             engines.append(pin_version(engine, part).bind(spec, config.link, directory))
     gateway = _Gateway.options(
         name=GATEWAY,
-        **_reporting_replicas(config, config.gateway.replicas),
+        **_reporting_replicas(config, config.gateway_count.number),
         ray_actor_options=_gateway_options(config)
         | {
             # vLLM would close the handlers of all other loggers to set up its own.
@@ -182,7 +182,10 @@ def _gateway_part(config: AppConfig) -> dict[str, Any]:
 
     A running gateway receives the models.
     """
-    of_others = {"replicas", "tpu_exporter_port"}
+    of_others = {
+        *("replicas", "expected_tokens_per_s", "expected_requests_per_s"),
+        "tpu_exporter_port",
+    }
     settings = config.model_dump(exclude={"models": True, "rollout": True, "gateway": of_others})
     return _plain(settings | {"is_autoscaled": config.is_autoscaled})
 

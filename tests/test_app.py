@@ -41,6 +41,24 @@ def test_without_bounds_nothing_scales() -> None:
     assert all(scaling is None for _, scaling in found.values())
 
 
+@pytest.mark.parametrize(
+    ("most", "expected", "number"),
+    [
+        (1, {}, 6),
+        (4, {}, 21),
+        (4, {"expected_tokens_per_s": 1000, "expected_requests_per_s": 200}, 3),
+    ],
+)
+def test_gateways_of_auto_are_as_many_as_the_most_engines_need(
+    most: int, expected: dict[str, Any], number: int
+) -> None:
+    found = scaling_of(
+        {"compute_class": "spot", "min_replicas": 0, "max_replicas": most},
+        gateway={"replicas": "auto", **expected},
+    )
+    assert bounds(found["gateway"][1]) == (number, number, number)
+
+
 def test_bounded_deployment_scales_by_the_policy_alone_and_others_are_heard() -> None:
     found = scaling_of(
         {"compute_class": "reserved", "min_replicas": 1, "max_replicas": 4, "replicas": 2},

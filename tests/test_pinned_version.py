@@ -72,6 +72,17 @@ def test_numbers_of_replicas_and_frontends_replace_nothing() -> None:
     assert changed(versions(*BEFORE), after) == set()
 
 
+def test_number_of_gateways_that_follows_replaces_none_of_them() -> None:
+    auto = versions(*BEFORE, gateway={"replicas": "auto"})
+    assert changed(versions(*BEFORE), auto) == set()
+    assert (
+        changed(auto, versions(model("a", replicas=9), BEFORE[1], gateway={"replicas": "auto"}))
+        == set()
+    )
+    told = {"replicas": "auto", "expected_tokens_per_s": 10, "expected_requests_per_s": 1}
+    assert changed(auto, versions(*BEFORE, gateway=told)) == set()
+
+
 def test_canary_replaces_nothing() -> None:
     canary = model("a-next", seed=1, canary_of="a", canary_weight=0.1)
     assert changed(versions(*BEFORE), versions(*BEFORE, canary)) == {"engine-a-next-local"}

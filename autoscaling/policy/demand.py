@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from autoscaling.policy.rules import Rules
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_bu
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
 

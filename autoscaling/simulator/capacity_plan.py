@@ -18,7 +18,7 @@ from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.scenario import Scenario, ScenarioError
 from autoscaling.simulator.world.slices import ClassSetup
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
-from serving.domain.capacity import CapacityProfile, read_profile
+from serving.domain.capacity.slice_profile import CapacityProfile, read_profile
 from serving.domain.slice_lifecycle import HELD_STATES
 
 HOURS_PER_MONTH = 730.0

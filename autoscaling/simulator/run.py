@@ -17,7 +17,7 @@ from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, s
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from autoscaling.simulator.scenario import Scenario, ScenarioError, read_scenari
 from autoscaling.simulator.tables import comparison_table, plan_tables, price_lines
 from autoscaling.simulator.world.spot_capacity import SpotTraceError
 from loadtest.workload.traces import TraceError
-from serving.domain.capacity import ProfileError
+from serving.domain.capacity.slice_profile import ProfileError
 
 _OPERATORS_ERRORS = (
     ScenarioError,

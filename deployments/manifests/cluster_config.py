@@ -203,7 +203,8 @@ class ClusterConfig(_Section):
     head: PodConfig = PodConfig()
     """The head's pod."""
     gateway_pod: PodConfig = PodConfig()
-    """Each gateway's pod; there are as many as `gateway.replicas`."""
+    """Each gateway's pod; there are as many as `gateway.replicas` says or makes. It has room for
+    two gateways by `gateway.num_cpus`, because the next one starts before the old one ends."""
     control_pool: ControlPoolConfig = ControlPoolConfig()
     """The pods of control processes, apart from the gateways'."""
     upgrade: UpgradeConfig = UpgradeConfig()

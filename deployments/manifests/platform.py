@@ -171,7 +171,7 @@ def disruption_budgets(values: Values) -> list[Json]:
     A slice's host has no budget: its slice drains on notice. `minAvailable` and not
     `maxUnavailable`: Kubernetes cannot count the pods of a RayCluster.
     """
-    cluster, count = values.cluster, values.app.gateway.replicas
+    cluster, count = values.cluster, values.app.gateway_count.number
     least = {
         Component.HEAD: 1,
         Component.GATEWAY: max(1, count - 1),

@@ -105,7 +105,7 @@ def _stamped(group: Json) -> Json:
 
 def _gateway_group(values: Values) -> Json:
     template = gateway_template(values)
-    return _group_off_slices(GATEWAY_GROUP, values.app.gateway.replicas, template)
+    return _group_off_slices(GATEWAY_GROUP, values.app.gateway_count.number, template)
 
 
 def _control_group(values: Values) -> Json:

@@ -4,6 +4,7 @@ Owns the reading and the rules between both parts. Pure.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
     yield from _secret_problems(values)
     yield from _redis_problems(values.cluster.redis)
     yield from _bucket_problems(values)
+    yield from _gateway_pod_problems(values)
     yield from control_pool_problems(values.cluster, values.app)
     yield from host_problems(values.cluster, slice_groups(values.cluster, values.app))
     upgrade = values.cluster.upgrade
@@ -139,6 +141,18 @@ def _application_problems(values: Values) -> Iterator[Problem]:
             "a lost slice would take gateways with it",
             "allowed: off_tpu_hosts",
             app.control_placement,
+        )
+
+
+def _gateway_pod_problems(values: Values) -> Iterator[Problem]:
+    """Yields pods without room for two gateways, as there are in each while they are replaced."""
+    cpus, asked = values.cluster.gateway_pod.cpus, values.app.gateway.num_cpus
+    if 2 * asked > cpus:
+        yield Problem(
+            "cluster.gateway_pod.cpus",
+            f"no room for the next gateway beside one of {asked:g} CPUs, so none is ever replaced",
+            f"allowed: at least {math.ceil(2 * asked)}, twice {_ARGS}.gateway.num_cpus",
+            f"{cpus}",
         )
 
 

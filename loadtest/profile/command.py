@@ -45,7 +45,7 @@ def profile_command(
     from loadtest.run.fleet_watch import read_fleet  # noqa: PLC0415
     from loadtest.run.launch import read_api_key  # noqa: PLC0415
     from loadtest.run.supervisor import RunFailedError  # noqa: PLC0415
-    from serving.domain.capacity import write_profile  # noqa: PLC0415
+    from serving.domain.capacity.slice_profile import write_profile  # noqa: PLC0415
 
     try:
         key = read_api_key(api_key_env, os.environ)

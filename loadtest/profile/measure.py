@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from loadtest.profile.search import Search, Trial, highest_passed, next_rate
 from loadtest.profile.step_time_fit import SteadyState, StepTimeFit, fit_step_time
 from loadtest.scorecard.measure import Scorecard
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 
 @dataclass(frozen=True, slots=True)

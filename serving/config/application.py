@@ -8,7 +8,7 @@ all of them, so an `AppConfig` comes from there. Reads no file and no environmen
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -20,6 +20,7 @@ from serving.config.slices import ComputeClassConfig, built_in_classes
 from serving.config.telemetry import LoggingConfig, TracingConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain import limits
+from serving.domain.capacity.gateway_sizing import MAX_GATEWAYS, GatewayCount, needed_gateways
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.limits import GIB, KIB, MIB, LinkEncryption
 from serving.telemetry.metric_names import MAX_TENANTS
@@ -47,10 +48,17 @@ class OpenField(StrEnum):
 class GatewayConfig(_Section):
     """The gateway: what it takes, and how long a request may wait in it."""
 
-    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Gateways behind the Serve proxy."""
+    replicas: Annotated[int, Field(ge=1, le=MAX_GATEWAYS)] | Literal["auto"] = 1
+    """Gateways behind the Serve proxy. `auto`: as many as the most engines can keep busy."""
+    expected_tokens_per_s: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Of `auto`: the output tokens that all gateways together send at their busiest. `null`: what
+    the most engines of every deployment emit when they are full, at an assumed pace."""
+    expected_requests_per_s: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Of `auto`: the requests that they take then. `null`: as many as the tokens are answers of an
+    assumed length."""
     num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
-    """CPUs that Ray reserves for each gateway."""
+    """CPUs that Ray reserves for each gateway; 1 where it is to have the core that it takes when it
+    is busy."""
     max_body_bytes: Annotated[int, Field(ge=KIB, le=GIB)] = 16 * MIB
     """Longest request body; a longer one is refused with 413."""
     body_budget_bytes: Annotated[int, Field(ge=KIB, le=1024 * GIB)] = limits.BODY_BUDGET_BYTES
@@ -265,7 +273,16 @@ class AppConfig(_Section):
             for deployment in model.deployments
         )
         control = self.num_control_processes * CONTROL_CPUS
-        return engine_hosts + self.gateway.replicas * self.gateway.num_cpus + control
+        return engine_hosts + self.gateway_count.number * self.gateway.num_cpus + control
+
+    @property
+    def gateway_count(self) -> GatewayCount:
+        """How many gateways there are, and why; everybody asks here, and not `gateway.replicas`."""
+        asked = self.gateway
+        if asked.replicas != "auto":
+            return GatewayCount(asked.replicas, "as gateway.replicas says")
+        outputs = [model.most_output for model in self.models]
+        return needed_gateways(outputs, asked.expected_tokens_per_s, asked.expected_requests_per_s)
 
     @property
     def num_control_processes(self) -> int:
@@ -328,6 +345,8 @@ def check_app_config(raw: object, vllm_args: VllmArgs | None) -> AppConfig:
         problems = problems_of(error, AppConfig.model_json_schema())
     if isinstance(raw, Mapping):
         problems.extend(_broken_rules(raw, vllm_args))
+    if config is not None:
+        problems.extend(_too_many_gateways(config))
     if config is None or problems:
         raise ConfigError(problems)
     return config
@@ -346,6 +365,14 @@ def exposure_problem(auth: AuthConfig, http_host: str) -> Problem | None:
         "allowed: keys_file or keys_env, a loopback host such as 127.0.0.1, or "
         "allow_anonymous_beyond_loopback: true",
     )
+
+
+def _too_many_gateways(config: AppConfig) -> Iterator[Problem]:
+    count = config.gateway_count
+    if count.number > MAX_GATEWAYS:
+        complaint = f"{count.number:,} gateways are more than there may be: {count.reason}"
+        allowed = f"allowed: an integer up to {MAX_GATEWAYS}, or the rates that you expect"
+        yield Problem("gateway.replicas", complaint, allowed, '"auto"')
 
 
 def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iterator[Problem]:

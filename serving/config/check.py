@@ -255,7 +255,7 @@ def summary_lines(report: CheckReport) -> Iterator[str]:
                     f"  deployment   {model.deployment_name(deployment)} "
                     f"({_replicas_text(deployment)}{wanted})"
                 )
-        yield f"  gateway      replicas: {config.gateway.replicas}"
+        yield f"  gateway      {_gateways_text(config)}"
         chips = f"{config.num_chips} chips" if config.num_chips else "no chips"
         yield f"  asked of Ray {config.num_cpus:g} CPUs, {chips}"
         yield f"  API keys     {_keys_text(config, report.http_host)}"
@@ -272,6 +272,12 @@ def _replicas_text(deployment: DeploymentConfig) -> str:
     if not deployment.is_autoscaled:
         return f"replicas: {deployment.replicas}"
     return f"replicas: {deployment.min_replicas} to {deployment.max_replicas}"
+
+
+def _gateways_text(config: AppConfig) -> str:
+    count = config.gateway_count
+    by_rule = f" (auto: {count.reason})" if config.gateway.replicas == "auto" else ""
+    return f"replicas: {count.number}{by_rule}"
 
 
 def _keys_text(config: AppConfig, http_host: str) -> str:

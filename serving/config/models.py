@@ -4,12 +4,15 @@ Owns their fields. Rules between fields are in `serving.config.rules` and `slice
 those of vLLM's arguments in `vllm_rules`. Pure.
 """
 
+import math
 from typing import Annotated
 
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from serving.config.sections import ENV_NAME_WORDS, STRICT_SECTION, EnvName, Items, NonEmpty
 from serving.config.slices import ComputeClassName, SliceConfig
+from serving.domain.capacity.gateway_sizing import ASSUMED_SEQUENCE_TOKENS_PER_S, EngineOutput
+from serving.domain.capacity.slice_profile import full_batch_tokens_per_s
 from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.model_version import model_version
@@ -30,6 +33,8 @@ VersionLabel = Annotated[
         json_schema_extra={"allowed": "letters, digits and `._-`, up to 40 characters"},
     ),
 ]
+# What vLLM takes where nothing is said. Source: vLLM 0.32.0 `engine/arg_utils.py`, read 2026-11-25.
+_VLLM_MAX_NUM_SEQS = {EngineKind.VLLM: 128, EngineKind.VLLM_TPU: 256}
 
 
 class _Section(BaseModel):
@@ -205,6 +210,47 @@ class ModelConfig(_Section):
             "compile_s": pace.compile_ms / 1000,
             "model_seed": pace.model_seed,
         }
+
+    @property
+    def most_output(self) -> EngineOutput:
+        """What its engines emit at most, all of them there and full.
+
+        By the pace of `paced` ones. Of others nobody has told the pace, so it is assumed.
+        """
+        num_engines = sum(deployment.most_replicas for deployment in self.deployments)
+        num_seqs = sum(
+            deployment.most_replicas * self._max_num_seqs(deployment)
+            for deployment in self.deployments
+        )
+        rate, known_from = self._sequence_tokens_per_s()
+        engines = "1 engine" if num_engines == 1 else f"{num_engines:,} engines"
+        reason = (
+            f"{num_seqs:,} sequences on {engines} of {self.name} at {rate:.3g} each, {known_from}"
+        )
+        return EngineOutput(num_engines, num_seqs * rate, reason)
+
+    def _sequence_tokens_per_s(self) -> tuple[float, str]:
+        """Returns the pace of a sequence on a full engine, and what it is known from."""
+        if self.engine == EngineKind.PACED:
+            pace = self.paced or PaceConfig()
+            step_s, per_seq_s = pace.tpot_ms / 1000, pace.tpot_per_seq_ms / 1000
+            rate = full_batch_tokens_per_s(step_s, per_seq_s, pace.max_num_seqs)
+            if rate < math.inf:
+                return rate / pace.max_num_seqs, "the pace given"
+        return ASSUMED_SEQUENCE_TOKENS_PER_S, "assumed"
+
+    def _max_num_seqs(self, deployment: DeploymentConfig) -> int:
+        """Returns how many sequences one engine runs at once."""
+        if self.engine == EngineKind.PACED:
+            return (self.paced or PaceConfig()).max_num_seqs
+        # On joined slices each holds the whole model, and as many sequences of its own.
+        ranks = deployment.slice.num_slices if self.is_on_tpu and deployment.slice else 1
+        ranks = self._count_of("data_parallel_size") or ranks
+        return ranks * (self._count_of("max_num_seqs") or _VLLM_MAX_NUM_SEQS[self.engine])
+
+    def _count_of(self, name: str) -> int | None:
+        value = self.engine_args.get(name)
+        return value if type(value) is int and value > 0 else None
 
     @property
     def is_on_tpu(self) -> bool:

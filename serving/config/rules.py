@@ -187,6 +187,14 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
             f"allowed: at least gateway.max_body_bytes, {one:.0f}",
             f"{every:.0f}",
         )
+    for name in ("expected_tokens_per_s", "expected_requests_per_s"):
+        if gateway.get(name) is not None and gateway.get("replicas") != "auto":
+            yield Problem(
+                f"gateway.{name}",
+                "nobody reads it where gateway.replicas is a number",
+                "allowed: only with gateway.replicas: auto",
+                shown(name, gateway.get(name)),
+            )
     least, most = numbers_in(gateway, "min_hold_s", "max_hold_s")
     if least is not None and most is not None and least > most:
         yield Problem(

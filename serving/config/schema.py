@@ -48,6 +48,8 @@ def type_text(node: Schema, root: Schema) -> str:
     node = resolve(node, root)
     if "anyOf" in node:
         return " or ".join(type_text(option, root) for option in node["anyOf"])
+    if "const" in node:
+        return f"`{node['const']}`"
     if "enum" in node:
         return "one of " + ", ".join(str(value) for value in node["enum"])
     words = _TYPE_WORDS.get(str(node.get("type")), "any JSON value")
@@ -116,12 +118,14 @@ def name_hint(name: str, allowed: Iterable[str]) -> str:
 
 def problems_of(error: ValidationError, root: Schema) -> list[Problem]:
     """Translates pydantic's complaints into ours, in the order of the schema."""
-    return [
+    problems = [
         _problem(detail["type"], detail["loc"], detail["input"], root)
         for detail in error.errors(include_url=False, include_context=False)
         # Pydantic counts only the valid items of a list; the broken ones are reported themselves.
         if not (detail["type"] == "too_short" and detail["input"])
     ]
+    # It complains once for each of several types that a field may have.
+    return list(dict.fromkeys(problems))
 
 
 def _problem(kind: str, location: tuple[str | int, ...], value: object, root: Schema) -> Problem:
@@ -133,6 +137,7 @@ def _problem(kind: str, location: tuple[str | int, ...], value: object, root: Sc
         location = location[:-1] if location[-1:] == ("[key]",) else location
         limit = limit_text(_node_at(location[:-1], root), root) or "a string"
         return Problem(path_text(location), "not allowed as a name", f"allowed: {limit}")
+    location = _without_type(location, root)
     path = path_text(location)
     name = str(location[-1]) if location else ""
     if kind == "extra_forbidden":
@@ -155,6 +160,15 @@ def _node_at(location: tuple[str | int, ...], root: Schema) -> Schema:
             return node
         node = resolve(below, root)
     return node
+
+
+def _without_type(location: tuple[str | int, ...], root: Schema) -> tuple[str | int, ...]:
+    """Returns the location without the type that pydantic tried where a field may have several."""
+    field = _node_at(location[:-1], root)
+    if "anyOf" not in field or any(_below(each, location[-1]) for each in _options(field, root)):
+        return location
+    is_key = any("properties" in each for each in _options(field, root))
+    return location if is_key else location[:-1]
 
 
 def _options(node: Schema, root: Schema) -> list[Schema]:

@@ -52,6 +52,18 @@ def test_counts_are_nobodys_but_the_provisioners() -> None:
     assert carried(applied) == Carry()
 
 
+def test_another_number_of_gateways_comes_over_at_once() -> None:
+    applied = applied_once()
+    applied.group("gateway").update(minReplicas=5, replicas=5, maxReplicas=5)
+    carry = carried(applied)
+    assert carry.hindrances == ()
+    assert told(carry) == {("gateway", "at once")}
+    assert [change.what for change in carry.changes] == [
+        "minReplicas: 2 to 5",
+        "maxReplicas: 2 to 5",
+    ]
+
+
 def test_what_was_recorded_not_to_come_over_is_carried() -> None:
     applied = applied_again()
     carry = carried(applied)

@@ -8,7 +8,7 @@ from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import replay_log
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.plan_report import PlanReport
 

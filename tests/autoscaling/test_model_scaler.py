@@ -11,7 +11,7 @@ from autoscaling.observations import Report, Tokens
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.plan_report import ModelPlan

@@ -9,7 +9,7 @@ import yaml
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
 from autoscaling.prices.table import PricedMarket, price_table
-from serving.domain.capacity import CapacityProfile, write_profile
+from serving.domain.capacity.slice_profile import CapacityProfile, write_profile
 from serving.domain.compute_class import ComputeClass, Market
 
 ROOT = Path(__file__).parents[2]

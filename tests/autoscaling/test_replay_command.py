@@ -13,7 +13,7 @@ from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
 from autoscaling.replay_command import replay_command
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 
 PROFILE = CapacityProfile(

@@ -23,6 +23,7 @@ from serving.config.application import (
 )
 from serving.config.schema import shown
 from serving.config.vllm_args import ArgSpec, VllmArgs
+from serving.domain.capacity.gateway_sizing import GatewayCount
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.models.engine_kind import EngineKind
 
@@ -132,6 +133,44 @@ def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
         "model_seed": 0,
     }
     assert check(minimal(engine="paced")).models[0].paced_options()["ttft_s"] == 0.02
+
+
+def gateways_of(deployments: list[dict[str, Any]], **model: Any) -> GatewayCount:
+    raw = minimal(deployments=deployments, **model) | {"gateway": {"replicas": "auto"}}
+    return check(raw).gateway_count
+
+
+def test_number_of_gateways_is_the_one_given_or_follows_from_the_most_engines() -> None:
+    assert check(minimal()).gateway_count.number == 1
+    assert check(minimal() | {"gateway": {"replicas": 7}}).gateway_count.number == 7
+    scaling = {"compute_class": "spot", "min_replicas": 0, "max_replicas": 6}
+    fixed = {"compute_class": "reserved", "replicas": 2}
+    count = gateways_of([scaling, fixed], engine_args={"max_num_seqs": 256})
+    assert count.number == 5
+    assert count.reason == (
+        "40,960 tokens/s (2,048 sequences on 8 engines of demo at 20 each, assumed) and "
+        "160 requests/s (answers of 256 tokens, assumed) need 2.02 cores; "
+        "each gateway takes at most 0.5 of one"
+    )
+    # With 1 CPU each, and control processes for eight engines, directory and dashboard.
+    raw = minimal(deployments=[scaling, fixed], engine_args={"max_num_seqs": 256})
+    config = check(raw | {"gateway": {"replicas": "auto", "num_cpus": 1}})
+    assert config.num_cpus == pytest.approx(8 * 0.1 + 5 * 1 + 10 * CONTROL_CPUS)
+
+
+def test_sequences_of_an_engine_are_those_that_it_takes() -> None:
+    one = [{"compute_class": "local"}]
+    assert "128 sequences on 1 engine" in gateways_of(one).reason
+    assert "64 sequences on 1 engine" in gateways_of(one, engine_args={"max_num_seqs": 64}).reason
+    pace = {"tpot_ms": 20, "tpot_per_seq_ms": 5, "max_num_seqs": 16}
+    paced = gateways_of(one, engine="paced", paced=pace).reason
+    assert paced.startswith("160 tokens/s (16 sequences on 1 engine of demo at 10 each, the pace")
+    # Without a pace of its own.
+    endless = gateways_of(one, engine="paced", paced={"tpot_ms": 0}).reason
+    assert "256 sequences on 1 engine of demo at 20 each, assumed" in endless
+    joined = {"generation": "v6e", "topology": "2x4", "num_slices": 2}
+    on_slices = [{"compute_class": "spot", "replicas": 3, "slice": joined}]
+    assert "1,536 sequences on 3 engines" in gateways_of(on_slices, engine="vllm-tpu").reason
 
 
 def test_paced_step_too_small_for_its_requests_is_refused() -> None:
@@ -372,7 +411,32 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     (
         "gateway",
         {"replicas": 0},
-        "gateway.replicas: not allowed (value 0); allowed: an integer, 1 to 1024",
+        "gateway.replicas: not allowed (value 0); allowed: an integer or `auto`, 1 to 1024",
+    ),
+    (
+        "gateway",
+        {"replicas": "automatic"},
+        'gateway.replicas: not allowed (value "automatic"); '
+        "allowed: an integer or `auto`, 1 to 1024",
+    ),
+    (
+        "gateway",
+        {"replicas": "auto", "expected_tokens_per_s": -1},
+        "gateway.expected_tokens_per_s: not allowed (value -1); "
+        "allowed: a number or null, 0 to 1000000000000.0",
+    ),
+    (
+        "gateway",
+        {"replicas": 2, "expected_requests_per_s": 10},
+        "gateway.expected_requests_per_s: nobody reads it where gateway.replicas is a number "
+        "(value 10); allowed: only with gateway.replicas: auto",
+    ),
+    (
+        "gateway",
+        {"replicas": "auto", "expected_tokens_per_s": 1e8, "expected_requests_per_s": 0},
+        "gateway.replicas: 5,209 gateways are more than there may be: 100,000,000 tokens/s "
+        "(expected) and 0 requests/s (expected) need 2500.00 cores; each gateway takes at most 0.5 "
+        'of one (value "auto"); allowed: an integer up to 1024, or the rates that you expect',
     ),
     (
         "gateway",

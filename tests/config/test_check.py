@@ -74,6 +74,30 @@ def test_config_check_reads_the_users_own_hard_stop(tmp_path: Path) -> None:
     assert f"{ROLLOUT}.gateway_drain_s: HAProxy cuts streams 300 s after" in result.output
 
 
+@pytest.mark.parametrize(
+    ("gateway", "line"),
+    [
+        ({"replicas": 3}, "  gateway      replicas: 3\n"),
+        (
+            {"replicas": "auto", "expected_tokens_per_s": 512},
+            "  gateway      replicas: 2 (auto: 512 tokens/s (expected) and 2 requests/s (answers "
+            "of 256 tokens, assumed) need 0.03 cores; with one gateway away each of the others "
+            "takes at most 0.7 of one)\n",
+        ),
+    ],
+)
+def test_config_check_says_how_many_gateways_and_why(
+    tmp_path: Path, gateway: dict[str, Any], line: str
+) -> None:
+    settings = settings_with()
+    settings["applications"][0]["args"]["gateway"] = gateway
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    result = CliRunner().invoke(build_cli(()), ["config", "check", str(path)])
+    assert result.exit_code == 0, result.output
+    assert line in result.output
+
+
 def check_with_keys(tmp_path: Path, keys: str | None) -> Any:
     if keys is not None:
         (tmp_path / "keys").write_text(keys)

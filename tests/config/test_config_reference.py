@@ -36,8 +36,9 @@ def test_every_field_stands_in_the_reference_with_a_description() -> None:
 def test_rows_give_type_default_and_range() -> None:
     rows = config_reference().splitlines()
     assert (
-        "| `replicas` | an integer | `1` | 1 to 1024 | Gateways behind the Serve proxy. |" in rows
-    )
+        "| `replicas` | an integer or `auto` | `1` | 1 to 1024 | Gateways behind the Serve proxy. "
+        "`auto`: as many as the most engines can keep busy. |"
+    ) in rows
     assert any(row.startswith("| `name` | a string | required |") for row in rows)
     assert any(row.startswith("| `keys_file` | a string or null | `null` |") for row in rows)
 

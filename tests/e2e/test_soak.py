@@ -18,7 +18,7 @@ import pytest
 
 from loadtest.scorecard.compare import Comparison
 from loadtest.scorecard.stored_run import read_run
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 from .application import PROJECT_ROOT, Role, RunningApplication, application_args, paced_model
 from .soak_analysis import KIB, MIB, Growth, Sample, compare_thirds, drifts, growth

@@ -27,7 +27,7 @@ from typing import TypeVar
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import ModelLoad, Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 

@@ -8,7 +8,7 @@ has too. `HEADROOM` is that "somewhat". Pure.
 from dataclasses import dataclass
 
 from autoscaling.policy.rules import Objectives
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 # Share of a slice's limit to aim at. The Kubernetes documentation's and KEDA's own examples aim at
 # 0.5 to 0.8 of a limit; the generous end for the cost is the high one.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 
 _FEWEST_SLOTS = 8

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 

@@ -11,7 +11,7 @@ from autoscaling.simulator.world.arrivals import Requests, constant_lengths, dra
 from autoscaling.simulator.world.engines import GatewayLimits
 from autoscaling.simulator.world.slices import ClassSetup, Conditions
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.03)

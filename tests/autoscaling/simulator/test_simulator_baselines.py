@@ -15,7 +15,7 @@ from autoscaling.simulator.baselines.sizing import Sizing, size
 from autoscaling.simulator.baselines.spothedge import SpotHedge
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
 from autoscaling.simulator.offered import Offered
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 

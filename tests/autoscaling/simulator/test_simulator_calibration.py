@@ -12,7 +12,7 @@ from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests, draw_poisson, stages
 from autoscaling.simulator.world.engines import Engines, GatewayLimits
 from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
 from serving.gateway.routing import EngineView, choose_engine
 

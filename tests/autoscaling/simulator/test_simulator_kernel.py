@@ -11,7 +11,7 @@ from simulated_days import profile, steady
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Answers, Engines, GatewayLimits
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 FOREVER = GatewayLimits(request_deadline_s=1e6, max_waiting_requests=1_000_000)
 

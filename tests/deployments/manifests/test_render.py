@@ -10,6 +10,7 @@ from autoscaling.provisioning.groups import SliceKind
 from autoscaling.provisioning.raycluster import read_groups
 from deployments.manifests.cluster_config import UpgradeKind
 from deployments.manifests.command import format_source, write_files
+from deployments.manifests.names import GATEWAY_GROUP
 from deployments.manifests.ray_objects import RAY_VERSION
 from deployments.manifests.render import MARK, render
 from deployments.start.serve import child_environment
@@ -22,6 +23,7 @@ from serving.domain.topology import slice_shape
 from .examples import (
     ROOT,
     VALUES,
+    Raw,
     as_folder,
     found,
     groups_of,
@@ -113,6 +115,32 @@ def test_more_slices_than_replicas_so_that_a_draining_one_is_replaced() -> None:
     raw["applications"][0]["args"]["models"][0]["deployments"][0]["replicas"] = 3
     (group,) = groups_of(raw)
     assert (group.wanted_slices, group.terms.max_slices) == (3, 6)
+
+
+def gateway_counts(args: Raw) -> tuple[list[int], int]:
+    """How many gateways' pods are rendered with these arguments, and how many the budget keeps."""
+    raw = raw_values((SHAPE, "spot"))
+    raw["applications"][0]["args"].update(args)
+    raw["applications"][0]["args"]["models"][0]["deployments"][0]["replicas"] = 4
+    folder = in_memory(raw)
+    (group,) = (
+        each
+        for each in one(folder, "RayCluster").body["spec"]["workerGroupSpecs"]
+        if each["groupName"] == GATEWAY_GROUP
+    )
+    budget = one(folder, "PodDisruptionBudget", "llm-gateway").body["spec"]
+    assert found(folder) == []
+    return [group[key] for key in ("minReplicas", "replicas", "maxReplicas")], budget[
+        "minAvailable"
+    ]
+
+
+def test_there_are_as_many_gateways_pods_as_the_rule_says() -> None:
+    assert gateway_counts({"gateway": {"replicas": 5}}) == ([5, 5, 5], 4)
+    # 4 engines of 256 sequences at 200 tokens/s: 204,800 tokens/s.
+    assert gateway_counts({"gateway": {"replicas": "auto"}}) == ([21, 21, 21], 20)
+    few = {"replicas": "auto", "expected_tokens_per_s": 1000}
+    assert gateway_counts({"gateway": few}) == ([2, 2, 2], 1)
 
 
 def test_joined_slices_are_counted_for_each_replica() -> None:

@@ -155,6 +155,11 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         "node_labels[app.kubernetes.io/component]: it reaches the pods, where our Services, "
         'policies and budgets select by it (value "gateway"); allowed: another label',
     ),
+    "gateway's pod without room for the next one": (
+        lambda raw: _args(raw).update(gateway={"num_cpus": 2.5}),
+        "cluster.gateway_pod.cpus: no room for the next gateway beside one of 2.5 CPUs, so none is "
+        "ever replaced (value 4); allowed: at least 5, twice applications[0].args.gateway.num_cpus",
+    ),
     "topology": (
         lambda raw: _args(raw)["models"][0]["deployments"][0]["slice"].update(topology="4x5"),
         "deployments[0].slice.topology: no v6e slice of this topology",

@@ -24,7 +24,7 @@ from loadtest.records import ClientSample, RequestRecord, RunEnd, RunStart, enco
 from loadtest.report.outputs import make_scorecard
 from loadtest.scorecard.measure import Scorecard
 from loadtest.scorecard.slo import GoodputLimits, ServiceLevel
-from serving.domain.capacity import CapacityProfile
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 TRUE = CapacityProfile(
     model="m",

@@ -23,6 +23,9 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+# Of a request, where nothing else is known and none has been measured.
+ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS = 512, 256
+
 
 class ProfileError(ValueError):
     """The profile file cannot be used. The message names the field and what is allowed."""
@@ -112,3 +115,12 @@ def read_profile(path: Path) -> CapacityProfile:
 def write_profile(profile: CapacityProfile, path: Path) -> None:
     """Writes the profile as YAML, in the order of the fields."""
     path.write_text(yaml.safe_dump(profile.model_dump(), sort_keys=False), encoding="utf-8")
+
+
+def full_batch_tokens_per_s(base_s: float, per_sequence_s: float, max_num_seqs: int) -> float:
+    """Returns what an engine emits at most by the law: every sequence a token in each step.
+
+    It is infinite for steps that take no time.
+    """
+    step_s = base_s + per_sequence_s * max_num_seqs
+    return max_num_seqs / step_s if step_s > 0 else math.inf

@@ -1,0 +1,1 @@
+"""What one slice carries, and what one gateway does."""
