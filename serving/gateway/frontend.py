@@ -44,12 +44,12 @@ from serving.domain.models.request_fields.refusals import ValueRule, record_rule
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
+from serving.gateway.edge.endpoints import ShortPath
 from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
+from serving.gateway.edge.rendering import fit_rendering
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.forks.grammars.judge import GrammarJudge
-from serving.gateway.short.endpoints import ShortPath
-from serving.gateway.short.rendering import fit_rendering
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.streams.plain import write_plain_past
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext

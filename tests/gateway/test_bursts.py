@@ -15,7 +15,7 @@ from serving.gateway.model_version import ModelVersion
 from serving.link.messages import TokenRequest
 
 from .engines import ScriptedLink
-from .short.test_endpoints import until
+from .test_endpoints import until
 from .test_failed_after_admission import OneVersion, Streamed
 from .test_forged_resume import CONFIG, DEADLINE_S, MODEL, ROUTES
 from .test_http_edge import edge_over
