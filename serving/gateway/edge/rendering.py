@@ -9,6 +9,7 @@ Works on vLLM's objects as they come.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,10 @@ from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 
 def fit_rendering(renderer: Any) -> None:
-    """Has a renderer work on the loop for short requests, and replay what a fork has rendered."""
+    """Has a renderer work on the loop for short requests, and replay what a fork has rendered.
+
+    Its tokenizer is not changed afterwards.
+    """
     render_chat, render_prompts = renderer.render_chat_async, renderer.render_cmpl_async
 
     async def render_chat_async(conversations: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,6 +39,8 @@ def fit_rendering(renderer: Any) -> None:
             return await _on_loop(renderer.render_cmpl, prompts, *args, **kwargs)
         return await render_prompts(prompts, *args, **kwargs)
 
+    # Asked for by each request; the tokenizer looks it up anew, in a pool of copies.
+    renderer.get_eos_token_id = functools.cache(renderer.get_eos_token_id)
     renderer.render_chat_async = render_chat_async
     renderer.render_cmpl_async = render_cmpl_async
 
