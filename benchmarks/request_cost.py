@@ -28,12 +28,13 @@ from typing import Any
 
 from benchmarks.request_gateway import MODEL
 from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
 
 # The engine's pace, once it turns.
 _STEP_S = 0.001
-WARM_UP_ROUNDS, NUM_ROUNDS = 12, 40
-NUM_LOOPS, LOOP_REQUESTS = 7, 320
+WARM_UP_ROUNDS, NUM_ROUNDS = 8, 30
+NUM_LOOPS, LOOP_REQUESTS = 7, 240
 _STILL_S = 0.004
 _SECRET = b"s" * 32
 _ROOT = Path(__file__).resolve().parents[1]
@@ -101,7 +102,11 @@ class Gateway:
         )
         self._engine = PacedEngine(pace)
         name = os.urandom(3).hex()
-        self._server = LinkServer(self._engine, engine_id=f"e-{name}", secret=_SECRET)
+        # Patient: a gateway that has to wait for a core is not dead.
+        patience = HeartbeatConfig(1.0, 120.0)
+        self._server = LinkServer(
+            self._engine, engine_id=f"e-{name}", secret=_SECRET, heartbeat=patience
+        )
         self._process: asyncio.subprocess.Process | None = None
         self._connections: list[_Connection] = []
         self._port = 0

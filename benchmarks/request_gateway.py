@@ -74,7 +74,7 @@ async def _served_model(given: dict[str, Any]) -> tuple[ServedModel, Membership]
     model = await ServedModel.build(config, GatewayConfig())
     secret = bytes.fromhex(given["secret"])
     # Seldom: nothing but requests should cost anything.
-    settings = LinkSettings(given["gateway_id"], secret, HeartbeatConfig(1.0, 60.0))
+    settings = LinkSettings(given["gateway_id"], secret, HeartbeatConfig(1.0, 120.0))
     membership = Membership({MODEL: model}, settings)
     life = SliceLifecycle.begin(time.time()).enter(SliceState.RESERVED, time.time(), "")
     life = life.enter(SliceState.LOADING, time.time(), "").enter(SliceState.READY, time.time(), "")
