@@ -10,10 +10,14 @@ Works on vLLM's objects as they come.
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
+
+# A short body may have many of them: a message takes some 20 us, a prompt 100.
+_MOST_MESSAGES, _MOST_PROMPTS = 16, 4
+_OF_TEXT = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
 def fit_rendering(renderer: Any) -> None:
@@ -70,16 +74,17 @@ def _is_short() -> bool:
     return context is not None and context.is_short
 
 
-def _are_texts(conversations: Iterable[Any]) -> bool:
-    """Returns whether conversations are text: media may have to be fetched, and take longer."""
-    return all(
+def _are_texts(conversations: Sequence[Sequence[Any]]) -> bool:
+    """Returns whether conversations are few and text: media may have to be fetched."""
+    messages = [message for conversation in conversations for message in conversation]
+    return len(messages) <= _MOST_MESSAGES and all(
         isinstance(message, dict) and isinstance(message.get("content"), str | None)
-        for conversation in conversations
-        for message in conversation
+        for message in messages
     )
 
 
-def _are_prompts(prompts: Iterable[Any]) -> bool:
-    """Returns whether prompts are text or tokens, and nothing beside them."""
-    allowed = {"prompt", "prompt_token_ids", "cache_salt"}
-    return all(isinstance(prompt, dict) and prompt.keys() <= allowed for prompt in prompts)
+def _are_prompts(prompts: Sequence[Any]) -> bool:
+    """Returns whether prompts are few, text or tokens, and nothing beside them."""
+    return len(prompts) <= _MOST_PROMPTS and all(
+        isinstance(prompt, dict) and prompt.keys() <= _OF_TEXT for prompt in prompts
+    )
