@@ -5,7 +5,9 @@ The pages lie in `docs/results`. `python -m benchmarks capacity` runs that part 
 part `clients` writes `load-test-clients.md`; `--guidellm` names guidellm's command, without which
 it is left out. The part `metrics` only prints. The part `provisioner` writes `provisioner.md`; it
 runs only where it is named, takes three quarters of an hour, and needs `KUBEBUILDER_ASSETS`. The
-part `ingress` writes `ingress.md`, runs only where it is named, and takes half an hour.
+part `ingress` writes `ingress.md`, runs only where it is named, and takes half an hour. The part
+`requests` only prints, and runs only where it is named; `--base` names another checkout, whose
+gateway is measured beside this one's.
 """
 
 import argparse
@@ -36,10 +38,15 @@ from benchmarks import (
     pause,
     provisioner,
     provisioner_report,
+    request_cost,
 )
 from benchmarks.ingress_disturbances import Kind
 
-_PARTS = ("engine", "metrics", "capacity", "calibration", "clients", "provisioner", "ingress")
+_PARTS = (
+    *("engine", "metrics", "capacity", "calibration", "clients"),
+    # Only where they are named.
+    *("provisioner", "ingress", "requests"),
+)
 REPORT = Path(__file__).resolve().parents[1] / "docs/results/benchmarks.md"
 
 _TEXT = """# What Slicewise adds to the engine
@@ -142,8 +149,11 @@ def _run_ingress() -> None:
 def main() -> None:
     """Runs all benchmarks, or one part, in a session of its own (see `servers`)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("part", nargs="?", choices=_PARTS, help="all but the last two, if left out")
+    parser.add_argument(
+        "part", nargs="?", choices=_PARTS, help="all but the last three, if left out"
+    )
     parser.add_argument("--ray-python", default=sys.executable, help="for Ray Serve LLM")
+    parser.add_argument("--base", type=Path, help="another checkout, for `requests`")
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), help="its command")
     given = parser.parse_args()
     if os.getpid() != os.getsid(0):
@@ -161,6 +171,8 @@ def main() -> None:
         _run_clients(given.guidellm)
     if given.part == "provisioner":
         _run_provisioner()
+    if given.part == "requests":
+        print(request_cost.report(uvloop.run(request_cost.run(given.base))))
     if given.part == "ingress":
         _run_ingress()
 

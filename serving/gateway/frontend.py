@@ -44,8 +44,10 @@ from serving.domain.models.request_fields.refusals import ValueRule, record_rule
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
+from serving.gateway.edge.endpoints import ShortPath
 from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
+from serving.gateway.edge.rendering import fit_rendering
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.streams.detokenizing import TailOutputProcessor
@@ -121,7 +123,7 @@ class FleetLLM(AsyncLLM):
         self.log_stats = has_stats
         self.renderer = renderer_from_config(config)
         fit_renderer(self.renderer)
-        _replay_renders(self.renderer)
+        fit_rendering(self.renderer)
         self.input_processor = JudgedInputProcessor(config, self.renderer, open_fields, facts)
         self.admission_stats = None
         self.output_processor = TailOutputProcessor(
@@ -332,27 +334,6 @@ class JudgedInputProcessor(InputProcessor):
         return request
 
 
-def _replay_renders(renderer: BaseRenderer) -> None:
-    """Has a renderer return what was rendered in a fork, for requests of which there is that."""
-    render_chat, render_prompts = renderer.render_chat_async, renderer.render_cmpl_async
-
-    def replayed() -> tuple[Any, Any] | None:
-        context = REQUEST_CONTEXT.get()
-        renders = None if context is None else context.renders
-        # An `IndexError` means that vLLM renders it once more: what is left of it is no prompt.
-        return None if renders is None else renders.popleft()
-
-    async def render_chat_async(*args: Any, **kwargs: Any) -> Any:
-        return replayed() or await render_chat(*args, **kwargs)
-
-    async def render_cmpl_async(*args: Any, **kwargs: Any) -> Any:
-        known = replayed()
-        return await render_prompts(*args, **kwargs) if known is None else known[1]
-
-    renderer.render_chat_async = render_chat_async  # type: ignore[method-assign]
-    renderer.render_cmpl_async = render_cmpl_async  # type: ignore[method-assign]
-
-
 def _judge(rules: Iterable[ValueRule], record: object, context: RequestContext | None) -> None:
     try:
         check_record(record, rules)
@@ -438,9 +419,8 @@ async def build_frontend(
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app = await asyncio.to_thread(_built, llm, args, tasks)
     # Around vLLM's own, which it has built already.
-    app.middleware_stack = _RefusalsWithinStreams(
-        app.middleware_stack or app.build_middleware_stack()
-    )
+    stack = app.middleware_stack or app.build_middleware_stack()
+    app.middleware_stack = _RefusalsWithinStreams(ShortPath(app, stack))
     # vLLM's launcher puts its server here, and vLLM's handler of errors asks it to exit when the
     # frontend has died. Here the gateway reports that (`FleetLLM.errored`), and is replaced.
     app.state.server = SimpleNamespace(should_exit=False)

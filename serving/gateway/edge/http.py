@@ -27,7 +27,7 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
-from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
+from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget, Turns
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
     ANYBODY,
@@ -64,6 +64,7 @@ from serving.gateway.edge.routes import (
 from serving.gateway.edge.stream_errors import as_request_error, error_event, is_error_event
 from serving.gateway.forks.bodies.messages import BodyRules
 from serving.gateway.forks.bodies.reader import BodyReader
+from serving.gateway.forks.bodies.sizes import SHORT_BYTES
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
@@ -151,6 +152,7 @@ class HttpEdge:
             BodyLimits(rules.max_body_bytes, rules.body_budget_bytes, rules.body_timeout_s)
         )
         self._bodies = BodyReader()
+        self._turns = Turns()
         readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
@@ -195,6 +197,7 @@ class HttpEdge:
         if self._rules.cors_origins and await self._share(exchange):
             return
         if exchange.path in MODEL_ROUTES:
+            await self._turns.wait()
             holder = self._authorize(exchange)
             if exchange.method not in MODEL_METHODS:
                 raise WrongMethodError(exchange.method, exchange.path, MODEL_METHODS)
@@ -263,6 +266,7 @@ class HttpEdge:
             needs_engine=exchange.path not in ENGINELESS_ROUTES,
             is_prepared_apart=fields is None or judged.has_own_template,
         )
+        exchange.context.is_short = len(body) <= SHORT_BYTES and not target.is_prepared_apart
         frontend = self._select(target, holder)
         exchange.context.selected(frontend.name)
         # Of a large one, what is left of it is looked at.

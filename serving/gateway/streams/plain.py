@@ -9,7 +9,8 @@ Everything that is not plain takes vLLM's way from beginning to end.
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -143,7 +144,8 @@ class _PlainStream(Generic[_Result]):
         self._request = request
         self._direct: DirectStream | None = None
         self.parser: Parser | None = None
-        self.template: EventTemplate | None = None  # known with the first chunk
+        # Known with the first chunk, and made only if the stream is handed over.
+        self.make_template: Callable[[], EventTemplate] | None = None
 
     async def results(self, results: AsyncIterator[_Result]) -> AsyncIterator[_Result]:
         """Yields what vLLM has to write, and hands the stream over when it has written it."""
@@ -161,7 +163,7 @@ class _PlainStream(Generic[_Result]):
     def _hand_over(self) -> None:
         context = REQUEST_CONTEXT.get()
         connection = None if context is None else context.connection
-        if self.template is None or connection is None or not connection.is_open:
+        if self.make_template is None or connection is None or not connection.is_open:
             return
         if not passes_on(self.parser, self._request):
             return
@@ -179,7 +181,7 @@ class _PlainStream(Generic[_Result]):
             or not detokenizer.spaces_between_special_tokens
         ):
             return
-        stream = DirectStream(connection, detokenizer, self.template)
+        stream = DirectStream(connection, detokenizer, self.make_template())
         if self._llm.client.attach(state.request_id, stream):
             self._direct = stream
 
@@ -233,10 +235,14 @@ class PlainChat(OpenAIServingChat):
         )
         try:
             async for chunk in chunks:
-                if stream.template is None and (created := _CREATED.search(chunk)) is not None:
+                if stream.make_template is None and (created := _CREATED.search(chunk)) is not None:
                     has_tools = stream.parser is not None and stream.parser.tool_parser is not None
-                    stream.template = chat_template(
-                        request_id, int(created[1]), model_name, has_empty=not has_tools
+                    stream.make_template = partial(
+                        chat_template,
+                        request_id,
+                        int(created[1]),
+                        model_name,
+                        has_empty=not has_tools,
                     )
                 yield chunk
         finally:
@@ -265,7 +271,9 @@ class PlainCompletion(OpenAIServingCompletion):
                 f"{request_id}-0",
                 request,  # type: ignore[arg-type]
             )
-            stream.template = completion_template(request_id, created_time, model_name)
+            stream.make_template = partial(
+                completion_template, request_id, created_time, model_name
+            )
             result_generator = stream.results(result_generator)
         chunks: AsyncGenerator[str, None] = super().completion_stream_generator(
             request,

@@ -50,8 +50,8 @@ class RequestContext:
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
     that one of its sequences ended with, until it is answered, and `refusal` what is wrong with it,
-    as vLLM found it. `tenant` is its key's. `open_fields`
-    are the fields that steer engines and that it may set. `renders` are what a renderer
+    as vLLM found it. `tenant` is its key's. `open_fields` are the fields that steer engines and
+    that it may set. `is_short` says that it is rendered on the loop. `renders` are what a renderer
     would make of it, conversations and inputs of an engine, if that was made in a fork.
     `connection` is the client's, if parts of the answer may be written to it past the application.
     """
@@ -61,6 +61,7 @@ class RequestContext:
     path: str = ""
     tenant: str = DEFAULT_TENANT
     open_fields: frozenset[str] = frozenset()
+    is_short: bool = False
     renders: deque[tuple[Any, Any]] | None = None
     edge: EdgeMetrics = field(default_factory=EdgeMetrics)
     model: str | None = None

@@ -94,9 +94,11 @@ def without_names(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
     """What is left of events however their text was divided, by the answer's index.
 
-    The whole text of an answer, the fields of events that carry it, and all other events.
+    The whole text of an answer and its token ids, the fields of events that carry them, and all
+    other events.
     """
     texts: dict[int, str] = {}
+    token_ids: dict[int, list[int]] = {}
     forms: set[tuple[int, str]] = set()
     others: list[tuple[int, str]] = []
     for event in without_names(events):
@@ -108,6 +110,9 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         index = choice["index"]
         holder, name = (choice["delta"], "content") if "delta" in choice else (choice, "text")
         texts[index] = texts.get(index, "") + (holder.get(name) or "")
+        if choice.get("token_ids") is not None:
+            token_ids[index] = token_ids.get(index, []) + choice["token_ids"]
+            choice["token_ids"] = []
         is_middle = choice["finish_reason"] is None and "role" not in holder
         if name in holder or not is_middle:
             # Of an end, vLLM leaves the field out if a parser had no text for it.
@@ -120,4 +125,9 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
             forms.add(form)
         else:
             others.append(form)
-    return {"texts": texts, "forms": sorted(forms), "others": sorted(others)}
+    return {
+        "texts": texts,
+        "token_ids": token_ids,
+        "forms": sorted(forms),
+        "others": sorted(others),
+    }

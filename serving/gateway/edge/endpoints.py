@@ -1,0 +1,190 @@
+"""Chat and completions past FastAPI: vLLM's own endpoints, without what costs most around them.
+
+FastAPI finds the route anew, solves its dependencies and opens two stacks of resources for each
+request; vLLM's decorators and Starlette's streams add four tasks, by which a client that leaves is
+seen. Here the endpoint of a known route is called with the same record of the body, made by the
+route's own validator, within the same middlewares and handlers of errors, and one task sees that
+the client leaves.
+
+Owns which requests take this way: those that it can read. Every other one, every body that is
+refused among them, takes FastAPI's, which words the refusal. Does not own what the endpoints do.
+"""
+
+import asyncio
+import copy
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.routing import APIRoute
+from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+
+from serving.config.api_keys import ModelRoute
+
+_ROUTES = (ModelRoute.CHAT_COMPLETIONS, ModelRoute.COMPLETIONS)
+# Where a request's record is between the reading of its body and its endpoint.
+_RECORD = "slicewise.record"
+# FastAPI and vLLM read other spellings of it too.
+_JSON_TYPES = frozenset(
+    {b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"}
+)
+
+
+class ShortPath:
+    """Serves an application of vLLM's, chat and completions past FastAPI."""
+
+    def __init__(self, app: FastAPI, stack: ASGIApp) -> None:
+        """Stands for `stack`, the built middlewares of `app` with FastAPI's router below them."""
+        self._app = app
+        self._stack = stack
+        self._endpoints = _endpoints(app)
+        self._short = _with_inner(stack, self._answer)
+
+    @property
+    def routes(self) -> frozenset[str]:
+        """The routes that are served past FastAPI; none if the application is not as we know it."""
+        return frozenset() if self._short is None else frozenset(self._endpoints)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if (
+            endpoint is None
+            or self._short is None
+            or not _is_json(scope)
+            # It counts the requests whose handlers it has wrapped.
+            or getattr(self._app.state, "enable_server_load_tracking", False)
+        ):
+            await self._stack(scope, receive, send)
+            return
+        first = await receive()
+        record = (
+            None if first.get("more_body", False) else endpoint.record_of(first.get("body", b""))
+        )
+        if record is None:
+            await self._stack(scope, _receiving(first, receive), send)
+            return
+        scope[_RECORD] = record
+        await self._short(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that has a record; a client that leaves ends it."""
+        endpoint, record = self._endpoints[scope["path"]], scope.pop(_RECORD)
+        response: Response | None = None
+        async with _UntilClientLeaves(receive) as client:
+            response = await endpoint.call(record, Request(scope, receive, send))
+            if isinstance(response, StreamingResponse):
+                await response.stream_response(send)
+        if isinstance(response, StreamingResponse):
+            return
+        if client.has_left or response is None:
+            # What vLLM answers who has left. Nobody reads it, and it is counted.
+            response = JSONResponse(None)
+        await response(scope, receive, send)
+
+
+class _Endpoint:
+    """The endpoint of one route, without vLLM's decorators, and the validator of its body."""
+
+    def __init__(self, route: APIRoute) -> None:
+        self.call: Callable[[Any, Request], Any] = inspect.unwrap(route.endpoint)
+        assert route.body_field is not None
+        self._validate = route.body_field.validate
+
+    def record_of(self, body: bytes) -> Any:
+        """Returns vLLM's record of a body; `None` if it is refused."""
+        try:
+            record, errors = self._validate(json.loads(body), {}, loc=("body",))
+        except Exception:  # noqa: BLE001 - whatever it is, FastAPI meets and words it
+            return None
+        return None if errors else record
+
+
+class _UntilClientLeaves:
+    """Ends what is done within it when the client leaves, without an error."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.has_left = False
+
+    async def __aenter__(self) -> "_UntilClientLeaves":
+        self._task = asyncio.current_task()
+        self._watch = asyncio.create_task(self._run())
+        return self
+
+    async def _run(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.has_left = True
+        assert self._task is not None
+        self._task.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._watch.cancel()
+        if not self.has_left or self._task is None:
+            return False
+        is_ours = self._task.uncancel() == 0
+        return is_ours and kind is asyncio.CancelledError
+
+
+def _endpoints(app: FastAPI) -> Mapping[str, _Endpoint]:
+    """Returns the endpoints of the routes that are as we know them, by path."""
+    routes = (route for route in app.routes if isinstance(route, APIRoute))
+    return {route.path: _Endpoint(route) for route in routes if _is_known(route)}
+
+
+def _is_known(route: APIRoute) -> bool:
+    if route.path not in _ROUTES or route.methods != {"POST"} or route.body_field is None:
+        return False
+    needed = [dependency.call for dependency in route.dependant.dependencies]
+    takes = list(inspect.signature(inspect.unwrap(route.endpoint)).parameters)
+    return needed == [validate_json_request] and takes == ["request", "raw_request"]
+
+
+def _with_inner(stack: ASGIApp, inner: ASGIApp) -> ASGIApp | None:
+    """Returns the same middlewares around `inner`, in place of FastAPI's router.
+
+    `None` if one of them does not show what it is around.
+    """
+    layers: list[Any] = []
+    layer: Any = stack
+    while not isinstance(layer, AsyncExitStackMiddleware):  # it is for uploaded files
+        layers.append(layer)
+        layer = getattr(layer, "app", None)
+        if layer is None:
+            return None
+    app = inner
+    for each in reversed(layers):
+        around = copy.copy(each)
+        around.app = app
+        if isinstance(around, PrometheusInstrumentatorMiddleware):
+            # It would find the route anew.
+            around._get_handler = _path_of  # type: ignore[method-assign]
+        app = around
+    return app
+
+
+def _path_of(request: Request) -> tuple[str, bool]:
+    """Returns the path, which is that of a route."""
+    return request.scope["path"], True
+
+
+def _is_json(scope: Scope) -> bool:
+    kinds = [value for name, value in scope["headers"] if name == b"content-type"]
+    return scope["method"] == "POST" and len(kinds) == 1 and kinds[0].lower() in _JSON_TYPES
+
+
+def _receiving(first: Message, receive: Receive) -> Receive:
+    pending = [first]
+
+    async def receive_first() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return receive_first
