@@ -21,9 +21,9 @@ RECORDS = REPORT.with_suffix(".jsonl")
 _REASON_CHARACTERS = 200
 
 
-def write_report(records: Records) -> None:
-    """Puts the tables of the records into `REPORT`; raises as `updated`."""
-    REPORT.write_text(updated(REPORT.read_text(encoding="utf-8"), records), encoding="utf-8")
+def write_report(records: Records, page: Path) -> None:
+    """Puts the tables of the records into the page; raises as `updated`."""
+    page.write_text(updated(page.read_text(encoding="utf-8"), records), encoding="utf-8")
 
 
 def updated(page: str, records: Records) -> str:
@@ -109,4 +109,4 @@ def _one_line(words: str) -> str:
 
 
 if __name__ == "__main__":
-    write_report(Records.read(RECORDS))
+    write_report(Records.read(RECORDS), REPORT)

@@ -10,12 +10,13 @@ import pytest
 
 from benchmarks.servers import Server
 from benchmarks.side_by_side.at_commit import checkout_of
+from benchmarks.side_by_side.command import chosen_by, go_on
 from benchmarks.side_by_side.errors import BaselineMissingError, RecordsDifferError
-from benchmarks.side_by_side.loads import Comparison, Load
+from benchmarks.side_by_side.loads import SLICEWISE, SLICEWISE_SPINS, Comparison, Load
 from benchmarks.side_by_side.records import Missing, Pair, Records
 from benchmarks.side_by_side.run import head_of, lacking, measure_pairs
 from benchmarks.side_by_side.systems import Start
-from tests.benchmarks.side_by_side.builders import HEAD
+from tests.benchmarks.side_by_side.builders import HEAD, pair, records_with
 from tests.benchmarks.side_by_side.fake_chat_server import fake_chat_server
 
 BURST, STEADY = Load("burst", 2, 6), Load("steady", 2, 4, warmup_s=0.05, window_s=0.2)
@@ -73,9 +74,9 @@ def test_systems_are_up_one_at_a_time_and_take_turns_in_going_first(records: Rec
 
 
 def test_reading_has_what_the_server_gave(records: Records) -> None:
-    (pair,) = measured(records, 1, Systems(), COMPARISON)
-    assert isinstance(pair, Pair)
-    burst, steady = pair.theirs.readings
+    (found,) = measured(records, 1, Systems(), COMPARISON)
+    assert isinstance(found, Pair)
+    burst, steady = found.theirs.readings
     assert (burst.load, steady.load) == ("burst", "steady")
     assert (burst.num_answers, burst.num_tokens, burst.num_events) == (2, 12, 6)
     assert burst.tokens_per_event == 2
@@ -90,8 +91,8 @@ def test_reading_has_what_the_server_gave(records: Records) -> None:
 def test_run_that_was_broken_off_measures_only_what_is_left(records: Records) -> None:
     measured(records, 2, Systems(), COMPARISON)
     systems = Systems()
-    (pair,) = measured(records, 3, systems, COMPARISON)
-    assert pair.turn == 2
+    (found,) = measured(records, 3, systems, COMPARISON)
+    assert found.turn == 2
     assert systems.started == ["ours", "theirs"]
 
 
@@ -115,6 +116,39 @@ def test_missing_baseline_is_named_and_the_others_go_on(records: Records) -> Non
     assert list(lacking(records, 2, chosen)) == [("other", "0 of 2 pairs; nobody's: nobody has it")]
 
 
+def test_run_with_a_missing_baseline_fails_and_the_page_names_it(
+    tmp_path: Path, records: Records
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin: measured --><!-- end: measured -->\n")
+
+    def start_of(system: str) -> Start:
+        raise BaselineMissingError(f"nobody has {system}")
+
+    chosen = chosen_by("now,vllm-spins")
+    with pytest.raises(SystemExit) as ended:
+        go_on(records, 1, chosen, start_of, page)
+    reason = f"{SLICEWISE}: nobody has {SLICEWISE}"
+    assert str(ended.value).splitlines() == [
+        f"missing: now: 0 of 1 pairs; {reason}",
+        f"missing: vllm-spins: 0 of 1 pairs; {SLICEWISE_SPINS}: nobody has {SLICEWISE_SPINS}",
+    ]
+    assert f"- now: 0 of 15 pairs. {reason}" in page.read_text()
+
+
+def test_run_that_has_all_its_pairs_ends_well(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin: measured --><!-- end: measured -->\n")
+    chosen = chosen_by("now")
+    go_on(records_with(tmp_path, pair(chosen[0])), 1, chosen, Systems().start_of, page)
+    assert "| now | Slicewise | Slicewise at a07807c | 1 |" in page.read_text()
+
+
+def test_comparison_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="no comparison later; allowed: now, ray-direct"):
+        chosen_by("now,later")
+
+
 def test_server_that_does_not_start_is_missing(records: Records) -> None:
     (missing,) = measured(records, 2, Systems(faulty="theirs"), COMPARISON)
     assert isinstance(missing, Missing)
@@ -133,9 +167,9 @@ def test_nothing_lacks_when_all_pairs_are_there(records: Records) -> None:
 def test_wrong_answers_are_counted_by_what_was_said(
     records: Records, answers: dict[str, int], shown: str
 ) -> None:
-    (pair,) = measured(records, 1, Systems(**answers), COMPARISON)
-    assert isinstance(pair, Pair)
-    burst, steady = pair.ours.readings
+    (found,) = measured(records, 1, Systems(**answers), COMPARISON)
+    assert isinstance(found, Pair)
+    burst, steady = found.ours.readings
     assert sum(burst.errors.values()) == 2
     assert burst.num_tokens == steady.num_tokens == 0
     assert all(re.search(shown, words) for words in burst.errors)
