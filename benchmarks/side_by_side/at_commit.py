@@ -38,16 +38,19 @@ def checkout_of(root: Path, commit: str) -> Path:
 def _run(command: Sequence[str], directory: Path) -> str:
     """Runs a command there; what it printed."""
     environment = {k: v for k, v in os.environ.items() if k not in _OF_OUTER_MAKE}
-    done = subprocess.run(
-        command,
-        cwd=directory,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_SETUP_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_SETUP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BaselineMissingError(str(error)) from error
     if done.returncode:
         words = f"{' '.join(command)} ended with {done.returncode}"
         raise BaselineMissingError(f"{words}: {done.stdout[-_SHOWN_CHARACTERS:].strip()}")

@@ -6,7 +6,7 @@ our plug-ins vLLM loads into its processes.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from benchmarks.ray_serve_llm import Mode, missing_packages, ray_serve_llm
 from benchmarks.servers import Server, paced, slicewise, vllm_model, vllm_server
@@ -35,9 +35,10 @@ _ENGINE_ENV = {
     "OMP_NUM_THREADS": "1",
 }
 _PLUGINS, _WATCH, _NAP = "VLLM_PLUGINS", "slicewise_parent_death_watch", "slicewise_shm_backoff"
-# The nap is for what runs below an engine host. Nothing else reads whose host it is: the plug-in
-# that watches it is not loaded there.
-_BELOW_A_HOST = {HOST_VARIABLE: "benchmark"}
+# What our engine's processes get, and what those of vLLM's server do. The nap is for what runs
+# below an engine host. Nothing else reads which: the plug-in that watches it is not loaded there.
+OUR_NAP, OUR_SPIN = {_PLUGINS: f"{_WATCH},{_NAP}"}, {_PLUGINS: _WATCH}
+VLLMS_NAP, VLLMS_SPIN = {_PLUGINS: _NAP, HOST_VARIABLE: "benchmark"}, {_PLUGINS: ""}
 
 
 def start_of(system: str) -> Start:
@@ -76,18 +77,17 @@ def _ray_start(mode: Mode) -> Start:
     return lambda: ray_serve_llm(mode, pace)
 
 
-def _ours(*plugins: str) -> Start:
-    env = _ENGINE_ENV | {_PLUGINS: ",".join(plugins)}
-    return lambda: slicewise(vllm_model(_ENGINE_ARGS, env))
+def _ours(wait: Mapping[str, str]) -> Start:
+    return lambda: slicewise(vllm_model(_ENGINE_ARGS, {**_ENGINE_ENV, **wait}))
 
 
-def _vllms(**more: str) -> Start:
-    return lambda: vllm_server(resolve_source(SOURCE), _ENGINE_ARGS, _ENGINE_ENV | more)
+def _vllms(wait: Mapping[str, str]) -> Start:
+    return lambda: vllm_server(resolve_source(SOURCE), _ENGINE_ARGS, {**_ENGINE_ENV, **wait})
 
 
 _REAL_ENGINES = {
-    loads.SLICEWISE_NAPS: _ours(_WATCH, _NAP),
-    loads.SLICEWISE_SPINS: _ours(_WATCH),
-    loads.VLLM_NAPS: _vllms(**_BELOW_A_HOST, **{_PLUGINS: _NAP}),
-    loads.VLLM_SPINS: _vllms(**{_PLUGINS: ""}),
+    loads.SLICEWISE_NAPS: _ours(OUR_NAP),
+    loads.SLICEWISE_SPINS: _ours(OUR_SPIN),
+    loads.VLLM_NAPS: _vllms(VLLMS_NAP),
+    loads.VLLM_SPINS: _vllms(VLLMS_SPIN),
 }
