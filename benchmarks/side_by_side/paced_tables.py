@@ -74,20 +74,22 @@ def _carried(rows: Sequence[_Row]) -> str:
     found = []
     for comparison in dict.fromkeys(comparison for comparison, _, _ in rows):
         ladder = [(load, readings) for each, load, readings in rows if each == comparison]
-        knees = [str(_knee(ladder, side)) for side in (0, 1)]
+        knees = [_knee(ladder, side) for side in (0, 1)]
         found.append((comparison.theirs, *knees))
-    return table(("beside", "streams, ours", "streams, theirs"), found)
+    return table(("beside", "streams of the most asked, ours", "theirs"), found)
 
 
-def _knee(ladder: Sequence[tuple[Load, Readings]], side: int) -> int:
+def _knee(ladder: Sequence[tuple[Load, Readings]], side: int) -> str:
     """The most streams up to which every step had its share in the median; 0 if none."""
     most = 0
     for load, readings in ladder:
         share = median([_share(load, each) for each in sides(readings)[side]])
-        if share is None or share < MIN_SHARE:
+        if share is None:
+            return NONE
+        if share < MIN_SHARE:
             break
         most = load.streams
-    return most
+    return f"{most} of {ladder[-1][0].streams}"
 
 
 def _share(load: Load, reading: Reading) -> float:
