@@ -44,6 +44,11 @@ def _at_share(visit: Visit, share: float) -> Visit:
     return replace(visit, readings=tuple(readings))
 
 
+def carried(page: str) -> list[str]:
+    """The streams carried beside now: ours and theirs."""
+    return row(section(page, "### Streams carried"), SLICEWISE_NOW)[1:]
+
+
 def updated(records: Records) -> str:
     return report.updated(PAGE, records)
 
@@ -93,14 +98,14 @@ def test_disturbed_loads_and_failed_requests_are_counted(tmp_path: Path) -> None
 
 def test_streams_are_carried_by_the_median_of_the_shares(tmp_path: Path) -> None:
     text = updated(records_with(tmp_path, at_share(0.94), at_share(0.96, 1), at_share(0.97, 2)))
-    assert row(section(text, "### Streams carried"), SLICEWISE_NOW)[1:] == ["512 of 512", "512 of 512"]
+    assert carried(text) == ["512 of 512", "512 of 512"]
 
 
 def test_share_is_of_what_the_streams_could_take(tmp_path: Path) -> None:
     text = updated(records_with(tmp_path, at_share(0.5), at_share(0.7, 1)))
     cells = row(section(text, "### What of the offered rate arrives"), SLICEWISE_NOW, "256")
     assert cells[2:5] == ["100%", "60% (50% to 70%)", "**1.71** (1.43 to 2.00)"]
-    assert row(section(text, "### Streams carried"), SLICEWISE_NOW)[1:] == ["512 of 512", "0 of 512"]
+    assert carried(text) == ["512 of 512", "0 of 512"]
 
 
 def test_interval_stands_beside_the_median_of_enough_pairs(tmp_path: Path) -> None:
@@ -157,4 +162,4 @@ def test_engines_are_compared_like_for_like_and_as_shipped(tmp_path: Path) -> No
 def test_run_without_any_pair_has_a_page(tmp_path: Path) -> None:
     text = updated(records_with(tmp_path))
     assert "Measured not yet" in text
-    assert row(section(text, "### Streams carried"), SLICEWISE_NOW)[1:] == ["-", "-"]
+    assert carried(text) == ["-", "-"]
