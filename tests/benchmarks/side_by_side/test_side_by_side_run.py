@@ -14,7 +14,7 @@ from benchmarks.side_by_side.command import chosen_by, go_on
 from benchmarks.side_by_side.errors import BaselineMissingError, RecordsDifferError
 from benchmarks.side_by_side.loads import SLICEWISE, SLICEWISE_SPINS, Comparison, Load
 from benchmarks.side_by_side.records import Missing, Pair, Records
-from benchmarks.side_by_side.run import head_of, lacking, measure_pairs
+from benchmarks.side_by_side.run import MAX_TRIES, head_of, lacking, measure_pairs
 from benchmarks.side_by_side.systems import Start
 from tests.benchmarks.side_by_side.builders import HEAD, pair, records_with
 from tests.benchmarks.side_by_side.fake_chat_server import fake_chat_server
@@ -27,10 +27,13 @@ OTHER = Comparison("other", "ours", "nobody's", (BURST,), warm_up=Load("warm-up"
 class Systems:
     """Starts a fake server for every system but `nobody's`; knows which were up, and when."""
 
-    def __init__(self, faulty: str | None = None, **answers: int) -> None:
+    def __init__(
+        self, faulty: str | None = None, num_faults: int | None = None, **answers: int
+    ) -> None:
         self.started: list[str] = []
         self.num_up = self.most_up = 0
         self._faulty = faulty
+        self._num_faults = num_faults
         self._answers = answers
 
     def start_of(self, system: str) -> Start:
@@ -41,7 +44,8 @@ class Systems:
     @contextlib.contextmanager
     def _up(self, system: str) -> Iterator[Server]:
         self.started.append(system)
-        if system == self._faulty:
+        num_starts = self.started.count(system)
+        if system == self._faulty and num_starts <= (self._num_faults or num_starts):
             raise RuntimeError("it does not start")
         self.num_up += 1
         self.most_up = max(self.most_up, self.num_up)
@@ -112,7 +116,7 @@ def test_pair_that_was_broken_off_is_measured_whole(records: Records) -> None:
 def test_missing_baseline_is_named_and_the_others_go_on(records: Records) -> None:
     chosen = (OTHER, COMPARISON)
     noted = measured(records, 2, Systems(), *chosen)
-    assert [type(each) for each in noted] == [Missing, Pair, Pair]
+    assert [type(each) for each in noted] == [Missing, Missing, Pair, Pair]
     assert list(lacking(records, 2, chosen)) == [("other", "0 of 2 pairs; nobody's: nobody has it")]
 
 
@@ -150,9 +154,18 @@ def test_comparison_that_there_is_not_is_refused() -> None:
 
 
 def test_server_that_does_not_start_is_missing(records: Records) -> None:
-    (missing,) = measured(records, 2, Systems(faulty="theirs"), COMPARISON)
-    assert isinstance(missing, Missing)
-    assert (missing.system, missing.reason) == ("theirs", "it does not start")
+    systems = Systems(faulty="theirs")
+    for missing in measured(records, 2, systems, COMPARISON):
+        assert isinstance(missing, Missing)
+        assert (missing.system, missing.reason) == ("theirs", "it does not start")
+    assert systems.started == ["ours", "theirs"] * MAX_TRIES
+
+
+def test_pair_whose_server_did_not_start_once_is_measured(records: Records) -> None:
+    systems = Systems(faulty="theirs", num_faults=1)
+    noted = measured(records, 1, systems, COMPARISON)
+    assert [type(each) for each in noted] == [Missing, Pair]
+    assert list(lacking(records, 1, [COMPARISON])) == []
 
 
 def test_nothing_lacks_when_all_pairs_are_there(records: Records) -> None:
