@@ -15,6 +15,8 @@ from benchmarks.side_by_side.errors import RecordsDifferError
 from benchmarks.side_by_side.loads import Comparison
 from benchmarks.side_by_side.reading import Reading
 
+_SUMMARY_CHARACTERS = 200
+
 
 class Head(msgspec.Struct, frozen=True, tag="run"):
     """What has to be known to read the pairs. `settings` and `commit` are the same for all."""
@@ -54,6 +56,11 @@ class Missing(msgspec.Struct, frozen=True, tag="missing"):
     at: str
     system: str
     reason: str
+
+    @property
+    def summary(self) -> str:
+        """The system and the beginning of the reason, on one line."""
+        return f"{self.system}: {' '.join(self.reason.split())[:_SUMMARY_CHARACTERS]}"
 
 
 Line = Head | Pair | Missing

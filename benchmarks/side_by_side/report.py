@@ -98,14 +98,13 @@ def _lacking(records: Records) -> list[str]:
         count = len(records.pairs(comparison.key))
         if count < MIN_PAIRS:
             missing = records.missing(comparison.key, MIN_PAIRS)
-            why = "" if missing is None else f" {missing.system}: {_one_line(missing.reason)}"
+            why = "" if missing is None else f" {missing.summary}"
             lines.append(f"- {comparison.key}: {count} of {MIN_PAIRS} pairs.{why}")
     return ["**Pairs are missing. This is no result yet.**", "\n".join(lines)] if lines else []
 
 
 def _one_line(words: str) -> str:
-    line = " ".join(words.split()).replace("|", "\\|")
-    return line[:_REASON_CHARACTERS]
+    return " ".join(words.split()).replace("|", "\\|")[:_REASON_CHARACTERS]
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def lacking(
         found = len(records.pairs(comparison.key))
         if found < num_pairs:
             missing = records.missing(comparison.key, num_pairs)
-            why = "not measured" if missing is None else f"{missing.system}: {missing.reason}"
+            why = "not measured" if missing is None else missing.summary
             yield comparison.key, f"{found} of {num_pairs} pairs; {why}"
 
 
