@@ -44,7 +44,7 @@ help:
 	@echo "make test-long  the long suites: 50 kills, 2,000 requests, more of KubeRay"
 	@echo "make test-tpu-sim  the tests of tpu-inference on JAX CPU, in an environment of their own"
 	@echo "make test-weekly  both of these, one after the other: for a scheduled run"
-	@echo "make bench      what Slicewise adds to the engine, side by side"
+	@echo "make bench      Slicewise beside others at the same work (hours; PAIRS=2 ONLY=now for less)"
 	@echo "make model      train the shipped model again"
 	@echo "make lock       resolve the pinned package lists again"
 
@@ -135,8 +135,9 @@ test-tpu-sim: setup-tpu-sim
 test-weekly:
 	@$(MAKE) test-long; long=$$?; $(MAKE) test-tpu-sim; exit $$((long | $$?))
 
+# A short run: make bench PAIRS=2 ONLY=now,ray-direct
 bench: setup-dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks side-by-side $(if $(PAIRS),--pairs $(PAIRS)) $(if $(ONLY),--only $(ONLY))
 
 lock:
 	$(PYTHON) scripts/lock.py

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import signal
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -155,22 +154,3 @@ async def _kill_free_round(url: str) -> None:
         await asyncio.gather(
             *(_stream(session, number, 16, _Arrivals()) for number in range(NUM_STREAMS))
         )
-
-
-def report(pauses: list[Pause]) -> str:
-    """A markdown table; one row a kill, and the medians."""
-    lines = [
-        "| kill | pause of moved streams, median / longest ms "
-        "| longest gap before the kill ms | prefill of as many tokens, under load, ms |",
-        "|---|---|---|---|",
-    ]
-    for number, pause in enumerate(pauses, 1):
-        lines.append(
-            f"| {number} | {statistics.median(pause.moved_s) * 1e3:.0f} / "
-            f"{max(pause.moved_s) * 1e3:.0f} | {pause.usual_s * 1e3:.0f} "
-            f"| {pause.prefill_s * 1e3:.0f} |"
-        )
-    median = statistics.median(max(pause.moved_s) for pause in pauses)
-    prefill = statistics.median(pause.prefill_s for pause in pauses)
-    lines.append(f"| median | longest: {median * 1e3:.0f} | | {prefill * 1e3:.0f} |")
-    return "\n".join(lines)

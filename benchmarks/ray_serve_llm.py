@@ -1,10 +1,11 @@
 """Ray Serve LLM as a server to compare with: its application on a Ray cluster of its own.
 
 Owns its configuration, its start and its end. What it runs in place of a model is
-`paced_ray_engine`. It needs two packages that Slicewise does without (`REQUIREMENTS`).
+`paced_ray_engine`. It needs a package that Slicewise does without (`REQUIREMENTS`).
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from deployments.start.ports import free_ports
 from deployments.start.serve import child_environment
 from serving.artifacts.model_source import resolve_source
 from tests.e2e.application import PROJECT_ROOT, title
+from tests.interrupts import heed_interrupts
 
 REQUIREMENTS = ("pyarrow", "jsonref")
 _SOURCE = "models/slicewise-demo"
@@ -65,21 +67,15 @@ _ROLES = {
 }
 
 
-def missing_packages(python: str) -> list[str]:
-    """Which of `REQUIREMENTS` the interpreter lacks."""
-    probe = "import importlib.util, sys; "
-    probe += "print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
-    answer = subprocess.run(
-        [python, "-c", probe, *REQUIREMENTS], capture_output=True, text=True, check=True
-    )
-    return answer.stdout.split()
+def missing_packages() -> list[str]:
+    """Which of `REQUIREMENTS` are not installed."""
+    return [name for name in REQUIREMENTS if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """One start: the interpreter, and where everything lies."""
+    """One start: where everything lies."""
 
-    python: str
     folder: Path
     port: int
 
@@ -89,30 +85,30 @@ class _Site:
 
 
 @contextlib.contextmanager
-def ray_serve_llm(
-    mode: Mode, pace: Mapping[str, Any], python: str = sys.executable
-) -> Iterator[Server]:
+def ray_serve_llm(mode: Mode, pace: Mapping[str, Any]) -> Iterator[Server]:
     """Ray Serve LLM with one model replica on a paced engine.
 
-    `pace` are the options of `PacedConfig`; `python` is the interpreter that has `REQUIREMENTS`.
+    `pace` are the options of `PacedConfig`.
     """
     # Ray's and HAProxy's sockets lie below it, and their paths have to be short.
-    site = _Site(python, Path(tempfile.mkdtemp(prefix="r-")), free_ports(1)[0])
+    site = _Site(Path(tempfile.mkdtemp(prefix="r-")), free_ports(1)[0])
     config = site.folder / "serve_config.yaml"
     config.write_text(yaml.safe_dump(_serve_config(site.port, pace)))
     log_path = site.folder / "output.log"
     with log_path.open("wb") as log:
         child = subprocess.Popen(
-            [python, "-m", "ray.serve.scripts", "run", str(config)],
+            [sys.executable, "-m", "ray.serve.scripts", "run", str(config)],
             cwd=PROJECT_ROOT,
             env=_environment(mode, site.folder),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # Below a shell's background job it would be ignored.
+            preexec_fn=heed_interrupts,
         )
     try:
         _wait_answers(site.url, child, log_path)
-        yield Server(f"Ray Serve LLM, {mode}", site.url, lambda: _by_role(site.folder))
+        yield Server(site.url, lambda: _by_role(site.folder))
     finally:
         _stop(child, site.folder)
 

@@ -1,77 +1,97 @@
-"""The servers that are compared: Slicewise, and vLLM's own server with the same engine arguments.
+"""The servers that are measured: Slicewise, and vLLM's own server with the same engine arguments.
 
-Owns starting, stopping and the CPU time of their processes. Each runs in a session of its own, as
-the client does: Linux shares the CPUs out by session before it shares them out by process.
+Owns starting, stopping and finding their processes. Each runs in a session of its own, as the
+client does: Linux shares the CPUs out by session before it shares them out by process.
 """
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from deployments.start.ports import free_ports
 from tests.e2e.application import (
+    PROJECT_ROOT,
     Role,
     RunningApplication,
     application_args,
     demo_model,
     paced_model,
+    title,
 )
 
 MODEL = "bench"
-# The role of what is no part of a token's way: raylet, controller, the command itself.
-REST = "rest of Ray"
+# Kinds of process. The last is what is no part of a token's way: raylet, controller, the command.
+GATEWAY, ENGINE_HOST, HAPROXY, REST = "gateway", "engine host", "HAProxy", "rest of Ray"
+ENGINE = "engine"
 _START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 20.0
+_LOG_TAIL_LINES = 40
+
+_SLICEWISE_KINDS = {
+    Role.GATEWAY: GATEWAY,
+    Role.ENGINE_HOST: ENGINE_HOST,
+    Role.HAPROXY: HAPROXY,
+    Role.ENGINE_CORE: ENGINE,
+    Role.ENGINE_WORKER: ENGINE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers. `find` looks its processes up by what they are, as of now."""
+    """A server that answers. `find` looks its processes up by kind, as of now."""
 
-    name: str
     url: str
     find: Callable[[], Mapping[str, Sequence[psutil.Process]]]
 
     def processes(self) -> dict[str, Sequence[psutil.Process]]:
-        """Its processes; to be asked again after a load, because HAProxy replaces itself."""
+        """Its processes; to be asked again before each load, because HAProxy replaces itself."""
         return dict(self.find())
 
 
-def cpu_s(processes: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
-    """CPU seconds used so far by each role, user and system; left out if a process has ended."""
-    used = {}
-    for role, members in processes.items():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            used[role] = sum(sum(process.cpu_times()[:2]) for process in members)
-    return used
-
-
 @contextlib.contextmanager
-def slicewise(model: Mapping[str, Any]) -> Iterator[Server]:
-    """The application with one model, as `slicewise serve` starts it."""
-    roles = {
-        "gateway": Role.GATEWAY,
-        "engine host": Role.ENGINE_HOST,
-        "HAProxy": Role.HAPROXY,
-    }
-    with RunningApplication(application_args(model), through="slicewise") as application:
+def slicewise(model: Mapping[str, Any], checkout: Path = PROJECT_ROOT) -> Iterator[Server]:
+    """The application with one model, as `slicewise serve` starts it.
 
-        def find() -> Mapping[str, Sequence[psutil.Process]]:
-            # A reload leaves an old HAProxy behind for a while: the last one has the load.
-            found = {name: application.processes(role)[-1:] for name, role in roles.items()}
-            named = {process.pid for processes in found.values() for process in processes}
-            rest = [each for each in application.processes() if each.pid not in named]
-            return {name: each for name, each in (found | {REST: rest}).items() if each}
+    `checkout` is another one than this, with an environment of its own in `.venv`.
+    """
+    binaries = None if checkout == PROJECT_ROOT else checkout / ".venv" / "bin"
+    application = RunningApplication(
+        application_args(model), through="slicewise", binaries=binaries, directory=checkout
+    )
+    with application:
+        yield Server(
+            application.base_url, lambda: _by_kind(application.processes(), _slicewise_kind)
+        )
 
-        yield Server("Slicewise", application.base_url, find)
+
+def _slicewise_kind(name: str) -> str | None:
+    return next((kind for role, kind in _SLICEWISE_KINDS.items() if re.match(role, name)), None)
+
+
+def _by_kind(
+    processes: Sequence[psutil.Process], kind_of: Callable[[str], str | None]
+) -> dict[str, Sequence[psutil.Process]]:
+    """By what a process's title says, or else that of the nearest one that started it."""
+    own = {process.pid: kind_of(title(process)) for process in processes}
+    found: dict[str, list[psutil.Process]] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            above = [process.pid, *(parent.pid for parent in process.parents())]
+            kinds = (kind for pid in above if (kind := own.get(pid)) is not None)
+            found.setdefault(next(kinds, REST), []).append(process)
+    return dict(found)
 
 
 def vllm_model(engine_args: Mapping[str, Any], engine_env: Mapping[str, str]) -> dict[str, Any]:
@@ -102,24 +122,43 @@ def vllm_server(
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", source]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-uvicorn-access-log", *_flags(engine_args)]
-    child = subprocess.Popen(
-        command,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"} | dict(engine_env),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _wait_answers(url + "/health", child)
-        yield Server("vLLM's own server", url, lambda: {"server": [psutil.Process(child.pid)]})
-    finally:
-        below = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
-        child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(20)
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    with tempfile.NamedTemporaryFile(prefix="vllm-server-") as log:
+        child = subprocess.Popen(
+            command,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"} | dict(engine_env),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _wait_answers(url + "/health", child, Path(log.name))
+            yield Server(url, lambda: _by_kind(_with_children(child), _vllm_kind))
+        finally:
+            _end(child)
+
+
+def _vllm_kind(name: str) -> str:
+    # Its frontend is what our gateway is; whatever it starts computes or helps to.
+    return ENGINE if name.startswith("VLLM::") else GATEWAY
+
+
+def _with_children(child: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    process = psutil.Process(child.pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    below = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_STOP_TIMEOUT_S)
+    if child.poll() is None:
+        child.kill()
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(below, timeout=10)
+    child.wait(10)
 
 
 def _flags(engine_args: Mapping[str, Any]) -> list[str]:
@@ -130,13 +169,17 @@ def _flags(engine_args: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def _wait_answers(url: str, child: subprocess.Popen[bytes]) -> None:
+def _wait_answers(url: str, child: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
-            raise RuntimeError(f"the server ended with {child.returncode}")
+            raise RuntimeError(f"the server ended with {child.returncode}\n{_tail(log_path)}")
         with contextlib.suppress(urllib.error.URLError, OSError):
             urllib.request.urlopen(url, timeout=1).close()
             return
         time.sleep(0.5)
-    raise TimeoutError(f"{url} did not answer within {_START_TIMEOUT_S:.0f} s")
+    raise TimeoutError(f"{url} did not answer in {_START_TIMEOUT_S:.0f} s\n{_tail(log_path)}")
+
+
+def _tail(log_path: Path) -> str:
+    return "\n".join(log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])

@@ -117,7 +117,8 @@ class RunningApplication(Answers):
     `through` is the command that starts it: `serve` (`serve run FILE`), `slicewise` (`slicewise
     serve FILE`, which also makes its own folder below ours) or `sim` (`slicewise sim up`, on the
     simulated TPU cluster of `plan`, with `options`). `before` is what starts that command, none by
-    default. `api_key` is what its own questions carry.
+    default. `api_key` is what its own questions carry. `binaries` holds the commands and
+    `directory` is where they run: of this checkout by default.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class RunningApplication(Answers):
         plan: Mapping[str, Any] | None = None,
         options: Sequence[str] = (),
         before: Sequence[str] = (),
+        binaries: Path | None = None,
+        directory: Path = PROJECT_ROOT,
     ) -> None:
         self.plan = plan
         self.args = dict(args)
@@ -147,6 +150,8 @@ class RunningApplication(Answers):
         self._through = through
         self._options = tuple(options)
         self._before = tuple(before)
+        self._binaries = binaries or Path(sys.executable).parent
+        self._directory = directory
         self._environment = dict(environment or {})
         self._root: subprocess.Popen[bytes] | None = None
         self._known: dict[int, psutil.Process] = {}
@@ -181,11 +186,11 @@ class RunningApplication(Answers):
             "slicewise": ["slicewise", "serve"],
             "sim": ["slicewise", "sim", "up", *on_plan],
         }[self._through]
-        binary = Path(sys.executable).with_name(command[0])
+        binary = self._binaries / command[0]
         with self.log_path.open("wb") as log:
             self._root = subprocess.Popen(
                 [*self._before, str(binary), *command[1:], str(self.config_path)],
-                cwd=PROJECT_ROOT,
+                cwd=self._directory,
                 env=self.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,

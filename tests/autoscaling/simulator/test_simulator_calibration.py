@@ -1,6 +1,7 @@
 """The simulator against the platform's own routing and paced engine, on one timetable.
 
-What `make bench` compares on a live cluster, without the cluster: here every instant must agree.
+What `python -m benchmarks calibration` compares on a live cluster, without the cluster: here every
+instant must agree.
 """
 
 from collections.abc import Iterator
