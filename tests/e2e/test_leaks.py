@@ -4,17 +4,14 @@ import asyncio
 import itertools
 import random
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from .application import Role, RunningApplication
+from .application import RunningApplication
+from .memory import MIB, own_bytes, serving_processes
 from .streams import Request, client_of
-
-MIB = 1024 * 1024
 
 # How many clients ask at once; the rest wait for their turn.
 CONCURRENCY = 32
@@ -77,18 +74,6 @@ async def ask_many(base_url: str, model: str, num_requests: int, chance: random.
             )
         )
     return sum(ends)
-
-
-def serving_processes(application: RunningApplication) -> list[psutil.Process]:
-    """Those that hold requests. Not vLLM's workers: their KV cache is reserved at the start and
-    becomes resident block by block, as requests first touch it."""
-    roles = (Role.GATEWAY, Role.ENGINE_HOST, Role.ENGINE_CORE)
-    return [process for role in roles for process in application.processes(role)]
-
-
-def own_bytes(processes: Sequence[psutil.Process]) -> dict[int, int]:
-    """Memory that is each process's own, by process id."""
-    return {process.pid: process.memory_full_info().uss for process in processes}
 
 
 def assert_nothing_is_left(

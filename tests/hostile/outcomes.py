@@ -1,6 +1,7 @@
 """Sends cases, and says how each ended."""
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ import httpx
 from .cases import Case, can_stream
 
 NUM_AT_ONCE, PATIENCE_S = 8, 60.0
+# A gateway's page tells of the longest turn of the last half minute at least.
+TURNS_KEPT_S = 25.0
+_LONGEST_TURN = re.compile(r"^slicewise_gateway_longest_turn_seconds(?:{.*})? (\S+)$", re.MULTILINE)
 # What the errors of our own are called in an answer that has begun: vLLM's, ours and Anthropic's.
 _OUR_FAULT = re.compile(r'"(InternalServerError|server_error|api_error|internal_error)"')
 
@@ -40,6 +44,20 @@ class Outcome:
 def is_error_of_ours(answer: httpx.Response) -> bool:
     """Returns whether a stream, read to its end, has an error in it that no client made."""
     return _OUR_FAULT.search(answer.text) is not None
+
+
+async def longest_turn_s(base_url: str, is_over: asyncio.Event) -> float:
+    """Returns for how long the loop of the one gateway stood still, at most, until it is over."""
+    longest_s = 0.0
+    async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S) as client:
+        while True:
+            page = (await client.get("/metrics")).text
+            (turn_s,) = _LONGEST_TURN.findall(page)
+            longest_s = max(longest_s, float(turn_s))
+            if is_over.is_set():
+                return longest_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), TURNS_KEPT_S)
 
 
 async def outcomes_of(base_url: str, cases: Sequence[Case]) -> list[Outcome]:
