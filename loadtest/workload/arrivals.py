@@ -78,7 +78,9 @@ def instants(pieces: Sequence[RatePiece], cv: float, rng: np.random.Generator) -
     root = np.sqrt(np.maximum(start_per_s**2 + 2 * slope * area, 0.0))
     divisor = start_per_s + root
     passed_s = np.divide(2 * area, divisor, out=np.zeros_like(area), where=divisor > 0)
-    return np.asarray(start_s + np.minimum(passed_s, end_s - start_s), dtype=np.float64)
+    found = start_s + np.minimum(passed_s, end_s - start_s)
+    # Points next to each other may change places by rounding.
+    return np.asarray(np.maximum.accumulate(found), dtype=np.float64)
 
 
 def _unit_points(total: float, cv: float, rng: np.random.Generator) -> Instants:

@@ -24,10 +24,11 @@ PACED = {
 # Of these, a request enters no function: they are the records, and what was built before it came.
 WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # Not of the request: heartbeats, the line that logs it, the numbers of metrics, and the questions
-# whether it is sampled, how busy the loop is, and whose the connection is.
+# whether it is sampled, how busy the loop is, whose the connection is, and how its prompt ends.
 BESIDE = {
     "serving/engine/stats.py",
     "serving/gateway/streams/connections.py",
+    "serving/gateway/streams/detokenizing.py",
     "serving/gateway/streams/hold.py",
     "serving/gateway/streams/pace.py",
     "serving/gateway/telemetry/request_metrics.py",

@@ -129,7 +129,11 @@ async def test_held_stream_is_vllms_once_its_text_is_joined(config: ModelConfig,
     forced = GatewayConfig(min_hold_s=0.02, max_hold_s=0.02)
     direct, usual, was_direct = await both_ways(config, asked, forced)
     assert was_direct == (name in PLAIN)
-    assert joined(direct) == joined(usual)
+    ours, vllms = joined(direct), joined(usual)
+    # On a busy machine all but the first token may leave with the end.
+    forms, of_vllm = set(ours.pop("forms")), set(vllms.pop("forms"))
+    assert forms <= of_vllm or of_vllm <= forms
+    assert ours == vllms
 
 
 async def test_request_with_tools_takes_vllms_way() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtest.workload.arrivals import RatePiece, instants, ramp, steady, steps, thin
@@ -79,6 +79,7 @@ def test_steps_jump_and_the_last_one_holds() -> None:
     assert found.tolist() == [*range(10), *(20 + number / 2 for number in range(10))]
 
 
+@example(rates=[0.55, 12.0625], cv=3.0, seed=33, longer_s=1.0)  # rounding
 @given(
     rates=st.lists(st.floats(0, 20), min_size=2, max_size=5),
     cv=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
