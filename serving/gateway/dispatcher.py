@@ -229,13 +229,7 @@ class Dispatcher:
         self.telemetry.metrics.link_lost(connection.compute_class, cause)
         if not connection.is_draining:  # it was meant to go: what stayed on it is no suspect
             count_loss(requests, connection.link.reported_end)
-        survivors = []
-        for request in requests:
-            if request.num_losses >= self._limits.max_engine_losses:
-                self._fail(request, PoisonRequestError(request.num_losses))
-            else:
-                survivors.append(request)
-        self._move(survivors, cause, reason, engine_id)
+        self._move_or_give_up(requests, cause, reason, engine_id)
 
     def take_step(self, engine_id: str, step: Step) -> None:
         """Takes in the outputs of one step of one engine."""
@@ -297,10 +291,8 @@ class Dispatcher:
             self._fail(request, error)
         else:
             request.num_losses += 1
-            if request.num_losses >= self._limits.max_engine_losses:
-                self._fail(request, PoisonRequestError(request.num_losses))
-            else:
-                self._move([request], "lost", "it failed at the request", connection.engine_id)
+            reason = "it failed at the request"
+            self._move_or_give_up([request], "lost", reason, connection.engine_id)
         if was_isolated:  # no suspect is on that engine now
             self._dispatch_waiting()
 
@@ -389,6 +381,18 @@ class Dispatcher:
         except FrameError as error:
             del connection.requests[request.wire_id]
             self._fail(request, MalformedRequestError(str(error)))
+
+    def _move_or_give_up(
+        self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str
+    ) -> None:
+        """Fails the requests that have lost too many engines, and moves the others."""
+        survivors = []
+        for request in requests:
+            if request.num_losses >= self._limits.max_engine_losses:
+                self._fail(request, PoisonRequestError(request.num_losses))
+            else:
+                survivors.append(request)
+        self._move(survivors, cause, reason, left_id)
 
     def _move(
         self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str

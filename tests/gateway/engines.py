@@ -66,6 +66,15 @@ def answer_to(request_id: str, num_tokens: int = 5) -> list[int]:
     return [paced_token(prompt, position, TOKEN_RANGE) for position in range(num_tokens)]
 
 
+async def let_token_leave() -> None:
+    """Gives the loop the turns from an engine's step to the client, about ten, and more.
+
+    A token that comes before would be joined with the one that still lies ready.
+    """
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 class ScriptedLink:
     """A link to an engine that takes a step on command. Implements `EngineLink`."""
 

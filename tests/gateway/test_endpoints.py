@@ -20,7 +20,7 @@ from serving.gateway.forks.bodies.sizes import SHORT_BYTES
 from serving.gateway.model_version import ModelVersion
 from serving.link.vllm_codec import decode_request, request_decoder
 
-from .engines import ScriptedLink
+from .engines import ScriptedLink, let_token_leave
 from .streams.over_http import events_in, joined
 from .streams.test_plain_streams import PARSERS, PLAIN, SLOW, TOOL
 from .test_failed_after_admission import OneVersion
@@ -94,10 +94,6 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-# From an engine's step to the client: about ten.
-TURNS_OF_A_TOKEN = 30
-
-
 async def answer_of(
     client: httpx.AsyncClient, link: ScriptedLink, path: str, body: bytes, **headers: str
 ) -> httpx.Response:
@@ -107,9 +103,7 @@ async def answer_of(
         while not asked.done():
             if link.running:
                 link.step()
-            # Each token leaves before the next one comes: what lies ready would be joined.
-            for _ in range(TURNS_OF_A_TOKEN):
-                await asyncio.sleep(0)
+            await let_token_leave()
     return await asked
 
 

@@ -31,15 +31,13 @@ from serving.gateway.model_version import ModelVersion
 from serving.link.messages import TokenRequest
 from serving.link.vllm_codec import decode_request, request_decoder
 
-from .engines import ScriptedLink
+from .engines import ScriptedLink, let_token_leave
 from .test_failed_after_admission import OneVersion
 from .test_http_edge import EchoFrontend, edge_over
 
 pytestmark = [pytest.mark.imports_vllm, pytest.mark.process, pytest.mark.slow]
 
 DEADLINE_S = 120.0
-# Turns of the loop from an engine's step to the client: about ten.
-TURNS_OF_A_TOKEN = 50
 MODEL = "demo"
 MAX_BODY_BYTES = 32 * 1024 * 1024
 CONFIG = {
@@ -233,9 +231,7 @@ class Served:
             asked = asyncio.create_task(client.post(path, content=body, headers=headers))
             while not asked.done():
                 self.link.step()
-                # Each token leaves before the next one comes: what lies ready would be joined.
-                for _ in range(TURNS_OF_A_TOKEN):
-                    await asyncio.sleep(0)
+                await let_token_leave()
                 await asyncio.sleep(0.002)
             return await asked, self.link.submitted[before:]
 
