@@ -156,7 +156,7 @@ def _us_per_token(readings: Sequence[Reading], kinds: Sequence[str]) -> list[flo
 
 
 def _cores(reading: Reading, kinds: Sequence[str]) -> float:
-    return sum(reading.cpu_s.get(kind, 0.0) for kind in kinds) / reading.window_s
+    return reading.cpu_s_of(*kinds) / reading.window_s
 
 
 def _streams_of_a_core(us_per_token: float) -> float:
@@ -206,7 +206,7 @@ def _request_row(comparison: Comparison, _: Load, readings: Readings) -> list[st
 def _request_ms(reading: Reading) -> float | None:
     if not reading.num_answers:
         return None
-    return sum(reading.cpu_s.get(kind, 0.0) for kind in FRONTENDS) / reading.num_answers * 1e3
+    return reading.cpu_s_of(*FRONTENDS) / reading.num_answers * 1e3
 
 
 def _chunks(rows: Sequence[_Row]) -> str:

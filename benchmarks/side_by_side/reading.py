@@ -46,9 +46,11 @@ class Reading(msgspec.Struct, frozen=True):
 
     def cpu_us_per_token(self, *kinds: str) -> float | None:
         """CPU microseconds per token of these kinds together; `None` where no token came."""
-        if not self.num_tokens:
-            return None
-        return sum(self.cpu_s.get(kind, 0.0) for kind in kinds) / self.num_tokens * 1e6
+        return self.cpu_s_of(*kinds) / self.num_tokens * 1e6 if self.num_tokens else None
+
+    def cpu_s_of(self, *kinds: str) -> float:
+        """CPU seconds of these kinds together."""
+        return sum(self.cpu_s.get(kind, 0.0) for kind in kinds)
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -23,10 +23,11 @@ from fastapi.routing import APIRoute
 from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from serving.config.api_keys import ModelRoute
+from serving.gateway.forks.bodies.prepared_app import receiving
 
 _ROUTES = (ModelRoute.CHAT_COMPLETIONS, ModelRoute.COMPLETIONS)
 # Where a request's record is between the reading of its body and its endpoint.
@@ -69,7 +70,7 @@ class ShortPath:
             None if first.get("more_body", False) else endpoint.record_of(first.get("body", b""))
         )
         if record is None:
-            await self._stack(scope, _receiving(first, receive), send)
+            await self._stack(scope, receiving(first, receive), send)
             return
         scope[_RECORD] = record
         await self._short(scope, receive, send)
@@ -179,12 +180,3 @@ def _path_of(request: Request) -> tuple[str, bool]:
 def _is_json(scope: Scope) -> bool:
     kinds = [value for name, value in scope["headers"] if name == b"content-type"]
     return scope["method"] == "POST" and len(kinds) == 1 and kinds[0].lower() in _JSON_TYPES
-
-
-def _receiving(first: Message, receive: Receive) -> Receive:
-    pending = [first]
-
-    async def receive_first() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return receive_first

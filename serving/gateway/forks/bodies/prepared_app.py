@@ -59,7 +59,7 @@ class PreparedApp:
                 renders.append(decoded(render))
             present_context(time.monotonic()).renders = renders
             message = {**message, "body": prepared.body}
-        await self._app(scope, _receiving(message, receive), send)
+        await self._app(scope, receiving(message, receive), send)
 
 
 async def _answer(answered: Answered, send: Send) -> None:
@@ -69,7 +69,8 @@ async def _answer(answered: Answered, send: Send) -> None:
     await send({"type": "http.response.body", "body": answered.body, "more_body": False})
 
 
-def _receiving(first: Message, receive: Receive) -> Receive:
+def receiving(first: Message, receive: Receive) -> Receive:
+    """Returns a `receive` that gives a message that was taken already, and then what follows."""
     pending = [first]
 
     async def receive_first() -> Message:
