@@ -49,6 +49,7 @@ from serving.gateway.edge.fields import check_record, steered
 from serving.gateway.edge.media import fit_frontend, fit_renderer
 from serving.gateway.edge.rendering import fit_rendering
 from serving.gateway.edge.routes import ANTHROPIC_ROUTES
+from serving.gateway.forks.bodies.first_fault import refuse_at_first_fault
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.streams.detokenizing import TailOutputProcessor
 from serving.gateway.streams.engine_client import FleetEngineClient
@@ -435,6 +436,7 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     """
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
+    refuse_at_first_fault(app)
     # vLLM's keep-alive would take a stream that is written past it for one that stands still, and a
     # middleware may change what it would not see.
     if not args.sse_keep_alive_interval and not args.middleware:

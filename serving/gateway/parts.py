@@ -163,10 +163,11 @@ class GatewayParts:
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         self._listener.start()
-        self._turns.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
         gc.freeze()
+        # Not before: until now it stood still for whole seconds, and nobody was served.
+        self._turns.start()
 
     async def close(self) -> None:
         """Ends the links; engines free what was in flight here."""

@@ -850,6 +850,12 @@ GATEWAY_LOOP = (
         "The longest time within the last half minute to minute for which the gateway's event loop "
         "stood still; 0 below 10 ms",
     ),
+    _gauge(
+        Scope.GATEWAY,
+        "slicewise_gateway_longest_turn_cpu_seconds",
+        "The most CPU time that one such turn took, with the 10 ms before it; far less than the "
+        "turn itself, the loop waited for a core",
+    ),
 )
 
 TRACES = (

@@ -14,7 +14,9 @@ from .cases import Case, can_stream
 NUM_AT_ONCE, PATIENCE_S = 8, 60.0
 # A gateway's page tells of the longest turn of the last half minute at least.
 TURNS_KEPT_S = 25.0
-_LONGEST_TURN = re.compile(r"^slicewise_gateway_longest_turn_seconds(?:{.*})? (\S+)$", re.MULTILINE)
+_LONGEST_TURN = re.compile(
+    r"^slicewise_gateway_longest_turn_(|cpu_)seconds(?:{.*})? (\S+)$", re.MULTILINE
+)
 # What the errors of our own are called in an answer that has begun: vLLM's, ours and Anthropic's.
 _OUR_FAULT = re.compile(r'"(InternalServerError|server_error|api_error|internal_error)"')
 
@@ -46,16 +48,20 @@ def is_error_of_ours(answer: httpx.Response) -> bool:
     return _OUR_FAULT.search(answer.text) is not None
 
 
-async def longest_turn_s(base_url: str, is_over: asyncio.Event) -> float:
-    """Returns for how long the loop of the one gateway stood still, at most, until it is over."""
-    longest_s = 0.0
+async def longest_turn_s(base_url: str, is_over: asyncio.Event) -> tuple[float, float]:
+    """Returns for how long the loop of the one gateway stood still at most, until it is over.
+
+    And how much CPU time one such turn took at most.
+    """
+    longest_s = longest_cpu_s = 0.0
     async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S) as client:
         while True:
             page = (await client.get("/metrics")).text
-            (turn_s,) = _LONGEST_TURN.findall(page)
-            longest_s = max(longest_s, float(turn_s))
+            turn_s = dict(_LONGEST_TURN.findall(page))
+            longest_s = max(longest_s, float(turn_s[""]))
+            longest_cpu_s = max(longest_cpu_s, float(turn_s["cpu_"]))
             if is_over.is_set():
-                return longest_s
+                return longest_s, longest_cpu_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(is_over.wait(), TURNS_KEPT_S)
 

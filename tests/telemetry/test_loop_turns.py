@@ -59,3 +59,20 @@ async def test_turn_of_a_real_loop_is_seen_whatever_it_did() -> None:
         assert turns.longest_s >= 0.15
     finally:
         turns.stop()
+
+
+async def test_turn_that_waits_takes_no_cpu_time_and_one_that_works_does() -> None:
+    turns = LoopTurns()
+    turns.start()
+    try:
+        await asyncio.sleep(0.02)
+        time.sleep(0.2)  # noqa: ASYNC251 - it waits
+        await asyncio.sleep(0.001)
+        waited_cpu_s = turns.longest_cpu_s
+        work_until_s = time.thread_time() + 0.2
+        while time.thread_time() < work_until_s:
+            pass
+        await asyncio.sleep(0.001)
+        assert waited_cpu_s < 0.1 < 0.19 <= turns.longest_cpu_s
+    finally:
+        turns.stop()

@@ -28,7 +28,12 @@ from serving.domain.models.request_fields.routes import UNREAD
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.gateway.edge.routes import ENGINELESS_ROUTES, GENERATE_ROUTES
 from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
-from serving.gateway.forks.bodies.sizes import LARGE_BYTES, LARGE_VALUES, LARGE_VALUES_OF
+from serving.gateway.forks.bodies.sizes import (
+    LARGE_BYTES,
+    LARGE_NAMES,
+    LARGE_VALUES,
+    LARGE_VALUES_OF,
+)
 from serving.link.messages import RESERVED_ARG_PREFIX
 
 _ABSENT = msgspec.Raw()
@@ -119,13 +124,20 @@ def num_values(body: bytes) -> int:
     return body.count(b"{") + body.count(b"[")
 
 
+def num_names(body: bytes) -> int:
+    """Returns the names in a body's objects at most: colons within texts are counted too."""
+    return body.count(b":")
+
+
 def is_large(path: str, body: bytes) -> bool:
     """Returns whether a body for this route is read in a fork."""
     if len(body) > LARGE_BYTES:
         return True
     most = LARGE_VALUES_OF.get(path, LARGE_VALUES)
-    # Each has two bytes at least.
-    return len(body) > 2 * most and num_values(body) > most
+    # A value has two bytes at least, and a name with its own has four.
+    return (len(body) > 2 * most and num_values(body) > most) or (
+        len(body) > 4 * LARGE_NAMES and num_names(body) > LARGE_NAMES
+    )
 
 
 def judge_fields(path: str, fields: RequestFields, rules: BodyRules) -> JudgedBody:
