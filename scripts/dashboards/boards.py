@@ -294,6 +294,35 @@ SERVICE = Board(
                 ),
             ),
         ),
+        Row(
+            "Gateways",
+            (
+                Panel(
+                    "Tokens per chunk",
+                    {
+                        "{{gateway}}": "sum by (gateway) "
+                        f"(rate(slicewise_output_tokens_total{{{_MODEL}}}[$__rate_interval])) / "
+                        "sum by (gateway) "
+                        f"(rate(slicewise_output_chunks_total{{{_MODEL}}}[$__rate_interval]))"
+                    },
+                    text="1 until a gateway is so busy that it joins tokens.",
+                ),
+                Panel(
+                    "Longest turn of the loop",
+                    {
+                        "turn {{gateway}}": _last(
+                            "slicewise_gateway_longest_turn_seconds", "", "gateway"
+                        ),
+                        "CPU time {{gateway}}": _last(
+                            "slicewise_gateway_longest_turn_cpu_seconds", "", "gateway"
+                        ),
+                    },
+                    "s",
+                    text="Of gateways of all models. A turn far longer than its CPU time waited "
+                    "for a core.",
+                ),
+            ),
+        ),
     ),
 )
 
