@@ -61,19 +61,36 @@ class Server:
 
 
 @contextlib.contextmanager
-def slicewise(model: Mapping[str, Any], checkout: Path = PROJECT_ROOT) -> Iterator[Server]:
-    """The application with one model, as `slicewise serve` starts it.
+def slicewise(
+    model: Mapping[str, Any], checkout: Path = PROJECT_ROOT, num_gateways: int = 1
+) -> Iterator[Server]:
+    """The application with one model, as `slicewise serve` starts it, when all gateways are up.
 
     `checkout` is another one than this, with an environment of its own in `.venv`.
     """
     binaries = None if checkout == PROJECT_ROOT else checkout / ".venv" / "bin"
+    args = application_args(model, gateway={"replicas": num_gateways})
     application = RunningApplication(
-        application_args(model), through="slicewise", binaries=binaries, directory=checkout
+        args, through="slicewise", binaries=binaries, directory=checkout
     )
     with application:
+        _wait_gateways(application, num_gateways)
         yield Server(
             application.base_url, lambda: _by_kind(application.processes(), _slicewise_kind)
         )
+
+
+def _wait_gateways(application: RunningApplication, number: int) -> None:
+    """Waits until so many have answered, each with its engine."""
+    seen: set[str] = set()
+
+    def have_answered(fleet: Mapping[str, Any]) -> bool:
+        if fleet["models"][0]["engines"]:
+            seen.add(fleet["gateway"]["id"])
+        return len(seen) >= number
+
+    if number > 1:
+        application.wait_fleet(have_answered, _START_TIMEOUT_S)
 
 
 def _slicewise_kind(name: str) -> str | None:

@@ -70,6 +70,7 @@ REAL = tuple(
 NOW = "a07807c"
 SLICEWISE = "Slicewise"
 SLICEWISE_NOW = f"Slicewise at {NOW}"
+TWO_GATEWAYS, ONE_GATEWAY = "two gateways", "one gateway"
 RAY_DEFAULT = "Ray Serve LLM, default"
 RAY_FLAGS = "Ray Serve LLM, throughput flags"
 RAY_DIRECT = "Ray Serve LLM, direct streaming"
@@ -77,10 +78,13 @@ SLICEWISE_NAPS, VLLM_NAPS = "Slicewise, engine naps", "vLLM's server, engine nap
 SLICEWISE_SPINS, VLLM_SPINS = "Slicewise, engine spins", "vLLM's server, engine spins"
 
 _ALL = (*BURSTS, REQUESTS, *STEADY)
+# Below, one gateway is idle for half of the time.
+_FROM_128 = tuple(load for load in _ALL if load.streams >= 128 or load is REQUESTS)
 # Ray Serve LLM's slower ways have lost half of the rate by then.
 _UP_TO_256 = tuple(load for load in _ALL if load.streams <= 256)
 COMPARISONS = (
     Comparison("now", SLICEWISE, SLICEWISE_NOW, _ALL),
+    Comparison("gateways", TWO_GATEWAYS, ONE_GATEWAY, _FROM_128),
     Comparison("ray-direct", SLICEWISE, RAY_DIRECT, _ALL),
     Comparison("ray-flags", SLICEWISE, RAY_FLAGS, _UP_TO_256),
     Comparison("ray-default", SLICEWISE, RAY_DEFAULT, _UP_TO_256),

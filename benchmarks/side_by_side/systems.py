@@ -47,8 +47,9 @@ def start_of(system: str) -> Start:
     Raises:
         BaselineMissingError: it cannot be had here.
     """
-    if system == loads.SLICEWISE:
-        return lambda: slicewise(paced(TTFT_MS, TPOT_MS, MAX_NUM_SEQS))
+    if system in _NUM_GATEWAYS:
+        gateways = _NUM_GATEWAYS[system]
+        return lambda: slicewise(paced(TTFT_MS, TPOT_MS, MAX_NUM_SEQS), num_gateways=gateways)
     if system == loads.SLICEWISE_NOW:
         checkout = checkout_of(PROJECT_ROOT, NOW)
         return lambda: slicewise(paced(TTFT_MS, TPOT_MS, MAX_NUM_SEQS), checkout)
@@ -57,6 +58,7 @@ def start_of(system: str) -> Start:
     return _REAL_ENGINES[system]
 
 
+_NUM_GATEWAYS = {loads.SLICEWISE: 1, loads.ONE_GATEWAY: 1, loads.TWO_GATEWAYS: 2}
 _RAY_MODES = {
     loads.RAY_DEFAULT: Mode.DEFAULT,
     loads.RAY_FLAGS: Mode.OPTIMIZED,

@@ -12,7 +12,7 @@ from benchmarks.side_by_side.run import MIN_PAIRS
 from tests.benchmarks.side_by_side.builders import pair, records_with
 
 PAGE = "before\n<!-- begin: measured -->stale<!-- end: measured -->\nafter\n"
-NOW, DIRECT = COMPARISONS[0], COMPARISONS[1]
+NOW, DIRECT = COMPARISONS[0], COMPARISONS[2]
 NAPS, SPINS = COMPARISONS[-2], COMPARISONS[-1]
 
 

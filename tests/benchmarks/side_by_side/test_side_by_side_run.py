@@ -149,7 +149,7 @@ def test_run_that_has_all_its_pairs_ends_well(tmp_path: Path) -> None:
 
 
 def test_comparison_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="no comparison later; allowed: now, ray-direct"):
+    with pytest.raises(ValueError, match="no comparison later; allowed: now, gateways, ray-direct"):
         chosen_by("now,later")
 
 
