@@ -78,7 +78,7 @@ SLICEWISE_NAPS, VLLM_NAPS = "Slicewise, engine naps", "vLLM's server, engine nap
 SLICEWISE_SPINS, VLLM_SPINS = "Slicewise, engine spins", "vLLM's server, engine spins"
 
 _ALL = (*BURSTS, REQUESTS, *STEADY)
-# Below, one gateway is idle for half of the time.
+# Where one gateway has enough to do that another can take some of it.
 _FROM_128 = tuple(load for load in _ALL if load.streams >= 128 or load is REQUESTS)
 # Ray Serve LLM's slower ways have lost half of the rate by then.
 _UP_TO_256 = tuple(load for load in _ALL if load.streams <= 256)
