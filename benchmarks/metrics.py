@@ -33,7 +33,8 @@ from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.readiness import Readiness

@@ -15,7 +15,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.frontend import FleetLLM

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.request_gateway import MODEL
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.server import LinkServer
 

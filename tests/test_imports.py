@@ -14,7 +14,7 @@ LEAVES = [
     "serving.config.application",
     "serving.domain.slice_records",
     "serving.artifacts.model_source",
-    "serving.domain.paced_tokens",
+    "serving.domain.tokens.paced",
     "serving.link.client",
     "serving.link.server",
     "serving.engine.host",

@@ -15,7 +15,7 @@ import msgspec
 from loadtest.client.answer_diff import diff_answers
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import PlannedRequest
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 
 @dataclass(frozen=True, slots=True)

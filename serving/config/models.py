@@ -58,6 +58,11 @@ class PaceConfig(_Section):
     """What each token of a step adds to the step's time, in milliseconds."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 8192
     """Tokens of one step, prompts' and output; counts where prompts take time."""
+    kv_cache_tokens: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
+    """Tokens that its KV cache has room for, where prompts take time; those that it still has from
+    other requests take none. `null`: room for all, and none are found."""
+    block_size: Annotated[int, Field(ge=1, le=65_536)] = 16
+    """Tokens of one block of the KV cache: prompts are found in whole blocks."""
     load_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
     """Time that an engine takes to get its weights, in milliseconds."""
     compile_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
@@ -206,6 +211,8 @@ class ModelConfig(_Section):
             "prefill_tokens_per_s": pace.prefill_tokens_per_s,
             "tpot_per_seq_s": pace.tpot_per_seq_ms / 1000,
             "max_num_batched_tokens": pace.max_num_batched_tokens,
+            "kv_cache_tokens": pace.kv_cache_tokens,
+            "block_size": pace.block_size,
             "load_s": pace.load_ms / 1000,
             "compile_s": pace.compile_ms / 1000,
             "model_seed": pace.model_seed,

@@ -268,7 +268,8 @@ def tracing_problems(tracing: Raw) -> Iterator[Problem]:
 
 
 def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
-    """Yields a bound on the paced engine's step below one token for every running request."""
+    """Yields bounds of the paced engine that leave a request without a token, or without room."""
+    yield from _pace_cache_problems(path, pace)
     rate, budget, num_seqs = numbers_in(
         pace, "prefill_tokens_per_s", "max_num_batched_tokens", "max_num_seqs"
     )
@@ -280,6 +281,27 @@ def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
             f"too few, with {path}.prefill_tokens_per_s, for a token of every request",
             f"allowed: at least {num_seqs:g}, {path}.max_num_seqs",
             f"{budget:g}",
+        )
+
+
+def _pace_cache_problems(path: str, pace: Raw) -> Iterator[Problem]:
+    if pace.get("kv_cache_tokens") is None:
+        return
+    if pace.get("prefill_tokens_per_s") is None:
+        yield Problem(
+            f"{path}.kv_cache_tokens",
+            "prompts take no time, so there is nothing to find",
+            f"allowed: with {path}.prefill_tokens_per_s",
+        )
+    room, block, longest = numbers_in(pace, "kv_cache_tokens", "block_size", "max_model_len")
+    if room is None or block is None or longest is None or block < 1:
+        return
+    if room // block * block < longest:
+        yield Problem(
+            f"{path}.kv_cache_tokens",
+            f"a request of {path}.max_model_len has no room in whole blocks of {block:g}",
+            f"allowed: at least {-(-longest // block) * block:g}",
+            f"{room:g}",
         )
 
 

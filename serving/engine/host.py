@@ -13,7 +13,8 @@ from typing import Any
 from serving.artifacts.model_source import resolve_source
 from serving.domain.slice_lifecycle import LoadStage
 from serving.engine.load_stage import OnStage, stages_reported_to
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.heartbeat import HeartbeatConfig

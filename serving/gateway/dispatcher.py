@@ -242,6 +242,7 @@ class Dispatcher:
         emitted: list[tuple[RequestTelemetry, TokenOutput]] = []
         ended: list[tuple[RequestTelemetry, str]] = []
         given_up: list[InFlightRequest] = []
+        now_s = time.monotonic()
         for output in step.outputs:
             wire_id = output.request_id
             request = connection.requests.get(wire_id)
@@ -258,6 +259,8 @@ class Dispatcher:
             request.emitted.extend(output.token_ids)
             if request.attempt:
                 output.request_id = request.request_id
+            if output.num_cached is not None:
+                request.telemetry.found_cached(output.num_cached, now_s)
             emitted.append((request.telemetry, output))
             if output.finish is not None:
                 del connection.requests[wire_id]
@@ -265,7 +268,6 @@ class Dispatcher:
                 ended.append((request.telemetry, _OUTCOMES[output.finish]))
             if request.is_isolated and (output.finish is not None or request.is_proven):
                 self._release(request)
-        now_s = time.monotonic()
         self.telemetry.emitted(emitted, now_s)
         for telemetry, outcome in ended:
             telemetry.ended(outcome, now_s)

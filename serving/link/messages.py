@@ -68,7 +68,9 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     """The output that one engine step added to one request.
 
     `finish` is a `Finish` value or `None` while the request goes on. `payload` is `None` unless the
-    step carried more than tokens (logprobs, pooling output, first-step statistics).
+    step carried more than tokens (logprobs, pooling output, first-step statistics). `num_cached`
+    comes with the first output of a request: so many of its tokens the engine did not compute,
+    because its cache had them; `None` with all others, and where the engine does not say.
     """
 
     request_id: str
@@ -76,6 +78,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     finish: int | None = None
     stop_reason: int | str | None = None
     payload: list[bytes] | None = None
+    num_cached: int | None = None
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True):

@@ -140,7 +140,7 @@ def encode_outputs(
         if _has_more_than_tokens(output):
             _shift_events(output, -clock())
             payload = _join(encoder.encode(output))
-        finish = output.finish_reason
+        finish, prefill = output.finish_reason, output.prefill_stats
         messages.append(
             TokenOutput(
                 output.request_id,
@@ -148,6 +148,7 @@ def encode_outputs(
                 None if finish is None else int(finish),
                 output.stop_reason,
                 payload,
+                None if prefill is None else prefill.num_cached_tokens,
             )
         )
     return messages

@@ -128,6 +128,8 @@ def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
         "prefill_tokens_per_s": None,
         "tpot_per_seq_s": 0.00025,
         "max_num_batched_tokens": 8192,
+        "kv_cache_tokens": None,
+        "block_size": 16,
         "load_s": 0.0,
         "compile_s": 0.0,
         "model_seed": 0,
@@ -183,6 +185,30 @@ def test_paced_step_too_small_for_its_requests_is_refused() -> None:
         "allowed: at least 256, models[0].paced.max_num_seqs"
     ) in str(refused.value)
     check(minimal(engine="paced", paced={"max_num_batched_tokens": 64}))
+
+
+@pytest.mark.parametrize(
+    ("pace", "problem"),
+    [
+        ({}, "prompts take no time, so there is nothing to find; allowed: with models[0].paced."),
+        (
+            {"prefill_tokens_per_s": 8000.0, "block_size": 48},
+            "a request of models[0].paced.max_model_len has no room in whole blocks of 48 "
+            "(value 2048); allowed: at least 2064",
+        ),
+    ],
+)
+def test_paced_cache_that_finds_nothing_or_is_too_small_is_refused(
+    pace: dict[str, float], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(minimal(engine="paced", paced={"kv_cache_tokens": 2048, **pace}))
+    assert f"models[0].paced.kv_cache_tokens: {problem}" in str(refused.value)
+    options = {"kv_cache_tokens": 2048, "prefill_tokens_per_s": 8000.0}
+    assert (
+        check(minimal(engine="paced", paced=options)).models[0].paced_options()["kv_cache_tokens"]
+        == 2048
+    )
 
 
 def test_config_is_frozen_and_survives_pickling() -> None:

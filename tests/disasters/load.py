@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 
 from loadtest.client.expected_output import RIGHT, compare
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 from tests.e2e.streams import Answer
 
 # Longer than any deadline of a gateway here: who is silent for longer has lost the request.

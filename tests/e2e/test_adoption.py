@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, begin_all

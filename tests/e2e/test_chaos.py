@@ -15,7 +15,7 @@ from loadtest.chaos.runner import ChaosRunner, slices_in_fleet
 from loadtest.chaos.schedule import parse_schedule
 from loadtest.client.expected_output import RIGHT, compare
 from loadtest.records import EventRecord
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 from .application import RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, stream_all

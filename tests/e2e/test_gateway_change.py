@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 from .application import Role, RunningApplication, application_args, paced_model, serve_config
 from .rollout_load import patiently

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 from .application import Role, RunningApplication, linked_engines
 from .streams import Answer, Request, stream_all

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 from serving.domain.topology import slice_shape
 from tests.deployments.manifests.examples import in_memory, one, raw_values
 

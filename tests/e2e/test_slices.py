@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group_table
 
 from autoscaling.provisioning.errors import RecordsUnavailableError
 from autoscaling.provisioning.sidecar.directory import DirectoryRoad
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 from .application import (
     RunningApplication,

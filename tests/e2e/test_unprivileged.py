@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from deployments.simulation.hosts.namespaces import check_permitted
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.unprivileged import without_rights
 

@@ -9,7 +9,8 @@ import pytest
 
 from serving.engine.host import EngineHost, is_at_work, start_engine
 from serving.engine.host_actor import EngineHostActor
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.engine.spec import EngineSpec
 from serving.link.client import LinkCallbacks, LinkClient
 from serving.link.engine_protocol import EngineDiedError

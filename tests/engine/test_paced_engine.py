@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.domain.paced_tokens import paced_token, paced_tokens
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.domain.tokens.paced import paced_token, paced_tokens
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import Finish, TokenRequest
 

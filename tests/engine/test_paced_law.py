@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from serving.domain.paced_tokens import paced_tokens
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.domain.tokens.paced import paced_tokens
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.link.messages import TokenRequest
 
 from .simulated_time import run_simulated

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from serving.domain.errors import RequestError
-from serving.domain.paced_tokens import paced_token
-from serving.engine.paced.engine import PacedConfig
+from serving.domain.tokens.paced import paced_token
+from serving.engine.paced.config import PacedConfig
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.requests import InFlightRequest
 from serving.link.client import LinkStats

@@ -11,7 +11,8 @@ import pytest
 from serving.domain.errors import PoisonRequestError, RequestError
 from serving.domain.slice_lifecycle import SliceLifecycle
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher, Outputs
 from serving.gateway.membership import LinkSettings, Membership

@@ -17,7 +17,7 @@ from serving.artifacts.model_source import resolve_source
 from serving.domain.errors import NoEngineInTimeError, PoisonRequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.rules import EngineFacts
-from serving.domain.paced_tokens import paced_token
+from serving.domain.tokens.paced import paced_token
 from serving.gateway.admission import FleetLimits
 from serving.gateway.dispatcher import Dispatcher
 from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config

@@ -7,7 +7,8 @@ from typing import Any
 
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.gateway.membership import LinkSettings, Membership
 from serving.link.client import LinkClient
 from serving.link.heartbeat import HeartbeatConfig

@@ -17,7 +17,7 @@ import pytest
 from control_plane.server import ControlPlane
 
 from deployments.manifests.names import GATEWAY_GROUP
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 from tests.deployments.manifests.examples import shipped
 from tests.e2e.application import linked_engines
 

@@ -9,8 +9,9 @@ from typing import Self
 
 import msgspec
 
-from serving.domain.paced_tokens import paced_token
-from serving.engine.paced.engine import PacedConfig, PacedEngine
+from serving.domain.tokens.paced import paced_token
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.engine import PacedEngine
 from serving.link.client import DEFAULT_HEARTBEAT, ClientLimits, LinkCallbacks, LinkClient
 from serving.link.client import DEFAULT_LIMITS as DEFAULT_CLIENT_LIMITS
 from serving.link.connection import FrameSplitter, encode_frame

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from serving.engine.paced.engine import PacedConfig
+from serving.engine.paced.config import PacedConfig
 from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import MAX_FRAME_BYTES, EngineLoad, Finish, TokenRequest

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from serving.engine.paced.engine import PacedConfig
+from serving.engine.paced.config import PacedConfig
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import EngineStats, Ping, TokenRequest
 from serving.link.server import ServerLimits

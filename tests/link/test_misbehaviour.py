@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from serving.engine.paced.engine import PacedConfig
+from serving.engine.paced.config import PacedConfig
 from serving.link.client import ClientLimits
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.handshake import NONCE_BYTES, GatewayHandshake

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import uvloop
 
-from serving.domain.paced_tokens import LETTERS, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 _NS_PER_MS = 1_000_000
 _TEXT = "é"  # two bytes, so that an event can be torn within a character

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from serving.domain.paced_tokens import LETTERS
+from serving.domain.tokens.paced import LETTERS
 
 MODEL = Path(__file__).parents[2] / "models" / "slicewise-demo"
 

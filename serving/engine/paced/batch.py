@@ -21,12 +21,21 @@ r * s * o tokens and computes r * s * i tokens of prompts. Put into the formula,
 
 and the engine is beyond its capacity where the bracket is not positive, or where s * r * o requests
 do not fit into `max_num_seqs`, or s * r * (o + i) tokens into `max_num_batched_tokens`.
+
+With `kv_cache_tokens` the engine has a KV cache of so many tokens (`paced.kv_cache`). Prompt tokens
+that are in it are not computed again, so `i` above are those that are not. A request has its slot
+then once it begins, `ttft_s` after it came, and that is once all of it has room. A running request
+that finds none for its next token takes it from the one that began last: that one loses all it has
+computed, and stands first among those that have not begun.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
-from serving.domain.paced_tokens import LETTERS, seeded_token
+from serving.domain.tokens.paced import seeded_token
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.kv_cache import CachedSequence, KvCache
 from serving.link.messages import Finish, TokenOutput
 
 # How far behind its timetable the engine catches up in a burst; beyond it, the timetable moves.
@@ -36,58 +45,14 @@ MAX_LAG_S = 0.1
 EARLY_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class PacedConfig:
-    """The timetable and the limits of a paced engine.
-
-    A pace of 0 is as fast as the event loop turns. Tokens lie in `token_range`, its end excluded.
-    `prefill_tokens_per_s` is `None` if prompts cost nothing beyond `ttft_s`;
-    `max_num_batched_tokens` bounds a step only if they do. `model_seed` selects the model it plays.
-    """
-
-    ttft_s: float = 0.0
-    time_per_token_s: float = 0.0
-    max_num_seqs: int = 256
-    max_model_len: int = 4096
-    vocab_size: int = 256
-    token_range: tuple[int, int] = LETTERS
-    prefill_tokens_per_s: float | None = None
-    tpot_per_seq_s: float = 0.0
-    max_num_batched_tokens: int = 8192
-    model_seed: int = 0
-
-    def __post_init__(self) -> None:
-        low, high = self.token_range
-        if not 0 <= low < high <= self.vocab_size:
-            msg = f"token_range={self.token_range} is not within 0..vocab_size={self.vocab_size}"
-            raise ValueError(msg)
-        if min(self.ttft_s, self.time_per_token_s, self.tpot_per_seq_s) < 0:
-            msg = f"ttft_s={self.ttft_s}, time_per_token_s={self.time_per_token_s} and"
-            msg += f" tpot_per_seq_s={self.tpot_per_seq_s} must be >= 0"
-            raise ValueError(msg)
-        if self.max_num_seqs < 1 or self.max_model_len < 2:
-            msg = f"max_num_seqs={self.max_num_seqs} must be >= 1"
-            msg += f", max_model_len={self.max_model_len} must be >= 2"
-            raise ValueError(msg)
-        if self.prefill_tokens_per_s is None:
-            return
-        if self.prefill_tokens_per_s <= 0:
-            msg = f"prefill_tokens_per_s={self.prefill_tokens_per_s} must be > 0 or None"
-            raise ValueError(msg)
-        # Fewer, and full slots would leave a prompt without a single token of any step.
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            msg = f"max_num_batched_tokens={self.max_num_batched_tokens} must be >="
-            msg += f" max_num_seqs={self.max_num_seqs}"
-            raise ValueError(msg)
-
-
 @dataclass(slots=True)
 class PacedSequence:
     """The state of a request in the engine.
 
     `position` is that of its next output token; `stop_position` is `None` for a pooling request.
     `prompt_left` counts the tokens to compute before that one. `ready_at_s` is the earliest instant
-    for a step to do so, known once the request has a slot.
+    for a step to do so, known once the request has a slot. It `is_begun` once a step computes some
+    of it. `cached` is `None` in an engine without a cache.
     """
 
     request_id: str
@@ -97,6 +62,8 @@ class PacedSequence:
     prompt_left: int
     is_poisoned: bool
     ready_at_s: float = 0.0
+    cached: CachedSequence | None = None
+    is_begun: bool = False
 
 
 class PacedBatch:
@@ -117,6 +84,10 @@ class PacedBatch:
         self._chunks: dict[str, int] = {}  # prompt tokens in the step under way, by request
         # The end of the step under way; of an idle engine the earliest start of its next one.
         self._step_at_s = 0.0
+        self._cache: KvCache | None = None
+        if config.kv_cache_tokens is not None:
+            self._cache = KvCache(config.kv_cache_tokens, config.block_size)
+        self.num_preemptions = 0
         self.poisoned_by: str | None = None  # the poisoned request that got a slot
 
     def __contains__(self, request_id: str) -> bool:
@@ -126,12 +97,18 @@ class PacedBatch:
     @property
     def num_admitted(self) -> int:
         """The number of requests that have a slot."""
+        if self._cache is not None:
+            return len(self._running) + self._num_begun_prompts
         return len(self._admitted) + len(self._prompts) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
         """The number of requests without a slot."""
-        return len(self._returning) + len(self._waiting)
+        return sum(map(len, self._everyone)) - self.num_admitted
+
+    @property
+    def _num_begun_prompts(self) -> int:
+        return sum(1 for _ in takewhile(lambda each: each.is_begun, self._prompts.values()))
 
     @property
     def due_at_s(self) -> float | None:
@@ -139,6 +116,11 @@ class PacedBatch:
         if self._is_stepping:
             return self._step_at_s
         return next((each.ready_at_s for each in self._admitted.values()), None)
+
+    @property
+    def cache(self) -> KvCache | None:
+        """The KV cache; `None` if it has none."""
+        return self._cache
 
     def add(self, sequence: PacedSequence, now_s: float) -> None:
         """Takes a request in; it gets a slot at once if one is free."""
@@ -151,13 +133,13 @@ class PacedBatch:
         for request_id in request_ids:
             self._chunks.pop(request_id, None)
             for held in self._everyone:
-                held.pop(request_id, None)
+                sequence = held.pop(request_id, None)
+                if sequence is not None:
+                    self._release(sequence)
 
     def clear(self) -> None:
         """Forgets all."""
-        self._chunks.clear()
-        for held in self._everyone:
-            held.clear()
+        self.remove([request_id for held in self._everyone for request_id in held])
 
     def step(self, now_s: float) -> list[TokenOutput]:
         """Returns the outputs of the step under way, if it is over; then the next one begins."""
@@ -186,8 +168,9 @@ class PacedBatch:
         return bool(self._running or self._chunks)
 
     def _fill_slots(self, now_s: float) -> None:
-        while self.num_waiting and self.num_admitted < self._config.max_num_seqs:
-            queue = self._returning or self._waiting
+        while queue := self._returning or self._waiting:
+            if self._cache is None and self.num_admitted >= self._config.max_num_seqs:
+                return
             self._admit(queue.pop(next(iter(queue))), now_s)
 
     def _admit(self, sequence: PacedSequence, now_s: float) -> None:
@@ -196,7 +179,8 @@ class PacedBatch:
             return
         sequence.ready_at_s = now_s + self._config.ttft_s
         self._admitted[sequence.request_id] = sequence
-        self._on_slot(sequence.request_id, now_s)
+        if self._cache is None:
+            self._on_slot(sequence.request_id, now_s)
 
     def _take_ready(self, now_s: float) -> None:
         """Lets requests that are ready join the steps; an idle engine begins one with them."""
@@ -213,7 +197,19 @@ class PacedBatch:
 
     def _queue_ready(self, now_s: float) -> None:
         for sequence in self._pop_ready(now_s):
+            if not sequence.position:
+                self._prompts[sequence.request_id] = sequence
+                continue
+            # One that goes on stands before those that would begin.
+            waiting = {
+                request_id: each
+                for request_id, each in self._prompts.items()
+                if not (each.is_begun or each.position)
+            }
+            for request_id in waiting:
+                del self._prompts[request_id]
             self._prompts[sequence.request_id] = sequence
+            self._prompts.update(waiting)
 
     def _pop_ready(self, now_s: float) -> Iterable[PacedSequence]:
         while self._admitted:
@@ -225,12 +221,16 @@ class PacedBatch:
     def _begin_step(self, start_s: float, now_s: float) -> None:
         """Decides what the step that starts at `start_s` computes, and with that its end."""
         config = self._config
-        left = config.max_num_batched_tokens - len(self._running)
+        has_room = self._make_room()
+        left = config.max_num_batched_tokens - len(self._running) if has_room else 0
         num_emitted = len(self._running)
-        for sequence in self._prompts.values():
-            if left <= 0:
+        for sequence in list(self._prompts.values()):
+            chunk = self._chunk(sequence, left)
+            if not chunk:
                 break
-            chunk = min(left, sequence.prompt_left)
+            if self._cache is not None and not sequence.is_begun:
+                self._on_slot(sequence.request_id, now_s)
+            sequence.is_begun = True
             self._chunks[sequence.request_id] = chunk
             left -= chunk
             num_emitted += chunk == sequence.prompt_left
@@ -240,6 +240,66 @@ class PacedBatch:
         self._step_at_s = start_s + duration_s
         if self._step_at_s < now_s - MAX_LAG_S:
             self._step_at_s = now_s + duration_s
+
+    def _chunk(self, sequence: PacedSequence, most: int) -> int:
+        """Returns how many tokens of a prompt are in the next step; 0 if it has to wait."""
+        if most <= 0:
+            return 0
+        cached = sequence.cached
+        if self._cache is None or cached is None:
+            return min(most, sequence.prompt_left)
+        if not sequence.is_begun:
+            if self.num_admitted >= self._config.max_num_seqs:
+                return 0
+            looks = sequence.stop_position is not None
+            num_new = self._cache.begin(cached, most, looks=looks)
+            if num_new is None:
+                return 0
+            sequence.prompt_left = num_new + cached.num_left
+            return num_new
+        num_new = min(most, sequence.prompt_left)
+        if self._cache.go_on(cached, num_new):
+            return num_new
+        self._preempt(sequence)
+        return 0
+
+    def _make_room(self) -> bool:
+        """Gives each running request room for its next token; returns `False` if others lost it."""
+        if self._cache is None:
+            return True
+        num_before = self.num_preemptions
+        for sequence in list(self._running.values()):
+            cached = sequence.cached
+            if cached is None or sequence.request_id not in self._running:
+                continue
+            while not self._cache.go_on(cached, cached.num_left):
+                last = self._began_last()
+                self._preempt(last)
+                if last is sequence:
+                    break
+        return self.num_preemptions == num_before
+
+    def _began_last(self) -> PacedSequence:
+        """Returns who began last: of those that are begun, only the last prompt is unfinished."""
+        for sequence in self._prompts.values():
+            if sequence.is_begun:
+                return sequence
+        return next(reversed(self._running.values()))
+
+    def _preempt(self, sequence: PacedSequence) -> None:
+        """Takes from a request all that it has computed; it begins again before others begin."""
+        self._running.pop(sequence.request_id, None)
+        self._prompts.pop(sequence.request_id, None)
+        self._prompts = {sequence.request_id: sequence, **self._prompts}
+        self._release(sequence)
+        sequence.is_begun = False
+        self.num_preemptions += 1
+
+    def _release(self, sequence: PacedSequence) -> None:
+        cached = sequence.cached
+        if self._cache is not None and cached is not None:
+            self._cache.release(cached)
+            sequence.prompt_left = cached.num_left
 
     def _emit(self) -> list[TokenOutput]:
         """Returns one token for each running request and each whose prompt is now computed."""
@@ -259,11 +319,15 @@ class PacedBatch:
                 continue
             token_id = seeded_token(sequence.seed, position, self._config.token_range)
             sequence.position = position + 1
-            if position + 1 < stop_position:
-                outputs.append(TokenOutput(sequence.request_id, [token_id]))
-            else:
+            output = TokenOutput(sequence.request_id, [token_id])
+            cached = sequence.cached
+            if cached is not None:
+                cached.token_ids.append(token_id)
+                output.num_cached, cached.num_found = cached.num_found, None
+            if position + 1 >= stop_position:
                 finished.append(sequence.request_id)
-                outputs.append(TokenOutput(sequence.request_id, [token_id], int(Finish.LENGTH)))
+                output.finish = int(Finish.LENGTH)
+            outputs.append(output)
         for request_id in finished:
-            del self._running[request_id]
+            self._release(self._running.pop(request_id))
         return outputs

@@ -1,6 +1,6 @@
 """Emits tokens on a timetable, as a deterministic engine: for tests, and to measure all the rest.
 
-Every token is a pure function of the prompt and its position (`serving.domain.paced_tokens`), so
+Every token is a pure function of the prompt and its position (`serving.domain.tokens.paced`), so
 the answer of a request is known beforehand, whole or resumed. Owns the life of an engine and its
 failures on command. Does not own slots and timetable (`paced.batch`). The engine runs only while
 `next_step` is awaited, and reads the event loop's clock, nothing else.
@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from serving.domain.paced_tokens import prompt_seed, seeded_token
-from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
+from serving.domain.tokens.paced import prompt_seed, seeded_token
+from serving.engine.paced.batch import PacedBatch, PacedSequence
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.kv_cache import CachedSequence
 from serving.engine.stats import StatsCollector, StepCount
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import EngineEnd, EngineLoad, EngineStats, TokenOutput, TokenRequest
-
-__all__ = ["PacedConfig", "PacedEngine"]
 
 
 @dataclass(slots=True)
@@ -44,6 +44,9 @@ class PacedEngine:
         self._death_reason: str | None = None
         self._faults = _Faults()
         self._meter = StatsCollector()
+        if self._batch.cache is not None:
+            self._meter.prefix_cache = (0, 0)
+        self._num_preemptions = 0  # of those that are counted
         self._prompt_tokens: dict[str, int] = {}  # of requests without a token yet, by id
 
     async def submit(self, request: TokenRequest) -> None:
@@ -102,13 +105,17 @@ class PacedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """The slots in use, and the waiting requests; each slot is an equal share of the cache."""
-        running = self._batch.num_admitted
-        return EngineLoad(running, self._batch.num_waiting, running / self._config.max_num_seqs)
+        """The slots in use, and the waiting requests.
+
+        Without a cache each slot counts as an equal share of one.
+        """
+        running, cache = self._batch.num_admitted, self._batch.cache
+        share = running / self._config.max_num_seqs if cache is None else cache.usage_ratio
+        return EngineLoad(running, self._batch.num_waiting, share)
 
     @property
     def engine_stats(self) -> EngineStats:
-        """The tokens and steps since the start. This engine has no cache and drafts nothing."""
+        """The tokens and steps since the start. This engine drafts nothing."""
         return self._meter.stats()
 
     @property
@@ -166,8 +173,14 @@ class PacedEngine:
         step = StepCount(sum([len(output.token_ids) for output in outputs]))
         if self._prompt_tokens:
             for output in outputs:
-                step.prompt_tokens += self._prompt_tokens.pop(output.request_id, 0)
-        step.computed_tokens = step.prompt_tokens
+                num_prompt = self._prompt_tokens.pop(output.request_id, 0)
+                step.prompt_tokens += num_prompt
+                if output.num_cached is not None:
+                    step.local_cached_tokens += output.num_cached
+                    self._meter.looked_up(num_prompt, output.num_cached)
+        step.computed_tokens = step.prompt_tokens - step.local_cached_tokens
+        step.num_preemptions = self._batch.num_preemptions - self._num_preemptions
+        self._num_preemptions = self._batch.num_preemptions
         self._meter.stepped(step, now_s, goes_on=self._batch.num_admitted > 0)
 
     def _report_scheduled(self, request_id: str, at_s: float) -> None:
@@ -209,7 +222,12 @@ class PacedEngine:
         is_poisoned = not self._faults.poison_token_ids.isdisjoint(prompt)
         # What was emitted before has to be computed anew, like the prompt.
         prompt_left = len(prompt) + emitted
-        return PacedSequence(request_id, seed, emitted, stop_position, prompt_left, is_poisoned)
+        cached = None
+        if self._batch.cache is not None:
+            cached = CachedSequence([*prompt, *request.emitted_token_ids])
+        return PacedSequence(
+            *(request_id, seed, emitted, stop_position, prompt_left, is_poisoned), cached=cached
+        )
 
     def _raise_if_altered(self, emitted_token_ids: list[int], seed: int) -> None:
         """Refuses a resume after tokens that no engine of this model has emitted.

@@ -237,9 +237,6 @@ class FleetEngineClient:
                 # An engine of another vLLM, which the link's version does not tell apart.
                 self._fail_unreadable(message.request_id, error)
                 continue
-            if output.prefill_stats is not None:
-                num_cached = output.prefill_stats.num_cached_tokens
-                telemetry.found_cached(num_cached, time.monotonic())
             outputs.append(output)
         return outputs
 

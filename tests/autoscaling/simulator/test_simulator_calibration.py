@@ -14,7 +14,8 @@ from autoscaling.simulator.world.arrivals import Requests, draw_poisson, stages
 from autoscaling.simulator.world.engines import Engines, GatewayLimits
 from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
 from serving.domain.capacity.slice_profile import CapacityProfile
-from serving.engine.paced.batch import PacedBatch, PacedConfig, PacedSequence
+from serving.engine.paced.batch import PacedBatch, PacedSequence
+from serving.engine.paced.config import PacedConfig
 from serving.gateway.routing import EngineView, choose_engine
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
-from serving.domain.paced_tokens import paced_token
+from serving.domain.tokens.paced import paced_token
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.model_version import ModelVersion
 from serving.link.messages import Finish, Step, TokenOutput

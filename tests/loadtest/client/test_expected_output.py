@@ -16,7 +16,7 @@ from loadtest.client.expected_output import (
 )
 from loadtest.errors import LoadTestError
 from loadtest.planned_request import Api, PlannedRequest
-from serving.domain.paced_tokens import LETTERS, paced_token, paced_tokens
+from serving.domain.tokens.paced import LETTERS, paced_token, paced_tokens
 
 LENGTH = 120
 # A length and how many of these tokens there are of a known answer, somewhere.

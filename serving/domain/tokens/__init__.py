@@ -1,0 +1,1 @@
+"""What follows from token ids: a paced engine's tokens, and the names of blocks. Pure."""

@@ -1,0 +1,221 @@
+"""Step by step a paced engine with a cache does what vLLM's own scheduler does with one.
+
+The real scheduler runs without a model: each step it is told the tokens that a paced engine emits.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from serving.domain.tokens.paced import LETTERS, prompt_seed, seeded_token
+from serving.engine.paced.batch import PacedBatch, PacedSequence
+from serving.engine.paced.config import PacedConfig
+from serving.engine.paced.kv_cache import CachedSequence
+
+pytestmark = pytest.mark.imports_vllm
+
+BLOCK = 16
+NUM_REQUESTS = 500
+# What a step emits: by request its token, how much was found, and whether it has ended.
+Emitted = dict[str, tuple[int, int | None, bool]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, the step before which it comes, and the tokens it has from elsewhere."""
+
+    name: str
+    step: int
+    prompt: list[int]
+    num_tokens: int
+    emitted: list[int]
+
+
+def conversations(seed: int) -> Iterator[Asked]:
+    """Requests that share beginnings, some moved here, some that go on with earlier answers."""
+    chance = random.Random(seed)
+    shared = [[chance.randrange(250) for _ in range(chance.randrange(20, 160))] for _ in range(8)]
+    past: list[list[int]] = []
+    step = 0
+    for number in range(NUM_REQUESTS):
+        step += chance.choice([0, 0, 0, 1, 2, 5, 40])
+        begin = chance.choice(past[-20:] if past and chance.random() < 0.4 else shared)
+        prompt = [*begin, *[chance.randrange(250) for _ in range(chance.randrange(1, 60))]][:400]
+        num_tokens = chance.randrange(1, 60)
+        answer = tokens_of(prompt, num_tokens)
+        num_emitted = chance.randrange(num_tokens) if chance.random() < 0.15 else 0
+        past.append([*prompt, *answer])
+        yield Asked(f"r{number}", step, prompt, num_tokens, answer[:num_emitted])
+
+
+def tokens_of(prompt: list[int], count: int) -> list[int]:
+    seed = prompt_seed(prompt)
+    return [seeded_token(seed, position, LETTERS) for position in range(count)]
+
+
+class Paced:
+    """A paced engine's batch, turned step by step."""
+
+    def __init__(self, num_blocks: int, most_tokens: int, most_requests: int) -> None:
+        self.batch = PacedBatch(
+            PacedConfig(
+                time_per_token_s=1.0,
+                prefill_tokens_per_s=1e9,
+                max_num_seqs=most_requests,
+                max_model_len=512,
+                max_num_batched_tokens=most_tokens,
+                kv_cache_tokens=num_blocks * BLOCK,
+                block_size=BLOCK,
+            )
+        )
+        self._now_s = 0.0
+
+    def add(self, asked: Asked) -> None:
+        tokens = [*asked.prompt, *asked.emitted]
+        seed, position = prompt_seed(asked.prompt), len(asked.emitted)
+        sequence = PacedSequence(
+            *(asked.name, seed, position, asked.num_tokens, len(tokens), False),
+            cached=CachedSequence(tokens),
+        )
+        self.batch.add(sequence, self._now_s)
+
+    def begin(self) -> None:
+        """Lets an idle engine begin a step."""
+        self.batch.step(self._now_s)
+
+    def step(self) -> Emitted:
+        """Ends the step under way, and begins the next one."""
+        due_at_s = self.batch.due_at_s
+        if due_at_s is None:
+            return {}
+        self._now_s = due_at_s
+        return {
+            output.request_id: (output.token_ids[0], output.num_cached, output.finish is not None)
+            for output in self.batch.step(self._now_s)
+        }
+
+
+class Scheduled:
+    """vLLM's scheduler, as our engines run it, told the tokens that it asks for."""
+
+    def __init__(self, num_blocks: int, most_tokens: int, most_requests: int) -> None:
+        import torch
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core import kv_cache_utils
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from serving.engine.vllm.engine import engine_config
+        from serving.engine.vllm.resume_scheduler import ResumingScheduler
+
+        from .vllm_requests import ENGINE_ARGS, MODEL
+
+        config = engine_config(
+            MODEL,
+            ENGINE_ARGS
+            | {
+                "max_model_len": 512,
+                "max_num_seqs": most_requests,
+                "max_num_batched_tokens": most_tokens,
+                "block_size": BLOCK,
+                "enable_prefix_caching": True,
+                "async_scheduling": False,
+            },
+        )
+        # One more than we have: vLLM keeps its first block for what is nowhere.
+        config.cache_config.num_gpu_blocks = num_blocks + 1
+        kind = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        groups = [KVCacheGroupSpec(["layer"], kind)]
+        kv_cache = KVCacheConfig(num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+        manager = StructuredOutputManager(config)
+        self._scheduler = ResumingScheduler(config, kv_cache, manager, BLOCK, log_stats=True)
+        kv_cache_utils.init_none_hash(sha256)
+        self._hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+        self._answers: dict[str, list[int]] = {}
+        self.num_preemptions = 0
+        self._under_way: Any = None
+
+    def add(self, asked: Asked) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        from serving.link.vllm_codec import EMITTED_KEY
+
+        own = {EMITTED_KEY: asked.emitted} if asked.emitted else None
+        params = SamplingParams(max_tokens=asked.num_tokens, ignore_eos=True, extra_args=own)
+        self._answers[asked.name] = tokens_of(asked.prompt, asked.num_tokens)
+        self._scheduler.add_request(
+            Request(asked.name, asked.prompt, params, None, block_hasher=self._hasher)
+        )
+
+    def begin(self) -> None:
+        """Lets an idle engine begin a step."""
+        if self._under_way is None or not self._under_way.num_scheduled_tokens:
+            self._under_way = self._scheduler.schedule()
+            self.num_preemptions += len(self._under_way.preempted_req_ids or ())
+
+    def step(self) -> Emitted:
+        """Ends the step under way, and begins the next one."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        scheduled, self._under_way = self._under_way, None
+        names = list(scheduled.num_scheduled_tokens)
+        sampled: list[list[int]] = []
+        for name in names:
+            request = self._scheduler.requests[name]
+            is_whole = request.num_computed_tokens == request.num_tokens
+            sampled.append([self._answers[name][request.num_output_tokens]] if is_whole else [])
+        places = {name: place for place, name in enumerate(names)}
+        told = ModelRunnerOutput(names, places, sampled)
+        outputs = self._scheduler.update_from_output(scheduled, told)
+        self.begin()
+        return {
+            output.request_id: (
+                output.new_token_ids[0],
+                None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+                output.finish_reason is not None,
+            )
+            for each in outputs.values()
+            for output in each.outputs
+        }
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "most_tokens", "most_requests"),
+    [(32, 64, 8), (60, 128, 16), (200, 512, 32), (2000, 512, 64)],
+)
+def test_500_requests_have_the_same_steps_and_find_the_same(
+    num_blocks: int, most_tokens: int, most_requests: int
+) -> None:
+    ours = Paced(num_blocks, most_tokens, most_requests)
+    theirs = Scheduled(num_blocks, most_tokens, most_requests)
+    waiting = list(conversations(seed=num_blocks))
+    resumed = {asked.name for asked in waiting if asked.emitted}
+    unfinished = {asked.name for asked in waiting}
+    num_found, step = 0, 0
+    while unfinished:
+        while waiting and (waiting[0].step <= step or len(unfinished) == len(waiting)):
+            asked = waiting.pop(0)
+            ours.add(asked)
+            theirs.add(asked)
+        ours.begin()
+        theirs.begin()
+        expected, emitted = theirs.step(), ours.step()
+        for name, (_, found, has_ended) in emitted.items():
+            num_found += found or 0
+            if has_ended:
+                unfinished.discard(name)
+        # vLLM says of a request that was moved here nothing.
+        comparable = {
+            name: (token, None if name in resumed else found, has_ended)
+            for name, (token, found, has_ended) in emitted.items()
+        }
+        assert comparable == expected, f"step {step}"
+        step += 1
+    assert num_found > 0
+    assert ours.batch.num_preemptions == theirs.num_preemptions
+    if num_blocks < 100:
+        assert theirs.num_preemptions > 0, "there was always room"
