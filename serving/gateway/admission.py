@@ -1,16 +1,14 @@
 """Decides who is admitted to a model, before anything is promised to a client.
 
 Owns the bounds on the bodies of requests, the refusals in front of a model and the wait there until
-an engine takes requests, when the next engine is expected, and how many new requests begin in one
-turn of the event loop. Does not own the requests that have been admitted (`dispatcher`), nor which
-engine takes one.
+an engine takes requests, and when the next engine is expected. Does not own the requests that have
+been admitted (`dispatcher`), nor which engine takes one.
 
 All versions of a model share one queue, because a request that waits has no version yet.
 """
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,9 +26,6 @@ from serving.domain.errors import (
 )
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 from serving.gateway.telemetry.request_telemetry import ModelTelemetry, present_context
-
-# Some 10 ms of a turn. Four cost a tenth more each: what runs for the next one has left the caches.
-REQUESTS_PER_TURN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,45 +262,3 @@ def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
         if name == b"content-length" and value.isdigit():
             return int(value)
     return 0
-
-
-# -- how many begin at once --
-
-
-class Turns:
-    """Lets requests begin, a few in each turn of the loop. Used from one event loop only.
-
-    A burst of requests is there at once, and each takes a millisecond until an engine has it. Begun
-    all together, no stream that runs would be written until the last of them is rendered, and the
-    first of them would be answered no sooner. So a few begin in each turn, in the order in which
-    they came; in between the loop reads what engines send, and writes it.
-    """
-
-    def __init__(self, most: int = REQUESTS_PER_TURN) -> None:
-        """At `most` so many begin in one turn."""
-        self._most = most
-        self._num_begun = 0  # in this turn
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def wait(self) -> None:
-        """Waits until it is the request's turn; a no-op if few have come."""
-        loop = asyncio.get_running_loop()
-        if self._num_begun == 0:
-            loop.call_soon(self._next)
-        if self._num_begun < self._most:
-            self._num_begun += 1
-            return
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        await turn
-
-    def _next(self) -> None:
-        """Begins the next turn."""
-        self._num_begun = 0
-        while self._waiting and self._num_begun < self._most:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its client has left
-                turn.set_result(None)
-                self._num_begun += 1
-        if self._num_begun:
-            asyncio.get_running_loop().call_soon(self._next)

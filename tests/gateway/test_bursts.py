@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serving.config.application import GatewayConfig
-from serving.gateway.admission import REQUESTS_PER_TURN, Turns
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.streams.turns import REQUESTS_PER_TURN, Turns
 from serving.link.messages import TokenRequest
 
 from .engines import ScriptedLink

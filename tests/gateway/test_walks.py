@@ -19,18 +19,21 @@ ROOT = Path(__file__).parents[2]
 PACED = {
     "serving/engine/paced/engine.py": "serving/engine/vllm/engine.py",
     "serving/engine/paced/batch.py": "serving/engine/vllm/engine.py",
-    "serving/domain/paced_tokens.py": "serving/engine/vllm/engine.py",
+    "serving/domain/tokens/paced.py": "serving/engine/vllm/engine.py",
 }
 # Of these, a request enters no function: they are the records, and what was built before it came.
 WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # Not of the request: heartbeats, the line that logs it, the numbers of metrics, and the questions
-# whether it is sampled, how busy the loop is, whose the connection is, and how its prompt ends.
+# whether it is sampled, how busy the loop is, whose turn it is, whose the connection is, whether its
+# client has left, and how its prompt ends.
 BESIDE = {
     "serving/engine/stats.py",
     "serving/gateway/streams/connections.py",
     "serving/gateway/streams/detokenizing.py",
     "serving/gateway/streams/hold.py",
+    "serving/gateway/streams/leaving.py",
     "serving/gateway/streams/pace.py",
+    "serving/gateway/streams/turns.py",
     "serving/gateway/telemetry/request_metrics.py",
     "serving/link/heartbeat.py",
     "serving/link/request_spans.py",

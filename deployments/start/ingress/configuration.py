@@ -68,6 +68,12 @@ def own_configuration(text: str, limits: IngressLimits) -> str:
         "    http-request return status 503 content-type application/json "
         f"string '{_REFUSAL}' hdr Retry-After {_RETRY_AFTER_S} if {{ sc_conn_cur(0) gt {served} }}"
     )
+    # Of how Serve treats a request, nothing is the client's to say. Gateways see themselves that a
+    # client leaves (`serving.gateway.streams.leaving`).
+    steering = (
+        "    http-request del-header x-request-timeout-seconds\n"
+        "    http-request set-header x-request-disconnect-disabled ?1"
+    )
     timeouts = (
         f"    timeout client {limits.idle_timeout_s}s\n"
         f"    timeout http-request {limits.header_timeout_s}s"
@@ -78,10 +84,16 @@ def own_configuration(text: str, limits: IngressLimits) -> str:
         ("global", r"    stats socket (\S+) mode 666 ", r"    stats socket \1 mode 600 "),
         ("global", r"    maxconn \d+$", f"    maxconn {most}"),
         ("defaults", r"    timeout client \d+s$", timeouts),
+        # With it HAProxy 2.8 does not see that a client leaves whose body came behind its head.
+        ("defaults", r"    option splice-request\n", ""),
         ("frontend prometheus", r"    bind :(\d+)$", rf"    bind {admin}:\1"),
         ("listen stats", r"  bind \*:(\d+)$", rf"  bind {admin}:\1"),
         # Behind the answers to health checks, which a busy ingress gives too.
-        ("frontend http_frontend", r"    (# Per-backend path ACLs)", f"{refusal}\n    \\1"),
+        (
+            "frontend http_frontend",
+            r"    (# Per-backend path ACLs)",
+            f"{refusal}\n{steering}\n    \\1",
+        ),
     ):
         text = _replaced(text, section, line, new)
     return text

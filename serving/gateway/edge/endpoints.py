@@ -10,7 +10,6 @@ Owns which requests take this way: those that it can read. Every other one, ever
 refused among them, takes FastAPI's, which words the refusal. Does not own what the endpoints do.
 """
 
-import asyncio
 import copy
 import inspect
 import json
@@ -28,6 +27,7 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from serving.config.api_keys import ModelRoute
 from serving.gateway.forks.bodies.prepared_app import receiving
+from serving.gateway.streams.leaving import ClientLeftError, UntilClientLeaves
 
 _ROUTES = (ModelRoute.CHAT_COMPLETIONS, ModelRoute.COMPLETIONS)
 # Where a request's record is between the reading of its body and its endpoint.
@@ -79,15 +79,18 @@ class ShortPath:
         """Answers a request that has a record; a client that leaves ends it."""
         endpoint, record = self._endpoints[scope["path"]], scope.pop(_RECORD)
         response: Response | None = None
-        async with _UntilClientLeaves(receive) as client:
-            response = await endpoint.call(record, Request(scope, receive, send))
-            if isinstance(response, StreamingResponse):
-                await response.stream_response(send)
+        try:
+            async with UntilClientLeaves(receive):
+                response = await endpoint.call(record, Request(scope, receive, send))
+                if isinstance(response, StreamingResponse):
+                    await response.stream_response(send)
+        except ClientLeftError:
+            if not isinstance(response, StreamingResponse):
+                # What vLLM answers who has left. Nobody reads it, and it is counted.
+                response = JSONResponse(None)
         if isinstance(response, StreamingResponse):
             return
-        if client.has_left or response is None:
-            # What vLLM answers who has left. Nobody reads it, and it is counted.
-            response = JSONResponse(None)
+        assert response is not None
         await response(scope, receive, send)
 
 
@@ -106,33 +109,6 @@ class _Endpoint:
         except Exception:  # noqa: BLE001 - whatever it is, FastAPI meets and words it
             return None
         return None if errors else record
-
-
-class _UntilClientLeaves:
-    """Ends what is done within it when the client leaves, without an error."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.has_left = False
-
-    async def __aenter__(self) -> "_UntilClientLeaves":
-        self._task = asyncio.current_task()
-        self._watch = asyncio.create_task(self._run())
-        return self
-
-    async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.has_left = True
-        assert self._task is not None
-        self._task.cancel()
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._watch.cancel()
-        if not self.has_left or self._task is None:
-            return False
-        is_ours = self._task.uncancel() == 0
-        return is_ours and kind is asyncio.CancelledError
 
 
 def _endpoints(app: FastAPI) -> Mapping[str, _Endpoint]:

@@ -8,9 +8,9 @@ response is vLLM's. Prompts and answers are never logged.
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +27,7 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
-from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget, Turns
+from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
     ANYBODY,
@@ -67,11 +67,15 @@ from serving.gateway.forks.bodies.reader import BodyReader
 from serving.gateway.forks.bodies.sizes import SHORT_BYTES
 from serving.gateway.routing import CanaryView, choose_canary
 from serving.gateway.streams.connections import ClientConnection
+from serving.gateway.streams.leaving import ClientLeftError, ReceiveInTurns, unless_client_leaves
+from serving.gateway.streams.turns import Turns
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.telemetry.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
+
+_Done = TypeVar("_Done")
 
 # Headers that are not passed on as they came: vLLM's frontend would use the trace, or complain, or
 # let every web page read the answer.
@@ -152,7 +156,7 @@ class HttpEdge:
             BodyLimits(rules.max_body_bytes, rules.body_budget_bytes, rules.body_timeout_s)
         )
         self._bodies = BodyReader()
-        self._turns = Turns()
+        self._turns, self._leaving = Turns(), Turns()
         readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
@@ -179,7 +183,8 @@ class HttpEdge:
         elif scope["type"] == "http" and _path_of(scope) == READY:
             await self._answer_ready(scope["method"])(scope, receive, send)
         elif scope["type"] == "http":
-            exchange = _Exchange(scope, receive, send, self.metrics)
+            client = ReceiveInTurns(receive, self._leaving)
+            exchange = _Exchange(scope, client, send, self.metrics)
             if self._tracer.is_on and exchange.path in MODEL_ROUTES:
                 exchange.begin_trace(self._tracer)
             await exchange.run(self._serve)
@@ -257,7 +262,7 @@ class HttpEdge:
         limits = BodyRules(opened, self._rules.max_sequences, self._rules.max_inputs)
         fields = None if is_large(exchange.path, body) else read_fields(body)
         if fields is None:
-            judged = await self._bodies.read(exchange.path, body, limits)
+            judged = await exchange.unless_left(self._bodies.read(exchange.path, body, limits))
         else:
             judged = judge_fields(exchange.path, fields, limits)
         target = RequestTarget(
@@ -273,7 +278,7 @@ class HttpEdge:
         if target.needs_engine and fields is not None:
             check_fields(fields, frontend.body_judge, exchange.path)
         headers = passed_headers(exchange.scope["headers"], opened)
-        app = await frontend.enter(target)
+        app = await exchange.unless_left(frontend.enter(target))
         exchange.context.admitted()
         exchange.allow_direct_writes()
         await exchange.delegate(app, body, headers)
@@ -356,6 +361,8 @@ class _Exchange:
         REQUEST_CONTEXT.set(self.context)
         try:
             await serve(self)
+        except ClientLeftError:
+            self._has_left = True
         except RequestError as error:
             if self._status is not None:
                 raise
@@ -375,6 +382,10 @@ class _Exchange:
                 # The client left before it had the whole answer; known at the end.
                 is_cancelled=self._has_left or not (self._is_whole or self._has_failed),
             )
+
+    async def unless_left(self, work: Coroutine[Any, Any, _Done]) -> _Done:
+        """Returns what comes of work that may wait; a client that leaves meanwhile ends it."""
+        return await unless_client_leaves(self._receive, work)
 
     def allow_direct_writes(self) -> None:
         """Lets the middle of a plain stream be written past the application (`streams`)."""

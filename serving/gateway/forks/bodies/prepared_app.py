@@ -13,6 +13,7 @@ from serving.gateway.forks.bodies.messages import Answered, Prepared, PrepareOrd
 from serving.gateway.forks.bodies.replay import decoded
 from serving.gateway.forks.messages import ForkLimits
 from serving.gateway.forks.server import ForkServer
+from serving.gateway.streams.leaving import unless_client_leaves
 from serving.gateway.telemetry.request_telemetry import present_context
 
 PREPARE = "prepare"
@@ -44,10 +45,12 @@ class PreparedApp:
             MalformedRequestError: its body takes too much to read, or is not one that we take.
             NoTimeForRequestError: too many large bodies wait to be prepared.
             GatewayFaultError: the process that prepares them does not start, or ended twice.
+            ClientLeftError: nobody waits for it any more.
         """
         message = await receive()  # the edge has read all of it
         order = PrepareOrder(scope["path"], list(scope["headers"]), message["body"])
-        prepared = await ask(self._forks, PREPARE, order, _OUTCOME, self._limits)
+        asked = ask(self._forks, PREPARE, order, _OUTCOME, self._limits)
+        prepared = await unless_client_leaves(receive, asked)
         if isinstance(prepared, Answered):
             await _answer(prepared, send)
             return

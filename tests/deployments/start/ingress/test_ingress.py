@@ -34,6 +34,7 @@ class Gateway:
         self.port, self._handler = port, handler
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.heads: list[bytes] = []
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -46,6 +47,7 @@ class Gateway:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.startswith(b"POST"):
+                    self.heads.append(head.lower())
                     await self._handler(reader, writer)
                 else:
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
@@ -318,6 +320,47 @@ async def test_more_requests_than_are_served_are_refused_politely(tmp_path: Path
         for _, each in [*held, (reader, writer)]:
             await _close(each)
         assert "max_connections=48 served=40" in subject.log()
+
+
+async def test_client_does_not_say_how_serve_treats_its_request(tmp_path: Path) -> None:
+    steering = b"x-request-timeout-seconds: 0\r\nX-Request-Disconnect-Disabled: ?0\r\n"
+    async with ingress(tmp_path, answer_at_once) as (subject, gateway):
+        for own in (b"", steering):
+            answer = await subject.ask(REQUEST.replace(b"host: x\r\n", b"host: x\r\n" + own))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+    for head in gateway.heads:
+        assert head.count(b"x-request-disconnect-disabled: ?1\r\n") == 1
+        assert head.count(b"disconnect-disabled") == 1
+        assert b"x-request-timeout-seconds" not in head
+    assert len(gateway.heads) == 2
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["at-once", "body-behind-head"])
+async def test_client_that_leaves_before_its_answer_is_seen_by_its_gateway(
+    tmp_path: Path, is_split: bool
+) -> None:
+    begun, asked, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def see_the_end(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        begun.set()
+        await reader.readexactly(2)
+        asked.set()
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        left.set()
+
+    async with ingress(tmp_path, see_the_end) as (subject, _), asyncio.timeout(DEADLINE_S):
+        for _ in range(5):  # HAProxy saw it now and then
+            _, writer = await subject.connect()
+            writer.write(HEAD + b"content-length: 2\r\n\r\n")
+            if is_split:
+                await begun.wait()
+            writer.write(b"{}")
+            await asked.wait()
+            await _close(writer)
+            await left.wait()
+            for each in (begun, asked, left):
+                each.clear()
 
 
 async def test_reader_that_reads_nothing_is_closed_and_a_late_answer_is_not(tmp_path: Path) -> None:
