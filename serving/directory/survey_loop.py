@@ -1,9 +1,9 @@
 """The directory's loop: observe hosts and pods, make all records, grant slices, publish.
 
 Owns when that happens and what follows a failure; decides nothing. While a replica waits for a
-slice it looks twice a second, otherwise once; where a look takes long it looks less often, so that
-it never takes more than a tenth of its processor. What could not be read or stored is tried again
-at the next look.
+slice it looks twice a second, otherwise once; where a look computes for long it looks less often,
+so that it never takes more than a tenth of its processor. What could not be read or stored is tried
+again at the next look.
 """
 
 import asyncio
@@ -34,6 +34,16 @@ _MOST_OF_A_CORE = 0.1
 _PODS_STALE_S = 60.0
 # A directory that has just started does not know every replica yet: it publishes nothing.
 _SETTLING_S = LEASE_S + RENEWAL_S
+
+
+def pause_s(took_s: float, worked_s: float, *, is_waited_for: bool) -> float:
+    """Returns how long to wait after a look that took so long, in which the process computed.
+
+    A look without a head takes until that is back, or Ray gives up, and computes nothing: what
+    follows it may not wait for nine times as long.
+    """
+    period_s = _WAITED_FOR_PERIOD_S if is_waited_for else _PERIOD_S
+    return max(period_s - took_s, worked_s * (1 / _MOST_OF_A_CORE - 1))
 
 
 class SurveyLoop:
@@ -72,7 +82,7 @@ class SurveyLoop:
     async def run(self) -> None:
         """Looks until it is cancelled."""
         while True:
-            began_s = time.monotonic()
+            began_s, worked_s = time.monotonic(), time.process_time()
             try:
                 await self.look()
                 self._failed = ""
@@ -80,11 +90,9 @@ class SurveyLoop:
                 if self._failed != (text := repr(error)):
                     self._failed = text
                     logger.warning("supply_not_seen error=%s", text)
-            took_s = time.monotonic() - began_s
-            period_s = _PERIOD_S
-            if self._allocator.has_askers.is_set():
-                period_s = _WAITED_FOR_PERIOD_S
-            await self._sleep(max(period_s - took_s, took_s * (1 / _MOST_OF_A_CORE - 1)))
+            took_s, worked_s = time.monotonic() - began_s, time.process_time() - worked_s
+            is_waited_for = self._allocator.has_askers.is_set()
+            await self._sleep(pause_s(took_s, worked_s, is_waited_for=is_waited_for))
 
     async def look(self) -> None:
         """Looks once, answers who can be answered, and publishes what has changed."""

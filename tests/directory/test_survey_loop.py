@@ -9,7 +9,7 @@ from kuberay.ray_by_hand import RayByHand, standing_in
 
 from serving.directory import survey_loop
 from serving.directory.allocator import SliceAllocator
-from serving.directory.survey_loop import SurveyLoop
+from serving.directory.survey_loop import SurveyLoop, pause_s
 from serving.domain.inventory import Slice
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import SliceRecord
@@ -79,3 +79,20 @@ async def test_report_is_of_one_moment(
     report = decode_supply(text)
     num_taken = sum(record.holder is not None for record in report.slices)
     assert (num_taken, len(report.waiting)) == published
+
+
+@pytest.mark.parametrize(
+    ("took_s", "worked_s", "is_waited_for", "paused_s"),
+    [
+        pytest.param(0.05, 0.01, False, 0.95, id="once a second"),
+        pytest.param(0.05, 0.01, True, 0.45, id="twice where a replica waits"),
+        pytest.param(2.0, 2.0, True, 18.0, id="never more than a tenth of its processor"),
+        pytest.param(
+            60.0, 0.02, False, 0.18, id="at once where it was the head that it waited for"
+        ),
+    ],
+)
+def test_next_look_comes_by_what_the_last_one_computed(
+    took_s: float, worked_s: float, is_waited_for: bool, paused_s: float
+) -> None:
+    assert pause_s(took_s, worked_s, is_waited_for=is_waited_for) == pytest.approx(paused_s)

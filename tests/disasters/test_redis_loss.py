@@ -19,7 +19,7 @@ from tests.disasters.lasting import (
     start_head,
 )
 from tests.disasters.load import ConstantLoad
-from tests.e2e.application import title
+from tests.e2e.application import Role, linked_engines, title
 
 pytestmark = [
     pytest.mark.e2e,
@@ -32,6 +32,8 @@ PACE = {"ttft_ms": 50, "tpot_ms": 20, "tpot_per_seq_ms": 2}
 NUM_TOKENS = 60
 PER_S = 2.0
 SOON_S, LATER_S = 90.0, 300.0
+# Nine times as long is longer than `SOON_S`.
+AWAY_S = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,29 @@ async def test_redis_that_is_back_with_its_file_costs_nothing(
         capsys,
         f"Redis killed: the GCS follows within {lived_s:.1f} s; with Redis' file and a new head "
         f"{len(load.asked)} of {len(load.asked)} whole, no process of ours replaced",
+    )
+
+
+async def test_host_lost_while_the_head_is_away_is_replaced_once_it_is_back(
+    application: LastingApplication, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory once waited for nine times as long as it had waited for the head."""
+    agent = application.processes(Role.HOST_AGENT)[-1]
+    await on(application, "kill_head")
+    away_s = time.monotonic()
+    agent.suspend()
+    await asyncio.to_thread(
+        application.wait_fleet, lambda fleet: linked_engines(fleet) == {MODEL: 1}, SOON_S
+    )
+    agent.resume()
+    await asyncio.sleep(max(0.0, AWAY_S - (time.monotonic() - away_s)))
+    await start_head(application)
+    back_s = time.monotonic()
+    await asyncio.to_thread(application.wait_linked, 2, SOON_S)
+    report(
+        capsys,
+        f"a slice lost while the head was away for {back_s - away_s:.0f} s: another engine linked "
+        f"{time.monotonic() - back_s:.1f} s after it was back",
     )
 
 

@@ -24,8 +24,8 @@ PACED = {
 # Of these, a request enters no function: they are the records, and what was built before it came.
 WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # Not of the request: heartbeats, the line that logs it, the numbers of metrics, and the questions
-# whether it is sampled, how busy the loop is, whose turn it is, whose the connection is, whether its
-# client has left, and how its prompt ends.
+# whether it is sampled, how busy the loop is, whose turn it is, whose the connection is, whether
+# its client has left, and how its prompt ends.
 BESIDE = {
     "serving/engine/stats.py",
     "serving/gateway/streams/connections.py",
