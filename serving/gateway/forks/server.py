@@ -158,6 +158,7 @@ class _ServerProcess:
         self._orders = orders
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[ForkOutcome]] = {}
+        self.is_over = False
         self._reading = asyncio.create_task(self._read(outcomes), name="read-fork-server")
 
     @classmethod
@@ -190,10 +191,6 @@ class _ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def is_over(self) -> bool:
-        return self._reading.done()
-
     async def carry_out(self, task: str, payload: bytes, limits: ForkLimits) -> ForkOutcome:
         number = next(self._numbers)
         frame = framed(ForkOrder(number, task, payload, limits))
@@ -208,13 +205,12 @@ class _ServerProcess:
             raise
 
     def close(self) -> None:
-        # The task that reads ends with the connection.
+        # The task that reads ends with the connection, and then with the process.
         self._process.kill()
         self._orders.close()
 
     async def wait_closed(self) -> None:
         self.close()
-        await asyncio.to_thread(self._process.wait)
         await asyncio.gather(self._reading, return_exceptions=True)
 
     def _expect(self, number: int) -> "asyncio.Future[ForkOutcome]":
@@ -234,9 +230,12 @@ class _ServerProcess:
                     record = await outcomes.readexactly(length_in(head))
                     self._tell(msgspec.msgpack.decode(record, type=ForkOutcome))
         finally:
+            self.is_over = True
             for waiting in self._open.values():
                 if not waiting.done():
                     waiting.set_exception(_ServerGoneError())
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
 
     def _tell(self, outcome: ForkOutcome) -> None:
         waiting = self._open.pop(outcome.number, None)
