@@ -47,7 +47,8 @@ class PreparedApp:
             GatewayFaultError: the process that prepares them does not start, or ended twice.
             ClientLeftError: nobody waits for it any more.
         """
-        message = await receive()  # the edge has read all of it
+        # The edge has read all of it.
+        message = {**await receive(), "more_body": False}
         order = PrepareOrder(scope["path"], list(scope["headers"]), message["body"])
         asked = ask(self._forks, PREPARE, order, _OUTCOME, self._limits)
         prepared = await unless_client_leaves(receive, asked)
