@@ -74,23 +74,16 @@ def slicewise(
         args, through="slicewise", binaries=binaries, directory=checkout
     )
     with application:
-        _wait_gateways(application, num_gateways)
+        if num_gateways > 1:
+            # Each with its engine.
+            application.at_each_gateway(
+                num_gateways,
+                lambda fleet: len(fleet["models"][0]["engines"]) or None,
+                _START_TIMEOUT_S,
+            )
         yield Server(
             application.base_url, lambda: _by_kind(application.processes(), _slicewise_kind)
         )
-
-
-def _wait_gateways(application: RunningApplication, number: int) -> None:
-    """Waits until so many have answered, each with its engine."""
-    seen: set[str] = set()
-
-    def have_answered(fleet: Mapping[str, Any]) -> bool:
-        if fleet["models"][0]["engines"]:
-            seen.add(fleet["gateway"]["id"])
-        return len(seen) >= number
-
-    if number > 1:
-        application.wait_fleet(have_answered, _START_TIMEOUT_S)
 
 
 def _slicewise_kind(name: str) -> str | None:

@@ -48,7 +48,7 @@ class FleetDirectory:
         self._notes = EngineNotes(keys)
         for record in await self._notes.read():
             # Its replica has one lease to renew it. Else the engine looks for another one.
-            self._directory.renew(replace(record, is_orphan=False), time.monotonic())
+            self._directory.remember(replace(record, is_orphan=False), time.monotonic())
         self._allocator = SliceAllocator()
         self._survey = SurveyLoop(
             instance_id,

@@ -144,6 +144,7 @@ class Snapshot:
 class _Lease:
     record: SliceRecord
     until_s: float  # monotonic
+    is_remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +224,24 @@ class Directory:
         if known is None or known.record != record:
             self._note_change()
 
+    def remember(self, record: SliceRecord, now_s: float) -> None:
+        """Takes in a record that a directory before this one knew; its replica has one lease.
+
+        Until that renews it, it is late: whoever asks for a slice meanwhile may get its engine.
+        """
+        self.renew(record, now_s)
+        lease = self._leases.get(record.replica_id)
+        if lease is not None:
+            self._leases[record.replica_id] = replace(lease, is_remembered=True)
+
     def late(self, now_s: float) -> tuple[SliceRecord, ...]:
         """Returns the records whose replicas are late: they renew them soon, or are gone."""
         late_s = now_s + LEASE_S - 2 * RENEWAL_S
-        return tuple(each.record for each in self._leases.values() if each.until_s < late_s)
+        return tuple(
+            each.record
+            for each in self._leases.values()
+            if each.is_remembered or each.until_s < late_s
+        )
 
     def lives(self, now_s: float) -> tuple[SliceRecord, ...]:
         """Returns all records; engines of late replicas that somebody waits for are orphans there.

@@ -277,6 +277,15 @@ def test_replicas_that_are_late_are_known_before_their_lease_ends() -> None:
     assert directory.lives(102.5) == (READY,)
 
 
+def test_replica_of_which_only_a_note_is_known_is_late_until_it_renews() -> None:
+    """Its successor asked a directory that had just started, and was given another slice."""
+    directory = Directory("d")
+    directory.remember(READY, now_s=100.0)
+    assert directory.late(100.0) == (READY,)
+    directory.renew(READY, now_s=100.5)
+    assert directory.late(100.5) == ()
+
+
 def test_successor_that_is_there_before_the_lease_has_run_out_needs_no_other_slice() -> None:
     directory = Directory("d")
     directory.renew(READY, now_s=100.0)

@@ -40,6 +40,33 @@ class Answers:
             assert time.monotonic() < deadline_s, f"not so within {timeout_s:g} s: {fleet}"
             time.sleep(_POLL_S)
 
+    def at_each_gateway(
+        self,
+        number: int,
+        look: Callable[[dict[str, Any]], int | None],
+        timeout_s: float = 30.0,
+    ) -> dict[str, int]:
+        """What `look` makes of `/fleet` at each of so many gateways, by their ids.
+
+        Asks until each has answered, and again a gateway of which it makes `None`.
+        """
+        seen: dict[str, int] = {}
+
+        def have_answered(fleet: dict[str, Any]) -> bool:
+            found = look(fleet)
+            if found is not None:
+                seen[fleet["gateway"]["id"]] = found
+            return len(seen) >= number
+
+        self.wait_fleet(have_answered, timeout_s)
+        return seen
+
+    def loads(self, num_gateways: int, timeout_s: float = 30.0) -> dict[str, int]:
+        """Requests in flight of the first model at each gateway; see `at_each_gateway`."""
+        return self.at_each_gateway(
+            num_gateways, lambda fleet: int(fleet["models"][0]["in_flight"]), timeout_s
+        )
+
     def wait_idle(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """Waits until nothing is in flight anywhere."""
         return self.wait_fleet(is_idle, timeout_s)

@@ -22,7 +22,6 @@ from serving.domain.tokens.paced import LETTERS, paced_tokens
 from .application import Role, RunningApplication, application_args, paced_model, serve_config
 from .rollout_load import patiently
 from .streams import READ_TIMEOUT_S, Answer, Request
-from .test_gateway_kill import loads_by_gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 
@@ -149,10 +148,10 @@ async def open_streams(
     application: RunningApplication, client: httpx.AsyncClient, first: int
 ) -> Streams:
     """Streams on both of two gateways."""
-    await asyncio.to_thread(loads_by_gateway, application, 2)
+    await asyncio.to_thread(application.loads, 2)
     streams = Streams(client, first)
     await streams.begin()
-    loads = await asyncio.to_thread(loads_by_gateway, application, 2)
+    loads = await asyncio.to_thread(application.loads, 2)
     assert sum(loads.values()) == STREAMS_AT_ONCE
     assert min(loads.values()) > 0
     return streams

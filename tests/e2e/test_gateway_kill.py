@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
@@ -41,26 +40,12 @@ STREAMS = [
 GATEWAY_START_S = 150.0
 
 
-def loads_by_gateway(
-    application: RunningApplication, num_gateways: int, timeout_s: float = 30.0
-) -> dict[str, int]:
-    """Requests in flight at each gateway; asks until each has answered."""
-    loads: dict[str, int] = {}
-
-    def has_seen_all(fleet: dict[str, Any]) -> bool:
-        loads[fleet["gateway"]["id"]] = fleet["models"][0]["in_flight"]
-        return len(loads) == num_gateways
-
-    application.wait_fleet(has_seen_all, timeout_s)
-    return loads
-
-
 def test_requests_of_the_other_gateway_are_untouched(
     operated_application: RunningApplication,
 ) -> None:
     application = operated_application
     # The proxy knows both before it is given anything.
-    loads_by_gateway(application, 2)
+    application.loads(2)
     victim = application.processes(Role.GATEWAY)[0]
 
     async def run() -> tuple[list[Answer], dict[str, int]]:
@@ -77,7 +62,7 @@ def test_requests_of_the_other_gateway_are_untouched(
         )
         async with asyncio.timeout(60):
             await all_started.wait()
-            loads = await asyncio.to_thread(loads_by_gateway, application, 2)
+            loads = await asyncio.to_thread(application.loads, 2)
             os.kill(victim.pid, signal.SIGKILL)
             return await streaming, loads
 
@@ -93,7 +78,7 @@ def test_requests_of_the_other_gateway_are_untouched(
         prompt = STREAMS[at].body["prompt"]
         assert choice.token_ids == paced_tokens(prompt, NUM_TOKENS, LETTERS)
     # The dead gateway's requests leave the engines, and a new one takes its place.
-    loads_by_gateway(application, 2, GATEWAY_START_S)
+    application.loads(2, GATEWAY_START_S)
     application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 30.0)
     application.wait_idle()
     assert len(application.processes(Role.GATEWAY)) == 2
@@ -128,7 +113,7 @@ def test_each_gateway_answers_for_itself_and_a_dead_one_does_not(
     operated_application: RunningApplication,
 ) -> None:
     application = operated_application
-    loads_by_gateway(application, 2)
+    application.loads(2)
     before = wait_for_gateways(application, lambda found: len(set(found.values())) == 2)
     victim = application.processes(Role.GATEWAY)[0]
     os.kill(victim.pid, signal.SIGKILL)
@@ -139,5 +124,5 @@ def test_each_gateway_answers_for_itself_and_a_dead_one_does_not(
     assert after.keys() == before.keys()
     assert set(one.items()) < set(after.items())
     assert set(after.values()) != set(before.values())
-    loads_by_gateway(application, 2, GATEWAY_START_S)
+    application.loads(2, GATEWAY_START_S)
     application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 30.0)

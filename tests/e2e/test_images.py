@@ -7,7 +7,7 @@ and to any engine.
 import asyncio
 import base64
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,7 +23,6 @@ from .application import (
     linked_engines,
 )
 from .streams import Answer, Request, stream_all
-from .test_gateway_kill import loads_by_gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
@@ -100,7 +99,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp
         "deployments": [{"compute_class": "local", "replicas": 2}],
     }
     with RunningApplication(application_args(model, gateway={"replicas": 2})) as running:
-        loads_by_gateway(running, 2)
+        running.loads(2)
         yield running
 
 
@@ -110,18 +109,10 @@ def undisturbed(application: RunningApplication) -> list[Answer]:
     return asyncio.run(stream_all(application.base_url, STREAMS))
 
 
-def by_gateway(
-    application: RunningApplication, count: Callable[[dict[str, Any]], int]
-) -> dict[str, int]:
-    """What `count` makes of the model's entry at each of the two gateways."""
-    counted: dict[str, int] = {}
-
-    def has_both(fleet: dict[str, Any]) -> bool:
-        counted[fleet["gateway"]["id"]] = count(fleet["models"][0])
-        return len(counted) == 2
-
-    application.wait_fleet(has_both, 30.0)
-    return counted
+def num_resumes(application: RunningApplication) -> int:
+    """How often a request of either gateway has been resumed."""
+    found = application.at_each_gateway(2, lambda fleet: int(fleet["models"][0]["resumes"]))
+    return sum(found.values())
 
 
 def test_an_image_has_one_answer_whoever_gives_it(undisturbed: list[Answer]) -> None:
@@ -173,11 +164,11 @@ def test_an_engine_that_never_saw_the_image_goes_on_token_for_token(
         await watching
         return answers
 
-    resumes = sum(by_gateway(application, lambda model: model["resumes"]).values())
+    resumes = num_resumes(application)
     answers = asyncio.run(run())
     assert [answer.error for answer in answers] == [None] * len(STREAMS)
     assert all(now.same_as(then) for now, then in zip(answers, undisturbed, strict=True))
-    moved = sum(by_gateway(application, lambda model: model["resumes"]).values()) - resumes
+    moved = num_resumes(application) - resumes
     assert moved > 0, "nothing was in flight on the engine that died"
 
 

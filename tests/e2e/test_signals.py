@@ -8,7 +8,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import pytest
@@ -56,21 +55,9 @@ def undisturbed(application: RunningApplication) -> list[Answer]:
 @pytest.fixture(autouse=True)
 def whole_fleet(application: RunningApplication) -> None:
     """Every signal finds two gateways that answer and two engines."""
-    loads_by_gateway(application)
+    application.loads(2, WHOLE_AGAIN_S)
     application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, WHOLE_AGAIN_S)
     application.wait_idle()
-
-
-def loads_by_gateway(application: RunningApplication) -> dict[str, int]:
-    """Requests in flight at each gateway; asks until both have answered."""
-    loads: dict[str, int] = {}
-
-    def has_seen_both(fleet: dict[str, Any]) -> bool:
-        loads[fleet["gateway"]["id"]] = fleet["models"][0]["frontend_in_flight"]
-        return len(loads) == 2
-
-    application.wait_fleet(has_seen_both, WHOLE_AGAIN_S)
-    return loads
 
 
 def disturb(
