@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,17 @@ def simulation_environment(caches: Path, num_devices: int) -> dict[str, str]:
 
 @asynccontextmanager
 async def running_engine(
-    model: str, environment: Mapping[str, str], **engine_args: Any
+    model: str,
+    environment: Mapping[str, str],
+    adapters: Sequence[tuple[str, str]] = (),
+    **engine_args: Any,
 ) -> AsyncIterator[VllmEngine]:
-    """An engine in processes of its own, with this environment."""
+    """An engine in processes of its own, with this environment, and adapters by name and folder."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
         async with asyncio.timeout(START_S):
-            engine = await VllmEngine.start(model, ENGINE_ARGS | engine_args)
+            engine = await VllmEngine.start(model, ENGINE_ARGS | engine_args, adapters)
         try:
             yield engine
         finally:

@@ -127,7 +127,8 @@ async def test_an_adapter_changes_outputs_as_peft_does(
     prompts, base = models.prompts[QWEN3], models.expected[QWEN3]
     adapted = models.expected["adapter"]
     assert adapted != base
-    async with running_engine(models.path(QWEN3), environment, **engine_args) as engine:
+    adapters = [(adapter.lora_name, adapter.lora_path)]
+    async with running_engine(models.path(QWEN3), environment, adapters, **engine_args) as engine:
         asked = [request(f"base-{at}", each, greedy()) for at, each in enumerate(prompts)]
         asked += [
             request(f"adapted-{at}", each, greedy(), lora=adapter)
