@@ -224,10 +224,10 @@ class PacedBatch:
         has_room = self._make_room()
         left = config.max_num_batched_tokens - len(self._running) if has_room else 0
         num_emitted = len(self._running)
-        for sequence in list(self._prompts.values()):
+        for sequence in self._prompts.values():
             chunk = self._chunk(sequence, left)
             if not chunk:
-                break
+                break  # and it may have gone back, which changes what is iterated over
             if self._cache is not None and not sequence.is_begun:
                 self._on_slot(sequence.request_id, now_s)
             sequence.is_begun = True

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 class KvBlocks:
     """A fixed number of blocks, numbered from 0. Names say what a full one holds."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, notes_changes: bool = True) -> None:
+        """Notes changes only for who asks for them: they are kept until then."""
+        self._notes_changes = notes_changes
         self._num_users = [0] * num_blocks
         self._names: list[bytes | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -70,7 +72,7 @@ class KvBlocks:
         self._names[block] = name
         holders = self._holders.setdefault(name, {})
         if not holders:
-            self._changes[name] = True
+            self._note(name, is_held=True)
         holders[block] = None
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -91,7 +93,8 @@ class KvBlocks:
         """Forgets what all blocks hold; does nothing and returns `False` while one is used."""
         if self.num_free < self.num_blocks:
             return False
-        self._changes.update(dict.fromkeys(self._holders, False))
+        for name in self._holders:
+            self._note(name, is_held=False)
         self._holders.clear()
         self._names = [None] * self.num_blocks
         return True
@@ -109,4 +112,8 @@ class KvBlocks:
         del holders[block]
         if not holders:
             del self._holders[name]
-            self._changes[name] = False
+            self._note(name, is_held=False)
+
+    def _note(self, name: bytes, *, is_held: bool) -> None:
+        if self._notes_changes:
+            self._changes[name] = is_held

@@ -40,18 +40,13 @@ class KvCache:
 
     def __init__(self, num_tokens: int, block_size: int) -> None:
         self._block_size = block_size
-        self._pool = KvBlocks(num_tokens // block_size)
+        self._pool = KvBlocks(num_tokens // block_size, notes_changes=False)
         self._root = first_parent()
 
     @property
     def usage_ratio(self) -> float:
         """The share of blocks that sequences use, 0 to 1."""
         return 1 - self._pool.num_free / self._pool.num_blocks
-
-    @property
-    def num_free_tokens(self) -> int:
-        """How many tokens have room beside what sequences hold now."""
-        return self._pool.num_free * self._block_size
 
     def begin(self, sequence: CachedSequence, most: int, *, looks: bool = True) -> int | None:
         """Begins a sequence that holds nothing: finds what it can, and computes at most `most`.
@@ -100,14 +95,6 @@ class KvCache:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_known = sequence.num_computed = 0
-
-    def forget_all(self) -> bool:
-        """Forgets all contents; does nothing and returns `False` while a sequence holds any."""
-        return self._pool.forget_all()
-
-    def changes(self) -> dict[bytes, bool]:
-        """Returns the names whose contents have come (`True`) or gone since the last call."""
-        return self._pool.changes()
 
     def _names(self, sequence: CachedSequence, count: int) -> Iterator[bytes]:
         """Yields the names of the first blocks, and computes no more of them than are asked for."""
