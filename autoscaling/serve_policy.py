@@ -21,7 +21,7 @@ from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, latest_reports
 from autoscaling.plan_store import write_plan_report
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
-from serving.domain.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
+from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
 
 logger = logging.getLogger("ray.serve.slicewise")

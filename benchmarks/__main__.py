@@ -6,6 +6,8 @@ That is the part `side-by-side`. `--pairs` says how many pairs there are to be i
 without which it is left out of `clients`. `metrics` only prints. `provisioner` takes three
 quarters of an hour and needs `KUBEBUILDER_ASSETS`, `ingress` half an hour. `requests` prints what a
 request costs besides its tokens; `--base` names another checkout, whose gateway is measured beside.
+`dispatch` replays a trace of conversations, which `--trace` names, in simulated time, and prints.
+`dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
 """
 
 import argparse
@@ -20,8 +22,12 @@ import uvloop
 from benchmarks import (
     calibration,
     calibration_report,
+    choice_cost,
     clients,
     clients_report,
+    dispatch_loads,
+    dispatch_trace,
+    floods,
     ingress,
     ingress_report,
     metrics,
@@ -39,7 +45,7 @@ from benchmarks.side_by_side.run import MIN_PAIRS
 _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
     *(_SIDE_BY_SIDE, "pause", "metrics", "calibration", "clients", "provisioner", "ingress"),
-    "requests",
+    *("requests", "dispatch", "dispatch-loads", "choice", "floods"),
 )
 
 
@@ -78,6 +84,17 @@ def _run_ingress() -> None:
     print(f"written: {ingress_report.REPORT}")
 
 
+def _run_dispatch(trace: Path, skip: int, count: int | None) -> None:
+    rows = dispatch_trace.read_trace(trace, skip, count)
+    outcomes = []
+    for num_gateways in (1, 4, 16):
+        for kind in dispatch_trace.KINDS:
+            outcomes.append(dispatch_trace.run(kind, num_gateways, rows))
+            print(dispatch_trace.table(outcomes[-1:]), flush=True)
+    print(dispatch_trace.table(outcomes))
+    print(f"one cache of all engines' size would have found {dispatch_trace.pooled(rows):.3f}")
+
+
 def main() -> None:
     """Runs one part, in a session of its own (see `servers`)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
@@ -85,6 +102,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=MIN_PAIRS, help="of each comparison")
     parser.add_argument("--only", help="keys of comparisons, with commas between them")
     parser.add_argument("--base", type=Path, help="another checkout, for `requests`")
+    parser.add_argument("--trace", type=Path, help="of Mooncake's form, for `dispatch`")
+    parser.add_argument("--skip", type=int, default=0, help="so many of its requests")
+    parser.add_argument("--count", type=int, help="take so many of the others, not all")
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), help="its command")
     given = parser.parse_args()
     if os.getpid() != os.getsid(0):
@@ -106,6 +126,18 @@ def main() -> None:
         print(request_cost.report(uvloop.run(request_cost.run(given.base))))
     if given.part == "ingress":
         _run_ingress()
+    if given.part == "dispatch-loads":
+        print(dispatch_loads.HEAD)
+        dispatch_loads.outcomes(lambda outcome: print(dispatch_loads.row(outcome), flush=True))
+    if given.part == "floods":
+        print(floods.HEAD)
+        floods.rows(lambda row: print(row, flush=True))
+    if given.part == "choice":
+        print(choice_cost.table(choice_cost.run()))
+    if given.part == "dispatch":
+        if given.trace is None:
+            parser.error("--trace names the trace for dispatch")
+        _run_dispatch(given.trace, given.skip, given.count)
 
 
 if __name__ == "__main__":

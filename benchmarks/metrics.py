@@ -35,6 +35,7 @@ from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
+from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.readiness import Readiness
@@ -43,7 +44,6 @@ from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import ServingCollector
-from serving.gateway.requests import EngineConnection
 from serving.gateway.served_model import ServedModel
 from serving.gateway.telemetry.request_metrics import EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import (

@@ -17,13 +17,13 @@ from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
-from serving.gateway.admission import FleetLimits
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.frontend import FleetLLM
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
-from serving.link.messages import Step, TokenRequest
+from serving.link.messages import RoomWanted, Step, TokenRequest
 
 # The key of `LLMConfig.experimental_configs` under which the options of `PacedConfig` come.
 PACE_KEY = "paced"
@@ -47,6 +47,10 @@ class PacedVLLMEngine(VLLMEngine):  # type: ignore[misc] # Ray has no types
 class _CoreLoop:
     """An engine core in this event loop; stands where a dispatcher expects a link."""
 
+    tells_room = False
+    cache_layout = None
+    late_s = 0.0
+
     def __init__(self, dispatcher: Dispatcher, engine: PacedEngine) -> None:
         self.reported_end = None
         self.stats = LinkStats(Traffic())
@@ -61,6 +65,9 @@ class _CoreLoop:
     def submit(self, request: TokenRequest) -> None:
         self._own(asyncio.create_task(self._engine.submit(request)))
 
+    def want_room(self, wanted: RoomWanted) -> None:
+        """Nothing: everything is given to it at once."""
+
     def abort(self, request_ids: list[str]) -> None:
         self._own(asyncio.create_task(self._engine.abort(request_ids)))
 
@@ -74,4 +81,6 @@ class _CoreLoop:
 
     async def _turn(self) -> None:
         while True:
-            self._on_step(Step(await self._engine.next_step(), self._engine.load))
+            outputs = await self._engine.next_step()
+            if outputs:
+                self._on_step(Step(outputs, self._engine.load))

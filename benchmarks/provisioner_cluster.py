@@ -21,7 +21,7 @@ from autoscaling.provisioning.raycluster import (
     WEBHOOK_SLICE_LABEL,
 )
 from deployments.manifests.platform import CLASS_RULES, CONDITION_RULES, PROVISIONER_RULES
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_TOPOLOGY, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL, GKE_TOPOLOGY, HOST_INDEX_LABEL
 from tests.control_plane.api import Api, reference
 
 RECORDING = (

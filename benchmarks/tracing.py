@@ -18,14 +18,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
-from serving.gateway.admission import FleetLimits
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.telemetry.request_metrics import EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
-from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
+from serving.link.messages import Finish, RoomWanted, Step, TokenOutput, TokenRequest
 from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.otlp import OtlpTracer
 from serving.telemetry.spans import NO_TRACER, Tracer, TraceSettings
@@ -50,10 +50,17 @@ class _Sink(BaseHTTPRequestHandler):
 class _Link:
     """Takes requests, and answers when it is told to."""
 
+    tells_room = False
+    cache_layout = None
+    late_s = 0.0
+
     def __init__(self) -> None:
         self.running: list[str] = []
         self.reported_end = None
         self.stats = LinkStats(Traffic())
+
+    def want_room(self, wanted: RoomWanted) -> None:
+        """Nothing: everything is given to it at once."""
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         self.take_step = on_step

@@ -23,6 +23,7 @@ from deployments.simulation.command import sim
 from deployments.start.serve import serve_command
 from deployments.start.tpu_host import ray_environment_command, ray_options_command
 from deployments.status.command import status_command
+from deployments.status.explain import explain_command
 from deployments.validation.command import validate_command
 from serving.config.check import check_command
 
@@ -38,6 +39,7 @@ _OWN_COMMANDS: dict[str, Any] = {
     "ray-environment": ray_environment_command,
     "ray-options": ray_options_command,
     "status": status_command,
+    "explain": explain_command,
     "doctor": doctor_command,
     "engine-plan": engine_plan_command,
     "ledger": ledger_command,

@@ -167,8 +167,10 @@ async def run_engine(plan: EnginePlan) -> dict[str, Any]:
     reached_s: dict[LoadStage, float] = {}
 
     def start() -> AsyncLLM:
-        # With our worker, which tells when it has its weights.
-        return AsyncLLM.from_vllm_config(engine_config(plan.requirements.model, arguments))
+        # With our worker, which tells when it has its weights, and our scheduler, whose numbers no
+        # log of vLLM's knows.
+        config = engine_config(plan.requirements.model, arguments)
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
     started_s = time.monotonic()
     try:

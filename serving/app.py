@@ -20,11 +20,11 @@ from serving.config.slice_settings import replica_stop_s, slice_spec
 from serving.dashboard.deployment import Dashboard, DashboardSettings
 from serving.directory.deployment import FleetDirectory
 from serving.domain import limits
-from serving.domain.deployment_names import DASHBOARD, DIRECTORY, GATEWAY
 from serving.domain.errors import ConfigError
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
 from serving.domain.inventory import ACCELERATOR_LABEL
 from serving.domain.models.engine_kind import EngineKind
+from serving.domain.names.deployment_names import DASHBOARD, DIRECTORY, GATEWAY
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 from serving.domain.topology import TPU_ACCELERATOR_TYPES
 from serving.engine.spec import CompileCacheSpec, EngineSpec, TpuSpec
 from serving.gateway.deployment import Gateway

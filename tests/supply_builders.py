@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
@@ -11,6 +10,7 @@ from serving.domain.inventory import (
     WORKER_ID_LABEL,
     ObservedHost,
 )
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.supply.pods import GroupPods, ObservedPod, ObservedSlice, PodPhase

@@ -142,14 +142,16 @@ SliceName = Annotated[str, typer.Argument(help="The name or the incarnation of a
 _AUTO, _NAME = "auto", "slicewise"
 
 
-def make_order_app(open_store: OpenStore = open_ray_store) -> typer.Typer:
-    """Returns the commands, on the stores that `open_store` opens."""
+def make_order_app(
+    open_store: OpenStore = open_ray_store, clock: Callable[[], float] = time.time
+) -> typer.Typer:
+    """Returns the commands, on the stores that `open_store` opens; `clock` tells the time in s."""
     app = typer.Typer(
         help="Order the platform what it would not do by itself.", no_args_is_help=True
     )
 
     def desk(ray_address: str, application: str) -> _Desk:
-        return _Desk(open_store(ray_address, application), time.time())
+        return _Desk(open_store(ray_address, application), clock())
 
     @app.command("list")
     def list_orders(ray_address: RayAddress = _AUTO, application: Application = _NAME) -> None:

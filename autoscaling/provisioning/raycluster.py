@@ -14,7 +14,8 @@ import msgspec
 
 from autoscaling.provisioning.errors import UnusableError
 from autoscaling.provisioning.groups import SliceKind, WorkerGroup
-from serving.domain.gke_names import (
+from serving.domain.inventory import ZONE_LABEL
+from serving.domain.names.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,
@@ -24,7 +25,6 @@ from serving.domain.gke_names import (
     TEMPLATE_HASH_ANNOTATION,
     hash_of_template,
 )
-from serving.domain.inventory import ZONE_LABEL
 from serving.domain.supply.pods import ObservedPod, ObservedSlice, PodPhase
 from serving.domain.topology import Generation, TopologyError, shapes, slice_shape
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from deployments.doctor.findings import Finding, error, note, ok, warning
 from serving.config.application import processes_per_node
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL, CONTROL_ROLE, ROLE_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
@@ -17,6 +16,7 @@ from serving.domain.inventory import (
     SliceRequest,
     observe_hosts,
 )
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL, CONTROL_ROLE, ROLE_LABEL
 from serving.domain.supply.found import find_slices, match_slices
 from serving.domain.topology import SliceShape, TopologyError, slice_shape
 from serving.exporters.chips import named_generation

@@ -21,7 +21,7 @@ from deployments.kubectl import Kubectl, KubectlError
 from deployments.validation.documents import Folder, mapping, ray_clusters, sequence, value_at
 from deployments.validation.found_pods import ray_pods
 from deployments.validation.schemas import Schemas
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 
 Json = Mapping[str, Any]
 _Value = TypeVar("_Value")

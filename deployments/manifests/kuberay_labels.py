@@ -8,7 +8,7 @@ template sets one of KubeRay's, the template's stands.
 from collections.abc import Mapping
 
 from deployments.manifests.names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, PART_OF_LABEL
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 
 HEAD_GROUP = "headgroup"  # KubeRay's name for the head's
 CLUSTER_LABEL = "ray.io/cluster"

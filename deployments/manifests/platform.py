@@ -21,7 +21,7 @@ from deployments.manifests.names import (
 )
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 
 # What `autoscaling.provisioning.kuberay` asks of the API, no more; a test compares the two. KubeRay
 # grants the head's service account the autoscaler's rights by itself.

@@ -18,7 +18,7 @@ from deployments.manifests.redis import PASSWORD_KEY, redis_address
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
 from serving.domain.compute_class import DAY_S, Market
-from serving.domain.gke_names import (
+from serving.domain.names.gke_names import (
     CONTROL_ROLE,
     NEVER_IDLE_S,
     ROLE_LABEL,

@@ -14,13 +14,13 @@ from serving.config.models import DeploymentConfig
 from serving.config.slice_settings import drain_s, node_labels, replica_end_s
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import ComputeClass, Market
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
     TOPOLOGY_LABEL,
     ZONE_LABEL,
 )
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.topology import SliceShape, slice_shape
 
 # A slice is named after its group, `-` and a number, and that name is a label's value.

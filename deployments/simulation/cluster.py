@@ -27,6 +27,7 @@ from deployments.simulation.hosts.nodes import (
     START_TIMEOUT_S,
     HostNode,
     HostNodes,
+    NodeStartError,
     SeparateHostNodes,
     SharedHostNodes,
 )
@@ -122,10 +123,7 @@ class SimulatedCluster:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition(self._lock)
-        self._faults = {
-            (faulty_host.slice, faulty_host.worker_id): faulty_host.fault
-            for faulty_host in plan.faulty_hosts
-        }
+        self._faults = _faults(plan)
         self._stopping = False
         self._is_started = False
         self._metadata: MetadataServers
@@ -196,13 +194,12 @@ class SimulatedCluster:
         """Waits until Ray has every host that is there from the beginning.
 
         Raises:
-            NodeStartError: one did not start.
+            NodeStartError: one did not start, and did not when its slice was made again.
             TimeoutError: one did not join.
         """
         with self._lock:
-            nodes = [host.node for each in self._slices.values() for host in each.hosts]
-        for node in nodes:
-            node.wait_started()
+            started = list(self._slices.values())
+        nodes = [host.node for each in started for host in self._wait_started(each).hosts]
         wanted = {node.node_id for node in nodes}
         wanted |= self._off_slice_hosts.node_ids()
         client = GcsClient(address=self.address)
@@ -211,6 +208,25 @@ class SimulatedCluster:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{len(missing)} hosts did not join in {START_TIMEOUT_S:g} s")
             time.sleep(_JOIN_POLL_S)
+
+    def _wait_started(self, each: SimulatedSlice) -> SimulatedSlice:
+        """Returns the slice when its hosts have started; one is made again if they do not.
+
+        Ray gives a node 30 s to be known to the head, and a busy machine may need longer. A node
+        pool tries again too. Once only: what never starts is to be seen.
+        """
+        try:
+            _wait_hosts(each)
+        except NodeStartError as error:
+            logger.warning("simulated_slice_again slice=%s problem=%s", each.name, error)
+            with self._lock:
+                self._take(each)
+                self._faults |= {
+                    key: fault for key, fault in _faults(self._plan).items() if key[0] == each.name
+                }
+                each = self._slices[self.add(each.kind.name)]
+            _wait_hosts(each)
+        return each
 
     @property
     def address(self) -> str:
@@ -554,6 +570,15 @@ def _described(each: SimulatedSlice, now_s: float) -> dict[str, float | None]:
         "slowed_for_s": None if factor is None else left_s,
         "partitioned_for_s": stopped_for_s if off_for_s is None else off_for_s,
     }
+
+
+def _faults(plan: SimulationPlan) -> dict[tuple[str, int], str]:
+    return {(each.slice, each.worker_id): each.fault for each in plan.faulty_hosts}
+
+
+def _wait_hosts(each: SimulatedSlice) -> None:
+    for host in each.hosts:
+        host.node.wait_started()
 
 
 def _has_died(each: SimulatedSlice) -> bool:

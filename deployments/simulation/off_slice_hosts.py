@@ -14,7 +14,7 @@ import psutil
 from deployments.simulation.control_plane import ControlPlane
 from deployments.simulation.node_processes import kill_all, node_pids, processes_below
 from deployments.simulation.plan import SimulationPlan
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serving.config.slices import MARKET_LABEL
 from serving.domain.errors import ConfigError, Problem
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     ACCELERATOR_LABEL,
     POD_TYPE_LABEL,
@@ -18,6 +17,7 @@ from serving.domain.inventory import (
     WORKER_ID_LABEL,
     ZONE_LABEL,
 )
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.topology import SliceShape, TopologyError, slice_shape
 from serving.slices.probe import FAULT_VARIABLE
 

@@ -13,7 +13,7 @@ import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 
 _POLL_S, _CALL_S = 1.0, 5.0
 

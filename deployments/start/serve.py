@@ -82,7 +82,8 @@ def child_environment(inherited: Mapping[str, str], ray_folder: str) -> dict[str
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{haproxy_folder}/server-state",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{haproxy_folder}/a",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{haproxy_folder}/m",
-        # How long a leaving gateway still listens. The one HAProxy, on this machine, knows at once.
+        # How long a leaving gateway still listens. The one HAProxy, on this machine, knows at once;
+        # those that it has replaced never do, and go elsewhere when they are refused (ADR 21).
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,10 +1,11 @@
-"""Asks a gateway for its `/fleet`. Owns the request and the words of its failures."""
+"""Asks a gateway for what it shows to operators. Owns the request and the words of its failures."""
 
 import http.client
 import urllib.error
 import urllib.request
-from typing import Annotated
-from urllib.parse import urlsplit
+from collections.abc import Container
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -16,7 +17,7 @@ ApiKeyOption = Annotated[
 
 
 class FleetUnavailableError(Exception):
-    """The gateway's view of its fleet could not be read; the message names cause and fix."""
+    """What a gateway shows could not be read; the message names cause and fix."""
 
 
 def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
@@ -25,13 +26,39 @@ def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
     Raises:
         FleetUnavailableError: nothing answers there, or not with the fleet.
     """
+    return _fetch(url, "/fleet", api_key, timeout_s)
+
+
+def fetch_story(url: str, request_id: str, api_key: str | None, timeout_s: float) -> str:
+    """The JSON text of what a gateway knows of a request, or of its error that it knows nothing.
+
+    Raises:
+        FleetUnavailableError: nothing answers there, or no gateway that has such a route.
+    """
+    path = f"/fleet/requests/{quote(request_id, safe='')}"
+    return _fetch(url, path, api_key, timeout_s, error_statuses=(404,))
+
+
+def _fetch(
+    url: str,
+    path: str,
+    api_key: str | None,
+    timeout_s: float,
+    error_statuses: Container[int] = (),
+) -> str:
+    """The text that a gateway answers, over a connection of its own.
+
+    Raises:
+        FleetUnavailableError: nothing answers there, or with a status of an error that is not in
+            `error_statuses`.
+    """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise FleetUnavailableError(f"not an address: {url!r}; allowed: such as {DEFAULT_URL}")
-    address = f"{url.rstrip('/')}/fleet"
+    address = f"{url.rstrip('/')}{path}"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(address, headers=headers)
     try:
-        with _OPENER.open(request, timeout=timeout_s) as response:
+        with _open(request, timeout_s, error_statuses) as response:
             body: bytes = response.read()
             return body.decode("utf-8")
     except urllib.error.HTTPError as error:
@@ -43,6 +70,15 @@ def fetch_fleet(url: str, api_key: str | None, timeout_s: float) -> str:
         raise FleetUnavailableError(
             f"cannot read {address}: {reason}; is `serve run serve_config.yaml` running there?"
         ) from error
+
+
+def _open(request: urllib.request.Request, timeout_s: float, error_statuses: Container[int]) -> Any:
+    try:
+        return _OPENER.open(request, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        if error.code in error_statuses:
+            return error  # it is read as an answer is
+        raise
 
 
 def _describe_status(address: str, status: int) -> str:

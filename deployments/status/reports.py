@@ -95,12 +95,35 @@ class ReportedOrder(_Reported):
     num_replicas: int | None = None
 
 
+class ReportedLine(_Reported):
+    """The report of what waits of one tenant in one class of service."""
+
+    tenant: str
+    service_class: str
+    waiting: int
+
+
+class ReportedForecast(_Reported):
+    """The report of prompt tokens expected in engines' caches; see `CacheForecast`."""
+
+    found: int = 0
+    missing: int = 0
+    unforeseen: int = 0
+
+
 class ReportedModel(_Reported):
-    """The report of one model: its engines, and the requests that wait for any of them."""
+    """The report of one model: its engines, and the requests that wait for any of them.
+
+    `promised` requests were refused with a time to come back. `line_tenants` are those of which
+    most waits.
+    """
 
     name: str
     engines: tuple[ReportedEngine, ...]
     waiting: int
+    promised: int = 0
+    line_tenants: tuple[ReportedLine, ...] = ()
+    cache_forecast: ReportedForecast = ReportedForecast()
 
 
 class ReportedGateway(_Reported):

@@ -13,6 +13,7 @@ from deployments.status.reports import (
     ReportedEngine,
     ReportedFleet,
     ReportedHost,
+    ReportedModel,
     ReportedOrder,
     ReportedSlice,
     ReportedSupply,
@@ -21,6 +22,7 @@ from deployments.terminal import build_table, printable
 
 _HEADER = ("ENGINE", "COMPUTE CLASS", "STATE", "SINCE", "RUNNING", "WAITING", "KV", "IN FLIGHT")
 _HELD = "held"
+_MOST_LINES = 5  # of tenants, on one line
 _SUPPLY_HEADER = (
     "SLICE", "COMPUTE CLASS", "STATE", "SINCE", "UNTIL", "SHAPE", "FAILURES", "REASON",
 )  # fmt: skip
@@ -40,7 +42,7 @@ def fleet_report(fleet: ReportedFleet) -> Group:
     """Returns the fleet: engines per model, all slices, the orders, and what is planned."""
     parts: list[RenderableType] = []
     for model in fleet.models:
-        parts += [Text(), _line(f"{model.name}: {model.waiting} requests wait for an engine")]
+        parts += [Text(), *map(_line, _model_lines(model))]
         if model.engines:
             table = build_table(_HEADER, map(_cells, model.engines), 8)
             parts.append(Padding.indent(table, 2))
@@ -64,6 +66,19 @@ def fleet_report(fleet: ReportedFleet) -> Group:
     if fleet.autoscaling is not None:
         parts += [Text(), *map(_line, _plan_lines(fleet.autoscaling))]
     return Group(*parts)
+
+
+def _model_lines(model: ReportedModel) -> Iterator[str]:
+    promised = f", and {model.promised} refused ones may come back" if model.promised else ""
+    yield f"{model.name}: {model.waiting} requests wait for an engine{promised}"
+    shown = model.line_tenants[:_MOST_LINES]
+    if shown:
+        lines = (f"{line.tenant} {line.waiting} ({line.service_class})" for line in shown)
+        yield f"  in line: {', '.join(lines)}"
+    forecast = model.cache_forecast
+    if expected := forecast.found + forecast.missing:
+        share = forecast.found / expected
+        yield f"  of {expected} prompt tokens expected in prefix caches {share:.0%} were there"
 
 
 def _line(text: str) -> Text:

@@ -23,7 +23,7 @@ from deployments.validation.documents import (
 from deployments.validation.found_pods import FoundPod, ray_pods
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.domain.errors import Problem
-from serving.domain.gke_names import NEVER_IDLE_S
+from serving.domain.names.gke_names import NEVER_IDLE_S
 
 _PROVISIONER = "slice-provisioner"
 _ZERO = "0"

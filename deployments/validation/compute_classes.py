@@ -20,7 +20,7 @@ from deployments.validation.groups import (
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import Market
 from serving.domain.errors import Problem
-from serving.domain.gke_names import GKE_COMPUTE_CLASS
+from serving.domain.names.gke_names import GKE_COMPUTE_CLASS
 from serving.domain.topology import Generation, TopologyError, slice_shape
 
 

@@ -9,7 +9,7 @@ from deployments.validation.serving import application_of, end_problems
 from serving.config.application import AppConfig, processes_per_node
 from serving.config.slice_settings import longest_replica_stop_s
 from serving.domain.errors import Problem
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 
 
 def control_pool_problems(folder: Folder) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from deployments.validation.documents import (
     ray_clusters,
     sequence,
 )
-from serving.domain.gke_names import CONTROL_ROLE, GKE_CHIPS, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, GKE_CHIPS, ROLE_LABEL
 
 
 @dataclass(frozen=True, slots=True)

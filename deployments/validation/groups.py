@@ -21,7 +21,8 @@ from deployments.validation.documents import (
 from serving.config.slices import MARKET_LABEL
 from serving.domain.compute_class import Market
 from serving.domain.errors import Problem
-from serving.domain.gke_names import (
+from serving.domain.inventory import ACCELERATOR_LABEL, POD_TYPE_LABEL, TOPOLOGY_LABEL
+from serving.domain.names.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,
@@ -29,7 +30,6 @@ from serving.domain.gke_names import (
     GKE_TOPOLOGY,
     NEVER_IDLE_S,
 )
-from serving.domain.inventory import ACCELERATOR_LABEL, POD_TYPE_LABEL, TOPOLOGY_LABEL
 from serving.domain.topology import Generation, SliceShape, TopologyError, shapes, slice_shape
 
 # GKE refuses every other rule of a class whose pods tolerate it; a pod of a class needs neither.

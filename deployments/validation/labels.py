@@ -17,7 +17,7 @@ from deployments.validation.documents import (
 )
 from deployments.validation.groups import FoundGroup, slice_groups_in
 from serving.domain.errors import Problem
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 
 _FIRST_HOST = "0"
 _TEMPLATE_LABELS = "template.metadata.labels"

@@ -15,7 +15,7 @@ from deployments.validation.documents import (
 from deployments.validation.found_pods import FoundPod, all_pods, selects
 from deployments.validation.groups import slice_groups_in
 from serving.domain.errors import Problem
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 
 _SELECTORS = {
     "NetworkPolicy": ("spec", "podSelector"),

@@ -30,7 +30,6 @@ from serving.config.slice_settings import replica_end_s, slice_spec
 from serving.config.slice_spec import RUN_DIR_VARIABLE, SliceSpec, slice_request
 from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError, Problem
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
 from serving.domain.inventory import (
     POD_TYPE_LABEL,
     SLICE_NAME_LABEL,
@@ -38,6 +37,7 @@ from serving.domain.inventory import (
     WORKER_ID_LABEL,
     ObservedHost,
 )
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL, GKE_CHIPS
 from serving.domain.supply.found import find_slices, match_slices
 from serving.slices.local.notes import END_WITHIN_VARIABLE
 

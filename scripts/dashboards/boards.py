@@ -244,6 +244,28 @@ SERVICE = Board(
                     },
                 ),
                 Panel(
+                    "Line by class of service",
+                    {
+                        "{{model}} {{service_class}}": _last(
+                            "slicewise_line_sequences", _MODEL, "model, service_class", "sum"
+                        ),
+                        "{{model}} told to come back": _last(
+                            "slicewise_promised_sequences", _MODEL, "model", "sum"
+                        ),
+                    },
+                    text="Admitted sequences that wait for room, and refused ones that are due.",
+                ),
+                Panel(
+                    "Prompt tokens in prefix caches, by forecast",
+                    {
+                        "{{model}} {{outcome}}": "sum by (model, outcome) "
+                        f"(rate(slicewise_cache_forecast_tokens_total{{{_CLASS}}}"
+                        "[$__rate_interval]))"
+                    },
+                    text="Tokens per second. found: expected there and found; missing: only"
+                    " expected; unforeseen: found, and not expected.",
+                ),
+                Panel(
                     "Answers by status",
                     {
                         "{{status}}": "sum by (status) "

@@ -20,13 +20,17 @@ from serving.config.application import OpenField
 from serving.config.schema import path_text, problems_of, shown
 from serving.config.sections import STRICT_SECTION, Items, NonEmpty, load_yaml
 from serving.domain.errors import Problem
+from serving.domain.models.request_fields.service_class import ServiceTier
+from serving.domain.usage.quotas import Period, Quota, QuotaKind
 
 # It is a label's value in metrics, and a column's in tables.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _NAME_FORM = "letters, digits and `._-`, up to 63 characters"
 _Name = Annotated[str, Field(pattern=f"^{_NAME}$", json_schema_extra={"allowed": _NAME_FORM})]
 # The fields of a record whose values may be shown. In any other there may be a key by mistake.
-_SHOWN = frozenset({"scopes", "models", "routes", "open_fields", "expires_at"})
+_SHOWN = frozenset(
+    {"scopes", "models", "routes", "open_fields", "expires_at", "weight", "service_tiers", "quotas"}
+)
 
 
 class ModelRoute(StrEnum):
@@ -65,7 +69,9 @@ class KeyRecord:
     it stays out of `repr`. `name` tells it from others, `tenant` is on whose account it asks;
     `None` where none is given. It may use `models` (and adapters) and `routes`; `None` means all.
     In a request it may set `open_fields`, beside those that everybody may. It ends at
-    `expires_at_s`, in Unix seconds; `None` means never.
+    `expires_at_s`, in Unix seconds; `None` means never. Its requests may ask for `service_tiers`.
+    While requests wait for engines, tenants share these in proportion to their keys' `weight`.
+    `quotas` are its tenant's, with all of its keys together.
     """
 
     digest: bytes = field(repr=False)
@@ -77,6 +83,9 @@ class KeyRecord:
     routes: frozenset[ModelRoute] | None = None
     open_fields: frozenset[OpenField] = frozenset()
     expires_at_s: float | None = None
+    weight: float = 1.0
+    service_tiers: frozenset[ServiceTier] = frozenset(ServiceTier)
+    quotas: tuple[Quota, ...] = ()
 
 
 def read_keys(text: str) -> list[KeyRecord]:
@@ -125,6 +134,37 @@ class _Section(BaseModel):
     model_config = STRICT_SECTION
 
 
+class QuotaEntry(_Section):
+    """One bound on what a tenant uses. Exactly one of the amounts is given."""
+
+    requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests that are let in. One that is refused for want of room does not count."""
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of prompts, cached ones included, and of outputs."""
+    chip_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Seconds of chips, as the slice ledger counts them for the tenant."""
+    usd: Annotated[float, Field(gt=0)] | None = None
+    """US dollars: those chip-seconds at the `usd_per_chip_hour` of their compute classes."""
+    concurrent: Annotated[int, Field(ge=1)] | None = None
+    """Requests in flight."""
+    per: Annotated[Period, Field(strict=False)] | None = None
+    """The span in which it counts, whenever it begins; left out with `concurrent`."""
+    models: Annotated[tuple[NonEmpty, ...], Items, Field(min_length=1)] | None = None
+    """The models that it is for, together. Left out: all."""
+
+    @property
+    def amounts(self) -> dict[QuotaKind, float]:
+        """The amounts that are given, by what they count."""
+        found = {kind: getattr(self, kind) for kind in QuotaKind}
+        return {kind: amount for kind, amount in found.items() if amount is not None}
+
+    def quota(self) -> Quota:
+        """Returns the bound; the entry follows the rules."""
+        ((kind, limit),) = self.amounts.items()
+        models = None if self.models is None else frozenset(self.models)
+        return Quota(kind, limit, self.per, models)
+
+
 class KeyEntry(_Section):
     """One record of a file with API keys."""
 
@@ -171,6 +211,16 @@ class KeyEntry(_Section):
         | None
     ) = None
     """When it ends. Left out: never."""
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Its tenant's share of engines while requests wait, in proportion to others'. One tenant's
+    keys have one weight."""
+    service_tiers: Annotated[
+        tuple[Annotated[ServiceTier, Field(strict=False)], ...], Items, Field(min_length=1)
+    ] = (ServiceTier.DEFAULT, ServiceTier.FLEX)
+    """What its requests may ask for in `service_tier`. One that asks for nothing is of `default`,
+    or of what there is in its place."""
+    quotas: Annotated[tuple[QuotaEntry, ...], Items] = ()
+    """What its tenant may use, with all of its keys together: all of them have the same."""
 
 
 class KeyFile(_Section):
@@ -217,6 +267,8 @@ def _rule_problems(entries: tuple[KeyEntry, ...]) -> list[Problem]:
     problems = []
     names: dict[str, str] = {}
     digests: dict[bytes, str] = {}
+    weights: dict[str | None, tuple[str, float]] = {}  # of each tenant, as first given
+    tenants: dict[str | None, tuple[str, tuple[QuotaEntry, ...]]] = {}  # quotas likewise
     for index, entry in enumerate(entries):
         path = path_text(("keys", index))
         if (entry.key is None) == (entry.sha256 is None):
@@ -233,17 +285,60 @@ def _rule_problems(entries: tuple[KeyEntry, ...]) -> list[Problem]:
             complaint = f"already the name of {first}"
             value = shown("", entry.name)
             problems.append(Problem(f"{path}.name", complaint, "allowed: one record each", value))
-        first = digests.setdefault(_record_of(entry).digest, path)
+        first = digests.setdefault(_digest_of(entry), path)
         if first != path:
             allowed = "allowed: each key once"
             problems.append(Problem(f"{path}.key", f"already the key of {first}", allowed))
+        problems += _quota_problems(entry, path)
+        if KeyScope.INFERENCE not in entry.scopes:
+            continue
+        first, quotas = tenants.setdefault(entry.tenant, (path, entry.quotas))
+        if set(quotas) != set(entry.quotas):
+            complaint = f"other ones than those of {first}, of the same tenant"
+            problems.append(Problem(f"{path}.quotas", complaint, "allowed: the same"))
+        weight_path, weight = weights.setdefault(entry.tenant, (path, entry.weight))
+        if weight != entry.weight:
+            complaint = f"another one than that of {weight_path}, of the same tenant"
+            value = shown("", entry.weight)
+            problems.append(Problem(f"{path}.weight", complaint, f"allowed: {weight:g}", value))
     return problems
 
 
-def _record_of(entry: KeyEntry) -> KeyRecord:
+def _quota_problems(entry: KeyEntry, path: str) -> list[Problem]:
+    """Returns what is wrong with the quotas of one record."""
+    problems = []
+    if entry.quotas and (entry.tenant is None or KeyScope.INFERENCE not in entry.scopes):
+        allowed = "allowed: only with a tenant, and with the scope inference"
+        problems.append(Problem(f"{path}.quotas", "without effect", allowed))
+    seen: dict[str, str] = {}
+    for index, quota in enumerate(entry.quotas):
+        at = f"{path}.quotas[{index}]"
+        if len(quota.amounts) != 1:
+            complaint = "no amount" if not quota.amounts else "several amounts"
+            allowed = f"allowed: exactly one of {', '.join(QuotaKind)}"
+            problems.append(Problem(at, complaint, allowed))
+            continue
+        is_concurrent = QuotaKind.CONCURRENT in quota.amounts
+        if is_concurrent == (quota.per is not None):
+            complaint = "without effect with concurrent" if is_concurrent else "missing"
+            allowed = "allowed: left out" if is_concurrent else f"allowed: {', '.join(Period)}"
+            problems.append(Problem(f"{at}.per", complaint, allowed))
+            continue
+        first = seen.setdefault(quota.quota().key, at)
+        if first != at:
+            allowed = "allowed: one amount for the same span and models"
+            problems.append(Problem(at, f"bounds what {first} bounds", allowed))
+    return problems
+
+
+def _digest_of(entry: KeyEntry) -> bytes:
     assert entry.key is not None or entry.sha256 is not None
+    return bytes.fromhex(entry.sha256 or "") if entry.key is None else _digest(entry.key)
+
+
+def _record_of(entry: KeyEntry) -> KeyRecord:
     return KeyRecord(
-        bytes.fromhex(entry.sha256 or "") if entry.key is None else _digest(entry.key),
+        _digest_of(entry),
         entry.key,
         name=entry.name,
         tenant=entry.tenant,
@@ -252,4 +347,7 @@ def _record_of(entry: KeyEntry) -> KeyRecord:
         routes=None if entry.routes is None else frozenset(entry.routes),
         open_fields=frozenset(entry.open_fields),
         expires_at_s=None if entry.expires_at is None else entry.expires_at.timestamp(),
+        weight=entry.weight,
+        service_tiers=frozenset(entry.service_tiers),
+        quotas=tuple(quota.quota() for quota in entry.quotas),
     )

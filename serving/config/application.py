@@ -67,7 +67,12 @@ class GatewayConfig(_Section):
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = limits.BODY_TIMEOUT_S
     """How long a client may take to send a request's body; then 408."""
     request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.REQUEST_DEADLINE_S
-    """How long a request waits for an engine before 503."""
+    """How long a request waits for its first token, if it does not say (`X-SLO-TTFT-Ms`): in front
+    of a model without a ready engine before 503, and for room in one before 429. What cannot have
+    it in time is refused when it comes. A stream that has begun and lost its engine waits so long
+    for another."""
+    flex_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.FLEX_DEADLINE_S
+    """The same for requests with the `service_tier` `flex`."""
     max_engine_losses: Annotated[int, Field(ge=1, le=100)] = 3
     """Engines that may be lost while they hold one request; then it is given up with 500."""
     max_waiting_requests: Annotated[int, Field(ge=1, le=1_000_000)] = limits.MAX_WAITING_REQUESTS

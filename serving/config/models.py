@@ -13,9 +13,9 @@ from serving.config.sections import ENV_NAME_WORDS, STRICT_SECTION, EnvName, Ite
 from serving.config.slices import ComputeClassName, SliceConfig
 from serving.domain.capacity.gateway_sizing import ASSUMED_SEQUENCE_TOKENS_PER_S, EngineOutput
 from serving.domain.capacity.slice_profile import full_batch_tokens_per_s
-from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.model_version import model_version
+from serving.domain.names.deployment_names import engine_deployment_name
 
 # A name travels in URLs, metric labels and the `model` field; it may be a Hugging Face id.
 ModelName = Annotated[

@@ -11,8 +11,8 @@ from serving.artifacts.object_store.address import address_problem
 from serving.artifacts.weights.sources import source_problems
 from serving.config.schema import shown
 from serving.domain import limits
-from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.errors import Problem
+from serving.domain.names.deployment_names import engine_deployment_name
 
 Raw = Mapping[str, object]
 

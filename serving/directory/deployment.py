@@ -24,6 +24,7 @@ from serving.directory.orphans import OrphanOffers, fits, is_wanted
 from serving.directory.pending_grants import Grant, SliceWish
 from serving.directory.supply_book import life_key
 from serving.directory.survey_loop import SurveyLoop
+from serving.directory.usage_notes import UsageNotes
 from serving.domain.inventory import Slice, SliceRequest
 from serving.domain.load_report import directory_stats
 from serving.domain.slice_records import RENEWAL_S, Directory, SliceRecord, Snapshot
@@ -49,6 +50,8 @@ class FleetDirectory:
         for record in await self._notes.read():
             # Its replica has one lease to renew it. Else the engine looks for another one.
             self._directory.remember(replace(record, is_orphan=False), time.monotonic())
+        self._usage = UsageNotes(instance_id, keys)
+        await self._usage.read()
         self._allocator = SliceAllocator()
         self._survey = SurveyLoop(
             instance_id,
@@ -70,6 +73,7 @@ class FleetDirectory:
             asyncio.create_task(self._survey.run(), name="survey"),
             asyncio.create_task(self._keeper.run(), name="keep-orphans"),
             asyncio.create_task(self._keep_notes(), name="keep-notes"),
+            asyncio.create_task(self._usage.keep_written(), name="keep-usage"),
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -130,6 +134,10 @@ class FleetDirectory:
     async def watch(self, version: str, timeout_s: float) -> Snapshot:
         """Returns a snapshot once it differs from `version`, at the latest after `timeout_s`."""
         return await self._directory.wait_change(version, timeout_s)
+
+    async def share_usage(self, report: bytes) -> bytes:
+        """Takes what a gateway has counted of tenants' quotas; returns what the others have."""
+        return self._usage.take(report)
 
     async def acquire(
         self,

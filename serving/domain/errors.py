@@ -14,6 +14,7 @@
         ├── BodyTimeoutError         408  the client must send its body faster
         ├── RequestTooLargeError     413  the client must send less
         ├── OverloadedError          429  retry after the stated time
+        ├── NoRoomInTimeError        429  retry after the stated time
         ├── GatewayBehindError       429  retry after the stated time, with luck at another gateway
         ├── PoisonRequestError       500  give up: the same request would take engines down again
         ├── CannotResumeError        500, or 503 when another attempt may succeed
@@ -154,7 +155,7 @@ class ExpiredKeyError(RequestError):
 class ForbiddenError(RequestError):
     """The API key is not for this. The client needs another one, or asks for what is allowed.
 
-    `name` is the key's, never the key; `what` is a model, a route or a scope.
+    `name` is the key's, never the key; `what` is a model, a route, a scope or a `service_tier`.
     """
 
     status = 403
@@ -164,7 +165,7 @@ class ForbiddenError(RequestError):
     def __init__(self, name: str, what: str, asked: str, allowed: Sequence[str]) -> None:
         super().__init__(name, what, asked, tuple(allowed))
         self.code = f"{what}_not_allowed"
-        self.param = what if what == "model" else None
+        self.param = what if what in ("model", "service_tier") else None
         shown = ", ".join(allowed) or "none"
         self.message = f"The API key {name!r} is not for the {what} {asked!r}. Allowed: {shown}."
 
@@ -193,6 +194,20 @@ class UnknownRouteError(RequestError):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.message = f"There is no route {path[:200]}."
+
+
+class UnknownRequestError(RequestError):
+    """The gateway that was asked does not know the request, or no more. Ask the others."""
+
+    status = 404
+    code = "unknown_request"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.message = (
+            f"This gateway knows no request {request_id[:200]}: another one had it, or it was"
+            " too long ago."
+        )
 
 
 class WrongMethodError(RequestError):
@@ -272,6 +287,46 @@ class OverloadedError(RequestError):
         super().__init__(model, num_waiting, retry_after_s)
         self.message = (
             f"{num_waiting} requests already wait for an engine of {model!r}; "
+            f"retry in {retry_after_s:.0f} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class QuotaExceededError(RequestError):
+    """The tenant has used what its quota allows. Retry as told."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, quota: str, used: float, retry_after_s: float) -> None:
+        super().__init__(quota, used, retry_after_s)
+        self.message = f"{used:g} of {quota} are used; retry in {math.ceil(retry_after_s)} s."
+        self.retry_after_s = retry_after_s
+
+
+class RequestOverQuotaError(RequestError):
+    """The request alone needs more than its tenant's quota allows. It has to be a smaller one."""
+
+    status = 400
+    code = "request_over_quota"
+
+    def __init__(self, quota: str, needs: float) -> None:
+        super().__init__(quota, needs)
+        self.message = f"The request needs {needs:g}. Allowed: {quota}."
+
+
+class NoRoomInTimeError(RequestError):
+    """The deadline of the first token passed before an engine had room. Retry as told."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "no_room_in_time"
+
+    def __init__(self, model: str, waited_s: float, retry_after_s: float) -> None:
+        super().__init__(model, waited_s, retry_after_s)
+        self.message = (
+            f"No engine of {model!r} had room within {waited_s:.1f} s; "
             f"retry in {retry_after_s:.0f} s."
         )
         self.retry_after_s = retry_after_s

@@ -11,8 +11,10 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-# How long a request waits for an engine before it fails.
+# How long a request waits for an engine before it fails; and one that asks to be served when there
+# is room: as long as OpenAI's clients wait for an answer.
 REQUEST_DEADLINE_S = 60.0
+FLEX_DEADLINE_S = 600.0
 # Requests that wait at one gateway for an engine. Further ones are refused.
 MAX_WAITING_REQUESTS = 1024
 # Answers, and inputs of a pooling model, that one request may ask for.
@@ -20,6 +22,9 @@ MAX_SEQUENCES = 128
 MAX_INPUTS = 2048
 # A gateway's bytes for the bodies of all its requests, and a client's seconds to send one.
 BODY_BUDGET_BYTES, BODY_TIMEOUT_S = 256 * 1024 * 1024, 60.0
+# How long the head of a stream waits for its first output, and how long a stream is silent after
+# that. Proxies end a connection that is silent, nginx and AWS's load balancers after 60 s.
+HEAD_AFTER_S = COMMENT_EVERY_S = 10.0
 # How long a busy gateway may hold tokens back, to send those of a stream together.
 MAX_HOLD_S = 0.1
 # How often each end of a token link sends a sign of life, and when its silence ends the link.

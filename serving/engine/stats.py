@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from serving.link.messages import ITERATION_BOUNDS, EngineStats
 
+# After so many prompt tokens, what was computed of those before counts half.
+_RATIO_HALF_LIFE_TOKENS = 65_536
+
 
 @dataclass(slots=True)
 class StepCount:
@@ -36,6 +39,8 @@ class StatsCollector:
     _busy_s: float = 0.0
     _iteration_tokens: int = 0
     _iteration_counts: list[int] = field(default_factory=lambda: [0] * (len(ITERATION_BOUNDS) + 1))
+    # Prompt tokens, and those of them that were computed, the latest with the most weight.
+    _recent: tuple[float, float] = (0.0, 0.0)
     # When the step before ended with more to do; None: the engine has been idle since.
     _since_s: float | None = None
 
@@ -50,6 +55,13 @@ class StatsCollector:
         sums.local_cached_tokens += step.local_cached_tokens
         sums.external_cached_tokens += step.external_cached_tokens
         sums.num_preemptions += step.num_preemptions
+        if step.prompt_tokens:
+            kept = 0.5 ** (step.prompt_tokens / _RATIO_HALF_LIFE_TOKENS)
+            prompt, computed = self._recent
+            self._recent = (
+                prompt * kept + step.prompt_tokens,
+                computed * kept + step.computed_tokens,
+            )
         tokens = step.computed_tokens + step.generation_tokens
         self._iteration_tokens += tokens
         self._iteration_counts[bisect_left(ITERATION_BOUNDS, tokens)] += 1
@@ -76,6 +88,12 @@ class StatsCollector:
         sums.extend([0] * (len(by_position) - len(sums)))
         for position, count in enumerate(by_position):
             sums[position] += count
+
+    @property
+    def computed_ratio(self) -> float:
+        """The share of prompt tokens that lately no cache had, 0 to 1; 1 before the first."""
+        prompt, computed = self._recent
+        return min(1.0, computed / prompt) if prompt else 1.0
 
     def stats(self) -> EngineStats:
         """Returns the present sums, without those by tenant."""

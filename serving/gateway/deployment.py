@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -48,7 +49,7 @@ class Gateway:
         # `_engines` binds the engine deployments into the application; requests reach them by link.
         log_as_replica(config.logging.style)
         ensure_not_exposed(config.auth)
-        from serving.gateway.parts import GatewayParts  # noqa: PLC0415
+        from serving.gateway.parts import DirectoryCalls, GatewayParts  # noqa: PLC0415
 
         async def watch(version: str, timeout_s: float) -> Snapshot:
             try:
@@ -57,8 +58,16 @@ class Gateway:
                 raise ConnectionError(f"the directory is away: {error!r}") from error
             return snapshot
 
+        async def share_usage(report: bytes) -> bytes:
+            try:
+                answer: bytes = await directory.share_usage.remote(report)
+            except (RayError, RayServeException) as error:
+                raise ConnectionError(f"the directory is away: {error!r}") from error
+            return answer
+
         client = DashboardClient(dashboard)
-        parts = GatewayParts(config, watch, client, OpenLatch(), _serve_host())
+        ways = DirectoryCalls(watch, share_usage)
+        parts = GatewayParts(config, ways, client, OpenLatch(), _serve_host())
         await parts.start()
         self._parts = parts
 

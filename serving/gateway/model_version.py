@@ -22,8 +22,8 @@ from serving.config.models import ModelConfig
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.refusals import ignored_defaults
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
-from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits, QueueState
+from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.forks.bodies.prepared_app import PreparedApp
 from serving.gateway.forks.grammars.judge import GrammarJudge
@@ -224,7 +224,10 @@ class ModelVersion:
 
     async def _build_app(self) -> ASGIApp:
         if not self._are_tasks_known:
-            await self._queue.admit(self.queue_state, lambda: self.dispatcher.has_engine)
+            patience_s = self._queue.limits.request_deadline_s
+            await self._queue.admit(
+                self.queue_state, lambda: self.dispatcher.has_engine, patience_s
+            )
         return await build_frontend(
             self.llm,
             self.client.supported_tasks,

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -18,6 +19,7 @@ from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.own_routes import complaint
 from serving.gateway.edge.readiness_keeper import Latch, ReadinessKeeper
@@ -31,6 +33,8 @@ from serving.gateway.metrics.own_listener import OwnListener
 from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.metrics.spans import SpanCollector
+from serving.gateway.quotas.book import QuotaBook
+from serving.gateway.quotas.teller import ChipUse, TellUsage, UsageTeller
 from serving.gateway.reports.dashboard_client import DashboardClient
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
@@ -40,7 +44,6 @@ from serving.gateway.reports.fleet_view import (
     describe_plans,
 )
 from serving.gateway.reports.gateway_sample import ledger_entries, take_sample
-from serving.gateway.requests import EngineConnection
 from serving.gateway.served_model import ServedModel
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
@@ -57,6 +60,15 @@ _T = TypeVar("_T")
 # Returns the directory's snapshot once it differs from the version given, at the latest after the
 # seconds given. Raises `ConnectionError` while the directory is away.
 Watch = Callable[[str, float], Awaitable[Snapshot]]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryCalls:
+    """The calls of the directory; both raise `ConnectionError` while it is away."""
+
+    watch: Watch
+    share_usage: TellUsage
+
 
 # Less than the policy takes between two plans.
 _PLAN_PERIOD_S = 2.0
@@ -99,12 +111,12 @@ class GatewayParts:
     def __init__(
         self,
         config: AppConfig,
-        watch: Watch,
+        directory: DirectoryCalls,
         dashboard: DashboardClient,
         latch: Latch,
         host: str,
     ) -> None:
-        """Wires the parts; `watch` is the directory's, `latch` the Ray cluster's.
+        """Wires the parts; `latch` is the Ray cluster's.
 
         `host` is the address that Serve listens on.
 
@@ -112,7 +124,7 @@ class GatewayParts:
             ValueError: the API keys cannot be used; see `load_keys`.
         """
         self._view = GatewayView(uuid.uuid4().hex[:12], time.time())
-        self._watch = watch
+        self._directory = directory
         self._dashboard = dashboard
         self._config = config
         # By name, as the directory lists them; changed in place, because all parts look at it.
@@ -125,6 +137,7 @@ class GatewayParts:
         self._tracer = open_tracer(
             config.tracing.settings, "slicewise-gateway", self._view.gateway_id
         )
+        self._quotas = QuotaBook(self._view.gateway_id)
         self.edge = HttpEdge(
             self._models,
             EdgeRules.of(config),
@@ -133,6 +146,8 @@ class GatewayParts:
             self._dashboard.ask,
             self._readiness.readiness,
             tracer=self._tracer,
+            gateway_id=self._view.gateway_id,
+            quotas=self._quotas,
         )
         self._listener = OwnListener(self.edge, host, config.gateway.metrics_ports)
         self._membership = Membership(
@@ -140,6 +155,10 @@ class GatewayParts:
         )
         self._plan_report: PlanReport | None = None
         self._ledger = Ledger(to_ms(time.time()))
+        self._chip_use = ChipUse(self._ledger, self._prices.usd_per_chip_hour)
+        self._teller = UsageTeller(
+            self._quotas, directory.share_usage, lambda: self.edge.tenant_quotas
+        )
         self._endings = Endings(self._view.started_at_s)
         self._turns = LoopTurns()
         self._metrics = self._own_metrics()
@@ -159,6 +178,7 @@ class GatewayParts:
             asyncio.create_task(self._follow_models()),
             asyncio.create_task(self._keep_ledger()),
             asyncio.create_task(self._readiness.open_when_ready()),
+            asyncio.create_task(self._teller.run()),
         ]
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
@@ -223,7 +243,7 @@ class GatewayParts:
         return metrics
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:
-        snapshot = await self._watch(version, timeout_s)
+        snapshot = await self._directory.watch(version, timeout_s)
         self._readiness.set_snapshot(snapshot)
         if snapshot.models is not None:
             self._listed_models.set(snapshot.models)
@@ -303,6 +323,7 @@ class GatewayParts:
         while True:
             now_s = epoch_s + time.monotonic()
             self._count_chips()
+            self._chip_use.count(self._quotas, time.time())
             self._prune()
             if self._dashboard.is_ready:
                 self._dashboard.send(self._take_sample())
@@ -375,7 +396,10 @@ class GatewayParts:
         autoscaling = (
             describe_plans(self._plan_report, now_s) if self._config.is_autoscaled else None
         )
-        return describe_fleet(self._view, models, self._membership.snapshot, now_s, autoscaling)
+        described = describe_fleet(
+            self._view, models, self._membership.snapshot, now_s, autoscaling
+        )
+        return described | {"quotas": self._quotas.described(now_s)}
 
 
 def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:

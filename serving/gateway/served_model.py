@@ -12,6 +12,7 @@ from the reports of its engines.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,17 +23,26 @@ from starlette.types import ASGIApp
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.load_report import LoadSample
-from serving.gateway.admission import AdmissionQueue, FleetLimits, QueueState, RequestTarget
-from serving.gateway.dispatcher import Dispatcher, load_of
+from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.gateway.dispatch.admission import (
+    AdmissionQueue,
+    FleetLimits,
+    QueueState,
+    RequestTarget,
+)
+from serving.gateway.dispatch.dispatcher import Dispatcher, load_of
+from serving.gateway.dispatch.requests import Account, EngineConnection
+from serving.gateway.dispatch.routing import CanaryView, VersionView, choose_version
 from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
-from serving.gateway.requests import EngineConnection
-from serving.gateway.routing import CanaryView, VersionView, choose_version
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds
-from serving.gateway.telemetry.request_metrics import RequestMetrics
+from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, RequestMetrics
 
 logger = logging.getLogger(__name__)
+
+# So many lines of tenants are shown: there may be thousands.
+_MOST_LINES = 20
 
 
 class VersionUnknownError(ValueError):
@@ -104,7 +114,10 @@ class ServedModel:
             chosen = self._chosen(target.name)
             return chosen is not None
 
-        await self._queue.admit(self._queue_state(), can_enter)
+        patience_s = target.patience_s
+        if patience_s is None:
+            patience_s = self._queue.limits.patience_s(target.service_class)
+        await self._queue.admit(self._queue_state(), can_enter, patience_s)
         # Without a pause since admission: an engine that was there is there.
         return await self._app_of(chosen or self.current, target)
 
@@ -243,6 +256,20 @@ class ServedModel:
         return self._queue.num_waiting
 
     @property
+    def num_in_line(self) -> dict[ServiceClass, int]:
+        """The number of admitted requests that wait for room in an engine, by class."""
+        totals = dict.fromkeys(ServiceClass, 0)
+        for version in self._versions.values():
+            for service_class, count in version.dispatcher.num_waiting_of.items():
+                totals[service_class] += count
+        return totals
+
+    @property
+    def num_promised(self) -> int:
+        """The number of refused requests that were told when to come back, and have not yet."""
+        return sum(version.dispatcher.num_promised for version in self._versions.values())
+
+    @property
     def load(self) -> LoadSample:
         """The load of the last half minute."""
         dispatchers = [version.dispatcher for version in self._versions.values()]
@@ -265,6 +292,10 @@ class ServedModel:
             "canary_of": self._config.canary_of,
             "canary_weight": self._config.canary_weight,
             "waiting": self.num_waiting + self.num_queued,
+            "line": {each.label: count for each, count in self.num_in_line.items()},
+            "line_tenants": self._longest_lines(),
+            "promised": self.num_promised,
+            "cache_forecast": self._cache_forecast(),
         }
         versions = self._versions.values()
         described["in_flight"] = sum(version.dispatcher.num_in_flight for version in versions)
@@ -284,6 +315,24 @@ class ServedModel:
             for view in self._views()
         ]
         return described
+
+    def _longest_lines(self) -> list[dict[str, Any]]:
+        """Returns the tenants of which most waits, by class."""
+        counts: Counter[Account] = Counter()
+        for version in self._versions.values():
+            counts.update(version.dispatcher.num_waiting_of_account)
+        return [
+            {"tenant": tenant, "service_class": service_class.label, "waiting": count}
+            for (service_class, tenant), count in counts.most_common(_MOST_LINES)
+        ]
+
+    def _cache_forecast(self) -> dict[str, int]:
+        """Returns how many tokens were expected in engines' caches and were there, and so on."""
+        forecasts = [each.cache_forecast for each in self.request_metrics.classes.values()]
+        return {
+            outcome: sum(getattr(forecast, outcome) for forecast in forecasts)
+            for outcome in FORECAST_OUTCOMES
+        }
 
     def _views(self, name: str | None = None) -> list[VersionView]:
         """Returns the versions that answer to `name`, a model or an adapter; all for `None`."""

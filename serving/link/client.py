@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
+from serving.domain.tokens.cached_blocks import CacheLayout
 from serving.link.connection import HANDSHAKE_TIMEOUT_S, LinkConnection, Traffic
 from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkClosedError
 from serving.link.handshake import NONCE_BYTES, GatewayHandshake
@@ -22,6 +23,8 @@ from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import (
     MAX_FRAME_BYTES,
     Abort,
+    CacheDelta,
+    CacheSnapshot,
     Call,
     Challenge,
     Draining,
@@ -31,11 +34,15 @@ from serving.link.messages import (
     EngineMessage,
     EngineStats,
     GatewayMessage,
+    MakeWay,
     Ping,
     Refused,
     Reply,
+    Room,
+    RoomWanted,
     Step,
     TokenRequest,
+    WatchCache,
     Welcome,
 )
 from serving.link.tls import ClientTls, channel_of, tls_reason
@@ -119,7 +126,9 @@ class LinkClient(LinkConnection):
         self._load: EngineLoad | None = None
         self._engine_stats: EngineStats | None = None
         self._round_trip_s: float | None = None
-        self._on_step: Callable[[Step], None] = lambda _: None
+        self._on_step: Callable[[Step], None] = self._keep_room
+        self._on_cache: Callable[[CacheSnapshot | CacheDelta], None] = lambda _: None
+        self._first_room: Room | None = None  # told before anybody received steps
         self._stamp_due_at_s = 0.0
         self._stamped_at_s: float | None = None  # the first of the heartbeats on their way
         self._handshake = handshake
@@ -195,6 +204,16 @@ class LinkClient(LinkConnection):
         return self.reported_end is not None
 
     @property
+    def tells_room(self) -> bool:
+        """True if the host says what it has room for; nothing is to be sent before it has."""
+        return self.engine_info.get("tells_room") is True
+
+    @property
+    def cache_layout(self) -> CacheLayout | None:
+        """How the engine names the blocks of its prefix cache; `None` if its host does not tell."""
+        return CacheLayout.from_json(self.engine_info.get("cache"))
+
+    @property
     def stats(self) -> LinkStats:
         """The present numbers of the link."""
         return LinkStats(
@@ -214,9 +233,13 @@ class LinkClient(LinkConnection):
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         """Sets the receiver of the engine's steps, called while the socket is read.
 
-        The receiver must not block. Steps before this call are dropped: nothing was submitted yet.
+        The receiver must not block. Of steps before this call it gets the latest that told of room:
+        nothing was submitted yet.
         """
         self._on_step = on_step
+        if self._first_room is not None:
+            on_step(Step([], room=self._first_room))
+            self._first_room = None
 
     def submit(self, request: TokenRequest) -> None:
         """Sends a request; does not wait.
@@ -231,6 +254,31 @@ class LinkClient(LinkConnection):
             msg = f"request of up to {most_bytes} bytes, at most {MAX_FRAME_BYTES} fit in a frame"
             raise FrameError(msg)
         self._send(request)
+
+    def watch_cache(self, on_change: Callable[[CacheSnapshot | CacheDelta], None]) -> None:
+        """Has a host that describes a cache tell what it has; called while the socket is read.
+
+        A no-op when the link is closed.
+        """
+        self._on_cache = on_change
+        if self.is_open:
+            self._send(WatchCache())
+
+    def want_room(self, wanted: RoomWanted) -> None:
+        """Tells what waits for room, to a host that tells of room; the latest replaces the others.
+
+        A no-op when the link is closed.
+        """
+        if self.is_open:
+            self._send(wanted)
+
+    def make_way(self) -> None:
+        """Asks for the place of one request of others' batch work, where the host told of some.
+
+        A no-op when the link is closed.
+        """
+        if self.is_open:
+            self._send(MakeWay())
 
     def abort(self, request_ids: list[str]) -> None:
         """Stops these requests; their outputs may still arrive for a moment. Idempotent."""
@@ -306,6 +354,8 @@ class LinkClient(LinkConnection):
             self._receive_ping(message)
         elif isinstance(message, Reply):
             self._receive_reply(message)
+        elif isinstance(message, CacheSnapshot | CacheDelta):
+            self._on_cache(message)
         elif isinstance(message, Draining):
             self._callbacks.on_draining(message)
         elif isinstance(message, EngineLost):
@@ -314,9 +364,14 @@ class LinkClient(LinkConnection):
         else:
             self._violated(message)
 
+    def _keep_room(self, step: Step) -> None:
+        self._first_room = step.room or self._first_room
+
     def _receive_ping(self, ping: Ping) -> None:
         if ping.load is not None:
             self._load = ping.load
+        if ping.room is not None:
+            self._on_step(Step([], room=ping.room))
         if ping.engine_stats is not None:
             self._engine_stats = ping.engine_stats
         if ping.echo_us is not None:

@@ -6,7 +6,9 @@ Nothing above this protocol knows which of the three it has.
 from collections.abc import Callable
 from typing import Protocol
 
+from serving.domain.tokens.cached_blocks import CacheMirror
 from serving.link.messages import EngineEnd, EngineLoad, EngineStats, TokenOutput, TokenRequest
+from serving.link.rooms.room import EngineCapacity
 
 
 class EngineDiedError(Exception):
@@ -41,7 +43,7 @@ class Engine(Protocol):
         ...
 
     async def next_step(self) -> list[TokenOutput]:
-        """Waits for the next step that added something.
+        """Waits for the next step that added something, or left the engine with another load.
 
         Raises:
             EngineDiedError: no step will ever come.
@@ -70,8 +72,21 @@ class Engine(Protocol):
         ...
 
     @property
+    def capacity(self) -> EngineCapacity | None:
+        """What it can have at once, fixed at start.
+
+        `None` from an engine that cannot tell what stands in its line: it is given everything.
+        """
+        ...
+
+    @property
+    def cached(self) -> CacheMirror | None:
+        """What its prefix cache has after the latest step; `None` if it has none or cannot tell."""
+        ...
+
+    @property
     def load(self) -> EngineLoad:
-        """The latest known load; costs nothing to read."""
+        """The load after the latest step, with what was submitted since; costs nothing to read."""
         ...
 
     @property

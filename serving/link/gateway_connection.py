@@ -24,12 +24,16 @@ from serving.link.messages import (
     EngineStats,
     GatewayMessage,
     Hello,
+    MakeWay,
     Ping,
     Proof,
     Refused,
+    Room,
+    RoomWanted,
     Step,
     TokenOutput,
     TokenRequest,
+    WatchCache,
     Welcome,
 )
 from serving.link.tls import channel_of
@@ -63,6 +67,15 @@ class ConnectionOwner(Protocol):
     def called(self, gateway: "GatewayConnection", call: Call) -> None:
         """Takes a call that has arrived."""
 
+    def wanted(self, gateway: "GatewayConnection", demand: RoomWanted) -> None:
+        """Takes what waits at the gateway."""
+
+    def asked_for_a_way(self, gateway: "GatewayConnection") -> None:
+        """Asks batch work of another gateway back."""
+
+    def watched(self, gateway: "GatewayConnection") -> None:
+        """Tells the gateway what the engine's cache has, from now on."""
+
     def engine_info(self) -> bytes:
         """Returns the engine's own description, as JSON."""
         ...
@@ -73,6 +86,10 @@ class ConnectionOwner(Protocol):
 
     def stats_for(self, gateway: "GatewayConnection") -> EngineStats | None:
         """Returns the engine's work, or `None` when it is not yet time to report it again."""
+        ...
+
+    def room_for(self, gateway: "GatewayConnection") -> Room | None:
+        """Returns what the gateway may send now; `None` if the engine takes everything."""
         ...
 
 
@@ -126,12 +143,14 @@ class GatewayConnection(LinkConnection):
         if self._may_send():
             self._write(message)
 
-    def send_outputs(self, outputs: list[TokenOutput], load: EngineLoad | None) -> list[str]:
+    def send_outputs(
+        self, outputs: list[TokenOutput], load: EngineLoad | None, room: Room | None
+    ) -> list[str]:
         """Sends the gateway's part of one engine step, as one frame unless that is too large.
 
         Returns the ids of requests whose output alone is too large for a frame, and was not sent.
         """
-        return self._write_step(outputs, load) if self._may_send() else []
+        return self._write_step(outputs, load, room) if self._may_send() else []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Notifies the host; the gateway speaks first, with a `Hello`."""
@@ -148,15 +167,17 @@ class GatewayConnection(LinkConnection):
             self.end(f"slow gateway: more than {self._config.max_buffered_bytes} bytes unread")
         return self.is_open
 
-    def _write_step(self, outputs: list[TokenOutput], load: EngineLoad | None) -> list[str]:
+    def _write_step(
+        self, outputs: list[TokenOutput], load: EngineLoad | None, room: Room | None
+    ) -> list[str]:
         try:
-            self._write(Step(outputs, load))
+            self._write(Step(outputs, load, room))
         except FrameError:
             if len(outputs) == 1:
                 return [outputs[0].request_id]
             middle = len(outputs) // 2
-            return self._write_step(outputs[:middle], load) + self._write_step(
-                outputs[middle:], None
+            return self._write_step(outputs[:middle], load, None) + self._write_step(
+                outputs[middle:], None, room
             )
         return []
 
@@ -169,6 +190,12 @@ class GatewayConnection(LinkConnection):
             self._host.aborted(self, message)
         elif isinstance(message, Call):
             self._host.called(self, message)
+        elif isinstance(message, RoomWanted):
+            self._host.wanted(self, message)
+        elif isinstance(message, MakeWay):
+            self._host.asked_for_a_way(self)
+        elif isinstance(message, WatchCache):
+            self._host.watched(self)
         elif isinstance(message, Ping):
             if message.stamp_us is not None and not self._is_write_paused:
                 self._write(Ping(echo_us=message.stamp_us))
@@ -203,7 +230,8 @@ class GatewayConnection(LinkConnection):
     def _beat(self, *, is_ping_due: bool, is_late: bool) -> None:  # noqa: ARG002 - only a client cares
         # What is already on its way is as good a sign of life as one more ping behind it.
         if is_ping_due and not self._is_write_paused:
-            self._write(Ping(self._host.load_for(self), self._host.stats_for(self)))
+            load, stats = self._host.load_for(self), self._host.stats_for(self)
+            self._write(Ping(load, stats, room=self._host.room_for(self)))
 
     def _ended(self, reason: str) -> None:
         if self._was_open:

@@ -9,8 +9,11 @@ A frame is a 4-byte big-endian length and one msgpack array, tagged by its first
 """
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
+
+from serving.domain.models.request_fields.service_class import ServiceClass
 
 # Raised on any change that an older peer would misread; a peer with another version is refused.
 PROTOCOL_VERSION = 1
@@ -22,6 +25,10 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 # the two ends of the link. A client that sends one is refused at the HTTP edge; what comes another
 # way is left out at either end (`vllm_codec`).
 RESERVED_ARG_PREFIX = "slicewise_"
+
+
+# A tenant's share of engines is in proportion to it.
+TenantWeight = Annotated[float, msgspec.Meta(gt=0.0)]
 
 
 class Finish(IntEnum):
@@ -52,7 +59,9 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     `emitted_token_ids` are output tokens the client already has; the engine continues after them
     and never sends them again. `max_tokens` counts them too; `None` means a pooling request.
     `traceparent` names the request's span at the gateway; `None` when it is not sampled.
-    `tenant` is the request's account; empty if nobody is named.
+    `tenant` is the request's account; empty if nobody is named. It has a share of the engine by its
+    `weight`, among others of its `service_class`. `work` is what its gateway charged it, in tokens
+    of prompts: 0 for one that was charged before, or where the gateway is of an earlier build.
     """
 
     request_id: str
@@ -62,6 +71,9 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     payload: list[bytes] = []
     traceparent: str | None = None
     tenant: str = ""
+    service_class: int = int(ServiceClass.STANDARD)
+    weight: TenantWeight = 1.0
+    work: float = 0.0
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -82,11 +94,54 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True):
-    """The use of an engine's capacity, as of the step or heartbeat it came with."""
+    """The use of an engine's capacity, as of the step or heartbeat it came with.
+
+    `backlog_tokens` are those that have to be computed before the sequences they belong to can go
+    on: prompts in line, and what resumed ones had emitted. What the cache may have of those that
+    have not begun is guessed, by `computed_ratio`: the share of such tokens, 0 to 1, that the
+    engine lately had to compute.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage_ratio: float = 0.0
+    backlog_tokens: int = 0
+    computed_ratio: float = 1.0
+
+
+class Room(msgspec.Struct, array_like=True, frozen=True):
+    """What a gateway may send to an engine now, and what the engine has.
+
+    It counts the first `num_taken` requests that this gateway has sent over the link; those behind
+    them take from it. `num_requests` more may come. The one that takes the last of the
+    `prefill_tokens` may take more than are left: a prompt longer than a step has to begin somehow.
+    `kv_tokens` are free for prompts and outputs of all gateways; `None` if they are not bounded.
+    Prompt tokens take `computed_ratio` of their number, as the engine's cache lately had the rest.
+    `num_sequences` and `backlog_tokens` are those of all gateways. `num_places` are free for
+    sequences, whether or not the line of prompts has room for one.
+
+    The first `num_dealt` of the requests may be anybody's, those behind them are kept for others
+    than batch work, if `is_batch_leaving`, and the accounts of `leaving`; `None` if nothing is.
+
+    `to_yield` are batch work of this gateway, by their ids, which it is to take back for others.
+    `num_batch_of_others` is batch work that it may have taken back by a `MakeWay`; `num_ways_over`
+    of those that it has sent are answered: the request has left the engine, or there was none.
+    """
+
+    num_taken: int
+    num_requests: int
+    prefill_tokens: int
+    kv_tokens: int | None = None
+    num_sequences: int = 0
+    backlog_tokens: int = 0
+    computed_ratio: float = 1.0
+    num_places: int = 0
+    num_dealt: int | None = None
+    is_batch_leaving: bool = False
+    leaving: list[tuple[int, str]] = []
+    to_yield: list[str] = []
+    num_batch_of_others: int = 0
+    num_ways_over: int = 0
 
 
 class ProgramCounts(msgspec.Struct, array_like=True, frozen=True):
@@ -155,10 +210,70 @@ ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 class Step(msgspec.Struct, array_like=True, omit_defaults=True, tag="step"):
-    """The outputs of one engine step that belong to one gateway."""
+    """The outputs of one engine step that belong to one gateway.
+
+    Without outputs it tells of room, which is `None` where the host tells of none.
+    """
 
     outputs: list[TokenOutput]
     load: EngineLoad | None = None
+    room: Room | None = None
+
+
+class WaitingLine(msgspec.Struct, array_like=True, frozen=True):
+    """What waits of one tenant in one class; `work` is in tokens of prompts (`tenant_shares`)."""
+
+    service_class: int
+    tenant: str
+    weight: TenantWeight
+    num_requests: int
+    prefill_tokens: int
+    work: float
+
+
+class RoomWanted(msgspec.Struct, array_like=True, frozen=True, tag="wanted"):
+    """What waits at a gateway for room in any engine of the model: the latest replaces the others.
+
+    The `lines` are of those whose turns come first; what is in none of them comes after all of its
+    gateway's. It goes only to hosts that tell of room (`tells_room` in their description): an
+    earlier build does not know it.
+    """
+
+    num_requests: int = 0
+    prefill_tokens: int = 0
+    lines: list[WaitingLine] = []
+
+
+class MakeWay(msgspec.Struct, array_like=True, frozen=True, tag="make_way"):
+    """The wish that one request of another gateway's batch work leaves the engine.
+
+    It goes only to hosts that have told of such (`Room.num_batch_of_others`): an earlier build does
+    not know it.
+    """
+
+
+class WatchCache(msgspec.Struct, array_like=True, frozen=True, tag="watch_cache"):
+    """The wish to hear what the engine's prefix cache has, from now on.
+
+    It goes only to hosts whose description has a `cache`: an earlier build does not know it.
+    """
+
+
+class CacheSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="cache_snapshot"):
+    """What an engine's prefix cache has now: keys of blocks, one behind the other.
+
+    The first of several takes the place of all that was told before, the others add to it.
+    """
+
+    keys: bytes
+    is_first: bool
+
+
+class CacheDelta(msgspec.Struct, array_like=True, frozen=True, tag="cache_delta"):
+    """What has come into an engine's prefix cache, and what has gone, since the message before."""
+
+    stored: bytes
+    removed: bytes
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag="abort"):
@@ -186,7 +301,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, tag="reply"):
 class Ping(msgspec.Struct, array_like=True, frozen=True, tag="ping"):
     """The heartbeat of either side; a peer silent for the whole timeout is dead.
 
-    A peer of an earlier build neither sends nor reads the fields after `load`. A `stamp_us` is
+    A peer of an earlier build neither sends nor reads the last fields. A `stamp_us` is
     sent back at once as an `echo_us`: a clock of its sender, which means nothing to the other end.
     """
 
@@ -194,6 +309,7 @@ class Ping(msgspec.Struct, array_like=True, frozen=True, tag="ping"):
     engine_stats: EngineStats | None = None
     stamp_us: int | None = None
     echo_us: int | None = None
+    room: Room | None = None
 
 
 class Draining(msgspec.Struct, array_like=True, frozen=True, tag="draining"):
@@ -248,5 +364,18 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
     reason: str
 
 
-GatewayMessage = Hello | Proof | TokenRequest | Abort | Call | Ping
-EngineMessage = Challenge | Welcome | Refused | Step | Reply | Ping | Draining | EngineLost
+GatewayMessage = (
+    Hello | Proof | TokenRequest | Abort | Call | Ping | RoomWanted | MakeWay | WatchCache
+)
+EngineMessage = (
+    Challenge
+    | Welcome
+    | Refused
+    | Step
+    | Reply
+    | Ping
+    | Draining
+    | EngineLost
+    | CacheSnapshot
+    | CacheDelta
+)

@@ -2,7 +2,7 @@
 
 Owns which gateway each request belongs to, the pump from engine steps to frames, and the abort of
 requests when a gateway goes. Does not own the engine's life: the host starts and closes it, and
-watches `wait_died`.
+watches `wait_died`; nor the shares of its room (`rooms`).
 
 What happens at each bound: a gateway that leaves more than `max_buffered_bytes` unread is
 disconnected. A request that finds `max_waiting_messages` in front of the engine is refused, and so
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from serving.domain.limits import MAX_BUFFERED_BYTES, LinkEncryption, needs_tls
+from serving.link.cache_teller import CacheTeller
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
 from serving.link.engine_protocol import Engine, EngineDiedError
 from serving.link.errors import FrameError
@@ -37,11 +38,15 @@ from serving.link.messages import (
     Finish,
     ProgramsMoved,
     Reply,
+    Room,
+    RoomWanted,
     Step,
     TokenOutput,
     TokenRequest,
 )
 from serving.link.request_spans import RequestSpans
+from serving.link.rooms.gateway_rooms import GatewayRooms
+from serving.link.rooms.turns import ChargedRequest
 from serving.telemetry.log_lines import log_traced
 from serving.telemetry.loop_turns import LoopTurns
 from serving.telemetry.spans import NO_TRACER, Tracer
@@ -72,7 +77,7 @@ DEFAULT_LIMITS = ServerLimits()
 @dataclass(slots=True)
 class _Owned:
     gateway: GatewayConnection
-    tenant: str
+    charged: ChargedRequest
 
 
 _Work = tuple[GatewayConnection, TokenRequest] | Abort
@@ -115,6 +120,15 @@ class LinkServer:
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
+        self._rooms: GatewayRooms[GatewayConnection] | None = None  # None: it takes everything
+        if engine.capacity is not None:
+            self._rooms = GatewayRooms(engine.capacity)
+            self._host_info["tells_room"] = True
+        if engine.cached is not None:
+            self._host_info["cache"] = engine.cached.layout.to_json()
+        self._cache = CacheTeller(lambda: engine.cached)
+        self._unfed_tokens = 0  # of requests that the engine has not got yet
+        self._tells_room_soon = False
         # What the engine host reports of compiled programs, with the engine's stats.
         self.programs_moved: ProgramsMoved | None = None
         self._turns = LoopTurns()
@@ -179,6 +193,7 @@ class LinkServer:
         """Ends every link, aborts its requests and stops listening. Idempotent."""
         self._is_closed = True
         self._turns.stop()
+        self._cache.stop()
         if self._listener is not None:
             self._listener.close()
         orphans = list(self._owners)
@@ -237,7 +252,7 @@ class LinkServer:
             # As of its last step; after an abort there is no next one.
             num_deferred=engine_stats.num_deferred if self._owners else 0,
             tenant_tokens=dict(self._tenant_tokens),
-            tenant_sequences=dict(Counter(owned.tenant for owned in self._owners.values())),
+            tenant_sequences=dict(Counter(each.charged.tenant for each in self._owners.values())),
             is_yours=gateway.gateway_id == self._stats_reader(),
             programs_moved=self.programs_moved,
             longest_turn_s=self._turns.longest_s,
@@ -249,6 +264,9 @@ class LinkServer:
         if older is not None:
             older.end("replaced by a newer link of the same gateway")
         self._gateways[gateway.gateway_id] = gateway
+        if self._rooms is not None:
+            self._rooms.opened(gateway)
+            self._tell_room_soon()
         logger.info("link opened engine_id=%s gateway_id=%s", self.engine_id, gateway.gateway_id)
         if self._draining is not None:
             gateway.send(self._draining)
@@ -257,10 +275,14 @@ class LinkServer:
         """Aborts the requests of a proven gateway on the engine, because its link has ended."""
         orphans = [rid for rid, owned in self._owners.items() if owned.gateway is gateway]
         for request_id in orphans:
-            del self._owners[request_id]
+            self._disown(request_id)
             self._spans.ended(request_id, "gateway_left")
         if orphans:
             self._waiting.put_nowait(Abort(orphans))
+        if self._rooms is not None:
+            self._rooms.left(gateway, asyncio.get_running_loop().time())
+            self._tell_room_soon()
+        self._cache.left(gateway)
         if self._gateways.get(gateway.gateway_id) is gateway:
             del self._gateways[gateway.gateway_id]
         logger.info(
@@ -270,6 +292,9 @@ class LinkServer:
 
     def submitted(self, gateway: GatewayConnection, request: TokenRequest) -> None:
         """Takes a request from its gateway, or refuses it with an error output."""
+        if self._rooms is not None:
+            self._rooms.took(gateway)
+            self._tell_room_soon()
         owner = self._owner(request.request_id)
         if owner is gateway:
             # An error output would end the live request at its gateway, which knows it by this id.
@@ -283,8 +308,13 @@ class LinkServer:
         elif self._waiting.qsize() >= self.limits.max_waiting_messages:
             self._refuse(gateway, request.request_id, "too many requests wait for the engine")
         else:
-            self._owners[request.request_id] = _Owned(gateway, request.tenant)
+            charged = ChargedRequest.of(request)
+            self._owners[request.request_id] = _Owned(gateway, charged)
+            if self._rooms is not None:
+                now_s = asyncio.get_running_loop().time()
+                self._rooms.began(gateway, request.request_id, charged, now_s)
             self._spans.taken(request)
+            self._unfed_tokens += _num_tokens(request)
             self._waiting.put_nowait((gateway, request))
             self._log_taken(gateway, request)
 
@@ -292,11 +322,28 @@ class LinkServer:
         """Forgets those of the requests that are this gateway's, and frees them on the engine."""
         owned = [rid for rid in abort.request_ids if self._owner(rid) is gateway]
         for request_id in owned:
-            del self._owners[request_id]
+            self._disown(request_id)
             logger.debug("request_aborted engine_id=%s request_id=%s", self.engine_id, request_id)
             self._spans.ended(request_id, "aborted")
         if owned:
             self._waiting.put_nowait(Abort(owned))
+            self._tell_room_soon()
+
+    def wanted(self, gateway: GatewayConnection, demand: RoomWanted) -> None:
+        """Notes what waits at the gateway, and gives it its share of the room."""
+        if self._rooms is not None:
+            self._rooms.wanted(gateway, demand, asyncio.get_running_loop().time())
+            self._tell_room_soon()
+
+    def asked_for_a_way(self, gateway: GatewayConnection) -> None:
+        """Asks batch work of another gateway back, for something that cannot wait at this one."""
+        if self._rooms is not None:
+            self._rooms.ask_for_a_way(gateway, asyncio.get_running_loop().time())
+            self._tell_room_soon()
+
+    def watched(self, gateway: GatewayConnection) -> None:
+        """Tells the gateway what the engine's cache has, from now on."""
+        self._cache.watch(gateway)
 
     def called(self, gateway: GatewayConnection, call: Call) -> None:
         """Runs a call beside everything else and answers when it is done."""
@@ -309,6 +356,7 @@ class LinkServer:
 
         def reply(done: asyncio.Task[bytes]) -> None:
             self._calls.discard(done)
+            self._cache.look()  # it may have emptied the cache
             if done.cancelled():
                 return
             error = done.exception()
@@ -323,7 +371,43 @@ class LinkServer:
 
         task.add_done_callback(reply)
 
+    def room_for(self, gateway: GatewayConnection) -> Room | None:
+        """Returns what the gateway may send now; `None` if the engine takes everything."""
+        if self._rooms is None:
+            return None
+        self._look(self._rooms)
+        return self._rooms.room_of(gateway)
+
     # The work between the gateways and the engine.
+
+    def _look(self, rooms: GatewayRooms[GatewayConnection]) -> None:
+        """Deals out what the engine has room for now."""
+        # An engine may report with its steps only, and after an abort there is no next step.
+        load = self._engine.load
+        if not self._owners:
+            load = EngineLoad(computed_ratio=load.computed_ratio)
+        if self._unfed_tokens:
+            unfed = round(self._unfed_tokens * load.computed_ratio)
+            load = msgspec.structs.replace(load, backlog_tokens=load.backlog_tokens + unfed)
+        rooms.look(load, len(self._owners), asyncio.get_running_loop().time())
+
+    def _tell_room_soon(self) -> None:
+        """Tells of room in the next turn of the loop, once for all that this one changes."""
+        if self._rooms is not None and not self._tells_room_soon:
+            self._tells_room_soon = True
+            asyncio.get_running_loop().call_soon(self._tell_room)
+
+    def _tell_room(self) -> None:
+        self._tells_room_soon = False
+        if self._rooms is None or self._is_closed or self.death_reason is not None:
+            return
+        self._look(self._rooms)
+        self._tell_who_has_to_hear(self._rooms)
+
+    @staticmethod
+    def _tell_who_has_to_hear(rooms: GatewayRooms[GatewayConnection]) -> None:
+        for gateway in rooms.to_tell:
+            gateway.send_outputs([], None, rooms.room_of(gateway))
 
     def _stats_reader(self) -> str | None:
         """Returns the gateway that shows this engine's metrics; gateways share the engines."""
@@ -338,6 +422,12 @@ class LinkServer:
         owned = self._owners.get(request_id)
         return None if owned is None else owned.gateway
 
+    def _disown(self, request_id: str) -> None:
+        """Forgets a request that its gateway expects nothing of any more."""
+        owned = self._owners.pop(request_id)
+        if self._rooms is not None:
+            self._rooms.ended(request_id, owned.charged)
+
     async def _pump(self) -> None:
         while True:
             self._publish(await self._engine.next_step())
@@ -350,14 +440,16 @@ class LinkServer:
                 await self._engine.abort(work.request_ids)
                 continue
             gateway, request = work
-            if self._owner(request.request_id) is not gateway:
-                continue  # aborted before the engine ever saw it
             try:
-                await self._engine.submit(request)
+                if self._owner(request.request_id) is gateway:  # else aborted already
+                    await self._engine.submit(request)
             except ValueError as error:
                 if self._owner(request.request_id) is gateway:  # it may have left meanwhile
-                    del self._owners[request.request_id]
+                    self._disown(request.request_id)
                     self._refuse(gateway, request.request_id, str(error))
+                    self._tell_room_soon()
+            finally:
+                self._unfed_tokens -= _num_tokens(request)
 
     def _work_ended(self, task: asyncio.Task[None]) -> None:
         """Ends the server over a failed task: pump and feed end only with the engine or a fault."""
@@ -390,24 +482,34 @@ class LinkServer:
         """Splits one engine step by owner: one frame per gateway that has a part in it."""
         owners, tenant_tokens = self._owners, self._tenant_tokens
         touched: list[GatewayConnection] = []
+        self._cache.look()
         if self._spans:
             self._spans.stepped(outputs)
         for output in outputs:
             owned = owners.get(output.request_id)
             if owned is None:  # aborted meanwhile
                 continue
-            gateway = owned.gateway
-            tenant_tokens[owned.tenant] += len(output.token_ids)
+            gateway, charged = owned.gateway, owned.charged
+            tenant_tokens[charged.tenant] += len(output.token_ids)
+            charged.num_outputs += len(output.token_ids)
+            if output.num_cached is not None:
+                charged.num_cached = output.num_cached
             if output.finish is not None:
-                del owners[output.request_id]
+                self._disown(output.request_id)
             if not gateway.batch:
                 touched.append(gateway)
             gateway.batch.append(output)
+        rooms = self._rooms
+        if rooms is not None:
+            self._look(rooms)
         for gateway in touched:
             batch, gateway.batch = gateway.batch, []
-            for request_id in gateway.send_outputs(batch, self.load_for(gateway)):
+            room = None if rooms is None else rooms.room_of(gateway)
+            for request_id in gateway.send_outputs(batch, self.load_for(gateway), room):
                 self.aborted(gateway, Abort([request_id]))
                 self._refuse(gateway, request_id, "one step's output is larger than a frame")
+        if rooms is not None:
+            self._tell_who_has_to_hear(rooms)
 
     def _log_taken(self, gateway: GatewayConnection, request: TokenRequest) -> None:
         """Logs a request that is taken: a resumed one at info level, any other at debug level."""
@@ -430,3 +532,7 @@ class LinkServer:
         )  # fmt: skip
         self._spans.ended(request_id, "refused", "refused")
         gateway.send(Step([TokenOutput(request_id, [], int(Finish.ERROR), reason)]))
+
+
+def _num_tokens(request: TokenRequest) -> int:
+    return len(request.prompt_token_ids) + len(request.emitted_token_ids)

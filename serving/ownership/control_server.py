@@ -27,6 +27,7 @@ from serving.link.messages import (
     EngineStats,
     ProgramsMoved,
     Reply,
+    RoomWanted,
     TokenRequest,
 )
 from serving.ownership.lease import ClaimRefusedError, EngineLease
@@ -176,6 +177,18 @@ class EngineControlServer:
         """Ends the connection: requests do not come here."""
         gateway.end(f"protocol error: abort of {len(abort.request_ids)} at a control port")
 
+    def wanted(self, gateway: GatewayConnection, demand: RoomWanted) -> None:
+        """Ends the connection: requests do not come here, nor are they asked for."""
+        gateway.end(f"protocol error: {demand.num_requests} requests wait for a control port")
+
+    def asked_for_a_way(self, gateway: GatewayConnection) -> None:
+        """Ends the connection: requests do not come here, nor are there any."""
+        gateway.end("protocol error: a control port has no batch work")
+
+    def watched(self, gateway: GatewayConnection) -> None:
+        """Ends the connection: an engine's cache is told of elsewhere."""
+        gateway.end("protocol error: a control port tells of no cache")
+
     def engine_info(self) -> bytes:
         """Returns nothing: what the engine is stands in the deed."""
         return b"{}"
@@ -187,6 +200,9 @@ class EngineControlServer:
     def stats_for(self, gateway: GatewayConnection) -> EngineStats | None:  # noqa: ARG002
         """Returns `None`: gateways are told."""
         return None
+
+    def room_for(self, gateway: GatewayConnection) -> None:
+        """Returns `None`: nothing may be sent here."""
 
     def called(self, gateway: GatewayConnection, call: Call) -> None:
         """Does what the owner asks for, or says why not."""

@@ -18,8 +18,8 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from serving.config.slice_spec import SliceSpec, Work
-from serving.domain.deployment_names import engine_deployment_name
 from serving.domain.inventory import ZONE_LABEL
+from serving.domain.names.deployment_names import engine_deployment_name
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.host_actor import EngineHostActor, HostReport

@@ -389,6 +389,13 @@ SERVING_COUNTS = (
         "Tokens of prompts that an engine had in its prefix cache",
         tenant=_TENANTS,
     ),
+    _counter(
+        Scope.CLASS,
+        "slicewise_cache_forecast_tokens_total",
+        "Tokens of prompts that the gateway expected in the engine's prefix cache and that were "
+        "there (found) or not (missing), and those that were there unexpected (unforeseen)",
+        outcome=3,
+    ),
     _counter(Scope.CLASS, "slicewise_output_tokens_total", "Tokens from engines", tenant=_TENANTS),
     _counter(
         Scope.CLASS,
@@ -398,12 +405,24 @@ SERVING_COUNTS = (
     _counter(
         Scope.CLASS,
         "slicewise_resumes_total",
-        "Moves of a sequence to another engine, by the class left: the engine was lost or draining",
-        cause=2,
+        "Moves of a sequence to another engine, by the class left: the engine was lost or "
+        "draining, or the sequence yielded to others",
+        cause=3,
     ),
     _gauge(Scope.CLASS, "slicewise_sequences_in_flight", "Sequences on engines"),
     _gauge(
         Scope.MODEL, "slicewise_requests_waiting", "Requests and sequences that wait for an engine"
+    ),
+    _gauge(
+        Scope.MODEL,
+        "slicewise_line_sequences",
+        "Admitted sequences that wait for room in an engine, by class of service",
+        service_class=3,
+    ),
+    _gauge(
+        Scope.MODEL,
+        "slicewise_promised_sequences",
+        "Refused sequences that were told when to come back, and have not come yet",
     ),
     _gauge(
         Scope.CLASS,

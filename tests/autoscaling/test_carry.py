@@ -13,7 +13,7 @@ from autoscaling.provisioning.carry.compare import (
     carry_over,
     outdated_pods,
 )
-from serving.domain.gke_names import TEMPLATE_HASH_ANNOTATION
+from serving.domain.names.gke_names import TEMPLATE_HASH_ANNOTATION
 from tests.autoscaling.applied_again import Applied, applied_again, applied_once
 
 SPOT, RESERVED, FLEX = "v6e-2x2-spot", "v6e-2x2-reserved", "v6e-2x2-flex-start"

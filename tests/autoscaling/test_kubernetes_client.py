@@ -19,6 +19,11 @@ from kuberay.listed import listing, read_one
 from kuberay.objects import RAYCLUSTER, raycluster, rayservice, worker_group
 from kuberay.webhook import NAME, told_to
 from kuberay.webhook_server import Webhook
+from ray.autoscaler.v2.instance_manager.cloud_providers.kuberay.cloud_provider import (
+    CloudInstance,
+    KubeRayProvider,
+    NodeKind,
+)
 
 from autoscaling.provisioning.errors import (
     MissingError,
@@ -231,9 +236,34 @@ async def test_count_and_names_travel_in_one_guarded_patch(
         {"op": "replace", "path": f"{path}/replicas", "value": 2},
     ]
     assert (names["op"], names["path"]) == ("add", f"{path}/scaleStrategy")
-    (doomed,) = names["value"]["workersToDelete"]
-    assert doomed in {pod["metadata"]["name"] for pod in hosts}
+    assert sorted(names["value"]["workersToDelete"]) == [pod["metadata"]["name"] for pod in hosts]
     assert first.body[-1]["value"] == {"workersToDelete": []}
+
+
+async def test_autoscaler_that_writes_before_the_operator_acts_keeps_the_lower_count(
+    cluster: ClusterByHand, api: KubernetesApi
+) -> None:
+    """It raises a count to the hosts that it sees, but for those that are named: its own code."""
+    provisioner = listing(api, RAYCLUSTER)
+    await scale(provisioner, 3)
+    cluster.settle()
+    await scale(provisioner, 1, f"{GROUP}-0", f"{GROUP}-2")
+    stored, pods = cluster.raycluster(), cluster.pods(GROUP)
+    rays_own: Any = object.__new__(KubeRayProvider)  # no head, no token: what it has read is given
+    rays_own._sync_with_api_server = lambda: None
+    rays_own._ray_cluster = stored
+    rays_own._cached_instances = {
+        pod["metadata"]["name"]: CloudInstance(
+            cloud_instance_id=pod["metadata"]["name"],
+            node_type=GROUP,
+            node_kind=NodeKind.WORKER,
+            is_running=True,
+        )
+        for pod in pods
+    }
+    asked = rays_own._initialize_scale_request(to_launch={}, to_delete_instances=[])
+    assert len(pods) == 3 * SHAPE.num_hosts
+    assert asked.desired_num_workers[GROUP] == SHAPE.num_hosts
 
 
 async def test_patch_is_refused_when_groups_were_reordered(

@@ -21,9 +21,10 @@ def record(incarnation: str, name: str, state: SupplyState = SupplyState.FREE) -
 
 @dataclass
 class Store:
-    """Keeps what is stored, as Ray's head would."""
+    """Keeps what is stored, as Ray's head would, and the time."""
 
     orders: bytes | None = None
+    now_s: float = 1_000.0
     supply: bytes | None = field(
         default_factory=lambda: encode_supply(
             SupplyReport(
@@ -52,7 +53,7 @@ class Store:
 
 
 def run(store: Store, *arguments: str) -> tuple[int, str]:
-    app = make_order_app(lambda _address, _application: store)
+    app = make_order_app(lambda _address, _application: store, clock=lambda: store.now_s)
     result = CliRunner().invoke(app, [*arguments])
     return result.exit_code, result.output
 
@@ -62,9 +63,10 @@ def test_orders_are_given_listed_and_lifted() -> None:
     assert run(store, "list") == (0, "no orders stand\n")
     assert run(store, "freeze", "--reason", "a drill", "--by", "ada", "--for", "2h")[0] == 0
     assert run(store, "pin", "spot", "--at", "3", "--model", "m", "--reason", "load test")[0] == 0
+    store.now_s += 60.0
     code, said = run(store, "list")
     assert code == 0
-    assert "freeze: a drill (by ada, 0 s ago, for another 7200 s)" in said
+    assert "freeze: a drill (by ada, 60 s ago, for another 7140 s)" in said
     assert "pin spot of m at 3: load test" in said
     assert store.standing.freeze is not None
     assert run(store, "thaw")[0] == 0

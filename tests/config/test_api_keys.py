@@ -9,6 +9,8 @@ import yaml
 
 from serving.config.api_keys import KeyRecord, KeyScope, ModelRoute, read_keys
 from serving.config.application import OpenField
+from serving.domain.models.request_fields.service_class import ServiceTier
+from serving.domain.usage.quotas import Period, Quota, QuotaKind
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,14 @@ keys:
     routes: [/v1/chat/completions]
     open_fields: [priority]
     expires_at: 2027-01-01T00:00:00Z
+    weight: 2.5
+    service_tiers: [priority, flex]
+    quotas:
+      - {{requests: 600, per: minute}}
+      - {{tokens: 5000000, per: day, models: [chat-sql, chat]}}
+      - {{usd: 12.5, per: day}}
+      - {{chip_seconds: 3600, per: hour}}
+      - {{concurrent: 32}}
   - {{name: prometheus, sha256: "{hashlib.sha256(b"k2").hexdigest()}", scopes: [metrics]}}
   - {{name: open, key: k3, scopes: [inference, fleet, metrics]}}
 """
@@ -72,17 +82,33 @@ def test_record_says_what_a_key_may_do(text: str) -> None:
         routes=frozenset({ModelRoute.CHAT_COMPLETIONS}),
         open_fields=frozenset({OpenField.PRIORITY}),
         expires_at_s=1798761600.0,
+        weight=2.5,
+        service_tiers=frozenset({ServiceTier.PRIORITY, ServiceTier.FLEX}),
+        quotas=(
+            Quota(QuotaKind.REQUESTS, 600, Period.MINUTE),
+            Quota(QuotaKind.TOKENS, 5_000_000, Period.DAY, frozenset({"chat", "chat-sql"})),
+            Quota(QuotaKind.USD, 12.5, Period.DAY),
+            Quota(QuotaKind.CHIP_SECONDS, 3600, Period.HOUR),
+            Quota(QuotaKind.CONCURRENT, 32),
+        ),
     )
+    usual = frozenset({ServiceTier.DEFAULT, ServiceTier.FLEX})
     assert metrics == KeyRecord(
-        hashlib.sha256(b"k2").digest(), name="prometheus", scopes=frozenset({KeyScope.METRICS})
+        hashlib.sha256(b"k2").digest(),
+        name="prometheus",
+        scopes=frozenset({KeyScope.METRICS}),
+        service_tiers=usual,
     )
     assert everything.scopes == frozenset(KeyScope)
+    assert everything.service_tiers == usual
 
 
 def test_plain_key_may_do_everything_for_ever() -> None:
     (record,) = read_keys("acme k1")
     assert record.scopes == frozenset(KeyScope)
     assert (record.models, record.routes, record.expires_at_s) == (None, None, None)
+    assert record.weight == 1.0
+    assert record.service_tiers == frozenset(ServiceTier)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +142,15 @@ def test_plain_key_may_do_everything_for_ever() -> None:
             {"name": "a", "key": "secret", "open_fields": ["seed"]},
             'keys[0].open_fields[0]: not allowed (value "seed"); allowed: one of vllm_xargs',
         ),
+        (
+            {"name": "a", "key": "secret", "service_tiers": ["gold"]},
+            'keys[0].service_tiers[0]: not allowed (value "gold"); allowed: one of priority, '
+            "default, flex",
+        ),
+        (
+            {"name": "a", "key": "secret", "weight": 0},
+            "keys[0].weight: not allowed (value 0); allowed: a number",
+        ),
         ({"name": "a", "key": "secret", "expires_at": 2027}, "a time with its zone"),
         ({"name": "a", "key": "secret", "expires_at": "2027-01-01"}, "a time with its zone"),
         ({"name": "a", "key": "secret", "expires_at": "2027-01-01T00:00"}, "a time with its zone"),
@@ -138,6 +173,74 @@ def test_two_records_of_one_name_or_of_one_key_are_refused() -> None:
     assert "keys[1].name: already the name of keys[0]" in str(refusal.value)
     assert "keys[2].key: already the key of keys[0]" in str(refusal.value)
     assert "secret" not in str(refusal.value)
+
+
+def test_keys_of_one_tenant_have_one_weight() -> None:
+    records = [
+        {"name": "a", "key": "secret", "tenant": "acme", "weight": 2},
+        {"name": "b", "key": "other", "tenant": "acme"},
+        {"name": "c", "key": "third", "tenant": "zeta"},
+        {"name": "m", "key": "fourth", "tenant": "acme", "scopes": ["metrics"]},
+    ]
+    with pytest.raises(ValueError, match="weight") as refusal:
+        read_keys(json.dumps({"keys": records}))
+    assert str(refusal.value) == (
+        "keys[1].weight: another one than that of keys[0], of the same tenant (value 1.0); "
+        "allowed: 2"
+    )
+
+
+QUOTA = {"requests": 5, "per": "hour"}
+
+
+@pytest.mark.parametrize(
+    ("quotas", "complaint"),
+    [
+        ([{"per": "hour"}], "keys[0].quotas[0]: no amount; allowed: exactly one of requests, tok"),
+        ([QUOTA | {"tokens": 5}], "keys[0].quotas[0]: several amounts; allowed: exactly one of"),
+        ([{"requests": 5}], "keys[0].quotas[0].per: missing; allowed: minute, hour, day"),
+        (
+            [{"concurrent": 5, "per": "day"}],
+            "keys[0].quotas[0].per: without effect with concurrent; allowed: left out",
+        ),
+        ([QUOTA | {"per": "week"}], 'per: not allowed (value "week"); allowed: one of minute, hou'),
+        ([{"requests": 0, "per": "day"}], "quotas[0].requests: not allowed (value 0); allowed"),
+        ([{"requests": 1.5, "per": "day"}], "quotas[0].requests: not allowed (value 1.5)"),
+        ([{"usd": -1, "per": "day"}], "quotas[0].usd: not allowed (value -1)"),
+        ([QUOTA | {"models": []}], "quotas[0].models: not allowed"),
+        (
+            [QUOTA, QUOTA | {"requests": 6}],
+            "keys[0].quotas[1]: bounds what keys[0].quotas[0] bounds; allowed: one amount",
+        ),
+    ],
+)
+def test_quota_of_another_form_is_refused_by_field(
+    quotas: list[dict[str, object]], complaint: str
+) -> None:
+    record = {"name": "a", "key": "secret", "tenant": "acme", "quotas": quotas}
+    with pytest.raises(ValueError, match=re.escape(complaint)) as refusal:
+        read_keys(json.dumps({"keys": [record]}))
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("changes", [{"tenant": None}, {"scopes": ["metrics"]}])
+def test_quotas_are_of_tenants_that_ask_models(changes: dict[str, object]) -> None:
+    record = {"name": "a", "key": "secret", "tenant": "acme", "quotas": [QUOTA]} | changes
+    with pytest.raises(ValueError, match=r"keys\[0\].quotas: without effect; allowed: only with a"):
+        read_keys(json.dumps({"keys": [record]}))
+
+
+def test_keys_of_one_tenant_have_the_same_quotas_in_any_order() -> None:
+    more = {"tokens": 5, "per": "day"}
+    keys = [
+        {"name": "a", "key": "k1", "tenant": "acme", "quotas": [QUOTA, more]},
+        {"name": "b", "key": "k2", "tenant": "acme", "quotas": [more, QUOTA]},
+        {"name": "c", "key": "k3", "tenant": "zeta"},
+    ]
+    assert len(read_keys(json.dumps({"keys": keys}))) == 3
+    del keys[1]["quotas"]
+    with pytest.raises(ValueError, match=r"keys\[1\].quotas: other ones than those of keys\[0\]"):
+        read_keys(json.dumps({"keys": keys}))
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,14 @@ class Api:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         self._answer(self._client.post(path, json=body))
 
+    def bind(self, pod: Json, node_name: str) -> None:
+        """Puts a pod on a node, as a scheduler does."""
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        path = self._path(reference("Pod", namespace), name, "binding")
+        target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
+        body = reference("Pod", namespace, name) | {"kind": "Binding", "target": target}
+        self._answer(self._client.post(path, json=body))
+
     def request_token(self, namespace: str, account: str) -> str:
         """A token of a service account, as a pod of it would have; good for an hour."""
         path = self._path(reference("ServiceAccount", namespace), account, "token")

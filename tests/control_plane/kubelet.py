@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from kuberay.namespaces import own_namespace
 from deployments.manifests.compute_classes import control_class_name
 from deployments.manifests.names import CONTROL_GROUP, GATEWAY_GROUP, Component, component_labels
 from deployments.manifests.values import Values
-from serving.domain.gke_names import GKE_COMPUTE_CLASS
+from serving.domain.names.gke_names import GKE_COMPUTE_CLASS
 from tests.deployments.manifests.examples import as_folder, parsed, rendered
 
 from .api import Api, Json, reference

@@ -21,7 +21,7 @@ from deployments.manifests.cluster_config import ClusterConfig
 from deployments.manifests.platform import provisioner_rights, service_accounts
 from deployments.manifests.render import render
 from deployments.manifests.values import Values, parse_values
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 from tests.deployments.manifests.examples import ROOT
 
 from .api import Api, RefusedByServerError, reference

@@ -14,7 +14,7 @@ import pytest
 from deployments.manifests.names import GATEWAY_GROUP, Component, component_labels
 from deployments.manifests.redis import redis_labels
 from serving.config.slice_settings import longest_replica_stop_s
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 from serving.domain.topology import slice_shape
 from tests.deployments.manifests.examples import raw_values, shipped
 

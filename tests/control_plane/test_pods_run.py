@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
+from serving.domain.names.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
 
 from .api import Api, Json, RefusedByServerError, reference, wait
 from .kubelet import HELD, NODE_POOL, node

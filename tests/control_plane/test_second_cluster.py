@@ -22,7 +22,7 @@ from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan
 from autoscaling.provisioning.raycluster import CLUSTER_LABEL, GROUP_LABEL
 from deployments.cli import build_cli
 from deployments.manifests.names import Component
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 from serving.domain.supply.pods import ObservedSlice
 from serving.domain.topology import slice_shape
 from tests.deployments.manifests.examples import as_folder, raw_values, rendered

@@ -17,7 +17,7 @@ from kuberay.recordings import FOLDER
 
 from deployments.validation.documents import Folder, mapping
 from deployments.validation.found_pods import FoundPod, ray_pods
-from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 from tests.deployments.manifests.examples import VALUES, shipped_folder
 
 from .api import Api

@@ -38,6 +38,12 @@ FLEET = {
         {
             "name": "demo",
             "waiting": 3,
+            "promised": 2,
+            "line_tenants": [
+                {"tenant": "acme", "service_class": "batch", "waiting": 2},
+                {"tenant": "beta", "service_class": "standard", "waiting": 1},
+            ],
+            "cache_forecast": {"found": 900, "missing": 100, "unforeseen": 50},
             "engines": [
                 {
                     "engine_id": "e-1",
@@ -187,7 +193,9 @@ def test_status_shows_engines_of_every_model() -> None:
         "gateway gw-1, running for 1h02m",
         "nothing is wrong",
         "",
-        "demo: 3 requests wait for an engine",
+        "demo: 3 requests wait for an engine, and 2 refused ones may come back",
+        "in line: acme 2 (batch), beta 1 (standard)",
+        "of 1000 prompt tokens expected in prefix caches 90% were there",
         "ENGINE COMPUTE CLASS STATE SINCE RUNNING WAITING KV IN FLIGHT",
         "e-1 v6e-spot ready 59s 4 0 12% 5",
         "- v6e-spot loading 7s - - - -",

@@ -170,7 +170,7 @@ async def test_loss_of_all_spot_is_bridged_and_costs_no_stream(
     num_resumed = resumes(application) - resumes_before
     moved = under_way(load, lost_s)
     refused = [each for each in load.asked if each.is_refused]
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert moved
     assert [each for each in moved if each.is_refused] == []
     gap_s = max(each.answer.longest_gap_s(lost_s) for each in moved)
@@ -212,7 +212,7 @@ async def test_loss_of_every_slice_holds_requests_until_one_is_back(
         await load.more_answers(20, LATER_S)
     moved = under_way(load, lost_s)
     refused = [each for each in load.asked if each.is_refused]
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert moved
     assert [each for each in moved if each.is_refused] == []
     report(

@@ -135,7 +135,7 @@ async def test_killed_nodes_of_control_processes_cost_no_gateway_no_engine_and_n
             fleet = await until_whole(application, ids)
             took_s.append(time.monotonic() - killed_s)
         await load.more_answers(NUM_STREAMS, SOON_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert [each for each in load.asked if each.status != httpx.codes.OK] == []
     assert (engines(application), gateways(application)) == (had, serving)
     assert {row["cause"] for row in fleet["ended"]} <= {"adopted"}
@@ -163,7 +163,7 @@ async def test_control_pool_is_replaced_node_by_node_and_nobody_notices(
         took_s = time.monotonic() - began_s
         fleet = await until_whole(application, ids)
         await load.more_answers(NUM_STREAMS, SOON_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert [each for each in load.asked if each.status != httpx.codes.OK] == []
     assert engines(application) == had
     assert {row["cause"] for row in fleet["ended"]} <= {"adopted"}

@@ -62,7 +62,7 @@ async def test_host_of_a_gateway_leaves_under_load_and_nobody_notices(
         left_s = time.monotonic()
         fleet = await asyncio.to_thread(application.wait_linked, NUM_ENGINES, LATER_S)
         await load.more_answers(20, SOON_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert [each for each in load.asked if each.status != httpx.codes.OK] == []
     # Their replicas have gone, and other ones have taken them over: none was loaded again.
     assert application.lasting_processes()[Role.ENGINE_HOST] == engines

@@ -85,7 +85,7 @@ async def test_streams_go_on_without_a_head_and_nothing_of_ours_is_replaced(
         await asyncio.to_thread(wait_controller, application)
         controlled_s = time.monotonic()
         await load.more_answers(40, LATER_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert [each for each in load.asked if each.status != 200] == []
     after = application.lasting_processes()
     assert [role for role, pids in before.items() if not pids <= after[role]] == []
@@ -123,7 +123,7 @@ async def test_slice_and_directory_that_die_without_a_head_are_replaced_when_it_
         await asyncio.to_thread(application.wait_linked_at_least, num_linked, LATER_S)
         whole_s = time.monotonic()
         await load.more_answers(20, LATER_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert [each for each in load.asked if each.status != 200] == []
     moved = resumes(application) - resumes_before
     report(
@@ -147,7 +147,7 @@ async def test_drain_is_heeded_and_the_policy_scales_after_a_head_was_lost(
     since_s = time.monotonic()
     async with ConstantLoad(application.base_url, MODEL, STEP_PER_S, NUM_TOKENS) as load:
         await asyncio.to_thread(application.wait_linked_at_least, 3, LATER_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     report(
         capsys,
         f"a third slice serves {time.monotonic() - since_s:.0f} s after the step to "

@@ -76,7 +76,7 @@ async def test_redis_that_is_back_with_its_file_costs_nothing(
         await start_head(application)
         await load.more_answers(30, LATER_S)
         await asyncio.to_thread(application.wait_linked, 2, LATER_S)
-    assert load.wrong() == []
+    assert load.wrong() == [], application.bad_ends()
     assert [each for each in load.asked if each.status != 200] == []
     after = application.lasting_processes()
     assert [role for role, pids in before.items() if not pids <= after[role]] == []

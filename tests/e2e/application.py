@@ -29,6 +29,7 @@ from deployments.start.serve import child_environment
 from tests.interrupts import heed_interrupts
 
 from .answers import Answers
+from .ingress_log import IngressLog
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # A start takes 30 to 60 s; the first one after packages were unpacked, beside two others on two
@@ -154,6 +155,7 @@ class RunningApplication(Answers):
         self._directory = directory
         self._environment = dict(environment or {})
         self._root: subprocess.Popen[bytes] | None = None
+        self._ingress_log: IngressLog | None = None
         self._known: dict[int, psutil.Process] = {}
 
     # -- life --
@@ -172,6 +174,8 @@ class RunningApplication(Answers):
 
     def launch(self) -> None:
         """Starts the command and returns at once."""
+        if self._ingress_log is None:
+            self._ingress_log = IngressLog()
         self.write_config(self.args)
         self.plan_path.write_text(yaml.safe_dump(self.plan))
         on_plan = [
@@ -204,6 +208,8 @@ class RunningApplication(Answers):
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLICEWISE_"))
         }
+        if self._ingress_log is not None:
+            inherited["RAY_SERVE_HAPROXY_LOG_TARGET"] = self._ingress_log.target
         if self._through == "serve":
             made = child_environment(inherited | self._environment, str(self.folder))
             return {**ON_LOOPBACK, **made}
@@ -256,9 +262,16 @@ class RunningApplication(Answers):
         psutil.wait_procs(leftovers, timeout=10)
         if self._root is not None:
             self._root.wait(10)
+        if self._ingress_log is not None:
+            self._ingress_log.close()
+            self._ingress_log = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- what it says --
+
+    def bad_ends(self) -> list[str]:
+        """What the ingress says of requests that were not ended as they should, and by whom."""
+        return [] if self._ingress_log is None else self._ingress_log.bad_ends()
 
     def log_text(self) -> str:
         """What the command has printed."""

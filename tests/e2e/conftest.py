@@ -1,5 +1,6 @@
 """Applications that end-to-end tests share: starting one takes a minute, so each starts once."""
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -110,6 +111,17 @@ def keyed_application(
 
 
 OPERATOR_KEY = "sk-operations-0123456789"
+# The key of a tenant that may ask so often in a day.
+QUOTA_KEY, QUOTA_REQUESTS = "sk-limited-0123456789", 5
+OPERATED_KEYS = [
+    {"name": "operator", "key": OPERATOR_KEY, "scopes": ["inference", "metrics", "fleet"]},
+    {
+        "name": "limited",
+        "key": QUOTA_KEY,
+        "tenant": "limited",
+        "quotas": [{"requests": QUOTA_REQUESTS, "per": "day"}],
+    },
+]
 
 
 def operated_args(**gateway: Any) -> dict[str, Any]:
@@ -136,7 +148,7 @@ def _metrics_port() -> int:
 @pytest.fixture(scope="module")
 def operated_application(shared_applications: SharedApplications) -> RunningApplication:
     """What an operator updates and what loses gateways."""
-    environment = {"OPERATIONS_KEYS": f"{OPERATOR_KEY},sk-other"}
+    environment = {"OPERATIONS_KEYS": json.dumps({"keys": OPERATED_KEYS})}
     return shared_applications.get(
         "operated",
         lambda: RunningApplication(operated_args(), environment=environment, api_key=OPERATOR_KEY),

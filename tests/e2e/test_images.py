@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.tiny_vision_model import image_url, make
@@ -137,7 +138,18 @@ def test_an_image_is_fetched_from_a_named_host_and_not_from_where_that_sends_on(
 def test_an_engine_that_never_saw_the_image_goes_on_token_for_token(
     application: RunningApplication, undisturbed: list[Answer]
 ) -> None:
-    victim = application.processes(Role.ENGINE_HOST)[0]
+    # On a busy machine one engine may have had all of them: then it is the next.
+    for victim in application.processes(Role.ENGINE_HOST):
+        if num_moved_at_its_end(application, victim, undisturbed):
+            return
+        application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, REPLACEMENT_S)
+    raise AssertionError("nothing was in flight on the engines that died")
+
+
+def num_moved_at_its_end(
+    application: RunningApplication, victim: psutil.Process, undisturbed: list[Answer]
+) -> int:
+    """Kills an engine amid streams, none of which may differ; how many it had."""
     carried: set[str] = set()
 
     def have_both_carried(fleet: dict[str, Any]) -> bool:
@@ -168,8 +180,7 @@ def test_an_engine_that_never_saw_the_image_goes_on_token_for_token(
     answers = asyncio.run(run())
     assert [answer.error for answer in answers] == [None] * len(STREAMS)
     assert all(now.same_as(then) for now, then in zip(answers, undisturbed, strict=True))
-    moved = num_resumes(application) - resumes
-    assert moved > 0, "nothing was in flight on the engine that died"
+    return num_resumes(application) - resumes
 
 
 def test_an_engine_that_came_later_gets_the_whole_image(

@@ -114,8 +114,13 @@ def whole_fleet(demo_application: RunningApplication) -> None:
 
 
 def wait_whole(application: RunningApplication) -> None:
-    """Waits until two engines are linked."""
-    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, REPLACEMENT_TIMEOUT_S)
+    """Waits until two engines are linked, each with a replica: its engine outlives one."""
+
+    def is_whole(fleet: dict[str, Any]) -> bool:
+        num_replicas = len(application.processes(Role.SLICE_REPLICA))
+        return linked_engines(fleet) == {MODEL: 2} and num_replicas == 2
+
+    application.wait_fleet(is_whole, REPLACEMENT_TIMEOUT_S)
 
 
 def wait_ended(victim: psutil.Process) -> None:

@@ -4,6 +4,7 @@ Serve is told not to watch for that (`deployments.start.ingress`), so nothing bu
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,15 @@ def test_request_on_an_engine_ends_with_its_client(
 ) -> None:
     asyncio.run(leaves_once(application, route, "in_flight", stream=stream))
     application.wait_idle(LEFT_S)
+    wait_until_said(application, route)
+
+
+def wait_until_said(application: RunningApplication, route: str) -> None:
+    """Waits until the ingress has said of a request on a route that its client cut it."""
+    deadline_s = time.monotonic() + LEFT_S
+    while not any(" - - C" in end and f"POST {route} " in end for end in application.bad_ends()):
+        assert time.monotonic() < deadline_s, application.bad_ends()
+        time.sleep(0.05)
 
 
 def test_request_that_waits_for_an_engine_ends_with_its_client(

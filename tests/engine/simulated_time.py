@@ -23,7 +23,9 @@ class _JumpingSelector(selectors.SelectSelector):
         return ready
 
 
-class _SimulatedLoop(asyncio.SelectorEventLoop):
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """The loop; its clock starts at 0 s."""
+
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
         super().__init__(self._clock)
@@ -34,5 +36,5 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
 
 def run_simulated(main: Coroutine[Any, Any, None]) -> None:
     """Runs `main` to its end on a clock that starts at 0 s."""
-    with asyncio.Runner(loop_factory=_SimulatedLoop) as runner:
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from serving.domain.tokens.cached_blocks import CacheLayout, CacheMirror
 from serving.domain.tokens.paced import LETTERS, prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedSequence
 from serving.engine.paced.config import PacedConfig
@@ -136,6 +137,8 @@ class Scheduled:
         self._hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
         self._answers: dict[str, list[int]] = {}
         self.num_preemptions = 0
+        self.mirror = CacheMirror(CacheLayout.of_blocks(BLOCK, b""))
+        self.backlog_tokens = 0
         self._under_way: Any = None
 
     def add(self, asked: Asked) -> None:
@@ -171,7 +174,10 @@ class Scheduled:
         places = {name: place for place, name in enumerate(names)}
         told = ModelRunnerOutput(names, places, sampled)
         outputs = self._scheduler.update_from_output(scheduled, told)
+        for each in outputs.values():
+            self._take(each.scheduler_stats)
         self.begin()
+        self._take(self._scheduler.make_stats())
         return {
             output.request_id: (
                 output.new_token_ids[0],
@@ -181,6 +187,23 @@ class Scheduled:
             for each in outputs.values()
             for output in each.outputs
         }
+
+    def reset_cache(self) -> bool:
+        """Empties its cache, if no request is there."""
+        was_reset = self._scheduler.reset_prefix_cache()
+        self._take(self._scheduler.make_stats())
+        return was_reset
+
+    def _take(self, stats: Any) -> None:
+        """Takes in what our part of the scheduler tells."""
+        from serving.engine.vllm.resume_scheduler import CACHE_STATS, LINE_STATS
+
+        if stats is None:
+            return
+        told = stats.kv_connector_stats
+        begun, waiting, _ = told[LINE_STATS]
+        self.backlog_tokens = begun + waiting
+        self.mirror.take_in(*told.get(CACHE_STATS, (b"", b"")))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +218,7 @@ def test_500_requests_have_the_same_steps_and_find_the_same(
     waiting = list(conversations(seed=num_blocks))
     resumed = {asked.name for asked in waiting if asked.emitted}
     unfinished = {asked.name for asked in waiting}
-    num_found, step = 0, 0
+    num_found, step, most_keys = 0, 0, 0
     while unfinished:
         while waiting and (waiting[0].step <= step or len(unfinished) == len(waiting)):
             asked = waiting.pop(0)
@@ -214,8 +237,19 @@ def test_500_requests_have_the_same_steps_and_find_the_same(
             for name, (token, found, has_ended) in emitted.items()
         }
         assert comparable == expected, f"step {step}"
+        assert ours.batch.cache is not None
+        assert ours.batch.cache.mirror.keys == theirs.mirror.keys, f"step {step}"
+        most_keys = max(most_keys, len(theirs.mirror.keys))
+        if ours.batch.num_admitted or ours.batch.num_waiting:  # else vLLM has not been asked
+            # One token left of a prompt looks like one that decodes.
+            assert 0 <= ours.batch.backlog_tokens(1.0) - theirs.backlog_tokens <= 1, f"step {step}"
         step += 1
     assert num_found > 0
     assert ours.batch.num_preemptions == theirs.num_preemptions
     if num_blocks < 100:
         assert theirs.num_preemptions > 0, "there was always room"
+    assert most_keys > 0
+    assert ours.batch.cache is not None
+    assert theirs.reset_cache()
+    assert ours.batch.cache.forget_all()
+    assert ours.batch.cache.mirror.keys == theirs.mirror.keys == set()

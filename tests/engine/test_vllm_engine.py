@@ -6,12 +6,14 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 import pytest_asyncio
 from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.domain.slice_lifecycle import LoadStage
+from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.engine.load_stage import stages_reported_to
 from serving.engine.vllm.engine import VllmEngine, engine_config
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
@@ -19,7 +21,7 @@ from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import TokenRequest
 from serving.link.vllm_codec import EMITTED_KEY
 
-from .contract import DEADLINE_S, EngineContract, Subject, collect
+from .contract import DEADLINE_S, EngineContract, Subject, collect, until_it_ends
 from .vllm_requests import (
     ENGINE_ARGS,
     MODEL,
@@ -133,6 +135,61 @@ async def test_prefix_cache_can_be_reset_by_call(subject: Subject) -> None:
     assert await subject.engine.call("reset_prefix_cache", b"") == b"\xc3"  # msgpack: true
 
 
+async def test_prompts_stand_in_line_until_a_step_computes_them(subject: Subject) -> None:
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    names = [f"line-{number}" for number in range(subject.num_slots + 3)]
+    lengths = []
+    async with asyncio.timeout(DEADLINE_S):
+        for name in names:
+            request = subject.make_request(name, 40, [])
+            lengths.append(len(request.prompt_token_ids))
+            await engine.submit(request)
+            assert engine.load.backlog_tokens <= sum(lengths)
+        assert engine.load.backlog_tokens > 0
+        while engine.load.num_running < subject.num_slots:
+            await engine.next_step()
+        ratio = engine.load.computed_ratio
+        assert 0 < ratio <= 1
+        # Three have no slot; all others are computed to their end, or in the step under way.
+        assert engine.load.num_waiting == 3
+        assert engine.load.backlog_tokens == round(sum(lengths[-3:]) * ratio)
+        await collect(engine, *names)
+        assert engine.load.backlog_tokens == 0
+
+
+async def test_capacity_is_that_of_its_scheduler_and_its_cache(subject: Subject) -> None:
+    capacity = subject.engine.capacity
+    assert capacity is not None
+    assert capacity.max_num_seqs == subject.num_slots
+    info = subject.engine.info
+    assert capacity.num_kv_tokens == int(str(info["num_kv_blocks"])) * int(str(info["block_size"]))
+
+
+async def test_what_its_cache_has_is_known_by_the_names_that_a_gateway_computes(
+    subject: Subject,
+) -> None:
+    engine = subject.engine
+    assert engine.cached is not None
+    layout = engine.cached.layout
+    async with asyncio.timeout(DEADLINE_S):
+        assert await engine.call("reset_prefix_cache", b"") == b"\xc3"
+        assert not engine.cached.keys
+        request = subject.make_request("named", 60, [])
+        prompt = [*request.prompt_token_ids, *range(5, 305)]
+        request = msgspec.structs.replace(request, prompt_token_ids=prompt)
+        await engine.submit(request)
+        tokens = await collect(engine, "named")
+        while engine.load.num_running:
+            await engine.next_step()
+        # The last token was emitted, and never computed.
+        whole = [*prompt, *tokens["named"]][:-1]
+        assert engine.cached.keys == set(NamedBlocks(whole).keys(layout))
+        assert len(engine.cached.keys) == len(whole) // layout.unit_tokens > 1
+        assert await engine.call("reset_prefix_cache", b"") == b"\xc3"
+        assert not engine.cached.keys
+
+
 async def test_arguments_that_vllm_refuses_start_nothing() -> None:
     with pytest.raises(ValueError, match="max_model_len"):
         engine_config(MODEL, ENGINE_ARGS | {"max_model_len": 1_000_000})
@@ -178,7 +235,7 @@ async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_proces
     async with asyncio.timeout(DEADLINE_S):
         await engine.submit(subject.make_request("a", 2, []))
         await collect(engine, "a")
-        step = asyncio.create_task(engine.next_step())
+        step = asyncio.create_task(until_it_ends(engine))
         await asyncio.sleep(0)
         (pid,) = engine.process_ids
         os.kill(pid, signal.SIGKILL)

@@ -8,14 +8,25 @@ from typing import Any
 import msgspec
 
 from serving.domain.errors import RequestError
+from serving.domain.tokens.cached_blocks import CacheLayout
 from serving.domain.tokens.paced import paced_token
 from serving.engine.paced.config import PacedConfig
-from serving.gateway.dispatcher import Dispatcher, Outputs
-from serving.gateway.requests import InFlightRequest
+from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
+from serving.gateway.dispatch.requests import InFlightRequest
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
 from serving.link.errors import FrameError, LinkClosedError
-from serving.link.messages import EngineEnd, Finish, Step, TokenOutput, TokenRequest
+from serving.link.messages import (
+    CacheDelta,
+    CacheSnapshot,
+    EngineEnd,
+    Finish,
+    Room,
+    RoomWanted,
+    Step,
+    TokenOutput,
+    TokenRequest,
+)
 
 TOKEN_RANGE = PacedConfig().token_range
 
@@ -76,9 +87,19 @@ async def let_token_leave() -> None:
 
 
 class ScriptedLink:
-    """A link to an engine that takes a step on command. Implements `EngineLink`."""
+    """A link to an engine that takes a step on command. Implements `EngineLink`.
 
-    def __init__(self, dispatcher: Dispatcher, engine_id: str = "e1") -> None:
+    With `places` it tells of room for so many requests, at the start and after each step.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        engine_id: str = "e1",
+        *,
+        places: int | None = None,
+        cache_layout: CacheLayout | None = None,
+    ) -> None:
         self.engine_id = engine_id
         self.submitted: list[TokenRequest] = []
         self.aborted: list[str] = []
@@ -87,12 +108,24 @@ class ScriptedLink:
         self.reported_end: EngineEnd | None = None
         self.stats = LinkStats(Traffic())
         self.late_s = 0.0
+        self.tells_room = places is not None
+        self.places = places
+        self.cache_layout = cache_layout
+        self.on_cache: Callable[[CacheSnapshot | CacheDelta], None]
+        self.demands: list[tuple[int, int]] = []
+        self.wanted = RoomWanted()
+        self.kept = 0  # places that are told as kept, and for whom they are not
+        self.is_batch_leaving = False
+        self.leaving: list[tuple[int, str]] = []
         self.max_prompt_tokens = 1000
+        self.num_ways_asked = 0
         self._running: dict[str, TokenRequest] = {}
         self._num_out: dict[str, int] = {}  # wire id -> tokens out, those of earlier engines too
         self._dispatcher = dispatcher
         self._on_step: Callable[[Step], None]
         dispatcher.add_engine(engine_id, "local", self)
+        if self.tells_room:
+            self._on_step(Step([], room=self.room()))
 
     @property
     def running(self) -> list[str]:
@@ -101,6 +134,9 @@ class ScriptedLink:
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         self._on_step = on_step
+
+    def watch_cache(self, on_change: Callable[[CacheSnapshot | CacheDelta], None]) -> None:
+        self.on_cache = on_change
 
     def submit(self, request: TokenRequest) -> None:
         if self.is_broken:
@@ -111,6 +147,13 @@ class ScriptedLink:
         self.submitted.append(request)
         self._running[request.request_id] = request
         self._num_out[request.request_id] = len(request.emitted_token_ids)
+
+    def want_room(self, wanted: RoomWanted) -> None:
+        self.wanted = wanted
+        self.demands.append((wanted.num_requests, wanted.prefill_tokens))
+
+    def make_way(self) -> None:
+        self.num_ways_asked += 1
 
     def abort(self, request_ids: list[str]) -> None:
         if self.is_broken:
@@ -136,7 +179,27 @@ class ScriptedLink:
                 del self._running[wire_id]
             finish = int(Finish.LENGTH) if is_last else None
             outputs.append(TokenOutput(wire_id, [token_id], finish))
-        return Step(outputs)
+        return Step(outputs, room=self.room() if self.tells_room else None)
+
+    def room(self, **changes: Any) -> Room:
+        """What it has room for now."""
+        assert self.places is not None
+        free = self.places - len(self._running)
+        room = Room(
+            len(self.submitted),
+            free,
+            1_000_000,
+            num_sequences=len(self._running),
+            num_places=free,
+            num_dealt=free - self.kept,
+            is_batch_leaving=self.is_batch_leaving,
+            leaving=self.leaving,
+        )
+        return msgspec.structs.replace(room, **changes)
+
+    def tell(self, **changes: Any) -> None:
+        """Tells of room, with these numbers in place of the true ones."""
+        self._on_step(Step([], room=self.room(**changes)))
 
     def step(self, num_steps: int = 1) -> None:
         """Makes steps and delivers each."""

@@ -68,8 +68,9 @@ async def test_every_described_operation_is_served_and_no_other_method_or_route_
         for path, operations in document["paths"].items():
             (described_method,) = operations
             for method in ("get", "post", "put", "delete", "patch"):
-                at = path.replace("{model}", "one")
-                answer = await client.request(method, at, json={"model": "one"})
+                at = path.replace("{model}", "one").replace("{request_id}", "mine")
+                headers = {"x-request-id": "mine"}
+                answer = await client.request(method, at, json={"model": "one"}, headers=headers)
                 assert (answer.status_code == 405) is (method != described_method), (method, path)
                 assert answer.status_code != 404
 

@@ -12,7 +12,7 @@ from serving.domain.errors import (
     NoRoomForBodyError,
     RequestTooLargeError,
 )
-from serving.gateway.admission import BodyLimits, BodyRoom
+from serving.gateway.dispatch.admission import BodyLimits, BodyRoom
 
 from .test_http_edge import EchoFrontend, client_of, edge_over
 

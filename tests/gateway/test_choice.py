@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.gateway.routing import CanaryView, VersionView, choose_canary, choose_version
+from serving.gateway.dispatch.routing import CanaryView, VersionView, choose_canary, choose_version
 
 versions = st.lists(
     st.builds(

@@ -11,9 +11,10 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.config.application import GatewayConfig
-from serving.gateway.admission import RequestTarget
+from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 from serving.link.messages import Finish, Step, TokenOutput
 
 from .engines import ScriptedLink
@@ -71,6 +72,7 @@ class Streamed:
 
     def __init__(self, edge: HttpEdge, path: str, body: dict[str, Any]) -> None:
         self.chunks: list[bytes] = []
+        self.status = 0
         self.is_whole = False
         pending = [{"type": "http.request", "body": json.dumps(body).encode()}]
         stays = asyncio.Event()
@@ -82,7 +84,10 @@ class Streamed:
             raise AssertionError("the client stays")
 
         async def send(message: Message) -> None:
-            if message["type"] == "http.response.body":
+            if message["type"] == "http.response.start":
+                assert not self.status
+                self.status = message["status"]
+            else:
                 self.chunks.append(message.get("body", b""))
                 self.is_whole = not message.get("more_body", False)
 
@@ -92,6 +97,12 @@ class Streamed:
             "http_version": "1.1",
         }
         self.task = asyncio.ensure_future(edge(scope, receive, send))
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error that it is, where it is no stream."""
+        told: dict[str, Any] = json.loads(b"".join(self.chunks))["error"]
+        return told
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -140,7 +151,7 @@ async def test_stream_that_fails_ends_with_the_error_in_its_clients_form(path: s
     version.llm.shutdown()
 
 
-async def test_request_that_is_refused_within_its_stream_is_told_so() -> None:
+async def test_request_that_is_refused_after_its_stream_was_begun_has_the_refusals_status() -> None:
     """`/v1/responses` begins its stream before it has looked at all of the request."""
     version = await ModelVersion.build(CONFIG, GatewayConfig())
     link = ScriptedLink(version.dispatcher)
@@ -151,15 +162,19 @@ async def test_request_that_is_refused_within_its_stream_is_told_so() -> None:
         await answer.task
     assert answer.is_whole
     assert not link.submitted
-    error = answer.events[-1]
-    assert (error["type"], error["code"]) == ("error", "invalid_request_error")
-    assert "cannot be an empty string" in error["message"]
+    assert answer.status == 400
+    assert answer.error["type"] == "invalid_request_error"
+    assert "cannot be an empty string" in answer.error["message"]
     version.llm.shutdown()
 
 
-async def test_fault_within_a_stream_is_told_without_its_words() -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_fault_within_a_stream_is_told_without_its_words(*, has_begun: bool) -> None:
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
+        context = REQUEST_CONTEXT.get()
+        assert context is not None
+        context.has_begun = has_begun
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
@@ -173,7 +188,9 @@ async def test_fault_within_a_stream_is_told_without_its_words() -> None:
         answer = Streamed(edge_over(Failing("m")), "/v1/completions", {"model": "m"})
         await answer.task
     assert answer.is_whole
-    assert answer.events[-1]["error"]["code"] == "internal_error"
+    error = answer.events[-1]["error"] if has_begun else answer.error
+    assert error["code"] == "internal_error"
+    assert answer.status == (200 if has_begun else 500)
     assert b"prompt" not in b"".join(answer.chunks)
 
 
@@ -190,14 +207,9 @@ async def test_stream_of_a_value_that_cannot_be_sent_says_that_its_client_is_to_
             edge, path, {"model": MODEL, "stream": True, "top_k": 10**30, **ROUTES[path]}
         )
         await answer.task
-    error = answer.events[-1]
-    if path == "/v1/responses":
-        assert (error["type"], error["code"]) == ("error", "invalid_request_error")
-    elif path == "/v1/messages":
-        assert error["error"]["type"] == "invalid_request_error"
-    else:
-        assert error["error"]["code"] == 400
-    words = error.get("error", error)["message"]
+    assert answer.status == 400
+    assert answer.error["type"] == "invalid_request_error"
+    words = answer.error["message"]
     assert "cannot be sent to an engine" in words
     assert "integers of 64 bits" in words
     assert "pydantic" not in words

@@ -18,8 +18,8 @@ from serving.domain.errors import NoEngineInTimeError, PoisonRequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.tokens.paced import paced_token
-from serving.gateway.admission import FleetLimits
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.streams.hold import TokenHold

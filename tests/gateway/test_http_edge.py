@@ -18,13 +18,13 @@ from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.rules import EngineFacts
-from serving.gateway.admission import RequestTarget
+from serving.gateway.dispatch.admission import RequestTarget
+from serving.gateway.dispatch.routing import CanaryView
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.routes import MODEL_ROUTES
-from serving.gateway.routing import CanaryView
 
 DEADLINE_S = 10.0
 MAX_BODY_BYTES = 1000
@@ -84,6 +84,7 @@ def edge_over(
     *frontends: EchoFrontend,
     keys: tuple[str, ...] | ApiKeys = (),
     readiness: Callable[[], Readiness] = lambda: READY,
+    gateway_id: str = "",
     **rules: Any,
 ) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
@@ -95,6 +96,7 @@ def edge_over(
         describe_fleet=lambda: {"models": []},
         ask_dashboard=ask_dashboard,
         readiness=readiness,
+        gateway_id=gateway_id,
     )
 
 

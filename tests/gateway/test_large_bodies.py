@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
-from serving.gateway.admission import RequestTarget
+from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.edge.fields import is_large
 from serving.gateway.forks.bodies.prepared_app import PreparedApp
 from serving.gateway.forks.bodies.sizes import LARGE_BYTES, LARGE_VALUES, MOST_VALUES_LEFT

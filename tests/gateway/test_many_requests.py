@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from serving.gateway.admission import FleetLimits
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.dispatcher import Dispatcher
+from tests.engine.simulated_time import run_simulated
 
 from .engines import RecordingSink, ScriptedLink, in_flight
 
@@ -57,6 +58,24 @@ async def test_waiting_costs_the_same_with_many_requests_in_front() -> None:
     assert dispatcher.num_waiting == MANY
     assert many <= few + 5
     dispatcher.shutdown()
+
+
+def test_waiting_for_room_costs_the_same_with_many_requests_in_front() -> None:
+    async def main() -> None:
+        dispatcher = Dispatcher("m", FleetLimits())
+        RecordingSink(dispatcher)
+        links = [ScriptedLink(dispatcher, f"e{number}", places=1) for number in range(2)]
+        few, many = (calls_of_one_more(dispatcher, count) for count in (FEW, MANY))
+        assert dispatcher.num_waiting == MANY - len(links)
+        assert many <= few + 5
+        few = num_calls(lambda: links[0].tell(num_requests=1))
+        dispatcher.abort([f"r{number}" for number in range(FEW, MANY)])
+        many = num_calls(lambda: links[1].tell(num_requests=1))
+        assert abs(many - few) <= 5
+        dispatcher.shutdown()
+
+    # On a slow machine time would pass, and a line of which nothing is answered is refused.
+    run_simulated(main())
 
 
 async def test_deadline_is_that_of_the_request_that_has_waited_longest() -> None:

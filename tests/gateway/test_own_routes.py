@@ -2,11 +2,18 @@
 
 import pytest
 
-from serving.gateway.edge.routes import MODEL_ROUTES, OWN_ROUTES
+from serving.gateway.edge.routes import (
+    MODEL_ROUTES,
+    ONE_MODEL,
+    ONE_REQUEST,
+    OWN_ROUTES,
+    part_of,
+)
 
 from .test_http_edge import EchoFrontend, client_of, edge_over
 
-OWN = [*sorted(OWN_ROUTES.keys() - {"/v1/models/{model}"}), "/v1/models/one"]
+OWN = [*sorted(OWN_ROUTES.keys() - {ONE_MODEL, ONE_REQUEST}), "/v1/models/one"]
+OWN += ["/fleet/requests/mine"]
 
 
 @pytest.mark.parametrize("path", sorted(MODEL_ROUTES))
@@ -40,6 +47,8 @@ async def test_readiness_is_only_read_too(method: str) -> None:
 @pytest.mark.parametrize("path", OWN)
 async def test_own_route_is_read_by_get_and_head(path: str) -> None:
     async with client_of(edge_over(EchoFrontend("one"))) as client:
+        headers = {"x-request-id": part_of(path, ONE_REQUEST)}
+        await client.post("/v1/completions", json={"model": "one"}, headers=headers)
         assert (await client.get(path)).status_code == 200
         assert (await client.head(path)).status_code == 200
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.config.api_keys import read_keys
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.metrics.requests import (
@@ -20,6 +21,7 @@ from serving.gateway.metrics.requests import (
     ServingCollector,
 )
 from serving.gateway.telemetry.request_metrics import EdgeMetrics, Histogram, RequestMetrics
+from serving.gateway.telemetry.request_story import EngineChoice
 from serving.gateway.telemetry.request_telemetry import (
     REQUEST_CONTEXT,
     TOKENS_PER_TIMED,
@@ -50,6 +52,7 @@ class StagedEngine:
     is_draining: bool = False
     requests: list[str] = field(default_factory=list)
     engine_id: str = "e1"
+    slice_name: str | None = None
     trace_attributes: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,11 +64,15 @@ class StagedFleet:
     connections: list[StagedEngine] = field(default_factory=list)
     num_waiting: int = 0
     num_queued: int = 0
+    num_in_line: dict[ServiceClass, int] = field(
+        default_factory=lambda: dict.fromkeys(ServiceClass, 0)
+    )
+    num_promised: int = 0
 
 
 def dispatched(request: RequestTelemetry, compute_class: str, now_s: float) -> None:
     """The request is given to an engine of this class."""
-    request.dispatched(StagedEngine(compute_class), "the test says so", 1, now_s)
+    request.dispatched(StagedEngine(compute_class), EngineChoice("the test says so", 1), now_s)
 
 
 def step(telemetry: ModelTelemetry, now_s: float, *outputs: tuple[RequestTelemetry, int]) -> None:
@@ -180,8 +187,13 @@ def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:
     telemetry.arrived("r", 7, 0.0).failed(NoEngineInTimeError("chat", 60.0, 30.0), 0)
     samples = page({"chat": StagedFleet(telemetry.metrics)})
     ended = {key: count for key, count in samples.items() if key[0] == "slicewise_sequences_total"}
-    labels = frozenset({("model", "chat"), ("outcome", "no_engine_in_time")})
-    assert ended == {("slicewise_sequences_total", labels): 1}
+    assert {dict(labels)["outcome"]: count for (_, labels), count in ended.items()} == {
+        "no_engine_in_time": 1,
+        # From zero on, so that the first one is seen by a rate.
+        "no_room_in_time": 0,
+        "overloaded": 0,
+    }
+    assert not [labels for _, labels in ended if "compute_class" in dict(labels)]
     assert not [name for name, _ in samples if name.endswith("_bucket")]
 
 
@@ -251,6 +263,8 @@ def test_links_and_sequences_in_flight_are_those_of_the_connections() -> None:
         ],
         num_waiting=2,
         num_queued=3,
+        num_in_line={ServiceClass.BATCH: 2},
+        num_promised=4,
     )
     fleet.request_metrics.of_class("on-demand")  # had an engine, and has none now
     samples = page({"chat": fleet})
@@ -259,6 +273,9 @@ def test_links_and_sequences_in_flight_are_those_of_the_connections() -> None:
     assert value(samples, "slicewise_links", **ON_DEMAND, state="ready") == 0
     assert value(samples, "slicewise_sequences_in_flight", **SPOT) == 3
     assert value(samples, "slicewise_requests_waiting", model="chat") == 5
+    in_line = {"model": "chat", "service_class": "batch"}
+    assert value(samples, "slicewise_line_sequences", **in_line) == 2
+    assert value(samples, "slicewise_promised_sequences", model="chat") == 4
 
 
 def test_engines_are_shown_by_slice_and_class() -> None:

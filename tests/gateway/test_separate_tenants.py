@@ -5,15 +5,18 @@ reaches an engine.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import ASGIApp
 
 from serving.config.api_keys import read_keys
 from serving.config.application import GatewayConfig
 from serving.domain.models.engine_kind import EngineKind
-from serving.gateway.admission import RequestTarget
+from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.streams.engine_client import salt_of
@@ -39,6 +42,20 @@ class ServedBy(EchoFrontend):
     async def enter(self, target: RequestTarget) -> ASGIApp:
         await super().enter(target)
         return await self._version.app()
+
+
+@asynccontextmanager
+async def vllm_gateway(
+    keys: ApiKeys, **rules: Any
+) -> AsyncIterator[tuple[ModelVersion, httpx.AsyncClient]]:
+    """A gateway with vLLM's own frontend and no engine, and a client of it."""
+    # The engines are scripted; paced ones would have no log-probabilities.
+    model = CONFIG.model_copy(update={"engine": EngineKind.VLLM, "paced": None})
+    version = await ModelVersion.build(model, GatewayConfig())
+    edge = edge_over(ServedBy(version), keys=keys, **rules)
+    async with asyncio.timeout(DEADLINE_S), client_of(edge) as client:
+        yield version, client
+    version.llm.shutdown()
 
 
 class Asked:

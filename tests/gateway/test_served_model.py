@@ -8,7 +8,7 @@ import pytest
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, VersionRetiredError
-from serving.gateway.admission import RequestTarget
+from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.served_model import ServedModel, VersionUnknownError
 
 from .core_requests import core_request

@@ -24,10 +24,24 @@ PACED = {
 # Of these, a request enters no function: they are the records, and what was built before it came.
 WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # Not of the request: heartbeats, the line that logs it, the numbers of metrics, and the questions
-# whether it is sampled, how busy the loop is, whose turn it is, whose the connection is, whether
-# its client has left, and how its prompt ends.
+# whether it is sampled, how busy the loop is, when it begins, whose the connection is, whether
+# its client has left, how its prompt ends, which engine has room for it or its beginning, and whose
+# turn it is, and whether its answer may begin.
 BESIDE = {
     "serving/engine/stats.py",
+    "serving/domain/models/request_fields/service_class.py",
+    "serving/domain/tokens/cached_blocks.py",
+    "serving/domain/tokens/named_blocks.py",
+    "serving/domain/usage/tenant_shares.py",
+    "serving/gateway/dispatch/batch_work.py",
+    "serving/gateway/dispatch/cache_index.py",
+    "serving/gateway/dispatch/deadlines.py",
+    "serving/gateway/dispatch/demand.py",
+    "serving/gateway/dispatch/engine_table.py",
+    "serving/gateway/dispatch/forecast.py",
+    "serving/gateway/dispatch/known_room.py",
+    "serving/gateway/dispatch/waiting.py",
+    "serving/gateway/streams/answer_head.py",
     "serving/gateway/streams/connections.py",
     "serving/gateway/streams/detokenizing.py",
     "serving/gateway/streams/hold.py",
@@ -35,8 +49,15 @@ BESIDE = {
     "serving/gateway/streams/pace.py",
     "serving/gateway/streams/turns.py",
     "serving/gateway/telemetry/request_metrics.py",
+    "serving/gateway/telemetry/request_story.py",
+    "serving/link/cache_teller.py",
     "serving/link/heartbeat.py",
     "serving/link/request_spans.py",
+    "serving/link/rooms/dealing.py",
+    "serving/link/rooms/gateway_rooms.py",
+    "serving/link/rooms/room.py",
+    "serving/link/rooms/turns.py",
+    "serving/link/rooms/ways.py",
     "serving/telemetry/log_lines.py",
     "serving/telemetry/loop_turns.py",
 }

@@ -39,8 +39,9 @@ class Outcome:
 
     @property
     def is_an_engines(self) -> bool:
-        """Whether an engine answered."""
-        return can_stream(self.case.route) and self.status == 200
+        """Whether an engine answered, or found that no token was left to it."""
+        is_engines = self.status == 200 or '"no_token_left"' in self.words
+        return can_stream(self.case.route) and is_engines
 
 
 def is_error_of_ours(answer: httpx.Response) -> bool:

@@ -98,12 +98,13 @@ class NamespaceByHand:
     def _moving(self) -> str | None:
         """What is still on its way; `None` if nothing is."""
         pods = self.api.list("Pod", self.namespace)
-        for pod in _of_ray(pods):
+        of_ray = _of_ray(pods)
+        for pod in of_ray:
             name = pod["metadata"]["name"]
             if "deletionTimestamp" in pod["metadata"]:
                 if not _is_held(pod):
                     return f"{name} is being deleted"
-            elif pod["status"].get("phase") != "Running" and not self.cloud.is_waiting(pod):
+            elif pod["status"].get("phase") != "Running" and not self.cloud.is_waiting(pod, of_ray):
                 return f"{name} does not run"
         return self._outdated_service(pods)
 

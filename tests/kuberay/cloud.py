@@ -16,7 +16,7 @@ from control_plane.api import Api, RefusedByServerError, reference
 from control_plane.kubelet import node
 
 from autoscaling.provisioning.raycluster import CLUSTER_LABEL, GROUP_LABEL, REPLICA_INDEX_LABEL
-from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 
 from .objects import replica_of
 from .webhook import num_hosts
@@ -92,6 +92,8 @@ class Cloud:
         self._used: set[str] = set()
         # The nodes that were made for a slice, by its name.
         self._made: dict[str, set[str]] = {}
+        # Which node pool a node is of.
+        self._pools: dict[str, str] = {}
         self._started: set[str] = set()
         # Pods whose node has vanished, and since when that is known.
         self._vanished: dict[str, float | None] = {}
@@ -106,9 +108,9 @@ class Cloud:
                 done |= self._run(self._hosts, pods)
             return self._deliver_due(pods, now_s) or done
 
-    def is_waiting(self, pod: Json) -> bool:
-        """Whether a pod has no node yet, and will have none before time passes."""
-        return pod["metadata"]["name"] not in self._provided
+    def is_waiting(self, pod: Json, pods: list[Json]) -> bool:
+        """Whether a pod, one of `pods`, has no node yet, and will have none before time passes."""
+        return pod["metadata"]["name"] not in self._provided | self._followers(pods)
 
     def lose(self, slice_name: str, host: int = 0, how: Loss = Loss.GONE) -> None:
         """Takes a host of a slice, such as `v6e-2x2-spot-3`, without notice.
@@ -159,10 +161,11 @@ class Cloud:
         return [pod for pod in found if CLUSTER_LABEL in pod["metadata"].get("labels", {})]
 
     def _take_back(self, pods: list[Json]) -> bool:
-        """Nodes on which no pod is, unless one is still to come."""
+        """Takes node pools whole on which no pod is, unless one is still to come."""
         living = {pod["metadata"]["name"] for pod in pods}
         gone = self._provided - living
         self._provided &= living
+        self._provided |= self._followers(pods)
         # Also where the scheduler gave a pod the node that was made for another one.
         for name in self._started - living:
             if self._hosts is not None:
@@ -170,13 +173,20 @@ class Cloud:
         self._started &= living
         placed = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in pods}
         self._close(self._nodes & set(placed.values()) - self._used)
-        idle = self._nodes - set(placed.values())
+        occupied = {self._pools[each] for each in self._nodes & set(placed.values())}
+        idle = {each for each in self._nodes if self._pools[each] not in occupied}
         if any(placed[name] is None for name in self._provided):
             idle &= self._used
         for name in idle:
             self._delete("Node", name)
         self._nodes -= idle
         return bool(gone or idle)
+
+    def _followers(self, pods: list[Json]) -> set[str]:
+        """Pods of slices that are on their way to a node pool: the scheduler has placed a first."""
+        living = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        begun = {replica_of(pod) for pod in living if pod["spec"].get("nodeName") in self._nodes}
+        return {pod["metadata"]["name"] for pod in living if replica_of(pod) in begun}
 
     def _collect(self, now_s: float) -> bool:
         """What the garbage collector of pods does, at another time."""
@@ -263,6 +273,7 @@ class Cloud:
             )
             self._api.create(made)
             self._made[replica].add(made["metadata"]["name"])
+            self._pools[made["metadata"]["name"]] = pool
             self._provided.add(pod["metadata"]["name"])
         self._nodes |= self._made[replica]
         logger.info("slice_delivered replica=%s hosts=%d", replica, len(pods))

@@ -119,6 +119,8 @@ class EmulatedCluster:
         enter(OperatorThread(operator))
         ray.init(address=self.address, namespace="serve", log_to_driver=False, logging_level=40)
         self._stack.callback(ray.shutdown)
+        # What is collected later, in whatever thread, calls Ray and ends the process (Ray 2.60).
+        self._stack.callback(gc.collect)
         enter(self._autoscaler())
 
     def _install(self) -> Operator:

@@ -19,7 +19,7 @@ from control_plane.kubelet import PROBED
 from deployments.manifests.names import GATEWAY_GROUP
 from deployments.manifests.render import manifests
 from deployments.manifests.values import parse_values
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 
 from .objects import RAYCLUSTER, RAYSERVICE
 

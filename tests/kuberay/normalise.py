@@ -19,7 +19,7 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_INDEX_LABEL,
     REPLICA_NAME_LABEL,
 )
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 
 Json = dict[str, Any]
 Snapshot = dict[str, list[Json]]

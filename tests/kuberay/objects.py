@@ -7,7 +7,7 @@ from typing import Any
 from autoscaling.provisioning.raycluster import (
     REPLICA_NAME_LABEL,
 )
-from serving.domain.gke_names import (
+from serving.domain.names.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,

@@ -16,7 +16,7 @@ from control_plane.api import Api, Json, reference
 from control_plane.kubelet import HELD
 
 from autoscaling.provisioning.raycluster import CLUSTER_LABEL, GROUP_LABEL, REPLICA_INDEX_LABEL
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 
 from .by_hand import NamespaceByHand
 from .cloud import Loss

@@ -16,7 +16,7 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_INDEX_LABEL,
     REPLICA_NAME_LABEL,
 )
-from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 
 from .quantities import cores, num_bytes
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from ray.cluster_utils import Cluster
 
-from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
+from serving.domain.names.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY
 from serving.domain.topology import Generation, SliceShape, shapes, slice_shape
 
 from .start_command import start_parameters, variables_of

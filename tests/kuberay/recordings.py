@@ -14,8 +14,8 @@ from autoscaling.provisioning.raycluster import (
     decode_worker_pod,
     read_groups,
 )
-from serving.domain.gke_names import GKE_CHIPS
 from serving.domain.inventory import ObservedHost, observe_hosts
+from serving.domain.names.gke_names import GKE_CHIPS
 
 FOLDER = Path(__file__).parents[1] / "data" / "kuberay"
 

@@ -76,7 +76,9 @@ class Replica:
                 HostRecord(host.worker_id, host.node_id, host.address, host.num_chips)
                 for host in whole.hosts
             )
-            self.record = replace(self.record, hosts=hosts)
+            # What no record names is left behind, for the directory, and is removed.
+            group_id = self._reservation.group_id
+            self.record = replace(self.record, hosts=hosts, group_id=group_id)
             self._enter(SliceState.RESERVED, "it stands", whole.name)
             self._enter(SliceState.LOADING, "the engine starts")
             self._enter(SliceState.READY, "the engine takes requests")
@@ -84,7 +86,9 @@ class Replica:
             self.lost.append(whole.name)
             await self._release()
             life = SliceLifecycle.begin(time.time(), "the slice before was lost")
-            self.record = replace(self.record, life=life, hosts=(), drain_deadline_s=None)
+            self.record = replace(
+                self.record, life=life, hosts=(), group_id=None, drain_deadline_s=None
+            )
 
     async def _wait_lost(self, whole: Slice) -> None:
         async def is_incomplete() -> bool:

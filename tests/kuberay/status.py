@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoscaling.provisioning.raycluster import NODE_TYPE_LABEL
-from serving.domain.gke_names import GKE_CHIPS
+from serving.domain.names.gke_names import GKE_CHIPS
 
 from .quantities import cores, in_gibibytes, num_bytes
 from .ray_pods import head_service

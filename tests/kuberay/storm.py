@@ -33,7 +33,7 @@ from autoscaling.provisioning.raycluster import (
 from deployments.manifests.names import Component
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError
-from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 from serving.domain.plan_report import PlanReport
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import Snapshot

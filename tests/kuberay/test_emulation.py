@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from control_plane.server import ControlPlane
 
+from serving.domain.names.gke_names import GKE_COMPUTE_CLASS
 from serving.domain.topology import slice_shape
 
 from .by_hand import ClusterByHand
-from .cloud import Loss
+from .cloud import NAMESPACE_LABEL, Loss
 from .objects import raycluster, replica_pods, worker_group
 from .webhook import NAME, told_to
 from .webhook_server import Webhook
@@ -124,6 +125,49 @@ def test_slices_that_come_one_after_the_other_all_come(cluster: ClusterByHand) -
     for now_s in (10.0, 15.0):
         cluster.settle(now_s=now_s)
     assert cluster.slices(GROUP) == {f"{GROUP}-{index}": 2 for index in range(4)}
+
+
+def test_node_pool_that_another_slice_has_begun_is_kept_for_its_last_host(
+    control_plane: ControlPlane, webhook: Webhook, tmp_path: Path
+) -> None:
+    """A scheduler places hosts one by one, on whatever has come for slices of their kind."""
+    placed_by_hand = group()
+    placed_by_hand["template"]["spec"]["schedulerName"] = "this-test"
+    with ClusterByHand(control_plane, raycluster(placed_by_hand), tmp_path) as cluster:
+        cluster.cloud.delays_s[GROUP] = 10.0
+        for count in range(1, 4):
+            with cluster.edit() as stored:
+                stored["spec"]["workerGroupSpecs"][0]["replicas"] = count
+            cluster.settle(now_s=float(count))
+        first, second, third = (
+            [pod for pod in cluster.pods(GROUP) if told_to(pod)[NAME] == f"{GROUP}-{index}"]
+            for index in range(3)
+        )
+        cluster.cloud.step(11.0)
+        (of_first,) = node_pools(cluster)
+        cluster.cloud.step(12.0)
+        (of_second,) = (nodes for nodes in node_pools(cluster) if nodes != of_first)
+        cluster.api.bind(third[0], of_first[0])
+        for pod, node in zip(first, of_second, strict=True):
+            cluster.api.bind(pod, node)
+        cluster.cloud.step(12.0)
+        (another,) = (nodes for nodes in node_pools(cluster) if nodes not in (of_first, of_second))
+        for pod, node in zip(second, another, strict=True):
+            cluster.api.bind(pod, node)
+        cluster.cloud.step(12.0)
+        cluster.api.bind(third[1], of_first[1])
+        cluster.settle(now_s=12.0)
+        assert cluster.slices(GROUP) == {f"{GROUP}-{index}": 2 for index in range(3)}
+
+
+def node_pools(cluster: ClusterByHand) -> list[list[str]]:
+    """The names of the nodes of each pool of the group."""
+    labels = {NAMESPACE_LABEL: cluster.namespace, GKE_COMPUTE_CLASS: GROUP}
+    pools: dict[str, list[str]] = {}
+    for node in cluster.api.list("Node", None, labels):
+        pool = node["metadata"]["labels"]["cloud.google.com/gke-nodepool"]
+        pools.setdefault(pool, []).append(node["metadata"]["name"])
+    return list(pools.values())
 
 
 def test_cloud_in_a_stock_out_delivers_nothing(cluster: ClusterByHand) -> None:

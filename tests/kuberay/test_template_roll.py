@@ -15,7 +15,7 @@ import pytest
 from control_plane.kubectl import Kubectl
 from control_plane.server import ControlPlane
 
-from serving.domain.gke_names import hash_of_template
+from serving.domain.names.gke_names import hash_of_template
 from tests.deployments.manifests.examples import shipped
 from tests.e2e.application import linked_engines
 from tests.e2e.rollout_load import StreamLoad

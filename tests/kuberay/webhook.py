@@ -18,7 +18,12 @@ from autoscaling.provisioning.raycluster import (
     REPLICA_NAME_LABEL,
     WEBHOOK_SLICE_LABEL,
 )
-from serving.domain.gke_names import GKE_ACCELERATOR, GKE_CHIPS, GKE_TOPOLOGY, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import (
+    GKE_ACCELERATOR,
+    GKE_CHIPS,
+    GKE_TOPOLOGY,
+    HOST_INDEX_LABEL,
+)
 
 Json = dict[str, Any]
 

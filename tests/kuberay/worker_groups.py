@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaling.provisioning.raycluster import REPLICA_INDEX_LABEL, REPLICA_NAME_LABEL
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 
 Json = dict[str, Any]
 

@@ -136,7 +136,7 @@ class Gateway:
         return LinkCallbacks(self._on_lost, self._on_draining)
 
     def on_step(self, step: Step) -> None:
-        self.num_steps += 1
+        self.num_steps += bool(step.outputs)  # others tell of room
         for output in step.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish is not None:
@@ -239,7 +239,7 @@ class RawPeer:
         self._writer.transport.abort()
 
     async def open_as_gateway(self, gateway_id: str, secret: bytes = SECRET) -> Proof:
-        """Shakes hands by the rules. Returns the proof that was sent."""
+        """Shakes hands by the rules, and hears of room. Returns the proof that was sent."""
         handshake = GatewayHandshake(gateway_id, secret, secrets.token_bytes(NONCE_BYTES))
         self.send(handshake.hello)
         challenge = await self.receive()
@@ -247,6 +247,9 @@ class RawPeer:
         proof = handshake.answer(challenge)
         self.send(proof)
         assert isinstance(await self.receive(), Welcome)
+        told = await self.receive()
+        assert isinstance(told, Step)
+        assert (told.outputs, told.room is None) == ([], False)
         return proof
 
     async def open_as_engine_host(self, secret: bytes = SECRET) -> None:

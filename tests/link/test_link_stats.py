@@ -149,8 +149,8 @@ async def test_both_ends_count_the_same_traffic() -> None:
         gateway.client.submit(TokenRequest("r", [1, 2, 3], max_tokens=3))
         await gateway.until_ended("r")
         traffic = gateway.client.traffic
-        # Hello, proof, request; challenge, welcome, three steps.
-        assert (traffic.messages_out, traffic.messages_in) == (3, 5)
+        # Hello, proof, request; challenge, welcome, room, three steps.
+        assert (traffic.messages_out, traffic.messages_in) == (3, 6)
         assert 0 < traffic.bytes_out < traffic.bytes_in
 
 

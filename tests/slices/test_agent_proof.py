@@ -5,6 +5,7 @@ Hosts that are apart, with addresses of their own:
 """
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -253,6 +254,23 @@ async def test_host_whose_agent_cannot_prove_itself_is_lost_though_ray_has_it_al
     assert reason.endswith("nothing heard for 1 s")
     # Not as fast as it can.
     assert 0 < asked < 10
+
+
+async def test_every_reason_for_which_an_address_was_left_is_told_with_the_loss() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        nobody: Address = closed.getsockname()
+
+        async def revive() -> Address:
+            return nobody
+
+        stranger = identity(TlsRole.HOST_AGENT, OTHER_SECRET).context
+        async with impostor(stranger) as address, watched(address, replica(), revive) as sink:
+            reason = await loss(sink)
+    unproven, unreachable, silence = reason.removeprefix("the host is lost: ").split("; ")
+    assert unproven.startswith("its agent cannot prove itself")
+    assert unreachable.startswith("its stream cannot be connected")
+    assert silence == "nothing heard for 1 s"
 
 
 async def test_stranger_at_the_address_of_a_dead_agent_costs_no_slice() -> None:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from autoscaling.provisioning.objects.json_differences import differences, summary
-from serving.domain.gke_names import (
+from serving.domain.names.gke_names import (
     POD_FIELDS,
     hash_of_template,
     with_template_hash,

@@ -13,15 +13,18 @@ from autoscaling.provisioning.raycluster import Json
 
 
 def scaling_patch(change: Change, position: int, uid: str | None) -> list[dict[str, Any]]:
-    """Returns one JSON patch with the new count and one pod of each slice to drop.
+    """Returns one JSON patch with the new count and every pod of the slices to drop.
 
-    Count and names travel together, or KubeRay would act on half of it. The tests refuse it when
+    Count and names travel together, or KubeRay would act on half of it. One name of a slice would
+    do for KubeRay; Ray's autoscaler takes those that are not named for hosts that stay, and where
+    it writes before they go, it raises a count that is lower than theirs (Ray 2.60,
+    `KubeRayProvider._initialize_scale_request`): a slice more is bought. The tests refuse it when
     the cluster is not the one with this uid (`None`: its uid is not known), when groups were
     reordered, or when another writer (Ray's autoscaler, a user) has changed the count that the plan
     started from.
     """
     path = f"/spec/workerGroupSpecs/{position}"
-    doomed = [drop.slice.pods[0].name for drop in change.drops]
+    doomed = [pod.name for drop in change.drops for pod in drop.slice.pods]
     same_cluster = [] if uid is None else [{"op": "test", "path": "/metadata/uid", "value": uid}]
     return [
         *same_cluster,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from autoscaling.provisioning.errors import UnusableError
-from serving.domain.gke_names import GKE_COMPUTE_CLASS
+from serving.domain.names.gke_names import GKE_COMPUTE_CLASS
 
 # Labels that `slicewise render` gives to pods (`deployments.manifests.names`); Redis has its own.
 INSTANCE_LABEL = "app.kubernetes.io/instance"

@@ -13,7 +13,7 @@ Slicewise has: group, `-`, KubeRay's index.
 
 from deployments.manifests.names import EXPORTER_PORT, EXPORTER_PORT_NAME, RUN_FOLDER, Json
 from deployments.manifests.slice_groups import SliceGroup
-from serving.domain.gke_names import HOST_INDEX_LABEL
+from serving.domain.names.gke_names import HOST_INDEX_LABEL
 
 # Of the run folder, in which processes of ours say what they work for; all containers share it.
 RUN_VOLUME = "run"

@@ -12,7 +12,7 @@ from deployments.manifests.hosts.disk import boot_disk_type, local_ssds
 from deployments.manifests.hosts.kernel import node_pool_config
 from deployments.manifests.slice_groups import SliceGroup, shape_name
 from serving.domain.compute_class import MAX_FLEX_START_RUN_S, Market
-from serving.domain.gke_names import GKE_COMPUTE_CLASS
+from serving.domain.names.gke_names import GKE_COMPUTE_CLASS
 
 _HEAD = """\
 # CLUSTER and LOCATION are the GKE cluster's. A slice of several hosts is one whole node pool; it is

@@ -38,7 +38,7 @@ from deployments.manifests.pods.parts import (
 from deployments.manifests.slice_groups import SliceGroup
 from deployments.manifests.values import Values
 from serving.config.slice_spec import RUN_DIR_VARIABLE
-from serving.domain.gke_names import (
+from serving.domain.names.gke_names import (
     COMPUTE_CLASS_LABEL,
     GKE_ACCELERATOR,
     GKE_CHIPS,

@@ -15,7 +15,7 @@ from deployments.manifests.names import (
 )
 from deployments.manifests.pods.environment import environment, secret_mounts
 from deployments.manifests.values import Values
-from serving.domain.gke_names import GKE_COMPUTE_CLASS
+from serving.domain.names.gke_names import GKE_COMPUTE_CLASS
 
 USER = 1000
 # Ray's agent on every node: whether its raylet lives. Source: Ray 2.60, read 2026-11-22.

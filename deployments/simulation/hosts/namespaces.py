@@ -114,7 +114,7 @@ class Host:
         self.number = number
         self.address = network.address_of(_FIRST_HOST + number)
         self._network = network
-        self._cable = f"host{number}"
+        self.cable = f"host{number}"
         self._started: list[subprocess.Popen[Any]] = []
         self._unshare, self._pid = self._start()
         self._pid_namespace = _pid_namespace(self._pid)
@@ -167,11 +167,11 @@ class Host:
 
     def cut(self) -> None:
         """Takes it off the network; everything on it goes on."""
-        self._network.run("ip", "link", "set", self._cable, "down")
+        self._network.run("ip", "link", "set", self.cable, "down")
 
     def join(self) -> None:
         """Puts it back on."""
-        self._network.run("ip", "link", "set", self._cable, "up")
+        self._network.run("ip", "link", "set", self.cable, "up")
 
     def end(self) -> None:
         """Ends it as a power cut does. When this returns none of its processes is left.
@@ -206,9 +206,9 @@ class Host:
         return process, psutil.Process(process.pid).children()[0].pid
 
     def _connect(self) -> None:
-        outside = f"link add {self._cable} type veth peer name eth0 netns {self._pid}"
+        outside = f"link add {self.cable} type veth peer name eth0 netns {self._pid}"
         self._network.run("ip", *outside.split())
-        self._network.run("ip", "link", "set", self._cable, "master", _BRIDGE, "up")
+        self._network.run("ip", "link", "set", self.cable, "master", _BRIDGE, "up")
         inside = [
             f"addr add {self.address}/24 dev eth0",
             "link set eth0 up",
@@ -299,9 +299,12 @@ class Hosts:
         return host
 
     def forget(self, host: Host) -> None:
-        """Has the address of a host that has ended for another one."""
-        if self._hosts.get(host.number) is host:
-            del self._hosts[host.number]
+        """Has the address of a host that has ended for another one, unless one has it already."""
+        if self._hosts.get(host.number, host) is host:
+            self._hosts.pop(host.number, None)
+            # The kernel takes it away too, but some time after the host's last process.
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self.run("ip", "link", "delete", host.cable)
 
     def kept_folder(self, host: Host) -> Path | None:
         """Where what a host writes in `folder` is kept; `None` where it is not."""

@@ -27,7 +27,7 @@ from autoscaling.provisioning.sidecar.readings import (
 from deployments.applied import RunningCluster, read_running
 from deployments.kubectl import Kubectl, KubectlError
 from deployments.status.cluster.pods import PodReading, instant, read_pod
-from serving.domain.gke_names import GKE_ACCELERATOR, GKE_COMPUTE_CLASS
+from serving.domain.names.gke_names import GKE_ACCELERATOR, GKE_COMPUTE_CLASS
 
 Json = Mapping[str, Any]
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from serving.domain.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.inventory import (
     POD_TYPE_LABEL,
     TOPOLOGY_LABEL,
@@ -19,6 +18,7 @@ from serving.domain.inventory import (
     Slice,
     SliceRequest,
 )
+from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL
 from serving.domain.supply.pods import GroupPods, ObservedSlice
 from serving.domain.topology import SliceShape, shapes
 

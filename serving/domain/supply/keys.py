@@ -47,5 +47,10 @@ class SupplyKeys:
         """What the keys of notes on ready engines begin with: the directory's own, one each."""
         return self._key("engine:")
 
+    @property
+    def usage(self) -> bytes:
+        """What tenants have used: the directory's own."""
+        return self._key("usage")
+
     def _key(self, what: str) -> bytes:
         return f"slicewise:{self.application}:slices:{what}".encode()

@@ -106,6 +106,22 @@ class PacedBatch:
         """The number of requests without a slot."""
         return sum(map(len, self._everyone)) - self.num_admitted
 
+    def backlog_tokens(self, computed_ratio: float) -> int:
+        """Returns the tokens of prompts that are in no step yet; 0 if prompts cost nothing.
+
+        Of those that have not begun, the cache has the rest of `computed_ratio`.
+        """
+        if self._config.prefill_tokens_per_s is None:
+            return 0
+        begun = others = 0
+        for held in (self._returning, self._waiting, self._admitted, self._prompts):
+            for sequence in held.values():
+                if sequence.is_begun:
+                    begun += sequence.prompt_left
+                else:
+                    others += sequence.prompt_left
+        return begun - sum(self._chunks.values()) + round(others * computed_ratio)
+
     @property
     def _num_begun_prompts(self) -> int:
         return sum(1 for _ in takewhile(lambda each: each.is_begun, self._prompts.values()))

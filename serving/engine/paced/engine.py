@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
+from serving.domain.tokens.cached_blocks import CacheMirror
 from serving.domain.tokens.paced import prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedSequence
 from serving.engine.paced.config import PacedConfig
@@ -17,6 +20,7 @@ from serving.engine.paced.kv_cache import CachedSequence
 from serving.engine.stats import StatsCollector, StepCount
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import EngineEnd, EngineLoad, EngineStats, TokenOutput, TokenRequest
+from serving.link.rooms.room import EngineCapacity
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class PacedEngine:
         if self._batch.cache is not None:
             self._meter.prefix_cache = (0, 0)
         self._num_preemptions = 0  # of those that are counted
+        self._backlog_tokens = 0  # after the latest step, whatever its cache may have of them
         self._prompt_tokens: dict[str, int] = {}  # of requests without a token yet, by id
 
     async def submit(self, request: TokenRequest) -> None:
@@ -75,6 +80,9 @@ class PacedEngine:
             outputs = self._batch.step(loop.time())
             self._die_of_poison()
             self._raise_if_dead()
+            before, self._backlog_tokens = self._backlog_tokens, self._batch.backlog_tokens(1.0)
+            if not outputs and self._backlog_tokens < before:
+                return outputs
             if outputs:
                 self._count(outputs, loop.time())
                 # Without a pace there is nothing to wait for, and the event loop must still turn.
@@ -83,8 +91,10 @@ class PacedEngine:
             await self._wait_for_change(loop)
 
     async def call(self, method: str, args: bytes) -> bytes:
-        """Runs one of the operations given at construction, by name."""
+        """Runs one of the operations given at construction, by name; it can reset its cache."""
         self._raise_if_dead()
+        if method == "reset_prefix_cache" and self._batch.cache is not None:
+            return msgspec.msgpack.encode(self._batch.cache.forget_all())
         if method not in self._calls:
             raise ValueError(f"no call {method!r}, only {sorted(self._calls)}")
         return self._calls[method](args)
@@ -111,7 +121,22 @@ class PacedEngine:
         """
         running, cache = self._batch.num_admitted, self._batch.cache
         share = running / self._config.max_num_seqs if cache is None else cache.usage_ratio
-        return EngineLoad(running, self._batch.num_waiting, share)
+        ratio = self._meter.computed_ratio
+        backlog_tokens = self._batch.backlog_tokens(ratio)
+        return EngineLoad(running, self._batch.num_waiting, share, backlog_tokens, ratio)
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        """The limits of the configuration."""
+        config = self._config
+        return EngineCapacity(
+            config.max_num_seqs, config.max_num_batched_tokens, config.kv_cache_tokens
+        )
+
+    @property
+    def cached(self) -> CacheMirror | None:
+        """What its cache has; `None` without one."""
+        return None if self._batch.cache is None else self._batch.cache.mirror
 
     @property
     def engine_stats(self) -> EngineStats:

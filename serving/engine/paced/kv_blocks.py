@@ -12,16 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 class KvBlocks:
     """A fixed number of blocks, numbered from 0. Names say what a full one holds."""
 
-    def __init__(self, num_blocks: int, *, notes_changes: bool = True) -> None:
-        """Notes changes only for who asks for them: they are kept until then."""
-        self._notes_changes = notes_changes
+    def __init__(self, num_blocks: int) -> None:
         self._num_users = [0] * num_blocks
         self._names: list[bytes | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         # Two sequences may compute the same at once; the block that was first is found.
         self._holders: dict[bytes, dict[int, None]] = {}
-        # What has changed since somebody asked: whether any block holds this now.
+        # Of those that are told of: whether any block holds this now, and so did not before.
         self._changes: dict[bytes, bool] = {}
+        self._told: set[bytes] = set()
 
     @property
     def num_blocks(self) -> int:
@@ -67,12 +66,16 @@ class KvBlocks:
             self._num_users[block] = 1
         return taken
 
-    def name(self, block: int, name: bytes) -> None:
-        """Notes what a block, which has no name yet, holds from now on."""
+    def name(self, block: int, name: bytes, *, is_told: bool = True) -> None:
+        """Notes what a block, which has no name yet, holds from now on.
+
+        What comes and goes of this name is among the `changes` if it `is_told` of.
+        """
         self._names[block] = name
         holders = self._holders.setdefault(name, {})
-        if not holders:
-            self._note(name, is_held=True)
+        if not holders and is_told:
+            self._told.add(name)
+            self._changes[name] = True
         holders[block] = None
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -94,7 +97,7 @@ class KvBlocks:
         if self.num_free < self.num_blocks:
             return False
         for name in self._holders:
-            self._note(name, is_held=False)
+            self._gone(name)
         self._holders.clear()
         self._names = [None] * self.num_blocks
         return True
@@ -112,8 +115,9 @@ class KvBlocks:
         del holders[block]
         if not holders:
             del self._holders[name]
-            self._note(name, is_held=False)
+            self._gone(name)
 
-    def _note(self, name: bytes, *, is_held: bool) -> None:
-        if self._notes_changes:
-            self._changes[name] = is_held
+    def _gone(self, name: bytes) -> None:
+        if name in self._told:
+            self._told.remove(name)
+            self._changes[name] = False

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from serving.domain.tokens.block_hashes import block_hashes, first_parent
+from serving.domain.tokens.cached_blocks import CacheLayout, CacheMirror, key_of
 from serving.engine.paced.kv_blocks import KvBlocks
 
 
@@ -40,13 +41,26 @@ class KvCache:
 
     def __init__(self, num_tokens: int, block_size: int) -> None:
         self._block_size = block_size
-        self._pool = KvBlocks(num_tokens // block_size, notes_changes=False)
+        self._pool = KvBlocks(num_tokens // block_size)
         self._root = first_parent()
+        self._mirror = CacheMirror(CacheLayout.of_blocks(block_size, self._root))
 
     @property
     def usage_ratio(self) -> float:
         """The share of blocks that sequences use, 0 to 1."""
         return 1 - self._pool.num_free / self._pool.num_blocks
+
+    @property
+    def mirror(self) -> CacheMirror:
+        """What blocks hold now, of those that are told of."""
+        changes = self._pool.changes()
+        if changes:
+            self._mirror.change({key_of(name): is_there for name, is_there in changes.items()})
+        return self._mirror
+
+    def forget_all(self) -> bool:
+        """Forgets what all blocks hold; does nothing and returns `False` while one is used."""
+        return self._pool.forget_all()
 
     def begin(self, sequence: CachedSequence, most: int, *, looks: bool = True) -> int | None:
         """Begins a sequence that holds nothing: finds what it can, and computes at most `most`.
@@ -85,8 +99,10 @@ class KvCache:
         num_full = num_computed // self._block_size
         if sequence.num_known < num_full:
             names = list(self._names(sequence, num_full))
+            blocks_of_unit = self._mirror.layout.blocks_of_unit
             for place in range(sequence.num_known, num_full):
-                self._pool.name(sequence.blocks[place], names[place])
+                is_told = (place + 1) % blocks_of_unit == 0
+                self._pool.name(sequence.blocks[place], names[place], is_told=is_told)
             sequence.num_known = num_full
         return True
 

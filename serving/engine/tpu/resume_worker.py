@@ -14,7 +14,7 @@ from tpu_inference import envs
 from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
 from tpu_inference.worker.tpu_worker import TPUWorker
 
-from serving.directory.ray_hosts import own_node_id
+from serving.directory.ray_hosts import own_address, own_node_id
 from serving.engine.load_stage import ReportsStages
 from serving.engine.tpu.compile_watch import CompileWatch
 from serving.engine.tpu.step_inputs import compile_step_inputs
@@ -45,6 +45,19 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._compile_watch = CompileWatch()
+        if self.pp_config.pp_world_size > 1 and envs.TPU_MULTIHOST_BACKEND == "ray":
+            # It listens there for the worker of the next stage: see `stage_executor`.
+            self.pp_config.ip = own_address()
+
+    def stage_address(self) -> str:
+        """Returns where the worker of the next stage finds this one."""
+        return str(self.pp_config.ip)
+
+    def join_stages(self, addresses: list[str]) -> None:
+        """Connects to the worker of the stage before; `addresses` has those of all, by rank."""
+        if self.rank > 0:
+            self.pp_config.prev_worker_ip = addresses[self.rank - 1]
+        self.initialize_pp_transfer_connect()
 
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
         """Sets which slice of a multislice its host belongs to, then does as the worker does.

@@ -20,6 +20,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.engine import (
     EngineCoreEventType,
     EngineCoreOutputs,
@@ -32,10 +33,18 @@ from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serving.domain.tokens.block_hashes import DEFAULT_SEED, first_parent
+from serving.domain.tokens.cached_blocks import CacheLayout, CacheMirror
 from serving.engine.stats import StatsCollector, StepCount
 from serving.engine.tpu.requests import fit_to_tpu
 from serving.engine.vllm.parent_death_watch import HOST_VARIABLE, HostProcess
-from serving.engine.vllm.resume_scheduler import resuming_scheduler, scheduler_path
+from serving.engine.vllm.resume_scheduler import (
+    CACHE_STATS,
+    LINE_STATS,
+    resuming_scheduler,
+    scheduler_path,
+)
+from serving.engine.vllm.token_line import TokenLine
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import (
     EngineEnd,
@@ -45,6 +54,7 @@ from serving.link.messages import (
     TokenOutput,
     TokenRequest,
 )
+from serving.link.rooms.room import EngineCapacity
 from serving.link.vllm_codec import decode_request, encode_outputs, request_decoder
 from serving.tpu.settings import request_buckets
 
@@ -57,6 +67,11 @@ _TPU_WORKER = "serving.engine.tpu.resume_worker.ResumingTPUWorker"
 _WORKER_CLASSES = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "serving.engine.vllm.resume_worker.ResumingCPUWorker",
     "tpu_inference.worker.tpu_worker.TPUWorker": _TPU_WORKER,
+}
+_EXECUTOR_CLASSES = {
+    "tpu_inference.executors.ray_distributed_executor_v2.RayDistributedExecutorV2": (
+        "serving.engine.tpu.stage_executor.StageExecutor"
+    ),
 }
 # In the title of vLLM's worker processes.
 _WORKER_TITLE = "VLLM::Worker"
@@ -83,7 +98,7 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     scheduler = config.scheduler_config
     is_async = bool(scheduler.async_scheduling)
-    if getattr(scheduler, "_original_scheduler_cls", None) is None:
+    if not _schedules_by_rank(config):
         scheduler.scheduler_cls = scheduler_path(async_scheduling=is_async)
     else:
         # tpu-inference with data parallelism in one engine: its own scheduler, with one of vLLM's
@@ -91,6 +106,12 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
         scheduler._original_scheduler_cls = resuming_scheduler(async_scheduling=is_async)
     parallel = config.parallel_config
     parallel.worker_cls = _WORKER_CLASSES.get(parallel.worker_cls, parallel.worker_cls)
+    backend = parallel.distributed_executor_backend
+    if parallel.pipeline_parallel_size > 1 and isinstance(backend, type):
+        path = _EXECUTOR_CLASSES.get(f"{backend.__module__}.{backend.__qualname__}")
+        if path is not None:
+            # A class, because vLLM asks it whether it uses Ray.
+            parallel.distributed_executor_backend = resolve_obj_by_qualname(path)
     media = config.model_config.multimodal_config
     if media is not None:
         # Every request carries all of its media, because any gateway may send it: none is kept.
@@ -108,6 +129,8 @@ class VllmEngine:
         self._encoder = MsgpackEncoder()
         self._decoder = request_decoder()
         self._load = EngineLoad()
+        self._line = TokenLine()
+        self._cached = _mirror_of(config)
         self._meter = self._new_meter()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._end = EngineEnd.CRASHED  # the way in which it ended, once it has
@@ -193,8 +216,26 @@ class VllmEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """The load as of the latest step."""
-        return self._load
+        """The load as of the latest step; the prompts include those sent since."""
+        ratio = self._meter.computed_ratio
+        return msgspec.structs.replace(
+            self._load, backlog_tokens=self._line.backlog_tokens(ratio), computed_ratio=ratio
+        )
+
+    @property
+    def capacity(self) -> EngineCapacity | None:
+        """The limits of its scheduler; `None` where there is one for each data-parallel rank."""
+        scheduler, cache = self._config.scheduler_config, self._config.cache_config
+        if _schedules_by_rank(self._config):
+            return None
+        return EngineCapacity(
+            scheduler.max_num_seqs, scheduler.max_num_batched_tokens, cache.kv_cache_size_tokens
+        )
+
+    @property
+    def cached(self) -> CacheMirror | None:
+        """What its scheduler told of its prefix cache; `None` where it tells nothing."""
+        return self._cached
 
     @property
     def engine_stats(self) -> EngineStats:
@@ -214,6 +255,8 @@ class VllmEngine:
             raise ValueError(f"malformed request payload: {error}") from error
         self._check(request, engine_request)
         self._ensure_alive()
+        num_tokens = len(request.prompt_token_ids) + len(request.emitted_token_ids)
+        self._line.submitted(request.request_id, num_tokens)
         try:
             await self._client.add_request_async(engine_request)
         except EngineDeadError as error:
@@ -237,6 +280,7 @@ class VllmEngine:
 
     async def abort(self, request_ids: list[str]) -> None:
         """Aborts requests; see `Engine.abort`."""
+        self._line.ended(request_ids)
         await self._client.abort_requests_async(request_ids)
 
     async def next_step(self) -> list[TokenOutput]:
@@ -249,10 +293,14 @@ class VllmEngine:
                     stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage
                 )
                 _count_scheduler(self._meter, stats)
+                self._take_told(stats.kv_connector_stats or {})
             self._drop_unasked_aborts(outputs)
+            if not outputs.outputs and stats is not None:
+                return []
             if outputs.outputs:
                 goes_on = self._load.num_running > 0
                 self._meter.stepped(_count(outputs), outputs.timestamp, goes_on=goes_on)
+                self._line.ended(each.request_id for each in outputs.outputs if each.finish_reason)
                 if self.on_scheduled is not None:
                     self._report_scheduled(outputs)
                 return encode_outputs(outputs.outputs, self._encoder)
@@ -271,6 +319,13 @@ class VllmEngine:
             # Afterwards: its process may have been seen to end before this was read.
             self._end = EngineEnd.TOLD
 
+    def _take_told(self, told: Mapping[str, Any]) -> None:
+        """Takes in what our scheduler tells beside vLLM's numbers."""
+        self._line.told(told.get(LINE_STATS))
+        changes = told.get(CACHE_STATS)
+        if changes is not None and self._cached is not None:
+            self._cached.take_in(*changes)
+
     async def call(self, method: str, args: bytes) -> bytes:
         """Runs a rare operation; see `Engine.call`. `args` and the result are msgpack."""
         if method == COMPILATIONS_CALL and self._is_on_tpu:
@@ -283,6 +338,8 @@ class VllmEngine:
         self._ensure_alive()
         arguments = msgspec.msgpack.decode(args) if args else []
         result = await getattr(self._client, name)(*arguments)
+        if method == "reset_prefix_cache" and result and self._cached is not None:
+            self._cached.forget_all()  # an idle engine core has no step to tell it with
         return msgspec.msgpack.encode(list(result) if isinstance(result, set) else result)
 
     async def check(self, timeout_s: float) -> None:
@@ -452,6 +509,22 @@ class VllmEngine:
             "max_num_seqs": self._config.scheduler_config.max_num_seqs,
             "async_scheduling": bool(self._config.scheduler_config.async_scheduling),
         }
+
+
+def _mirror_of(config: VllmConfig) -> CacheMirror | None:
+    """Returns a mirror of the prefix cache, which is empty; `None` where none will be told of."""
+    cache = config.cache_config
+    is_told = cache.enable_prefix_caching and not _schedules_by_rank(config)
+    if not is_told or cache.prefix_caching_hash_algo != "sha256":
+        return None
+    # As vLLM begins its names: in the engine core, whose environment is this one's.
+    seed = os.environ.get("PYTHONHASHSEED", DEFAULT_SEED)
+    return CacheMirror(CacheLayout.of_blocks(cache.block_size, first_parent(seed)))
+
+
+def _schedules_by_rank(config: VllmConfig) -> bool:
+    """Returns whether tpu-inference runs a scheduler for each of several data-parallel ranks."""
+    return getattr(config.scheduler_config, "_original_scheduler_cls", None) is not None
 
 
 def with_room_for(num_adapters: int, engine_args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from serving.gateway.edge.auth import may_use
 # A JSON document. Any, because JSON nests arbitrarily.
 Json = dict[str, Any]
 
+_IN_PATH = re.compile(r"\{(.+)\}")
 _REFERENCE = re.compile(r"#/components/schemas/(.+)")
 _ERRORS = {
     "400": "The request cannot be understood, or asks for what is not allowed",
@@ -84,6 +85,11 @@ _OWN: Mapping[str, tuple[str, str, Json]] = {
     routes.METRICS: ("Metrics, for Prometheus", "text/plain", {}),
     routes.FLEET: ("The slices and engines", "application/json", {"type": "object"}),
     routes.FLEET_HISTORY: ("What they were", "application/json", {}),
+    routes.ONE_REQUEST: (
+        "Why a request went where it went, as the gateway that had it knows",
+        "application/json",
+        {"type": "object"},
+    ),
     routes.API_DESCRIPTION: ("This description", "application/json", {"type": "object"}),
 }
 
@@ -176,9 +182,9 @@ def _own_paths(holder: KeyRecord) -> Iterator[tuple[str, Json]]:
             operation["responses"] |= {
                 status: _error(status, _OPENAI_ERROR) for status in ("401", "403", "404", "503")
             }
-        if route == routes.ONE_MODEL:
+        if (name := _IN_PATH.search(route)) is not None:
             operation["parameters"] = [
-                {"name": "model", "in": "path", "required": True, "schema": _TEXT}
+                {"name": name[1], "in": "path", "required": True, "schema": _TEXT}
             ]
         yield route, {"get": operation}
 

@@ -21,6 +21,8 @@ from serving.artifacts.model_source import resolve_file
 from serving.config.api_keys import KeyRecord, KeyScope, read_keys
 from serving.config.application import AuthConfig
 from serving.domain.errors import ExpiredKeyError, ForbiddenError, UnauthorizedError
+from serving.domain.models.request_fields.service_class import ServiceTier
+from serving.domain.usage.quotas import Quota
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,15 @@ class ApiKeys:
     def __bool__(self) -> bool:
         """Returns whether a key is needed."""
         return bool(self._records)
+
+    @property
+    def quotas(self) -> dict[str, tuple[Quota, ...]]:
+        """The quotas of each tenant that has some."""
+        return {
+            record.tenant: record.quotas
+            for record in self._records.values()
+            if record.quotas and record.tenant is not None
+        }
 
     def __repr__(self) -> str:
         """Returns the number of keys, never a key."""
@@ -168,6 +179,16 @@ def check_model(record: KeyRecord, name: str) -> None:
     """
     if not may_use(record, name):
         raise _forbidden(record, "model", name, record.models or ())
+
+
+def check_tier(record: KeyRecord, tier: ServiceTier) -> None:
+    """Refuses a key that is not for the `service_tier` that a request asks for.
+
+    Raises:
+        ForbiddenError: it is not. The client has to ask for what is allowed.
+    """
+    if tier not in record.service_tiers:
+        raise _forbidden(record, "service_tier", tier, record.service_tiers)
 
 
 def may_use(record: KeyRecord, name: str) -> bool:

@@ -26,6 +26,7 @@ from serving.domain.models.request_fields.refusals import (
 )
 from serving.domain.models.request_fields.routes import UNREAD
 from serving.domain.models.request_fields.rules import EngineFacts
+from serving.domain.models.request_fields.service_class import TIERS_ASKED, ServiceTier, tier_asked
 from serving.gateway.edge.routes import ENGINELESS_ROUTES, GENERATE_ROUTES
 from serving.gateway.forks.bodies.messages import BodyRules, JudgedBody
 from serving.gateway.forks.bodies.sizes import (
@@ -53,6 +54,9 @@ _HEADERS = {
     b"x-vllm-priority": OpenField.PRIORITY,
     b"x-data-parallel-rank": OpenField.DATA_PARALLEL_RANK,
 }
+# In which a client says when it needs the first token; llm-d's gateways and load tests use it too.
+TTFT_HEADER = b"x-slo-ttft-ms"
+_MOST_TTFT_MS = 3_600_000
 _NEUTRAL: tuple[object, ...] = (None, 0, False, {}, [])
 _NEUTRAL_HEADERS = (b"", b"0")
 
@@ -94,6 +98,8 @@ class RequestFields(_JudgedFields):  # type: ignore[misc, valid-type]
     text_2: msgspec.Raw = _ABSENT
     data_1: msgspec.Raw = _ABSENT
     data_2: msgspec.Raw = _ABSENT
+
+    service_tier: Any = None
 
     structured_outputs: Any = None
     chat_template: msgspec.Raw = _ABSENT
@@ -155,7 +161,47 @@ def judge_fields(path: str, fields: RequestFields, rules: BodyRules) -> JudgedBo
         check_sequences(fields, rules.max_sequences)
     elif path not in ENGINELESS_ROUTES:
         check_inputs(fields, rules.max_inputs)
-    return JudgedBody(fields.model, fields.user_id(), has_own_template(fields))
+    tier = asked_tier(fields.service_tier)
+    return JudgedBody(fields.model, fields.user_id(), has_own_template(fields), tier)
+
+
+def asked_tier(value: object) -> ServiceTier | None:
+    """Returns the tier that a body's `service_tier` asks for; `None` if it asks for none.
+
+    Raises:
+        MalformedRequestError: there is no such tier. The client must name another, or none.
+    """
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, str):
+            raise ValueError(f"it is {kind_of(value)}; allowed: {', '.join(TIERS_ASKED)}")
+        return tier_asked(value)
+    except ValueError as error:
+        raise MalformedRequestError(f"service_tier: {error}", param="service_tier") from None
+
+
+def asked_ttft_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:
+    """Returns in how many seconds the first token has to come, by its header; `None` without one.
+
+    Raises:
+        MalformedRequestError: it is no number of milliseconds. The client must send another, or
+            none.
+    """
+    for name, value in headers:
+        if name != TTFT_HEADER:
+            continue
+        text = value.decode("latin-1").strip()
+        with contextlib.suppress(ValueError):
+            if 0 < (milliseconds := float(text)) <= _MOST_TTFT_MS:
+                return milliseconds / 1000
+        shown = TTFT_HEADER.decode()
+        raise MalformedRequestError(
+            f"{shown}: {text[:40]!r}; allowed: milliseconds, more than 0 and at most "
+            f"{_MOST_TTFT_MS:,}",
+            param=shown,
+        )
+    return None
 
 
 def check_shapes(fields: RequestFields) -> None:

@@ -27,13 +27,17 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
-from serving.gateway.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
+from serving.domain.models.request_fields.service_class import tier_of_key
+from serving.domain.usage.quotas import Quota
+from serving.gateway.dispatch.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
+from serving.gateway.dispatch.routing import CanaryView, choose_canary
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
     ANYBODY,
     ApiKeys,
     check_model,
     check_route,
+    check_tier,
     load_keys,
     may_use,
     presented_key,
@@ -42,6 +46,7 @@ from serving.gateway.edge.cors import allow_origin, is_preflight, preflight_head
 from serving.gateway.edge.fields import (
     REQUEST_ID,
     BodyJudge,
+    asked_ttft_s,
     check_fields,
     is_large,
     judge_fields,
@@ -65,11 +70,13 @@ from serving.gateway.edge.stream_errors import as_request_error, error_event, is
 from serving.gateway.forks.bodies.messages import BodyRules
 from serving.gateway.forks.bodies.reader import BodyReader
 from serving.gateway.forks.bodies.sizes import SHORT_BYTES
-from serving.gateway.routing import CanaryView, choose_canary
+from serving.gateway.quotas.book import QuotaBook
+from serving.gateway.streams.answer_head import AnswerHead
 from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.streams.leaving import ClientLeftError, ReceiveInTurns, unless_client_leaves
 from serving.gateway.streams.turns import Turns
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
+from serving.gateway.telemetry.request_story import RequestStories
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.telemetry.spans import NO_TRACER, Tracer
 
@@ -147,6 +154,8 @@ class HttpEdge:
         ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]],
         readiness: Callable[[], Readiness],
         tracer: Tracer = NO_TRACER,
+        gateway_id: str = "",
+        quotas: QuotaBook | None = None,
     ) -> None:
         """Makes the edge; `render_metrics` gets the reader's `Accept` header."""
         self._models = models
@@ -157,7 +166,16 @@ class HttpEdge:
         )
         self._bodies = BodyReader()
         self._turns, self._leaving = Turns(), Turns()
-        readers = GatewayReaders(render_metrics, describe_fleet, ask_dashboard, self._describe)
+        self._stories = RequestStories()
+        self._quotas = quotas or QuotaBook(gateway_id)
+        readers = GatewayReaders(
+            render_metrics,
+            describe_fleet,
+            ask_dashboard,
+            self._describe,
+            self._stories.describe,
+            gateway_id,
+        )
         self._own = OwnRoutes(models, readers)
         self._readiness = readiness
         self.metrics = EdgeMetrics()
@@ -166,6 +184,11 @@ class HttpEdge:
     def broken_models(self) -> list[str]:
         """The models that this gateway cannot answer for any more. It has to be replaced."""
         return self._own.broken_models
+
+    @property
+    def tenant_quotas(self) -> dict[str, tuple[Quota, ...]]:
+        """The quotas of each tenant that has some."""
+        return self._rules.keys.quotas
 
     def close(self) -> None:
         """Ends the process that reads large bodies. Idempotent."""
@@ -252,6 +275,7 @@ class HttpEdge:
         """Returns what the request's key may do, and puts the request on its tenant's account."""
         holder = self._rules.keys.check(presented_key(exchange.scope["headers"]), time.time())
         exchange.context.tenant = holder.tenant or DEFAULT_TENANT
+        exchange.context.weight = holder.weight
         return holder
 
     async def _serve_model(self, exchange: "_Exchange", holder: KeyRecord) -> None:
@@ -265,15 +289,23 @@ class HttpEdge:
             judged = await exchange.unless_left(self._bodies.read(exchange.path, body, limits))
         else:
             judged = judge_fields(exchange.path, fields, limits)
+        tier = judged.service_tier or tier_of_key(holder.service_tiers)
+        check_tier(holder, tier)
+        exchange.context.service_class = tier.service_class
+        exchange.context.patience_s = asked_ttft_s(exchange.scope["headers"])
         target = RequestTarget(
             judged.model,
             judged.user_id or exchange.context.request_id,
             needs_engine=exchange.path not in ENGINELESS_ROUTES,
             is_prepared_apart=fields is None or judged.has_own_template,
+            service_class=tier.service_class,
+            patience_s=exchange.context.patience_s,
         )
         exchange.context.is_short = len(body) <= SHORT_BYTES and not target.is_prepared_apart
         frontend = self._select(target, holder)
-        exchange.context.selected(frontend.name)
+        self._stories.begin(exchange.context.selected(frontend.name))
+        names = (frontend.name,) if target.name is None else (frontend.name, target.name)
+        exchange.count(self._quotas, holder, names)
         # Of a large one, what is left of it is looked at.
         if target.needs_engine and fields is not None:
             check_fields(fields, frontend.body_judge, exchange.path)
@@ -374,6 +406,8 @@ class _Exchange:
         finally:
             if self._body is not None:
                 self._body.give_back()
+            if self.context.head is not None:
+                self.context.head.close()
             self.context.ended(
                 time.monotonic(),
                 _label(self.path),
@@ -390,6 +424,20 @@ class _Exchange:
     def allow_direct_writes(self) -> None:
         """Lets the middle of a plain stream be written past the application (`streams`)."""
         self.context.connection = ClientConnection.below(self._receive)
+
+    def count(self, quotas: QuotaBook, holder: KeyRecord, names: tuple[str, ...]) -> None:
+        """Counts the request under its tenant's quotas, and says in headers what is left.
+
+        Raises:
+            QuotaExceededError: they are used up.
+        """
+        if not holder.quotas:
+            return
+        decision = quotas.admit(self.context.tenant, holder.quotas, names, time.time())
+        self.add_headers(decision.headers)
+        if decision.error is not None:
+            raise decision.error
+        self.context.quota = decision.ticket
 
     def add_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Adds headers to whatever will be answered."""
@@ -427,25 +475,40 @@ class _Exchange:
             error = self.context.failure or self.context.refusal or as_request_error(fault)
             self.context.failure = None  # told by what follows
             logger.warning("stream_failed route=%s cause=%s code=%s", self.path, cause, error.code)
+            if self._has_held_head:
+                self._answer_instead(error)
+                await self._answer_replaced()
+                return
             body = error_event(error, self.path, self._sent)
             await self._send_with_headers({"type": "http.response.body", "body": body})
+        await self._answer_replaced()
+
+    async def _answer_replaced(self) -> None:
+        """Answers with our error, where vLLM's answer was kept back for it."""
         if self._is_replaced and self.context.failure is not None:
             error, self.context.failure = self.context.failure, None
             await self._respond_error(error)
 
-    def _with_our_error(self, message: Message) -> Message:
-        """Returns a part of an answer; vLLM's report of our error in a stream becomes ours."""
-        body = message.get("body", b"")
+    def _told_error(self, body: bytes) -> RequestError | None:
+        """Returns our error that a part of a stream reports; `None` if it reports none."""
         failure = self.context.failure
-        if failure is None and self.path in ANTHROPIC_ROUTES:
-            # vLLM makes a fault of its own of every error of the chat below.
+        if failure is None and (self.path in ANTHROPIC_ROUTES or self._has_held_head):
+            # vLLM makes a fault of its own of every error of the chat below `/v1/messages`.
             failure = self.context.refusal
-        if failure is not None and self._is_stream and is_error_event(body):
-            message = {**message, "body": error_event(failure, self.path)}
-            self.context.failure = None  # told
-        elif body and self.path in NUMBERED_ROUTES:
-            self._sent = body
-        return message
+        is_told = failure is not None and self._is_stream and is_error_event(body)
+        return failure if is_told else None
+
+    @property
+    def _has_held_head(self) -> bool:
+        return self.context.head is not None and self.context.head.is_held
+
+    def _answer_instead(self, error: RequestError) -> None:
+        """Has the request answered with an error in place of a stream that has not been begun."""
+        if self.context.head is not None:
+            self.context.head.drop()
+        self._status = None
+        self._is_stream, self._is_replaced = False, True
+        self.context.failure = error
 
     async def _respond_error(self, error: RequestError) -> None:
         body = error_body(error, self.path)
@@ -468,10 +531,41 @@ class _Exchange:
             self._is_stream = _is_event_stream(message)
             headers = [*message.get("headers", []), *self._own_headers]
             message = {**message, "headers": headers}
+            if self._is_stream:
+                self.context.head = AnswerHead(self._send)
+                self.context.head.hold(message)
+                return
         elif message["type"] == "http.response.body":
+            if self._is_stream:
+                await self._send_of_stream(message)
+                return
             self.context.answers()
-            message = self._with_our_error(message)
             self._is_whole = not message.get("more_body", False)
+        await self._send(message)
+
+    async def _send_of_stream(self, message: Message) -> None:
+        """Sends a part of a stream; what comes before the first output waits with the head.
+
+        vLLM's report of our error becomes ours: an answer of its own as long as nothing was sent.
+        """
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        head = self.context.head
+        assert head is not None
+        if (error := self._told_error(body)) is not None:
+            if head.is_held:
+                self._answer_instead(error)
+                return
+            message = {**message, "body": error_event(error, self.path)}
+            self.context.failure = None  # told
+        elif body and self.path in NUMBERED_ROUTES:
+            self._sent = body
+        self._is_whole = is_last
+        if head.has_part:
+            if head.is_held and not (is_last or self.context.has_begun):
+                head.keep(message)
+                return
+            await head.release()
+        self.context.answers()
         await self._send(message)
 
 

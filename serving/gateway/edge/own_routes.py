@@ -16,6 +16,7 @@ from serving.domain.errors import (
     DashboardUnavailableError,
     RequestError,
     UnknownModelError,
+    UnknownRequestError,
     UnknownRouteError,
     WrongMethodError,
     error_headers,
@@ -86,13 +87,16 @@ class OwnRequest:
 class GatewayReaders:
     """What reads a gateway's figures.
 
-    `render_metrics` gets the reader's `Accept` header, `describe_api` the reader's key.
+    `render_metrics` gets the reader's `Accept` header, `describe_api` the reader's key,
+    `describe_request` a request's id; it returns `None` for one that this gateway does not know.
     """
 
     render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]]
     describe_fleet: Callable[[], dict[str, Any]]
     ask_dashboard: Callable[[PageRequest], Awaitable[PageAnswer]]
     describe_api: Callable[[KeyRecord], dict[str, Any]]
+    describe_request: Callable[[str], dict[str, Any] | None]
+    gateway_id: str = ""
 
 
 class OwnRoutes:
@@ -133,12 +137,14 @@ class OwnRoutes:
             data = await self._cards(self._listed(holder), holder)
             return JSONResponse({"object": "list", "data": data})
         if route == routes.ONE_MODEL:
-            return await self._one_model(request.path.removeprefix(f"{routes.MODELS}/"), holder)
+            return await self._one_model(routes.part_of(request.path, route), holder)
         if route == routes.METRICS:
             body, content_type = await self._readers.render_metrics(request.accept)
             return Response(body, media_type=content_type)
         if route == routes.FLEET_HISTORY:
             return await self._page(request)
+        if route == routes.ONE_REQUEST:
+            return self._one_request(routes.part_of(request.path, route))
         if route == routes.API_DESCRIPTION:
             described = msgspec.json.encode(self._readers.describe_api(holder))
             return Response(described, media_type="application/json")
@@ -171,6 +177,16 @@ class OwnRoutes:
             return JSONResponse(found[0])
         allowed = [each for model in listed for each in _names(model) if may_use(holder, each)]
         return _refused(UnknownModelError(name[:200], sorted(allowed)))
+
+    def _one_request(self, request_id: str) -> Response:
+        """Returns its story. Who finds none here may find it at another gateway."""
+        described = self._readers.describe_request(request_id)
+        status = 200
+        if described is None:
+            error = UnknownRequestError(request_id)
+            described, status = openai_error_body(error), error.status
+        body = msgspec.json.encode({"gateway": self._readers.gateway_id, **described})
+        return Response(body, status, _FLEET_HEADERS)
 
     async def _page(self, request: OwnRequest) -> Response:
         """Passes on the dashboard's answer, or the reason why there is none."""

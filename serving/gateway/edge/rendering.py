@@ -31,9 +31,13 @@ def fit_rendering(renderer: Any) -> None:
         known = _replayed()
         if known is not None:
             return known
-        if _is_short() and _are_texts(conversations):
-            return await _on_loop(renderer.render_chat, conversations, *args, **kwargs)
-        return await render_chat(conversations, *args, **kwargs)
+        try:
+            if _is_short() and _are_texts(conversations):
+                return await _on_loop(renderer.render_chat, conversations, *args, **kwargs)
+            return await render_chat(conversations, *args, **kwargs)
+        except AssertionError as error:
+            # So vLLM says of a part of a message that it has no type, which is the client's fault.
+            raise ValueError("a part of a message has no form that is known: no type") from error
 
     async def render_cmpl_async(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         known = _replayed()

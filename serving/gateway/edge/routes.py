@@ -36,6 +36,7 @@ ONE_MODEL = "/v1/models/{model}"
 METRICS = "/metrics"
 FLEET = "/fleet"
 FLEET_HISTORY = "/fleet/history"
+ONE_REQUEST = "/fleet/requests/{request_id}"
 API_DESCRIPTION = "/openapi.json"
 
 # The gateway's own routes, all of them read by GET; and what a key has to be for. `None`: any key.
@@ -46,6 +47,7 @@ OWN_ROUTES: Mapping[str, KeyScope | None] = {
     METRICS: KeyScope.METRICS,
     FLEET: KeyScope.FLEET,
     FLEET_HISTORY: KeyScope.FLEET,
+    ONE_REQUEST: KeyScope.FLEET,
     API_DESCRIPTION: None,
 }
 
@@ -57,8 +59,16 @@ def route_of(path: str) -> str | None:
     """Returns the route that a path belongs to, as it is written here; `None` if there is none."""
     if path in MODEL_ROUTES or path in OWN_ROUTES or path == READY:
         return path
-    is_one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
-    return ONE_MODEL if is_one_model else None
+    for route in (ONE_MODEL, ONE_REQUEST):
+        if part_of(path, route):
+            return route
+    return None
+
+
+def part_of(path: str, route: str) -> str:
+    """Returns what a path has in place of a route's last, named part; empty if it is no such."""
+    above = route[: route.index("{")]
+    return path.removeprefix(above) if path.startswith(above) else ""
 
 
 def methods_of(route: str) -> tuple[str, ...]:

@@ -16,8 +16,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
+    FORECAST_OUTCOMES,
     NO_CLASS,
     EdgeMetrics,
     Histogram,
@@ -50,6 +52,7 @@ _COUNTS_BY = {
     "slicewise_resumes_total": ("cause", attrgetter("resumes")),
     "slicewise_link_losses_total": ("cause", attrgetter("link_losses")),
 }
+_FORECAST = "slicewise_cache_forecast_tokens_total"
 # Shown from zero on, because alerts wait for them: a counter that appears with its first event
 # hides that event from every rate.
 _MOVES = ("lost", "draining")
@@ -58,10 +61,12 @@ _FROM_ZERO = {
         "cannot_resume", "engine_refused", "no_engine_in_time", "poison_request",
         "version_retired",
     ),
-    "slicewise_resumes_total": _MOVES,
+    "slicewise_resumes_total": (*_MOVES, "yielded"),
     "slicewise_link_losses_total": _MOVES,
 }  # fmt: skip
-_FROM_ZERO_WITHOUT_ENGINE = {"slicewise_sequences_total": ("no_engine_in_time",)}
+_FROM_ZERO_WITHOUT_ENGINE = {
+    "slicewise_sequences_total": ("no_engine_in_time", "no_room_in_time", "overloaded")
+}
 _REFUSALS_FROM_ZERO = ("gateway_behind", "no_engine_in_time", "overloaded")
 
 
@@ -105,6 +110,16 @@ class MeteredModel(Protocol):
     @property
     def num_queued(self) -> int:
         """The number of requests that are not admitted yet."""
+        ...
+
+    @property
+    def num_in_line(self) -> Mapping[ServiceClass, int]:
+        """The number of sequences that wait for room in an engine, by class."""
+        ...
+
+    @property
+    def num_promised(self) -> int:
+        """The number of refused sequences that are to come back."""
         ...
 
 
@@ -210,10 +225,13 @@ def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> Non
             for name, histogram in _HISTOGRAMS.items():
                 families.add(name, labels, histogram(numbers))
             families.add("slicewise_output_chunks_total", labels, numbers.output_chunks)
+            for outcome in FORECAST_OUTCOMES:
+                count = getattr(numbers.cache_forecast, outcome)
+                families.add(_FORECAST, labels | {"outcome": outcome}, count)
             tenants = numbers.tenants or {DEFAULT_TENANT: TokenCount()}
             for tenant, tokens in tenants.items():
-                for name, count in _TOKENS.items():
-                    families.add(name, labels | {"tenant": tenant}, count(tokens))
+                for name, tokens_of in _TOKENS.items():
+                    families.add(name, labels | {"tenant": tenant}, tokens_of(tokens))
         for name, (label, counts) in _COUNTS_BY.items():
             zeros = _FROM_ZERO if compute_class != NO_CLASS else _FROM_ZERO_WITHOUT_ENGINE
             awaited = dict.fromkeys(zeros.get(name, ()), 0)
@@ -238,6 +256,10 @@ def _add_present(families: Families, model: str, fleet: MeteredModel) -> None:
         families.add("slicewise_sequences_in_flight", labels, count)
     waiting = fleet.num_waiting + fleet.num_queued
     families.add("slicewise_requests_waiting", {"model": model}, waiting)
+    for service_class, count in fleet.num_in_line.items():
+        labels = {"model": model, "service_class": service_class.label}
+        families.add("slicewise_line_sequences", labels, count)
+    families.add("slicewise_promised_sequences", {"model": model}, fleet.num_promised)
 
 
 def _add_histogram(family: Family, labels: dict[str, str], value: Histogram) -> None:

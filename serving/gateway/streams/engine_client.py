@@ -24,8 +24,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.domain.errors import GatewayFaultError, RequestError
-from serving.gateway.dispatcher import Dispatcher, Outputs
-from serving.gateway.requests import InFlightRequest
+from serving.domain.tokens.named_blocks import NamedBlocks
+from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
+from serving.gateway.dispatch.requests import InFlightRequest
 from serving.gateway.streams.direct import DirectStream
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.merging import TokenMerge
@@ -258,6 +259,7 @@ class FleetEngineClient:
         telemetry = self.dispatcher.telemetry.arrived(
             request.request_id, len(prompt_token_ids), time.monotonic()
         )
+        context = telemetry.context
         in_flight = InFlightRequest(
             request_id=request.request_id,
             prompt_token_ids=prompt_token_ids,
@@ -265,8 +267,13 @@ class FleetEngineClient:
             payload=payload,
             telemetry=telemetry,
             is_resumable=request.prompt_embeds is None,
-            tenant=telemetry.context.tenant,
+            tenant=context.tenant,
+            weight=context.weight,
+            service_class=context.service_class,
+            patience_s=context.patience_s,
+            waited_s=context.waited_s,
         )
+        in_flight.blocks = _blocks_of(request)
         if params is not None and params.prompt_logprobs is not None:
             # They come with the first token only: a resumed request must not ask for them again.
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
@@ -392,6 +399,22 @@ def _forbidding_fields(params: SamplingParams) -> list[str]:
     """Returns the fields that keep an engine from tokens that the request's grammar may need."""
     fields = ("allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids")
     return [name for name in fields if getattr(params, name)]
+
+
+def _blocks_of(request: EngineCoreRequest) -> NamedBlocks | None:
+    """Returns the blocks of a prompt as engines name them; `None` where we do not know how.
+
+    An adapter's name has the folder in it in which an engine found it, and an item of media stands
+    in the names by a digest. vLLM looks nothing up for pooling, nor for logprobs of a prompt.
+    """
+    params = request.sampling_params
+    if params is None or params.prompt_logprobs is not None or not request.prompt_token_ids:
+        return None
+    if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
+        return None
+    salt = request.cache_salt
+    first = None if salt is None else (("cache_salt", salt),)
+    return NamedBlocks(request.prompt_token_ids, first_extra=first)
 
 
 def salt_of(tenant: str, own: str | None) -> str:

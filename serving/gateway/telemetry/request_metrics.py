@@ -88,6 +88,27 @@ class TokenCount:
     output_tokens: int = 0
 
 
+FORECAST_OUTCOMES = ("found", "missing", "unforeseen")
+
+
+@dataclass(slots=True)
+class CacheForecast:
+    """Tokens of prompts that a gateway expected in engines' prefix caches, and what was there.
+
+    `found` were expected and there, `missing` were expected, `unforeseen` were there.
+    """
+
+    found: int = 0
+    missing: int = 0
+    unforeseen: int = 0
+
+    def compare(self, expected: int, found: int) -> None:
+        """Counts the tokens of one prompt."""
+        self.found += min(expected, found)
+        self.missing += max(0, expected - found)
+        self.unforeseen += max(0, found - expected)
+
+
 @dataclass(slots=True)
 class ClassMetrics:
     """The numbers of one compute class for one model. Histograms are in seconds."""
@@ -103,6 +124,7 @@ class ClassMetrics:
     gateway_hold: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
     output_chunks: int = 0
     resume_stall: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
+    cache_forecast: CacheForecast = field(default_factory=CacheForecast)
     tenants: dict[str, TokenCount] = field(default_factory=dict)
     sequences: Counter[str] = field(default_factory=Counter)  # by outcome
     resumes: Counter[str] = field(default_factory=Counter)  # by cause
@@ -200,6 +222,11 @@ class LoadWindow:
         # Counted in the queue and admitted, but not arrived yet.
         self._num_counted = 0
         self._admitted_at_s = started_at_s
+
+    @property
+    def output_mean(self) -> float | None:
+        """The tokens of a sequence that lately ended, on average; `None` before the first."""
+        return self._output_mean
 
     def enqueued(self, now_s: float) -> None:
         """Counts a request that found no engine, and waits in the queue or is rejected."""

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serving.domain.errors import RequestError
+from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.gateway.quotas.book import QuotaTicket
+from serving.gateway.streams.answer_head import AnswerHead
 from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
@@ -30,6 +33,7 @@ from serving.gateway.telemetry.request_metrics import (
     RequestMetrics,
     TokenCount,
 )
+from serving.gateway.telemetry.request_story import EngineChoice, Fact, RequestStory
 from serving.gateway.telemetry.request_trace import RequestTrace, SequenceTrace, request_attributes
 from serving.link.messages import TokenOutput
 from serving.telemetry.log_lines import log_traced
@@ -39,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # An output's way through the gateway is timed when the sequence had a multiple of so many tokens.
 TOKENS_PER_TIMED = 8
+# Of requests for which there was no room.
+_REFUSED = (429, 503)
 
 
 @dataclass(slots=True)
@@ -50,16 +56,23 @@ class RequestContext:
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
     that one of its sequences ended with, until it is answered, and `refusal` what is wrong with it,
-    as vLLM found it. `tenant` is its key's. `open_fields` are the fields that steer engines and
-    that it may set. `is_short` says that it is rendered on the loop. `renders` are what a renderer
-    would make of it, conversations and inputs of an engine, if that was made in a fork.
-    `connection` is the client's, if parts of the answer may be written to it past the application.
+    as vLLM found it. `tenant` and `weight` are its key's. It is of `service_class`, and its client
+    waits `patience_s` for the first token; `None` means as long as others of it. `open_fields` are
+    the fields that steer engines and that it may set. `is_short` says that it is rendered on the
+    loop. `renders` are what a renderer would make of it, conversations and inputs of an engine, if
+    that was made in a fork. `connection` is the client's, if parts of the answer may be written to
+    it past the application. `has_begun` says that an output has come, and `head` is that of a
+    stream. `story` says why it goes where it goes; `None` while its model is not known. `quota` is
+    where its use is counted, if its tenant has quotas.
     """
 
     received_at_s: float
     request_id: str = ""
     path: str = ""
     tenant: str = DEFAULT_TENANT
+    weight: float = 1.0
+    service_class: ServiceClass = ServiceClass.STANDARD
+    patience_s: float | None = None
     open_fields: frozenset[str] = frozenset()
     is_short: bool = False
     renders: deque[tuple[Any, Any]] | None = None
@@ -73,6 +86,10 @@ class RequestContext:
     trace: RequestTrace | None = None
     wall_offset_s: float = 0.0
     connection: ClientConnection | None = None
+    has_begun: bool = False
+    head: AnswerHead | None = None
+    story: RequestStory | None = None
+    quota: QuotaTicket | None = None
 
     def begin_trace(self, tracer: Tracer, method: str, traceparent: str, tracestate: str) -> None:
         """Begins the trace, or continues the client's, if the request is sampled."""
@@ -97,14 +114,29 @@ class RequestContext:
         if self.trace is not None:
             self.trace.asks_admission()
 
-    def selected(self, model: str) -> None:
-        """Notes which model it is for."""
+    def selected(self, model: str) -> RequestStory:
+        """Notes which model it is for; returns its story, which begins here."""
         self.model = model
+        self.story = RequestStory(
+            self.request_id,
+            self.path,
+            model,
+            self.tenant,
+            self.service_class.label,
+            self.received_at_s,
+        )
         if self.trace is not None:
             self.trace.of_model(model)
+        return self.story
+
+    def tell(self, event: str, now_s: float, **facts: Fact) -> None:
+        """Adds to its story, if it has one."""
+        if self.story is not None:
+            self.story.tell(event, now_s, **facts)
 
     def queued(self) -> None:
         """Notes that no engine is ready, and that nothing has been promised yet."""
+        self.tell("waits", time.monotonic(), reason="no engine is ready")
         if self.trace is not None:
             self.trace.queued()
 
@@ -117,6 +149,7 @@ class RequestContext:
     def admitted(self) -> None:
         """Notes that it goes on to its model."""
         self.edge.record_admission(self.model or "", "admitted", self.tenant)
+        self.tell("admitted", time.monotonic())
         if self.trace is not None:
             self.trace.record_admission("admitted", is_refused=False)
 
@@ -124,6 +157,7 @@ class RequestContext:
         """Notes why it does not go on."""
         code = error.code or "malformed"
         self.edge.record_admission(self.model or "", code, self.tenant)
+        self.tell("refused", time.monotonic(), code=code, reason=error.log_reason)
         if self.trace is not None:
             self.trace.record_admission(code, is_refused=True)
         log_traced(
@@ -162,6 +196,9 @@ class RequestContext:
             self.edge.cancelled(model, self.tenant)
         elif is_whole and status is not None and status < 400:
             self.answered(now_s)
+        self.tell("answered", now_s, status=status, client_left=is_cancelled)
+        if self.quota is not None:
+            self.quota.end(was_refused=status in _REFUSED)
         if self.trace is not None:
             self.trace.ended(status, has_client_left=is_cancelled)
         log_traced(
@@ -213,6 +250,11 @@ class DispatchedEngine(Protocol):
         ...
 
     @property
+    def slice_name(self) -> str | None:
+        """The slice that it owns; `None` if it owns none."""
+        ...
+
+    @property
     def trace_attributes(self) -> Mapping[str, str]:
         """The attributes that a span on it gets."""
         ...
@@ -223,8 +265,9 @@ class RequestTelemetry:
     """Follows one request in flight.
 
     `numbers` and `tokens` are those of the compute class that has it, or last had it. `moved_at_s`
-    is when it lost its engine, `None` while it has one. `num_tokens` counts those of all its
-    engines.
+    is when it left its engine, `None` while it has one; it `has_yielded` if it did so for others.
+    `num_tokens` counts those of all its engines. `choice` is how the last of them was chosen. It is
+    the request's sequence of this `number`.
     """
 
     owner: "ModelTelemetry"
@@ -241,6 +284,10 @@ class RequestTelemetry:
     num_tokens: int = 0
     moved_at_s: float | None = None
     num_moves: int = 0
+    has_yielded: bool = False
+    choice: EngineChoice | None = None
+    number: int = 0
+    reserved: tuple[int, float] | None = None  # tokens under quotas, and when (wall clock)
 
     @property
     def traceparent(self) -> str | None:
@@ -252,15 +299,29 @@ class RequestTelemetry:
         """The trace that log lines name; `None` for a request that is not sampled."""
         return None if self.trace is None else self.trace.trace_id
 
+    def reserve(self, max_tokens: int | None) -> RequestError | None:
+        """Counts the tokens that it will take as others have; returns the refusal if too many."""
+        if self.context.quota is None:
+            return None
+        expected = self.owner.load.output_mean or 0.0
+        if max_tokens is not None:
+            expected = min(expected, max_tokens)
+        now_s = time.time()
+        tokens = self.num_prompt_tokens + round(expected)
+        refusal = self.context.quota.reserve(tokens, now_s)
+        if refusal is None:
+            self.reserved = tokens, now_s
+        return refusal
+
     def queued(self, reason: str) -> None:
         """Notes that there is no engine for it now."""
+        self._tell("waits", time.monotonic(), reason=reason)
         if self.trace is not None:
             self.trace.waits(reason)
 
-    def dispatched(
-        self, engine: DispatchedEngine, reason: str, num_engines: int, now_s: float
-    ) -> None:
-        """Notes which engine has it, its first one or a later one, and the reason."""
+    def dispatched(self, engine: DispatchedEngine, choice: EngineChoice, now_s: float) -> None:
+        """Notes which engine has it, its first one or a later one, and why."""
+        self.choice = choice
         context = self.context
         numbers = self.owner.metrics.of_class(engine.compute_class)
         self.numbers = context.numbers = numbers
@@ -271,13 +332,23 @@ class RequestTelemetry:
             prepared_s = self.taken_at_s - context.received_at_s - context.waited_s
             numbers.gateway_input.observe(max(0.0, prepared_s))
             self.tokens.input_tokens += self.num_prompt_tokens
+        if self.context.story is not None:
+            self._tell(
+                "dispatched",
+                now_s,
+                engine_id=engine.engine_id,
+                compute_class=engine.compute_class,
+                slice=engine.slice_name,
+                **choice.facts(),
+            )
         if self.trace is not None:
-            self.trace.dispatched(engine.trace_attributes, reason, num_engines)
+            self.trace.dispatched(engine.trace_attributes, choice.reason, choice.num_engines)
         if logger.isEnabledFor(logging.DEBUG):
             log_traced(
                 logger, logging.DEBUG, self.trace_id,
                 "routed model=%s request_id=%s engine_id=%s engines=%d reason=%r",
-                self.owner.model, self.request_id, engine.engine_id, num_engines, reason,
+                self.owner.model, self.request_id, engine.engine_id, choice.num_engines,
+                choice.reason,
             )  # fmt: skip
 
     def found_cached(self, num_tokens: int, now_s: float) -> None:
@@ -286,13 +357,18 @@ class RequestTelemetry:
         After a move they are not counted: the engine counts what was emitted before as prompt, and
         may find it.
         """
+        self._tell("found_cached", now_s, tokens=num_tokens)
         if not self.num_moves:
             self.owner.load.found_cached(now_s, num_tokens)
             self.tokens.cached_tokens += num_tokens
+            if self.choice is not None and self.choice.expected_cached is not None:
+                self.numbers.cache_forecast.compare(self.choice.expected_cached, num_tokens)
 
     def first_token(self, now_s: float) -> None:
         """Times the first token."""
+        self._tell("first_token", now_s)
         self.first_at_s = now_s
+        self.context.has_begun = True
         waited_s = now_s - self.context.received_at_s
         self.numbers.to_first_token.observe(waited_s)
         self.context.exemplify(self.numbers.to_first_token, waited_s, now_s)
@@ -300,8 +376,12 @@ class RequestTelemetry:
     def resumed(self, now_s: float) -> None:
         """Times the first token from another engine after a move."""
         assert self.moved_at_s is not None
-        self.numbers.resume_stall.observe(now_s - self.moved_at_s)
-        self.moved_at_s = None
+        self._tell("goes_on", now_s, paused_s=round(now_s - self.moved_at_s, 6))
+        if not self.has_yielded:
+            self.numbers.resume_stall.observe(now_s - self.moved_at_s)
+        self.moved_at_s, self.has_yielded = None, False
+        if self.context.head is not None:
+            self.context.head.goes_on()
 
     def released(self, now_s: float) -> None:
         """Times how long tokens were held; the time of an output on its way begins here."""
@@ -311,11 +391,18 @@ class RequestTelemetry:
             context.output_at_s = now_s
 
     def moved(self, cause: str, reason: str, now_s: float) -> None:
-        """Notes that it has to go on elsewhere, because its engine was `lost` or is `draining`."""
+        """Notes that it has to go on elsewhere.
+
+        Its engine was `lost` or is `draining`, or it `yielded` to others, which is no fault.
+        """
+        self._tell("left", now_s, cause=cause, reason=reason, emitted_tokens=self.num_tokens)
         self.num_moves += 1
+        self.has_yielded = cause == "yielded"
         self.numbers.resumes[cause] += 1
         if self.moved_at_s is None:  # else the next engine went before it had a token
             self.moved_at_s = now_s
+        if self.context.head is not None:
+            self.context.head.stands_still()
         if self.trace is not None:
             self.trace.migrated(cause, reason, self.num_tokens)
 
@@ -334,7 +421,7 @@ class RequestTelemetry:
     def ended(self, outcome: str, now_s: float) -> None:
         """Notes that its engine has finished it."""
         self.owner.load.finished(now_s, self.num_tokens)
-        self._count_end(outcome)
+        self._count_end(outcome, now_s)
         if self.trace is not None:
             self.trace.ended(outcome, self.num_tokens)
 
@@ -342,12 +429,13 @@ class RequestTelemetry:
         """Notes that its client, or the failure of a sibling, has ended it."""
         if has_engine:
             self.owner.load.finished(now_s, self.num_tokens)
-        self._count_end("aborted")
+        self._count_end("aborted", now_s)
         if self.trace is not None:
             self.trace.ended("aborted", self.num_tokens)
 
     def dropped(self) -> None:
         """Ends the trace of a request whose version is shut down. It is no longer counted."""
+        self._settle()
         if self.trace is not None:
             self.trace.ended("aborted", self.num_tokens)
 
@@ -355,7 +443,7 @@ class RequestTelemetry:
         """Notes that it has ended with an error that its client reads."""
         code = error.code or "malformed"
         self.context.failure = error
-        self._count_end(code)
+        self._count_end(code, time.monotonic())
         if self.trace is not None:
             self.trace.failed(code, self.num_tokens)
         log_traced(
@@ -365,7 +453,22 @@ class RequestTelemetry:
             type(error).__name__, code,
         )  # fmt: skip
 
-    def _count_end(self, outcome: str) -> None:
+    def _tell(self, event: str, now_s: float, **facts: Fact) -> None:
+        if self.context.story is not None:
+            self.context.story.tell(event, now_s, sequence=self.number, **facts)
+
+    def _settle(self) -> None:
+        if self.reserved is None or self.context.quota is None:
+            return
+        reserved, reserved_at_s = self.reserved
+        self.reserved = None
+        # Nothing is charged for what no engine has had.
+        taken = 0 if self.dispatched_at_s is None else self.num_prompt_tokens + self.num_tokens
+        self.context.quota.settle(taken - reserved, reserved_at_s, time.time())
+
+    def _count_end(self, outcome: str, now_s: float) -> None:
+        self._tell("ended", now_s, outcome=outcome, output_tokens=self.num_tokens)
+        self._settle()
         numbers = self.numbers
         numbers.sequences[outcome] += 1
         if self.first_at_s is None or self.dispatched_at_s is None:
@@ -394,8 +497,17 @@ class ModelTelemetry:
         trace = None
         if context.trace is not None:
             trace = context.trace.sequence(request_id, num_prompt_tokens)
+        number = 0 if context.story is None else context.story.begin_sequence()
         return RequestTelemetry(
-            self, context, request_id, now_s, num_prompt_tokens, numbers, tokens, trace
+            self,
+            context,
+            request_id,
+            now_s,
+            num_prompt_tokens,
+            numbers,
+            tokens,
+            trace,
+            number=number,
         )
 
     def emitted(

@@ -16,6 +16,9 @@ from serving.slices.notices import Notice, NoticeKind, NoticeSink
 
 logger = logging.getLogger(__name__)
 
+# How many different reasons for which an address was left are told with a host's loss.
+_TROUBLES_TOLD = 3
+
 
 class HostWatcher:
     """The replica's end: hands on the notices of one host, and at last its loss.
@@ -42,7 +45,7 @@ class HostWatcher:
         self._revive = revive
         self._pulse = Pulse(heartbeat, 0.0)
         self._has_heard = False
-        self._trouble = ""  # for which an address was left, until one is heard
+        self._troubles: list[str] = []  # for which an address was left, until one is heard
         self._writer: asyncio.StreamWriter | None = None
         self._has_left = False
 
@@ -63,15 +66,20 @@ class HostWatcher:
             except LostError as error:
                 address = await self._next_address(error)
                 if address is None:
-                    is_explained = error.is_silence and self._trouble
-                    self._announce_lost(f"{self._trouble}; {error}" if is_explained else str(error))
+                    before = self._troubles if error.is_silence else []
+                    self._announce_lost("; ".join((*before, str(error))))
                     return
-                self._trouble = str(error)
+                self._note_trouble(str(error))
                 if address == self._address:
                     pause_s = self._heartbeat.interval_s
                     continue
                 self._address, pause_s = address, 0.0
                 self._pulse = Pulse(self._heartbeat, asyncio.get_running_loop().time())
+
+    def _note_trouble(self, trouble: str) -> None:
+        """A busy machine's "nobody answers" after "cannot prove itself" hides neither."""
+        others = [told for told in self._troubles if told != trouble]
+        self._troubles = [*others, trouble][-_TROUBLES_TOLD:]
 
     async def _next_address(self, error: LostError) -> tuple[str, int] | None:
         """Returns where to go on listening after `error`; `None`: the host is lost."""
@@ -122,7 +130,8 @@ class HostWatcher:
             except ValueError as error:  # undecodable, or a line without end
                 raise LostError(f"it sends what no host sends: {error}") from error
             self._pulse.heard_at_s = asyncio.get_running_loop().time()
-            self._has_heard, self._trouble = True, ""
+            self._has_heard = True
+            self._troubles.clear()
             if line.notices is not None:
                 self._hand_on(line.notices)
             if line.refused:

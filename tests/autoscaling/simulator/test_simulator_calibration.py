@@ -16,7 +16,7 @@ from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_h
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.engine.paced.batch import PacedBatch, PacedSequence
 from serving.engine.paced.config import PacedConfig
-from serving.gateway.routing import EngineView, choose_engine
+from tests.gateway.dispatch.plain_choice import Engine, chosen
 
 pytestmark = pytest.mark.slow
 
@@ -62,11 +62,10 @@ class PacedFleet:
         return min((due for due in dues if due is not None), default=np.inf)
 
     def submit(self, number: int, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        views = [
-            EngineView(each, len(self._on[each]), self._num_dispatched[each])
-            for each in self._batches
+        engines = [
+            Engine(each, len(self._on[each]), self._num_dispatched[each]) for each in self._batches
         ]
-        engine_id = choose_engine(views, needs_isolation=False).engine_id
+        engine_id = chosen(engines).engine_id
         assert engine_id is not None
         self._num_dispatched[engine_id] += 1
         self._on[engine_id].add(str(number))

@@ -46,7 +46,7 @@ from deployments.simulation.plan import (
 from deployments.status.reports import ReportedFleet
 from serving.config.check import CheckReport, check_serve_config
 from serving.domain.errors import Problem
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 from serving.domain.topology import Generation, shapes, slice_shape
 from serving.exporters.chips import HostChip
 from serving.tpu.host.limits import read_host_limits

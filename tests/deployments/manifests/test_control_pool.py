@@ -9,7 +9,7 @@ from deployments.manifests.cluster_config import ControlPoolConfig
 from deployments.manifests.control_pool import least_memory_gib, least_pods
 from serving.app import _control_options, _gateway_options
 from serving.domain.errors import ConfigError
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 from serving.domain.topology import slice_shape
 
 from .examples import Raw, found, in_memory, one, parsed, raw_values

@@ -9,7 +9,7 @@ from kuberay.recordings import recording
 from deployments.manifests.kuberay_labels import kuberay_labels, merged_labels
 from deployments.validation.documents import Folder, mapping
 from deployments.validation.found_pods import FoundPod, all_pods, ray_pods, selects
-from serving.domain.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
+from serving.domain.names.gke_names import GKE_CHIPS, HOST_INDEX_LABEL
 
 from .examples import VALUES, as_folder, rendered, shipped, shipped_folder
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serving.domain.gke_names import TEMPLATE_HASH_ANNOTATION, template_hash
+from serving.domain.names.gke_names import TEMPLATE_HASH_ANNOTATION, template_hash
 from serving.domain.topology import slice_shape
 
 from .examples import in_memory, one, raw_values

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from autoscaling.provisioning.sidecar.readings import CONTROL, GATEWAY, HEAD, REDIS
 from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, FAILURE_KINDS, FAULT
 from serving.domain.errors import RequestError
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.domain.supply.records import SupplyState
 from serving.exporters.collector import Code
+from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES
 from serving.ledger.states import LedgerState
 
 # What Prometheus and its client libraries give of every target.
@@ -32,7 +34,9 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
         "outcome": {"stop", "length", "repetition", "abort", "error", "aborted", *error_codes()}
     },
     "slicewise_admissions_total": {"result": {"admitted", *error_codes()}},
-    "slicewise_resumes_total": {"cause": _MOVES},
+    "slicewise_cache_forecast_tokens_total": {"outcome": set(FORECAST_OUTCOMES)},
+    "slicewise_line_sequences": {"service_class": {each.label for each in ServiceClass}},
+    "slicewise_resumes_total": {"cause": {*_MOVES, "yielded"}},
     "slicewise_link_losses_total": {"cause": _MOVES},
     "slicewise_links": {"state": {"ready", "draining"}},
     "slicewise_slices_ended_total": {"cause": set(EndCause)},

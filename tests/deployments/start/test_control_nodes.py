@@ -4,7 +4,7 @@ import pytest
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from deployments.start.control_nodes import main, num_control_nodes, wait_for
-from serving.domain.gke_names import CONTROL_ROLE, ROLE_LABEL
+from serving.domain.names.gke_names import CONTROL_ROLE, ROLE_LABEL
 
 
 def node(role: str | None, state: int = GcsNodeInfo.ALIVE) -> GcsNodeInfo:

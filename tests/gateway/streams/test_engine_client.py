@@ -18,8 +18,8 @@ from serving.domain.errors import (
     PoisonRequestError,
     RequestError,
 )
-from serving.gateway.admission import FleetLimits
-from serving.gateway.dispatcher import Dispatcher
+from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds

@@ -11,8 +11,8 @@ from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds
 from tests.gateway.core_requests import core_request
+from tests.gateway.dispatch.test_dispatcher_over_links import Gateway, gateway, kill_two
 from tests.gateway.engines import answer_to
-from tests.gateway.test_dispatcher_over_links import Gateway, gateway
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -49,14 +49,7 @@ async def test_held_requests_finish_token_exactly_whenever_their_engines_die(see
     async with gateway(num_engines=3) as subject, read(subject) as (client, sizes):
         for request_id, max_tokens in wanted.items():
             await client.add_request_async(core_request(request_id, max_tokens))
-        for engine_id in ("e1", "e2"):
-            position = chance.randint(0, 100)
-            await subject.until(
-                lambda position=position: (
-                    max(map(len, subject.tokens.values()), default=0) >= position
-                )
-            )
-            subject.engines[engine_id].die("killed by the test")
+        await kill_two(subject, chance)
         await subject.until(lambda: subject.finished == wanted.keys())
         assert subject.tokens == {key: answer_to(key, count) for key, count in wanted.items()}
         assert (subject.failures, subject.dispatcher.num_in_flight) == ({}, 0)

@@ -3,6 +3,7 @@
 import msgspec
 
 from serving.config.application import OpenField
+from serving.domain.models.request_fields.service_class import ServiceTier
 
 
 class BodyRules(msgspec.Struct, frozen=True):
@@ -16,13 +17,14 @@ class BodyRules(msgspec.Struct, frozen=True):
 class JudgedBody(msgspec.Struct, frozen=True, tag=True):
     """What the edge has to know of a body in which it found no fault.
 
-    `model` and `user_id` are `None` if the body names none. With a chat template of its own it is
-    rendered in a fork, however short it is.
+    `model`, `user_id` and `service_tier` are `None` if the body names none. With a chat template of
+    its own it is rendered in a fork, however short it is.
     """
 
     model: str | None
     user_id: str | None
     has_own_template: bool = False
+    service_tier: ServiceTier | None = None
 
 
 class JudgeOrder(msgspec.Struct, frozen=True):

@@ -1,0 +1,151 @@
+"""Which engines of one version have which blocks in their prefix caches, as they tell it. Pure.
+
+A prompt that was just sent to an engine counts as what that will have: requests that begin alike
+and come together then meet on one engine, and do not compute their beginning on each.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+from serving.domain.tokens.cached_blocks import CacheLayout, split
+from serving.domain.tokens.named_blocks import NamedBlocks
+
+# So many blocks of a prompt are counted before its engine tells of them: each has to be named.
+_MOST_EXPECTED = 512
+
+
+class CacheIndex:
+    """The keys of blocks that engines have. Each engine has a bit in the mask of each key.
+
+    It has as many keys as engines tell of, so that its size is bounded by their caches: some 200
+    bytes for 128 tokens of an engine's.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[bytes, int] = {}
+        self._keys: dict[str, set[bytes]] = {}
+        self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}  # the engines by their bits
+        self._layouts: dict[CacheLayout, int] = {}  # the bits of its engines
+        # By engine and key, how many requests on their way will have it cached; and their masks.
+        self._expected: dict[str, Counter[bytes]] = {}
+        self._expected_masks: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        """How many different blocks are known."""
+        return len(self._masks)
+
+    @property
+    def engine_ids(self) -> Collection[str]:
+        """The engines that tell of their caches."""
+        return self._bits.keys()
+
+    def add_engine(self, engine_id: str, layout: CacheLayout) -> None:
+        """Takes in an engine, of whose cache nothing is known yet."""
+        taken = 0
+        for bit in self._bits.values():
+            taken |= bit
+        bit = ~taken & (taken + 1)  # the lowest that is free
+        self._bits[engine_id] = bit
+        self._names[bit] = engine_id
+        self._keys[engine_id] = set()
+        self._expected[engine_id] = Counter()
+        self._layouts[layout] = self._layouts.get(layout, 0) | bit
+
+    def remove_engine(self, engine_id: str) -> None:
+        """Forgets an engine; one that is not there is ignored."""
+        if engine_id not in self._bits:
+            return
+        self._forget(engine_id, self._keys.pop(engine_id))
+        for key in self._expected.pop(engine_id):
+            _clear(self._expected_masks, key, self._bits[engine_id])
+        bit = self._bits.pop(engine_id)
+        del self._names[bit]
+        for layout, mask in list(self._layouts.items()):
+            if mask & ~bit:
+                self._layouts[layout] = mask & ~bit
+            else:
+                del self._layouts[layout]
+
+    def take_all(self, engine_id: str, keys: bytes, *, is_first: bool) -> None:
+        """Takes in what an engine has; the first part takes the place of all before."""
+        if engine_id not in self._bits:
+            return
+        if is_first:
+            self._forget(engine_id, self._keys[engine_id])
+            self._keys[engine_id] = set()
+        self._store(engine_id, split(keys))
+
+    def take_changes(self, engine_id: str, stored: bytes, removed: bytes) -> None:
+        """Takes in what has come into an engine's cache, and what has gone."""
+        if engine_id in self._bits:
+            self._store(engine_id, split(stored))
+            self._forget(engine_id, split(removed))
+            self._keys[engine_id].difference_update(split(removed))
+
+    def expect(self, engine_id: str, blocks: NamedBlocks) -> list[bytes]:
+        """Counts the first blocks as those that an engine will have; returns them for `settle`."""
+        bit = self._bits.get(engine_id)
+        if bit is None:
+            return []
+        layout = next(layout for layout, mask in self._layouts.items() if mask & bit)
+        most = _MOST_EXPECTED // layout.blocks_of_unit
+        keys = list(itertools.islice(blocks.keys(layout), most))
+        self._expected[engine_id].update(keys)
+        for key in keys:
+            self._expected_masks[key] = self._expected_masks.get(key, 0) | bit
+        return keys
+
+    def settle(self, engine_id: str, keys: Iterable[bytes]) -> None:
+        """Expects no more what `expect` has returned: the engine has told, or will not have it."""
+        expected = self._expected.get(engine_id)
+        if expected is None:
+            return
+        for key in keys:
+            expected[key] -= 1
+            if expected[key] <= 0:
+                del expected[key]
+                _clear(self._expected_masks, key, self._bits[engine_id])
+
+    def num_cached(self, blocks: NamedBlocks) -> dict[str, int]:
+        """Returns how many tokens of these each engine has, for those that have any."""
+        found: dict[int, int] = {}  # by bits of engines
+        for layout, mask in self._layouts.items():
+            num_tokens = 0
+            for key in blocks.keys(layout):
+                still = mask & (self._masks.get(key, 0) | self._expected_masks.get(key, 0))
+                if still != mask:
+                    found[mask & ~still] = num_tokens
+                    mask = still
+                    if not mask:
+                        break
+                num_tokens += layout.unit_tokens
+            if mask:
+                found[mask] = num_tokens
+        by_engine: dict[str, int] = {}
+        for mask, num_tokens in found.items():
+            while mask and num_tokens:
+                bit = mask & -mask
+                by_engine[self._names[bit]] = num_tokens
+                mask ^= bit
+        return by_engine
+
+    def _store(self, engine_id: str, keys: Iterator[bytes]) -> None:
+        masks, bit, own = self._masks, self._bits[engine_id], self._keys[engine_id]
+        for key in keys:
+            own.add(key)
+            masks[key] = masks.get(key, 0) | bit
+
+    def _forget(self, engine_id: str, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            _clear(self._masks, key, self._bits[engine_id])
+
+
+def _clear(masks: dict[bytes, int], key: bytes, bit: int) -> None:
+    """Takes an engine's bit from a key's mask, and the key away with the last one."""
+    mask = masks.get(key, 0) & ~bit
+    if mask:
+        masks[key] = mask
+    else:
+        masks.pop(key, None)

@@ -1,0 +1,56 @@
+"""Tells engines what waits for room at this gateway: at once that something does, then at times."""
+
+import asyncio
+from collections.abc import Callable
+
+from serving.gateway.dispatch.waiting import WaitingRequests
+from serving.link.messages import RoomWanted
+
+# How long the engines may go on with earlier numbers, while something waits.
+_PERIOD_S = 0.05
+# And where a tenant has begun to wait: until they know of it, its turn does not come.
+_NEW_LINE_S = 0.005
+
+
+class DemandTeller:
+    """Sends what waits now through `tell`. Used from one event loop."""
+
+    def __init__(self, waiting: WaitingRequests, tell: Callable[[RoomWanted], None]) -> None:
+        self._waiting = waiting
+        self._tell = tell
+        self._told = (0, 0, 0)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self) -> None:
+        """Takes in that something may have changed."""
+        now, told = self._numbers(), self._told
+        if bool(now[0]) != bool(told[0]):
+            self._send()
+        elif now != told:
+            self._send_in(_NEW_LINE_S if now[2] > told[2] else _PERIOD_S)
+
+    def stop(self) -> None:
+        """Sends nothing any more, unless it looks again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _numbers(self) -> tuple[int, int, int]:
+        waiting = self._waiting
+        return len(waiting), waiting.num_tokens, waiting.num_lines
+
+    def _send_in(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + delay_s
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._send)
+
+    def _send(self) -> None:
+        self.stop()
+        now = self._numbers()
+        if now != self._told:
+            self._told = now
+            self._tell(self._waiting.wanted())

@@ -1,0 +1,795 @@
+"""Gives each request of one version of a model to an engine, and to another when that one is lost.
+
+Owns every request in flight of one version of one model at one gateway: its engine, its emitted
+tokens, its waiting time, and its move to another engine. A request waits here until an engine has
+room for it. It knows engines of its own version only,
+so that no request ever goes on with another model's tokens. Does not own connections
+(`membership`), the choice of an engine (`routing`), the blame for a loss (`requests`), nor the
+contents of a request or an output (`engine_client`), which are opaque here. Imports no vLLM.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+from zlib import crc32
+
+from serving.domain.errors import (
+    CannotResumeError,
+    EngineRefusedError,
+    MalformedRequestError,
+    NoRoomInTimeError,
+    NoTokenLeftError,
+    OverloadedError,
+    PoisonRequestError,
+    RequestError,
+    VersionRetiredError,
+)
+from serving.domain.limits import migrate_by_s
+from serving.domain.load_report import LoadSample
+from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.usage.tenant_shares import TenantShares, work_of
+from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits
+from serving.gateway.dispatch.batch_work import BatchWork, may_yield
+from serving.gateway.dispatch.cache_index import CacheIndex
+from serving.gateway.dispatch.deadlines import Deadlines
+from serving.gateway.dispatch.demand import DemandTeller
+from serving.gateway.dispatch.engine_table import EngineTable
+from serving.gateway.dispatch.forecast import Capacity, LineForecast
+from serving.gateway.dispatch.known_room import KnownRoom, Need, ToldToLeave
+from serving.gateway.dispatch.requests import (
+    Account,
+    EngineConnection,
+    EngineLink,
+    InFlightRequest,
+    count_loss,
+)
+from serving.gateway.dispatch.routing import (
+    Route,
+    Wish,
+    choice_of,
+    choose_engine,
+    to_migrate,
+)
+from serving.gateway.dispatch.waiting import WaitingRequests
+from serving.gateway.telemetry.request_story import EngineChoice
+from serving.gateway.telemetry.request_telemetry import RequestTelemetry
+from serving.link.errors import FrameError, LinkClosedError
+from serving.link.messages import (
+    CacheDelta,
+    CacheSnapshot,
+    Finish,
+    RoomWanted,
+    Step,
+    TokenOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+# So many of those that wait first are looked at for one that an engine has room for: the others
+# would overtake too many.
+_MAX_PASSED = 16
+_MOST_SHUT = 16  # lines that are passed over, because what is left is kept for others
+# So many may wait for the engine that has their beginning in its cache, and be overtaken meanwhile.
+_MAX_WAITING_FOR_CACHE = 64
+
+_OUTCOMES = {int(finish): finish.name.lower() for finish in Finish}
+
+# One step's outputs under the ids of their requests, each with the telemetry of its request.
+Outputs = Sequence[tuple[RequestTelemetry, TokenOutput]]
+
+
+class OutputSink(Protocol):
+    """The receiver of outputs and failures; the engine client is one."""
+
+    def deliver(self, outputs: Outputs) -> None:
+        """Takes the outputs of one step of one engine. The step is not used afterwards."""
+        ...
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        """Takes the failure of a request, which the dispatcher has forgotten."""
+        ...
+
+
+class Dispatcher:
+    """The table of requests of one version of a model. Used from one event loop only."""
+
+    def __init__(
+        self,
+        model: str,
+        limits: FleetLimits,
+        *,
+        version: str = "",
+        queue: AdmissionQueue | None = None,
+    ) -> None:
+        """Makes an empty table; all versions of a model share its queue and its telemetry."""
+        self.version = version
+        # Its version is on the way out: no engine of it will come any more.
+        self.is_retired = False
+        self.queue = queue or AdmissionQueue(model, limits)
+        self.telemetry = self.queue.telemetry
+        self._model = model
+        self._limits = limits
+        self._sink: OutputSink = _NoSink()
+        self._connections: dict[str, EngineConnection] = {}
+        self._requests: dict[str, InFlightRequest] = {}
+        self._index = CacheIndex()
+        self._table = EngineTable()
+        self._shares = TenantShares()
+        self._waiting = WaitingRequests(self._shares)
+        self._forecast = LineForecast(self._waiting)
+        self._why_waiting = ""  # of the last one that found no engine
+        self._are_full = False  # no engine takes another request, whatever it needs
+        self._demand = DemandTeller(self._waiting, self._tell_demand)
+        self._batch = BatchWork()
+        self._told_to_leave = ToldToLeave()
+        self._leaving: set[str] = set()  # engines that drain, and are left before their end
+        self._deadlines = Deadlines(
+            self._waiting,
+            limits.request_deadline_s,
+            has_engine=lambda: self.has_engine,
+            on_over=self._end_waiting,
+        )
+
+    def attach(self, sink: OutputSink) -> None:
+        """Sets the receiver of outputs and failures from now on."""
+        self._sink = sink
+
+    # -- what the gateway reads --
+
+    @property
+    def num_in_flight(self) -> int:
+        """The number of requests taken and not finished, waiting ones included."""
+        return len(self._requests)
+
+    @property
+    def late_s(self) -> float:
+        """How late this gateway is with what its engines send, in seconds; 0 without engines.
+
+        A message to any of them and back takes as long: where only some are late, they are, or the
+        network to them.
+        """
+        return min((each.link.late_s for each in self._connections.values()), default=0.0)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of requests that wait for an engine."""
+        return len(self._waiting)
+
+    @property
+    def num_waiting_of(self) -> dict[ServiceClass, int]:
+        """The number of requests that wait for an engine, by class."""
+        return self._waiting.num_of_class()
+
+    @property
+    def num_waiting_of_account(self) -> dict[Account, int]:
+        """The number of requests that wait for their tenants' turns, by class and tenant."""
+        return self._waiting.num_of_account()
+
+    @property
+    def num_promised(self) -> int:
+        """The number of refused requests that were told when to come back, and have not yet."""
+        return self._forecast.num_promised
+
+    def telemetry_of(self, request_id: str) -> RequestTelemetry | None:
+        """Returns the telemetry of a request in flight; `None` if it is not."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.telemetry
+
+    def num_emitted(self, request_id: str) -> int:
+        """Returns how many tokens of a request in flight have come; 0 if it is not."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else len(request.emitted)
+
+    def first_waiting_since_s(self, otherwise_s: float) -> float:
+        """Returns since when the first request that waits for an engine has waited (monotonic)."""
+        since_s = self._waiting.since_s()
+        return otherwise_s if since_s is None else since_s
+
+    @property
+    def connections(self) -> tuple[EngineConnection, ...]:
+        """The connected engines."""
+        return tuple(self._connections.values())
+
+    @property
+    def num_ready(self) -> int:
+        """The number of connected engines that take requests."""
+        return sum(not connection.is_draining for connection in self._connections.values())
+
+    @property
+    def has_engine(self) -> bool:
+        """True if a request could be dispatched now."""
+        return any(not connection.is_draining for connection in self._connections.values())
+
+    # -- engines come and go --
+
+    def add_engine(
+        self, engine_id: str, compute_class: str, link: EngineLink, slice_name: str | None = None
+    ) -> None:
+        """Takes an engine into use, and gives it what has been waiting."""
+        connection = EngineConnection(engine_id, compute_class, link, slice_name=slice_name)
+        if link.tells_room:
+            connection.room = KnownRoom()
+        self._connections[engine_id] = connection
+        link.deliver_to(partial(self.take_step, engine_id))
+        if link.cache_layout is not None:
+            self._index.add_engine(engine_id, link.cache_layout)
+            link.watch_cache(partial(self._take_cache, engine_id))
+        self._table.add(connection, is_known=link.cache_layout is not None)
+        if link.tells_room and self._waiting:
+            link.want_room(self._waiting.wanted())
+        self.telemetry.metrics.of_class(compute_class)  # its series begin at zero
+        logger.info(
+            "engine_added model=%s engine_id=%s compute_class=%s slice=%s waiting=%d",
+            self._model,
+            engine_id,
+            compute_class,
+            slice_name,
+            len(self._waiting),
+        )
+        self.queue.look_again()
+        self._use_room()
+        self._deadlines.arm()
+
+    def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
+        """Gives no more requests to an engine that still works; it goes in `grace_s` seconds.
+
+        Requests that can finish in time stay, the others move at once. A request that stayed and
+        has not finished moves before the end. Without another engine they all stay: they may finish
+        before it goes, and resume if not. While `grace_s` is `None`, nobody knows when the engine
+        goes, and nothing moves.
+        """
+        connection = self._connections.get(engine_id)
+        if connection is None:
+            return
+        if not connection.is_draining:
+            connection.is_draining = True
+            self._deadlines.engine_went()
+            logger.info(
+                "engine_draining model=%s engine_id=%s in_flight=%d grace_s=%s reason=%r",
+                self._model,
+                engine_id,
+                len(connection.requests),
+                grace_s,
+                reason,
+            )
+        if grace_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        by_s = migrate_by_s(loop.time(), grace_s)
+        if connection.migrate_by_s is not None and connection.migrate_by_s <= by_s:
+            return
+        connection.migrate_by_s = by_s
+        self._leaving.add(engine_id)
+        if connection.last_move is not None:
+            connection.last_move.cancel()
+        connection.last_move = loop.call_at(by_s, self._migrate, connection)
+        self._migrate(connection)
+
+    def _migrate(self, connection: EngineConnection) -> None:
+        """Moves requests that will not finish on a draining engine, if another can take them.
+
+        As long as it still works, those for which no other has room are better off where they are.
+        """
+        if connection.migrate_by_s is None or not self.has_engine:
+            return
+        now_s = asyncio.get_running_loop().time()
+        requests = to_migrate(connection.requests.values(), now_s, connection.migrate_by_s)
+        if now_s < connection.migrate_by_s:
+            requests = self._those_with_room(requests)
+        if not requests:
+            return
+        for request in requests:
+            del connection.requests[request.wire_id]
+        connection.link.abort([request.wire_id for request in requests])
+        logger.info(
+            "engine_left model=%s engine_id=%s moved=%d finishing=%d",
+            self._model,
+            connection.engine_id,
+            len(requests),
+            len(connection.requests),
+        )
+        self._move(requests, "draining", "it drains", connection.engine_id)
+
+    def _those_with_room(self, requests: list[InFlightRequest]) -> list[InFlightRequest]:
+        """Returns the first ones that other engines have room for, behind those that wait."""
+        if self._waiting:
+            return []
+        rooms = [each.room for each in self._connections.values() if not each.is_draining]
+        known = [KnownRoom.like(room) for room in rooms if room is not None]
+        if len(known) < len(rooms):
+            return requests  # one of them takes everything
+        for number, request in enumerate(requests):
+            need = self._need(request)
+            free = next((room for room in known if room.has_room(need)), None)
+            if free is None:
+                return requests[:number]
+            free.sent(need)
+        return requests
+
+    def lose_engine(self, engine_id: str, reason: str) -> None:
+        """Resumes elsewhere the requests of a lost engine, and counts its death against them."""
+        connection = self._connections.pop(engine_id, None)
+        if connection is None:
+            return
+        self._leaving.discard(engine_id)
+        self._index.remove_engine(engine_id)
+        self._told_to_leave.forget(engine_id)
+        self._batch.tell(engine_id, 0)
+        self._table.remove(engine_id)
+        self._deadlines.engine_went()
+        if connection.last_move is not None:
+            connection.last_move.cancel()
+        requests = list(connection.requests.values())
+        logger.warning(
+            "engine_lost model=%s engine_id=%s in_flight=%d reason=%r",
+            self._model,
+            engine_id,
+            len(requests),
+            reason,
+        )
+        cause = "draining" if connection.is_draining else "lost"
+        self.telemetry.metrics.link_lost(connection.compute_class, cause)
+        if not connection.is_draining:  # it was meant to go: what stayed on it is no suspect
+            count_loss(requests, connection.link.reported_end)
+        self._move_or_give_up(requests, cause, reason, engine_id)
+
+    def _take_cache(self, engine_id: str, message: CacheSnapshot | CacheDelta) -> None:
+        """Takes in what an engine tells of its cache."""
+        if isinstance(message, CacheSnapshot):
+            self._index.take_all(engine_id, message.keys, is_first=message.is_first)
+        else:
+            self._index.take_changes(engine_id, message.stored, message.removed)
+
+    def take_step(self, engine_id: str, step: Step) -> None:
+        """Takes in the outputs of one step of one engine."""
+        connection = self._connections.get(engine_id)
+        if connection is None:
+            return
+        if step.load is not None:
+            connection.load = step.load
+        # For the telemetry and the sink, which take a step at once because that is cheaper.
+        emitted: list[tuple[RequestTelemetry, TokenOutput]] = []
+        ended: list[tuple[RequestTelemetry, str]] = []
+        given_up: list[InFlightRequest] = []
+        now_s = time.monotonic()
+        for output in step.outputs:
+            wire_id = output.request_id
+            request = connection.requests.get(wire_id)
+            if request is None:
+                continue
+            if output.finish == Finish.ABORT:
+                del connection.requests[wire_id]
+                given_up.append(request)
+                continue
+            if output.finish == Finish.ERROR:
+                del connection.requests[wire_id]
+                self._take_error(connection, request, output)
+                continue
+            if request.expected_keys:
+                self._expect_nothing(request)
+            request.emitted.extend(output.token_ids)
+            if request.attempt:
+                output.request_id = request.request_id
+            if output.num_cached is not None:
+                request.telemetry.found_cached(output.num_cached, now_s)
+                if not request.attempt:
+                    request.num_cached = output.num_cached
+            emitted.append((request.telemetry, output))
+            if output.finish is not None:
+                del connection.requests[wire_id]
+                del self._requests[request.request_id]
+                self._settle(request)
+                ended.append((request.telemetry, _OUTCOMES[output.finish]))
+            if request.is_isolated and (output.finish is not None or request.is_proven):
+                self._release(request)
+        self.telemetry.emitted(emitted, now_s)
+        for telemetry, outcome in ended:
+            telemetry.ended(outcome, now_s)
+        if emitted:
+            self._sink.deliver(emitted)
+        if given_up:
+            self._take_back(connection, given_up)
+        if step.room is not None and connection.room is not None:
+            connection.is_yielding = False
+            connection.room.tell(step.room)
+            self._told_to_leave.tell(engine_id, step.room)
+            self._batch.tell(engine_id, step.room.num_batch_of_others)
+            self._yield_to_others(connection, step.room.to_yield)
+            self._use_room()
+
+    def _take_error(
+        self, connection: EngineConnection, request: InFlightRequest, output: TokenOutput
+    ) -> None:
+        """Ends a request that an engine cannot run, or tries it elsewhere.
+
+        Its own fault are a refusal with a reason, and tokens that its grammar has no place for
+        where it forbids others: none was left to the engine. Anything else may go well elsewhere.
+        """
+        was_isolated = request.is_isolated
+        if isinstance(output.stop_reason, str):
+            retry_after_s = self._limits.refused_retry_after_s
+            self._fail(request, EngineRefusedError(output.stop_reason, retry_after_s))
+        elif output.token_ids and request.forbidding_fields:
+            error = NoTokenLeftError(request.forbidding_fields, len(request.emitted))
+            self._fail(request, error)
+        else:
+            request.num_losses += 1
+            reason = "it failed at the request"
+            self._move_or_give_up([request], "lost", reason, connection.engine_id)
+        if was_isolated:  # no suspect is on that engine now
+            self._dispatch_waiting()
+
+    def _take_back(self, connection: EngineConnection, requests: list[InFlightRequest]) -> None:
+        """Resumes elsewhere the requests that an engine has given up though nobody aborted them.
+
+        An abort here forgets the request first, so the engine gave it up by itself: it is about to
+        end, and takes no more. A host of this build reports that itself; this is for all others.
+        """
+        reason = "it ends requests that nobody aborted"
+        self.drain_engine(connection.engine_id, reason, 0.0)
+        self._move(requests, "lost", reason, connection.engine_id)
+
+    # -- requests come and go --
+
+    def submit(self, request: InFlightRequest) -> None:
+        """Takes one request; it is dispatched now, or waits until an engine has room for it.
+
+        It fails at once if it would have to wait for longer than its client does.
+        """
+        now_s = asyncio.get_running_loop().time()
+        patience_s = request.patience_s
+        if patience_s is None:
+            patience_s = self._limits.patience_s(request.service_class)
+        request.first_token_by_s = now_s + patience_s - request.waited_s
+        request.line_work = self._line_work(request)
+        self._requests[request.request_id] = request
+        if (refusal := request.telemetry.reserve(request.max_tokens)) is not None:
+            self._fail(request, refusal)
+            return
+        in_s = self._forecast.come_back_in_s(request, self._capacity, now_s)
+        if in_s is None:
+            self._dispatch(request)
+        else:
+            self._fail(request, OverloadedError(self._model, self.num_waiting, in_s))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Frees these requests wherever they are; unknown ids are ignored."""
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is None:
+                continue
+            has_engine = request.engine_id is not None
+            request.telemetry.aborted(time.monotonic(), has_engine=has_engine)
+            self._waiting.remove(request)
+            self._settle(request)
+            self._expect_nothing(request)
+            connection = self._connections.get(request.engine_id or "")
+            if connection is None or connection.requests.pop(request.wire_id, None) is None:
+                continue
+            connection.link.abort([request.wire_id])
+            if request.is_isolated:
+                self._release(request)
+        self._tell_waiting()
+
+    async def call_all(self, method: str, args: bytes) -> list[bytes]:
+        """Runs a rare operation on every engine."""
+        timeout_s = self._limits.call_timeout_s
+        links = [connection.link for connection in self._connections.values()]
+        return await asyncio.gather(*(link.call(method, args, timeout_s) for link in links))
+
+    def shutdown(self) -> None:
+        """Forgets everything. Connections are closed by their owner."""
+        self._deadlines.stop()
+        for request in self._requests.values():
+            request.telemetry.dropped()
+        self._demand.stop()
+        self._requests.clear()
+        self._batch.clear()
+        self._waiting.clear()
+        for connection in self._connections.values():
+            if connection.last_move is not None:
+                connection.last_move.cancel()
+        self._connections.clear()
+
+    @property
+    def _capacity(self) -> Capacity:
+        return Capacity(self.num_ready, self.queue.next_engine_in_s)
+
+    @property
+    def _computed_ratio(self) -> float:
+        """The share of prompt tokens that engines lately had to compute, 0 to 1."""
+        ratios = [each.computed_ratio for each in self._connections.values()]
+        return sum(ratios) / len(ratios) if ratios else 1.0
+
+    # -- dispatch --
+
+    def _dispatch(self, request: InFlightRequest) -> None:
+        """Gives a request to an engine, or lets it wait behind those that came before it."""
+        request.engine_id = None
+        if request.waiting_since_s is None:
+            request.waiting_since_s = asyncio.get_running_loop().time()
+        self._waiting.add(request)
+        self._dispatch_waiting()
+        if request in self._waiting:
+            request.telemetry.queued(self._why_waiting)
+            self._deadlines.arm()
+
+    def _dispatch_waiting(self) -> None:
+        """Gives those that wait to engines, the first ones first, as far as there is room."""
+        passed: set[str] = set()
+        shut: set[Account] = set()
+        num_passed = 0
+        self._are_full = False
+        while (request := self._waiting.first_except(passed, shut)) is not None:
+            route, need = self._route(request)
+            if route.engine_id is not None:
+                connection = self._connections[route.engine_id]
+                choice = choice_of(connection, need, route.reason, len(self._connections))
+                self._give(request, connection, need, choice)
+                continue
+            self._why_waiting = route.reason
+            self._are_full = route.is_kept or not route.is_open_to_others
+            if route.is_kept and len(shut) < _MOST_SHUT:
+                shut.add(request.account)
+                continue
+            passed.add(request.request_id)
+            num_passed += not (request.needs_isolation or route.is_for_cache)
+            is_enough = num_passed >= _MAX_PASSED or len(passed) >= _MAX_WAITING_FOR_CACHE
+            if not route.is_open_to_others or is_enough:
+                break
+        self._make_way()
+        self._tell_waiting()
+
+    def _make_way(self) -> None:
+        """Has batch work leave engines for what cannot wait and found no room."""
+        num_waiting = self._waiting.num_before_batch
+        for request in self._batch.to_yield(num_waiting, self._connections):
+            connection = self._connections[request.engine_id or ""]
+            connection.is_yielding = True
+            self._yield(request, connection)
+        for connection in self._batch.to_ask(num_waiting, self._connections):
+            connection.ask_for_a_way()
+
+    def _yield_to_others(self, connection: EngineConnection, wire_ids: Sequence[str]) -> None:
+        """Has batch work leave an engine for what cannot wait at other gateways, as it asks."""
+        for wire_id in wire_ids:
+            request = connection.requests.get(wire_id)
+            if request is not None and may_yield(request):
+                self._yield(request, connection)
+
+    def _yield(self, request: InFlightRequest, connection: EngineConnection) -> None:
+        del connection.requests[request.wire_id]
+        connection.link.abort([request.wire_id])
+        request.num_yields += 1
+        self._move([request], "yielded", "it makes way for others", connection.engine_id)
+
+    def _route(self, request: InFlightRequest) -> tuple[Route, Need]:
+        """Returns where a request goes, and what it takes there."""
+        now_s = asyncio.get_running_loop().time()
+        need = self._need(request)
+        cached = None if request.blocks is None else self._index.num_cached(request.blocks)
+        wish = Wish(
+            need,
+            cached,
+            request.needs_isolation,
+            self._with_suspects() if request.needs_isolation else (),
+            self._leaves_room(request),
+            crc32(request.request_id.encode()),
+        )
+        route = choose_engine(self._table.columns(now_s), self._table.rows, wish)
+        engine_id = route.engine_id or ""
+        if cached is not None and engine_id in self._index.engine_ids:
+            need = replace(need, num_cached=cached.get(engine_id, 0))
+        return route, need
+
+    def _with_suspects(self) -> set[str]:
+        """Returns the engines that have a suspect. All requests are looked through for it."""
+        return {
+            connection.engine_id
+            for connection in self._connections.values()
+            if any(request.is_isolated for request in connection.requests.values())
+        }
+
+    def _leaves_room(self, request: InFlightRequest) -> bool:
+        """Returns whether some room is kept from it, because engines keep it for others.
+
+        What has lost its engine has a client whose answer stands still; batch work can wait.
+        """
+        can_wait = not request.attempt or request.service_class is ServiceClass.BATCH
+        return can_wait and self._told_to_leave.has(request.account)
+
+    def _need(self, request: InFlightRequest) -> Need:
+        """Returns what a request takes of an engine, if its output is as long as others' lately."""
+        expected = self.telemetry.load.output_mean or 0.0
+        if request.max_tokens is not None:
+            expected = min(expected, request.max_tokens)
+        return Need(request.num_tokens, max(0, round(expected) - len(request.emitted)))
+
+    def _line_work(self, request: InFlightRequest) -> float:
+        """Returns what a request counts in line, by what is known of lengths and caches now."""
+        need = self._need(request)
+        return work_of(need.num_computed(self._computed_ratio), need.num_expected)
+
+    @property
+    def _are_lengths_known(self) -> bool:
+        """Whether an answer has ended. Before the first, all of them count as if they had none."""
+        return self.telemetry.load.output_mean is not None
+
+    def _give(
+        self,
+        request: InFlightRequest,
+        connection: EngineConnection,
+        need: Need,
+        choice: EngineChoice,
+    ) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._waiting.remove(request)
+        if request.charged is None:  # once, for a move is nobody's fault
+            computed = need.num_computed(connection.computed_ratio)
+            request.charged = work_of(computed, need.num_expected)
+            self._shares.has_turn(request.account, request.charged, request.weight)
+        if (request.waiting_since_s or 0.0) < now_s and self._are_lengths_known:
+            self._forecast.rate.took(request, self._line_work(request))
+        request.engine_id = connection.engine_id
+        request.waiting_since_s = None
+        request.is_isolated = request.needs_isolation
+        request.num_emitted_at_dispatch = len(request.emitted)
+        request.dispatched_at_s = now_s
+        connection.requests[request.wire_id] = request
+        connection.num_dispatched += 1
+        self._batch.began(request)
+        request.telemetry.dispatched(connection, choice, time.monotonic())
+        try:
+            connection.link.submit(request.to_message())
+        except LinkClosedError as error:
+            # The link broke a moment ago; its owner is about to report the loss of all that was on
+            # it.
+            logger.info("submit_failed engine_id=%s error=%r", connection.engine_id, str(error))
+        except FrameError as error:
+            del connection.requests[request.wire_id]
+            self._fail(request, MalformedRequestError(str(error)))
+        else:
+            if connection.room is not None:
+                connection.room.sent(need)
+            if request.blocks is not None:
+                request.expected_keys = self._index.expect(connection.engine_id, request.blocks)
+
+    def _expect_nothing(self, request: InFlightRequest) -> None:
+        """Notes that its engine has told what it has of a request, or will have nothing."""
+        if request.expected_keys and request.engine_id is not None:
+            self._index.settle(request.engine_id, request.expected_keys)
+        request.expected_keys = []
+
+    def _settle(self, request: InFlightRequest) -> None:
+        """Puts right what was charged for a request that is over."""
+        self._batch.left(request)
+        if request.charged is not None:
+            computed = len(request.prompt_token_ids) - request.num_cached
+            less = request.charged - work_of(computed, len(request.emitted))
+            self._shares.settle(request.account, less, request.weight)
+
+    def _use_room(self) -> None:
+        """Fills what engines have room for: with those that wait, then with those that move."""
+        if self._waiting:
+            self._dispatch_waiting()
+        for engine_id in list(self._leaving):
+            self._migrate(self._connections[engine_id])
+
+    def _tell_waiting(self) -> None:
+        is_measured = self._are_full and self._waiting and self._are_lengths_known
+        num_full = self.num_ready if is_measured else 0
+        self._forecast.rate.look(asyncio.get_running_loop().time(), num_full)
+        self._demand.look()
+
+    def _tell_demand(self, wanted: RoomWanted) -> None:
+        for connection in self._connections.values():
+            if connection.room is not None:
+                connection.link.want_room(wanted)
+
+    def _move_or_give_up(
+        self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str
+    ) -> None:
+        """Fails the requests that have lost too many engines, and moves the others."""
+        survivors = []
+        for request in requests:
+            if request.num_losses >= self._limits.max_engine_losses:
+                self._fail(request, PoisonRequestError(request.num_losses))
+            else:
+                survivors.append(request)
+        self._move(survivors, cause, reason, left_id)
+
+    def _move(
+        self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str
+    ) -> None:
+        """Gives the requests of the engine `left_id` to others, or lets them wait for one."""
+        now_s = time.monotonic()
+        for request in requests:
+            if self._requests.get(request.request_id) is not request:
+                continue  # the failure of its sibling has ended it
+            if request.emitted and not request.is_resumable:
+                self._fail(
+                    request, CannotResumeError("its prompt was given as embeddings, not as tokens")
+                )
+                continue
+            self._expect_nothing(request)
+            self._batch.left(request)
+            request.telemetry.moved(cause, reason, now_s)
+            request.attempt += 1
+            if request.blocks is not None and request.num_tokens > len(request.blocks):
+                num_new = request.num_tokens - len(request.blocks)
+                request.blocks = request.blocks.followed_by(request.emitted[-num_new:])
+            request.engine_id = None
+            request.is_isolated = False
+            self._dispatch(request)
+            request.telemetry.redispatched(cause, left_id, request.engine_id, request.num_losses)
+
+    def _release(self, request: InFlightRequest) -> None:
+        """Clears a suspect that does not kill engines, or is gone, and tries the next one."""
+        request.is_isolated = False
+        request.num_losses = 0
+        self._dispatch_waiting()
+
+    # -- deadlines and failures --
+
+    def _end_waiting(self, requests: list[InFlightRequest]) -> None:
+        """Fails those that have waited as long as they may."""
+        now_s = asyncio.get_running_loop().time()
+        for request in requests:
+            self._waiting.remove(request)
+            self._fail(request, self._too_late(request, now_s))
+        self._tell_waiting()
+
+    def _too_late(self, request: InFlightRequest, now_s: float) -> RequestError:
+        """Returns the refusal of a request that has waited as long as its client does."""
+        since_s = request.waiting_since_s
+        waited_s = 0.0 if since_s is None else now_s - since_s
+        if not self.has_engine or request.needs_isolation:
+            return self._no_engine(waited_s)
+        in_s = self._forecast.wait_s(request, self._capacity) or self._limits.retry_after_s
+        return NoRoomInTimeError(self._model, waited_s, max(1.0, in_s))
+
+    def _no_engine(self, waited_s: float) -> RequestError:
+        """Returns the refusal of an admitted request for which no engine was ready in time."""
+        if self.is_retired:
+            retry_after_s = self._limits.refused_retry_after_s
+            return VersionRetiredError(self._model, self.version, retry_after_s)
+        return self.queue.no_engine_in_time(waited_s)
+
+    def _fail(self, request: InFlightRequest, error: RequestError) -> None:
+        self._requests.pop(request.request_id, None)
+        self._expect_nothing(request)
+        self._settle(request)
+        request.telemetry.failed(error, request.num_losses)
+        self._sink.fail(request.request_id, error)
+
+
+class _NoSink:
+    """Stands where no sink is attached yet."""
+
+    def deliver(self, outputs: Outputs) -> None:
+        raise RuntimeError(f"{len(outputs)} outputs came before a sink was attached")
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        raise RuntimeError(f"request {request_id} failed before a sink was attached") from error
+
+
+def load_of(dispatchers: Sequence[Dispatcher], queue: AdmissionQueue, now_s: float) -> LoadSample:
+    """Returns the load of one model over all its versions, which share `queue`.
+
+    `now_s` is monotonic.
+    """
+    num_waiting = sum(dispatcher.num_waiting for dispatcher in dispatchers)
+    first_s = min(
+        (dispatcher.first_waiting_since_s(now_s) for dispatcher in dispatchers), default=now_s
+    )
+    return queue.telemetry.load.sample(
+        now_s,
+        num_waiting=num_waiting + queue.num_waiting,
+        # The first in the queue has waited longest of those there.
+        oldest_wait_s=now_s - min(first_s, queue.first_since_s(now_s)),
+        num_in_flight=sum(dispatcher.num_in_flight for dispatcher in dispatchers) - num_waiting,
+    )

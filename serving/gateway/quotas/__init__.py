@@ -1,0 +1,1 @@
+"""What tenants may use, counted over all gateways."""

@@ -1,0 +1,158 @@
+"""The room of one engine, as its gateways know it.
+
+Owns what each gateway has sent and wants to send, what it was told, and when it has to hear. Does
+not own the requests, nor sends anything (`server`). Pure: no clock, no I/O.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic
+
+from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.link.messages import EngineLoad, Room, RoomWanted
+from serving.link.rooms.dealing import DealingOrder, Name, Share, deal
+from serving.link.rooms.room import EngineCapacity, FreeRoom, free_room
+from serving.link.rooms.turns import ChargedRequest, EngineAccount, TenantTurns
+from serving.link.rooms.ways import Ways
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one gateway has sent, wants to send, and was told."""
+
+    num_taken: int = 0
+    demand: RoomWanted = field(default_factory=RoomWanted)
+    share: Share = field(default_factory=lambda: Share(0, 0, 0))
+    told: Room | None = None
+
+    @property
+    def num_left(self) -> int:
+        """The requests that it may still send, by what it was told last."""
+        if self.told is None:
+            return 0
+        return self.told.num_requests - (self.num_taken - self.told.num_taken)
+
+    @property
+    def accounts(self) -> list[EngineAccount]:
+        """Those that have something waiting there, as far as it has told."""
+        return [(line.service_class, line.tenant) for line in self.demand.lines]
+
+
+class GatewayRooms(Generic[Name]):
+    """The parts of all gateways. Used from one event loop; `now_s` is of its clock."""
+
+    def __init__(self, capacity: EngineCapacity) -> None:
+        self._capacity = capacity
+        self._parts: dict[Name, _Part] = {}
+        self._turns = TenantTurns()
+        self._ways: Ways[Name] = Ways()
+        self._free = FreeRoom(0, 0, 0)
+        self._load = EngineLoad()
+        self._num_sequences = 0
+        self._num_looks = 0
+        self._is_batch_leaving = False
+        self._leaving: list[EngineAccount] = []
+
+    def opened(self, gateway: Name) -> None:
+        """Notes a gateway that has been told nothing yet."""
+        self._parts[gateway] = _Part()
+
+    def left(self, gateway: Name, now_s: float) -> None:
+        """Forgets a gateway."""
+        self._parts.pop(gateway, None)
+        self._ways.left(gateway)
+        self._see_who_waits(now_s)
+
+    def took(self, gateway: Name) -> None:
+        """Counts a request that has come from a gateway, whatever becomes of it."""
+        self._parts[gateway].num_taken += 1
+
+    def began(self, gateway: Name, request_id: str, request: ChargedRequest, now_s: float) -> None:
+        """Charges the tenant of a request that the engine has taken from a gateway."""
+        self._turns.charge(request, now_s)
+        if request.account[0] == ServiceClass.BATCH:
+            self._ways.began(request_id, gateway)
+
+    def ended(self, request_id: str, request: ChargedRequest) -> None:
+        """Puts right what was charged for a request that is over."""
+        self._turns.settle(request)
+        self._ways.ended(request_id)
+
+    def ask_for_a_way(self, gateway: Name, now_s: float) -> None:
+        """Asks batch work of another gateway back."""
+        self._ways.ask(gateway, now_s)
+
+    def wanted(self, gateway: Name, demand: RoomWanted, now_s: float) -> None:
+        """Notes what waits at a gateway."""
+        self._parts[gateway].demand = demand
+        self._see_who_waits(now_s)
+
+    def look(self, load: EngineLoad, num_sequences: int, now_s: float) -> None:
+        """Deals out what there is now."""
+        self._load, self._num_sequences = load, num_sequences
+        self._is_batch_leaving = self._turns.is_batch_leaving(now_s)
+        self._leaving = self._turns.leaving(now_s)
+        self._free = free_room(self._capacity, load, num_sequences)
+        self._num_looks += 1
+        self._ways.look(now_s)
+        order = DealingOrder.of(
+            self._capacity,
+            self._turns.had,
+            partial(self._turns.leaves_room, now_s=now_s),
+            self._num_looks,
+        )
+        demands = {gateway: part.demand for gateway, part in self._parts.items()}
+        for gateway, share in deal(self._free, demands, load.computed_ratio, order).items():
+            self._parts[gateway].share = share
+
+    def room_of(self, gateway: Name) -> Room:
+        """Returns what to tell a gateway, and counts it as told."""
+        part = self._parts[gateway]
+        part.told = Room(
+            num_taken=part.num_taken,
+            num_requests=part.share.sequences,
+            prefill_tokens=part.share.prefill_tokens,
+            kv_tokens=self._free.kv_tokens,
+            num_sequences=self._num_sequences,
+            backlog_tokens=self._load.backlog_tokens,
+            computed_ratio=self._load.computed_ratio,
+            num_places=max(0, self._free.sequences),
+            num_dealt=part.share.dealt,
+            is_batch_leaving=self._is_batch_leaving,
+            leaving=self._leaving,
+            to_yield=self._ways.to_yield(gateway),
+            num_batch_of_others=self._ways.num_of_others(gateway),
+            num_ways_over=self._ways.num_over(gateway),
+        )
+        return part.told
+
+    @property
+    def to_tell(self) -> list[Name]:
+        """The gateways that have to hear at once: all others hear with the next step or heartbeat.
+
+        They are those that were told nothing yet, that may send no more and now can, that want
+        more and get it, that hold a promise of more than there is for them by now, or that are to
+        take batch work back.
+        """
+        return [
+            gateway
+            for gateway, part in self._parts.items()
+            if _has_news(part) or self._is_asked_anew(gateway, part)
+        ]
+
+    def _is_asked_anew(self, gateway: Name, part: _Part) -> bool:
+        told = () if part.told is None else part.told.to_yield
+        return any(request_id not in told for request_id in self._ways.to_yield(gateway))
+
+    def _see_who_waits(self, now_s: float) -> None:
+        waiting = {account for part in self._parts.values() for account in part.accounts}
+        self._turns.wait(waiting, now_s)
+
+
+def _has_news(part: _Part) -> bool:
+    left, now = part.num_left, part.share.sequences
+    if part.told is None:
+        return True
+    if now > left:
+        return left <= 0 or part.demand.num_requests > left
+    return left > max(1, now)

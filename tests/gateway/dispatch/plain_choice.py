@@ -1,0 +1,135 @@
+"""The choice of an engine as one would write it down, one engine after the other.
+
+Held against the product's, which looks at all engines at once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from serving.gateway.dispatch.engine_table import EngineColumns
+from serving.gateway.dispatch.known_room import Need
+from serving.gateway.dispatch.routing import Route, Wish, choose_engine
+
+SAME_TOKENS, STEP_TOKENS, SEQUENCE_TOKENS, MOST_IN_STEP, FOR_OTHERS = 64, 240, 4, 8192, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What is known of one engine, and what it has cached of the request: `None` if unknown."""
+
+    engine_id: str
+    num_in_flight: int = 0
+    num_dispatched: int = 0
+    is_draining: bool = False
+    is_leaving: bool = False
+    has_isolated: bool = False
+    backlog_tokens: int = 0
+    kv_tokens: int = 1 << 60
+    computed_ratio: float = 1.0
+    has_place: bool = True
+    is_empty: bool = False
+    is_kept: bool = False
+    has_full_line: bool = False
+    num_cached: int | None = None
+
+    def uncached(self, need: Need) -> int:
+        cached = None if self.num_cached is None else min(self.num_cached, need.num_tokens)
+        return Need(need.num_tokens, num_cached=cached).num_computed(self.computed_ratio)
+
+    def has_room(self, need: Need) -> bool:
+        takes = self.uncached(need) + need.num_expected
+        return self.has_place and (self.is_empty or self.kv_tokens >= takes)
+
+    def cost(self, need: Need) -> int:
+        line = self.backlog_tokens + self.uncached(need)
+        num_steps = -(-line // MOST_IN_STEP)
+        beside = SEQUENCE_TOKENS * self.num_in_flight
+        in_steps = num_steps * (STEP_TOKENS + beside) + need.num_expected * beside
+        return line + FOR_OTHERS * self.uncached(need) + in_steps
+
+    def rank(self, need: Need) -> tuple[int, int, int, str]:
+        cost = self.cost(need) // SAME_TOKENS
+        return cost, self.num_in_flight, self.num_dispatched, self.engine_id
+
+
+def compared(engines: list[Engine], number: int) -> list[Engine]:
+    """Of many two, and those that have something cached."""
+    if len(engines) <= 8:
+        return engines
+    first = number % len(engines)
+    other = number // len(engines) % (len(engines) - 1)
+    two = {first, (first + 1 + other) % len(engines)}
+    return [each for at, each in enumerate(engines) if at in two or each.num_cached]
+
+
+def plainly(
+    engines: Iterable[Engine],
+    need: Need,
+    *,
+    needs_isolation: bool = False,
+    leaves_room: bool = False,
+    number: int = 0,
+) -> Route:
+    engines = list(engines)
+    candidates = [engine for engine in engines if not engine.is_draining]
+    candidates = candidates or [engine for engine in engines if not engine.is_leaving]
+    if not candidates:
+        return Route(None, "no engine is ready")
+    if needs_isolation:
+        candidates = [engine for engine in candidates if not engine.has_isolated]
+        if not candidates:
+            return Route(None, "every engine has an isolated request", is_open_to_others=True)
+    room = [engine for engine in candidates if engine.has_room(need)]
+    open_room = [engine for engine in room if not (leaves_room and engine.is_kept)]
+    if room and not open_room:
+        reason = "the room that is left is kept for others"
+        return Route(None, reason, is_open_to_others=True, is_kept=True)
+    if not room:
+        has_place = any(engine.has_place for engine in candidates)
+        return Route(None, "no engine has room for it", is_open_to_others=has_place)
+    best = min(compared(open_room, number), key=lambda engine: engine.rank(need))
+    soon = [engine for engine in candidates if engine.has_full_line]
+    if soon:
+        better = min(soon, key=lambda engine: engine.rank(need))
+        if better.cost(need) + SAME_TOKENS < best.cost(need):
+            reason = f"waits for {better.engine_id}, where it takes less"
+            return Route(None, reason, is_open_to_others=True, is_for_cache=True)
+    found = need.num_tokens - best.uncached(need)
+    if found > 0:
+        return Route(best.engine_id, f"soonest there ({found} tokens cached)")
+    return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})")
+
+
+def chosen(
+    engines: Sequence[Engine],
+    need: Need = Need(0),  # noqa: B008 - it is frozen
+    *,
+    needs_isolation: bool = False,
+    leaves_room: bool = False,
+    number: int = 0,
+) -> Route:
+    """What the product chooses of the same."""
+    columns = EngineColumns.of(
+        [engine.engine_id for engine in engines],
+        (engine.num_cached is not None for engine in engines),
+    )
+    for row, engine in enumerate(engines):
+        for name in EngineColumns.__slots__:
+            if name not in ("engine_ids", "is_known"):
+                getattr(columns, name)[row] = getattr(engine, name)
+    known = [engine for engine in engines if engine.num_cached is not None]
+    cached = {
+        engine.engine_id: min(engine.num_cached, need.num_tokens)
+        for engine in known
+        if engine.num_cached
+    }
+    wish = Wish(
+        need,
+        cached if known else None,
+        needs_isolation,
+        {engine.engine_id for engine in engines if engine.has_isolated},
+        leaves_room,
+        number,
+    )
+    rows = {engine.engine_id: row for row, engine in enumerate(engines)}
+    return choose_engine(columns, rows, wish)

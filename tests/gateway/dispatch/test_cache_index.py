@@ -1,0 +1,174 @@
+"""The index of caches knows what each engine has, whatever comes, goes, or is lost."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.domain.tokens.block_hashes import block_hashes, first_parent
+from serving.domain.tokens.cached_blocks import CacheLayout, joined, key_of
+from serving.domain.tokens.named_blocks import NamedBlocks
+from serving.gateway.dispatch.cache_index import CacheIndex
+
+SMALL = CacheLayout(4, 8, first_parent())  # told of every second block
+OTHER = CacheLayout(6, 6, first_parent())
+
+
+def keys_of(tokens: list[int], layout: CacheLayout = SMALL) -> list[bytes]:
+    names = list(block_hashes(tokens, layout.block_size, layout.root))
+    return [key_of(name) for name in names[layout.blocks_of_unit - 1 :: layout.blocks_of_unit]]
+
+
+def index_with(**contents: list[int]) -> CacheIndex:
+    index = CacheIndex()
+    for engine_id, tokens in contents.items():
+        index.add_engine(engine_id, SMALL)
+        index.take_all(engine_id, joined(keys_of(tokens)), is_first=True)
+    return index
+
+
+TOKENS = list(range(100, 140))
+
+
+def test_each_engine_is_known_by_how_far_its_cache_goes() -> None:
+    index = index_with(all=TOKENS, half=TOKENS[:20], other=[1, *TOKENS], none=[])
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"all": 40, "half": 16}
+    assert index.num_cached(NamedBlocks(TOKENS[:23])) == {"all": 16, "half": 16}
+    assert index.num_cached(NamedBlocks([7, *TOKENS])) == {}
+    assert index.num_cached(NamedBlocks([])) == {}
+
+
+def test_what_came_and_what_went_is_taken_in() -> None:
+    index = index_with(one=TOKENS, two=TOKENS)
+    index.take_changes("one", b"", joined(keys_of(TOKENS)[1:2]))
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"one": 8, "two": 40}
+    index.take_changes("one", joined(keys_of(TOKENS)[1:2]), b"")
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"one": 40, "two": 40}
+
+
+def test_a_snapshot_takes_the_place_of_all_before_and_its_parts_add_up() -> None:
+    index = index_with(one=TOKENS)
+    keys = keys_of([5, *TOKENS])
+    index.take_all("one", joined(keys[:2]), is_first=True)
+    index.take_all("one", joined(keys[2:]), is_first=False)
+    assert index.num_cached(NamedBlocks(TOKENS)) == {}
+    assert index.num_cached(NamedBlocks([5, *TOKENS])) == {"one": 40}
+
+
+def test_an_engine_that_left_is_forgotten_and_its_bit_is_used_again() -> None:
+    index = index_with(one=TOKENS, two=TOKENS[:16])
+    index.remove_engine("one")
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"two": 16}
+    index.add_engine("three", SMALL)
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"two": 16}
+    for engine_id in ("two", "three", "never-there"):
+        index.remove_engine(engine_id)
+    assert len(index) == 0
+
+
+def test_engines_with_other_blocks_are_asked_by_their_own_names() -> None:
+    index = index_with(small=TOKENS)
+    index.add_engine("other", OTHER)
+    index.take_all("other", joined(keys_of(TOKENS, OTHER)), is_first=True)
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"small": 40, "other": 36}
+
+
+def test_a_salt_tells_tenants_apart() -> None:
+    index = index_with(one=TOKENS)
+    salted = NamedBlocks(TOKENS, first_extra=(("cache_salt", "acme"),))
+    assert index.num_cached(salted) == {}
+
+
+def test_names_are_computed_once_and_no_further_than_somebody_has_them() -> None:
+    index = index_with(one=TOKENS[:8])
+    blocks = NamedBlocks(TOKENS)
+    assert index.num_cached(blocks) == index.num_cached(blocks) == {"one": 8}
+    known, _ = blocks._known[SMALL]
+    assert len(known) == 2  # the one that is there, and the one that is not
+
+
+def test_names_go_on_over_what_was_emitted() -> None:
+    index = index_with(one=TOKENS)
+    assert index.num_cached(NamedBlocks(TOKENS[:30]).followed_by(TOKENS[30:])) == {"one": 40}
+
+
+def test_no_more_than_so_many_blocks_are_named() -> None:
+    tokens = list(range(20_000))
+    index = index_with(one=tokens)
+    assert index.num_cached(NamedBlocks(tokens)) == {"one": 4096}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "drop", "all", "leave"]), st.integers(0, 5), st.integers(0, 30)
+        ),
+        max_size=60,
+    )
+)
+@pytest.mark.parametrize("seed", [1])
+def test_the_index_equals_what_engines_have(seed: int, script: list[tuple[str, int, int]]) -> None:
+    chance = random.Random(seed)
+    prompts = [[chance.randrange(3) for _ in range(8)] + TOKENS[:24] for _ in range(4)]
+    pool = [key for prompt in prompts for key in keys_of(prompt)]
+    index, there = CacheIndex(), dict[str, set[bytes]]()
+    for what, number, size in script:
+        name = f"e{number}"
+        keys = chance.choices(pool, k=size)
+        if name not in there:
+            index.add_engine(name, SMALL)
+            there[name] = set()
+        if what == "add":
+            index.take_changes(name, joined(set(keys)), b"")
+            there[name] |= set(keys)
+        elif what == "drop":
+            index.take_changes(name, b"", joined(set(keys)))
+            there[name] -= set(keys)
+        elif what == "all":
+            index.take_all(name, joined(set(keys)), is_first=True)
+            there[name] = set(keys)
+        else:
+            index.remove_engine(name)
+            del there[name]
+    for prompt in prompts:
+        expected = {}
+        for name, held in there.items():
+            chain = keys_of(prompt)
+            count = next((n for n, key in enumerate(chain) if key not in held), len(chain))
+            if count:
+                expected[name] = count * SMALL.unit_tokens
+        assert index.num_cached(NamedBlocks(prompt)) == expected
+    assert len(index) == len(set[bytes]().union(*there.values()))
+
+
+# -- what is on its way --
+
+
+def test_a_prompt_on_its_way_counts_as_cached_until_its_engine_has_told() -> None:
+    index = index_with(one=[], two=[])
+    blocks = NamedBlocks(TOKENS)
+    first, second = index.expect("one", blocks), index.expect("one", NamedBlocks(TOKENS))
+    assert index.num_cached(blocks) == {"one": 40}
+    index.settle("one", first)
+    assert index.num_cached(blocks) == {"one": 40}
+    index.settle("one", second)
+    assert index.num_cached(blocks) == {}
+
+
+def test_what_the_engine_has_told_stays_when_nothing_is_expected_any_more() -> None:
+    index = index_with(one=[])
+    keys = index.expect("one", NamedBlocks(TOKENS))
+    index.take_changes("one", joined(keys_of(TOKENS[:16])), b"")
+    index.settle("one", keys)
+    assert index.num_cached(NamedBlocks(TOKENS)) == {"one": 16}
+
+
+def test_nothing_is_expected_of_an_engine_that_left() -> None:
+    index = index_with(one=[], two=[])
+    keys = index.expect("one", NamedBlocks(TOKENS))
+    index.remove_engine("one")
+    index.settle("one", keys)
+    assert index.expect("one", NamedBlocks(TOKENS)) == []
+    index.add_engine("three", SMALL)  # it has the same bit
+    assert index.num_cached(NamedBlocks(TOKENS)) == {}

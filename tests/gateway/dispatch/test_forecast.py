@@ -1,0 +1,302 @@
+"""Who can be served in time is let in to wait; others are told when to come back, and then are."""
+
+import math
+from typing import Any
+
+import pytest
+
+from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.usage.tenant_shares import TenantShares
+from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.dispatcher import Dispatcher
+from serving.gateway.dispatch.forecast import (
+    MARGIN,
+    MOST_PROMISES,
+    Capacity,
+    DrainRate,
+    LineForecast,
+)
+from serving.gateway.dispatch.requests import InFlightRequest
+from serving.gateway.dispatch.waiting import WaitingRequests
+from tests.gateway.engines import in_flight
+
+RATE = 100.0  # an engine's, in units of work a second
+TWO_ENGINES = Capacity(2)
+INTERACTIVE, STANDARD, BATCH = ServiceClass
+
+
+class Line:
+    """A line, and engines that are known to take 100 of work a second each."""
+
+    def __init__(self, *, is_rate_known: bool = True) -> None:
+        self._dispatcher = Dispatcher("demo", FleetLimits())
+        self.waiting = WaitingRequests(TenantShares())
+        self.forecast = LineForecast(self.waiting)
+        self.now_s = 0.0
+        self._num_requests = 0
+        if is_rate_known:
+            self.forecast.rate.look(0.0, 1)
+            # Of somebody who is no reason for others to wait.
+            warm = self.request(RATE, service_class=BATCH, tenant="warm", weight=1e-9)
+            for second in range(1, 11):
+                self.forecast.rate.took(warm, RATE)
+                self.forecast.rate.look(float(second), 1 if second < 10 else 0)
+            self.now_s = 10.0
+
+    def request(
+        self, work: float = 10.0, patience_s: float = 10.0, name: str = "", **changes: Any
+    ) -> InFlightRequest:
+        self._num_requests += 1
+        return in_flight(
+            self._dispatcher,
+            f"r{self._num_requests}",
+            prompt=list((name or f"r{self._num_requests}").encode()),
+            line_work=work,
+            first_token_by_s=self.now_s + patience_s,
+            **changes,
+        )
+
+    def wait(self, work: float, **changes: Any) -> InFlightRequest:
+        request = self.request(work, **changes)
+        self.waiting.add(request)
+        return request
+
+    def come(self, request: InFlightRequest, capacity: Capacity = TWO_ENGINES) -> float | None:
+        in_s = self.forecast.come_back_in_s(request, capacity, self.now_s)
+        if in_s is None:
+            self.waiting.add(request)
+        return in_s
+
+    def wait_s(self, capacity: Capacity = TWO_ENGINES, **changes: Any) -> float | None:
+        return self.forecast.wait_s(self.request(**changes), capacity)
+
+
+def after(seconds: float) -> Any:
+    """What a forecast says of so many seconds of work."""
+    return pytest.approx(seconds * MARGIN)
+
+
+def of_work(work: float) -> InFlightRequest:
+    return in_flight(Dispatcher("demo", FleetLimits()), line_work=work)
+
+
+def test_rate_is_that_of_engines_while_they_could_have_more() -> None:
+    rate = DrainRate()
+    assert rate.per_engine_s is None
+    for second in range(1, 60):
+        rate.look(second - 1.0, 4)
+        rate.look(second - 0.5, 0)
+        rate.took(of_work(100.0), 100.0)  # of what had waited for half a second at four engines
+    assert rate.per_engine_s == pytest.approx(50.0, rel=0.02)
+
+
+def test_rate_follows_what_engines_do_of_late() -> None:
+    rate = DrainRate()
+    for second in range(1, 601):
+        work = 100.0 if second < 300 else 300.0
+        rate.took(of_work(work), work)
+        rate.look(float(second), 1)
+    assert rate.per_engine_s == pytest.approx(300.0, rel=0.02)
+
+
+def test_time_is_that_of_the_work_before_it() -> None:
+    line = Line()
+    assert line.wait_s() == 0.0
+    line.wait(500.0, patience_s=3.0)
+    line.wait(300.0, patience_s=5.0)
+    assert line.wait_s() == after(4.0)
+    assert line.wait_s(Capacity(1)) == after(8.0)
+    # After two seconds there are three engines.
+    assert line.wait_s(Capacity(2, 2.0)) == pytest.approx(2.0 + (800 * MARGIN - 400) / 300)
+    assert line.wait_s(Capacity(2, 5.0)) == after(4.0)
+    # What is due later goes behind it.
+    assert line.wait_s(patience_s=4.0) == after(2.5)
+    assert line.wait_s(patience_s=2.0) == 0.0
+
+
+def test_nobody_is_refused_while_nobody_can_tell() -> None:
+    line = Line(is_rate_known=False)
+    line.wait(1e9)
+    assert line.wait_s() is None
+    assert line.come(line.request()) is None
+    assert line.come(line.request(), Capacity(0)) is None
+
+
+def test_only_what_goes_before_it_counts() -> None:
+    line = Line()
+    line.wait(200.0, service_class=INTERACTIVE, tenant="b")
+    line.wait(400.0, tenant="b")
+    line.wait(800.0, service_class=BATCH, tenant="b")
+    assert line.wait_s(service_class=INTERACTIVE, tenant="b") == after(1.0)
+    assert line.wait_s(tenant="b") == after(3.0)
+    assert line.wait_s(service_class=BATCH, tenant="b") == after(7.0)
+
+
+def test_streams_that_have_begun_go_before_all() -> None:
+    line = Line()
+    line.wait(400.0, attempt=1, service_class=STANDARD)
+    assert line.wait_s(service_class=INTERACTIVE) == after(2.0)
+
+
+def test_of_other_tenants_no_more_counts_than_their_shares_and_than_they_have() -> None:
+    line = Line()
+    line.wait(6000.0, tenant="flood", weight=3.0)
+    line.wait(100.0, tenant="few")
+    # Three times as much of the flood goes before its own.
+    assert line.wait_s(tenant="few") == after(4 * 100 / (2 * RATE))
+    assert line.wait_s(tenant="nobody yet") == 0.0
+    assert line.wait_s(tenant="flood", weight=3.0) == after(6100 / (2 * RATE))
+
+
+def test_what_comes_meanwhile_of_those_who_go_before_counts() -> None:
+    line = Line()
+    line.wait(600.0)
+    # Of what was taken lately others had three quarters, and they have nothing waiting now.
+    for _ in range(3):
+        line.forecast.rate.took(line.request(tenant="few", weight=2.0), 1000.0)
+    rate = line.forecast.rate.per_engine_s
+    assert rate is not None
+    assert line.wait_s() == after((600 + 2 * 600) / (2 * rate)), "no more than their share"
+    above = Line()
+    above.wait(600.0)
+    above.forecast.rate.took(above.request(service_class=INTERACTIVE, tenant="other"), 1000.0)
+    rate = above.forecast.rate.per_engine_s
+    assert rate is not None
+    part = 1000 / (1000 + RATE * 9.0)  # about: nine seconds and a little less
+    assert above.wait_s() == pytest.approx(MARGIN * 600 / (1 - part) / (2 * rate), rel=0.05)
+
+
+def test_who_could_not_be_served_in_time_is_told_when_to_come_back() -> None:
+    line = Line()
+    line.wait(2400.0, patience_s=1.0)
+    wait_s = 12.0 * MARGIN
+    assert line.come(line.request(patience_s=wait_s + 0.1)) is None
+    in_s = line.come(line.request(patience_s=10.0))
+    # When half of its client's time is left to wait then.
+    assert in_s == pytest.approx(wait_s - 5.0, abs=0.1)
+
+
+def test_those_that_are_refused_have_places_one_behind_the_other() -> None:
+    line = Line()
+    line.wait(2400.0)
+    told = [line.come(line.request(200.0)) for _ in range(3)]
+    assert told == [pytest.approx(seconds * MARGIN - 5.0) for seconds in (12, 13, 14)]
+    assert line.forecast.num_promised == 3
+
+
+def test_who_comes_back_as_told_gets_in_before_newcomers() -> None:
+    line = Line()
+    waits = line.wait(2400.0)
+    told_s = line.come(line.request(200.0, name="one"))
+    assert told_s is not None
+    line.now_s += told_s
+    line.waiting.remove(waits)
+    line.wait(9.9 / MARGIN * 2 * RATE)  # and the promise is of more than a second
+    assert line.come(line.request(200.0, name="another")) is not None
+    assert line.come(line.request(200.0, name="one")) is None
+    assert line.come(line.request(200.0, name="one")) is not None, "one place, once"
+
+
+def test_who_comes_back_early_keeps_its_place_and_does_not_get_in() -> None:
+    line = Line()
+    line.wait(2400.0)
+    told_s = line.come(line.request(200.0, name="one"))
+    assert told_s is not None
+    line.now_s += told_s / 2
+    assert line.come(line.request(200.0, name="one")) is not None
+    assert line.forecast.num_promised == 1
+
+
+def test_engines_do_not_stand_idle_for_those_who_do_not_come_back() -> None:
+    line = Line()
+    waits = line.wait(2400.0)
+    for _ in range(50):
+        line.come(line.request(200.0))
+    line.waiting.remove(waits)
+    line.wait(4.9 / MARGIN * 2 * RATE)  # less than half of 10 s
+    assert line.come(line.request(200.0)) is None
+
+
+def test_promises_lapse() -> None:
+    line = Line()
+    waits = line.wait(2400.0)
+    for _ in range(50):
+        line.come(line.request(200.0))
+    line.waiting.remove(waits)
+    line.wait(1200.0)
+    assert line.come(line.request()) is not None
+    line.now_s += 100.0
+    assert line.come(line.request()) is None
+    assert line.forecast.num_promised == 0
+
+
+def test_a_flood_is_told_to_come_back_and_others_are_not() -> None:
+    line = Line()
+    for _ in range(100):
+        line.come(line.request(100.0, tenant="flood"))
+    assert line.forecast.num_promised > 50
+    assert line.come(line.request(100.0, tenant="other")) is None
+
+
+def test_promises_are_bounded() -> None:
+    line = Line()
+    line.wait(1e9)
+    for number in range(MOST_PROMISES + 10):
+        assert line.come(line.request(name=f"{number}")) is not None
+    assert line.forecast.num_promised == MOST_PROMISES
+
+
+# -- the line itself --
+
+
+def order(waiting: WaitingRequests) -> list[str]:
+    passed: set[str] = set()
+    while (request := waiting.first_except(passed)) is not None:
+        passed.add(request.request_id)
+    return [bytes(each.prompt_token_ids).decode() for each in _in_order(waiting)]
+
+
+def _in_order(waiting: WaitingRequests) -> list[InFlightRequest]:
+    taken = []
+    while (request := waiting.first_except(())) is not None:
+        waiting.remove(request)
+        taken.append(request)
+    return taken
+
+
+def test_classes_go_in_their_order_and_within_a_tenant_whose_first_token_is_due_first() -> None:
+    line = Line()
+    line.wait(1.0, name="batch", service_class=BATCH, patience_s=1.0)
+    line.wait(1.0, name="patient", patience_s=60.0)
+    line.wait(1.0, name="urgent", patience_s=5.0)
+    line.wait(1.0, name="as urgent", patience_s=5.0)
+    line.wait(1.0, name="interactive", service_class=INTERACTIVE, patience_s=600.0)
+    line.wait(1.0, name="begun", attempt=1)
+    line.wait(1.0, name="batch that was stopped", service_class=BATCH, attempt=1, patience_s=90.0)
+    assert line.waiting.num_of_class() == {INTERACTIVE: 1, STANDARD: 4, BATCH: 2}
+    assert order(line.waiting) == [
+        "begun",
+        "interactive",
+        "urgent",
+        "as urgent",
+        "patient",
+        "batch that was stopped",
+        "batch",
+    ]
+    assert (len(line.waiting), line.waiting.num_tokens) == (0, 0)
+    assert line.waiting.work_before_lines == 0.0
+    assert line.waiting.next_deadline_s() is None
+
+
+def test_first_of_those_whose_time_is_over_are_found() -> None:
+    line = Line()
+    late = line.wait(1.0, patience_s=3.0)
+    later = line.wait(1.0, patience_s=5.0, service_class=BATCH)
+    line.wait(1.0, patience_s=math.inf)
+    gone = line.wait(1.0, patience_s=1.0)
+    line.waiting.remove(gone)
+    assert line.waiting.next_deadline_s() == 13.0
+    assert line.waiting.due(14.0) == [late]
+    line.waiting.remove(late)
+    assert line.waiting.next_deadline_s() == 15.0
+    assert line.waiting.due(20.0) == [later]

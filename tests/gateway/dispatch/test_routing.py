@@ -1,0 +1,124 @@
+"""Which engine a request goes to, and the reason that is given."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.gateway.dispatch.known_room import Need
+
+from .plain_choice import Engine, chosen, plainly
+
+# Few values each, so that many are equal.
+engines = st.builds(
+    Engine,
+    engine_id=st.text("abcdef", min_size=1, max_size=3),
+    num_in_flight=st.integers(0, 3),
+    num_dispatched=st.integers(0, 3),
+    is_draining=st.booleans(),
+    is_leaving=st.booleans(),
+    has_isolated=st.booleans(),
+    backlog_tokens=st.sampled_from([0, 63, 64, 500, 9000]),
+    kv_tokens=st.sampled_from([0, 100, 1000, 1 << 60]),
+    computed_ratio=st.sampled_from([0.0, 0.5, 0.75, 1.0]),
+    has_place=st.booleans(),
+    is_empty=st.booleans(),
+    is_kept=st.booleans(),
+    has_full_line=st.booleans(),
+    num_cached=st.sampled_from([None, 0, 128, 896, 1000]),
+)
+fleets = st.lists(engines, max_size=14, unique_by=lambda engine: engine.engine_id)
+needs = st.builds(
+    Need, num_tokens=st.sampled_from([1, 5, 130, 1000, 20_000]), num_expected=st.integers(0, 200)
+)
+
+
+def test_request_goes_where_the_fewest_are_in_flight() -> None:
+    route = chosen([Engine("a", 3, 0), Engine("b", 1, 9)])
+    assert (route.engine_id, route.reason) == ("b", "fewest in flight (1)")
+
+
+def test_among_equals_the_least_used_takes_it() -> None:
+    assert chosen([Engine("a", 1, 5), Engine("b", 1, 4)]).engine_id == "b"
+
+
+def test_without_engines_the_request_waits_and_knows_why() -> None:
+    route = chosen([])
+    assert (route.engine_id, route.reason) == (None, "no engine is ready")
+
+
+def test_draining_engine_takes_only_what_has_nowhere_else_to_go() -> None:
+    draining, other = Engine("a", is_draining=True), Engine("b", 9, 9)
+    assert chosen([draining, other]).engine_id == "b"
+    assert chosen([draining]).engine_id == "a"
+
+
+def test_engine_that_is_leaving_takes_nothing() -> None:
+    assert chosen([Engine("a", is_draining=True, is_leaving=True)]).engine_id is None
+
+
+def test_suspect_does_not_join_another_suspect() -> None:
+    fleet = [Engine("a", has_isolated=True), Engine("b", 5, 5)]
+    assert chosen(fleet, needs_isolation=True).engine_id == "b"
+    assert chosen(fleet).engine_id == "a"
+    route = chosen(fleet[:1], needs_isolation=True)
+    assert (route.engine_id, route.reason) == (None, "every engine has an isolated request")
+
+
+asked = st.fixed_dictionaries(
+    {
+        "needs_isolation": st.booleans(),
+        "leaves_room": st.booleans(),
+        "number": st.integers(0, 1 << 32),
+    }
+)
+
+
+@given(fleets, needs, asked)
+def test_all_engines_at_once_are_as_one_after_the_other(
+    fleet: list[Engine], need: Need, asked: dict[str, Any]
+) -> None:
+    assert chosen(fleet, need, **asked) == plainly(fleet, need, **asked)
+
+
+@pytest.mark.parametrize("num_engines", [1, 8, 64])
+def test_many_engines_at_once_are_as_one_after_the_other(num_engines: int) -> None:
+    chance = random.Random(num_engines)
+    for _ in range(200):
+        fleet = [
+            Engine(
+                f"e{number}",
+                chance.randrange(64),
+                chance.randrange(1000),
+                backlog_tokens=chance.randrange(20_000),
+                kv_tokens=chance.randrange(100_000),
+                has_place=chance.random() < 0.8,
+                is_kept=chance.random() < 0.2,
+                has_full_line=chance.random() < 0.2,
+                num_cached=chance.choice([0, 0, 128 * chance.randrange(100)]),
+            )
+            for number in range(num_engines)
+        ]
+        need = Need(chance.randrange(1, 32_000), chance.randrange(500))
+        asked = {"leaves_room": chance.random() < 0.5, "number": chance.randrange(1 << 32)}
+        assert chosen(fleet, need, **asked) == plainly(fleet, need, **asked)
+
+
+def test_requests_of_many_gateways_do_not_all_go_to_one_of_many_engines() -> None:
+    """Each compares two, so that of nine engines with the same load none is chosen by all."""
+    fleet = [Engine(f"e{number}", num_in_flight=number) for number in range(9)]
+    routes = Counter(chosen(fleet, number=number).engine_id for number in range(720))
+    # The idlest is one of the two in two of nine cases, the busiest is never the better one.
+    assert routes["e0"] == 160
+    assert routes["e8"] == 0
+    assert len(routes) == 8
+
+
+def test_of_many_engines_the_one_with_the_beginning_is_always_compared() -> None:
+    fleet = [Engine(f"e{number}", num_cached=0) for number in range(9)]
+    fleet[4] = Engine("e4", num_cached=900)
+    routes = {chosen(fleet, Need(1000), number=number).engine_id for number in range(100)}
+    assert routes == {"e4"}
