@@ -21,7 +21,7 @@ from .server import ControlPlane
 
 _HEAD_END = b"\r\n\r\n"
 _CHUNK_BYTES = 64 * 1024
-_WITHIN_S = 30.0
+_WITHIN_S = 120.0
 _T = TypeVar("_T")
 
 

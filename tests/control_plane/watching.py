@@ -15,7 +15,7 @@ from autoscaling.provisioning.objects.wire import Selection
 
 from .ray_objects import CLUSTER
 
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 _POLL_S = 0.02
 
 

@@ -22,7 +22,7 @@ from .streams import Answer, Request, begin_all
 pytestmark = [pytest.mark.e2e]
 
 MODEL = "paced"
-READY_S = 120.0
+READY_S = 300.0
 NUM_STREAMS = 64
 NUM_TOKENS = 120
 V6E_2X2 = {"generation": "v6e", "topology": "2x2"}

@@ -79,7 +79,7 @@ def test_requests_of_the_other_gateway_are_untouched(
         assert choice.token_ids == paced_tokens(prompt, NUM_TOKENS, LETTERS)
     # The dead gateway's requests leave the engines, and a new one takes its place.
     application.loads(2, GATEWAY_START_S)
-    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 30.0)
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 120.0)
     application.wait_idle()
     assert len(application.processes(Role.GATEWAY)) == 2
 
@@ -131,4 +131,4 @@ def test_each_gateway_answers_for_itself_and_a_dead_one_does_not(
     assert set(one.items()) < set(after.items())
     assert set(after.values()) != set(before.values())
     application.loads(2, GATEWAY_START_S)
-    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 30.0)
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {MODEL: 2}, 120.0)

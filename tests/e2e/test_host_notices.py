@@ -26,7 +26,7 @@ from .streams import Request, begin_all
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MODEL = "paced"
-READY_S = 120.0
+READY_S = 300.0
 GRACE_S = 25
 HOST_KINDS = ("--net", "--pid", "--mount", "--uts", "--ipc")
 NUM_STREAMS = 64

@@ -82,7 +82,7 @@ def calling(application: RunningApplication) -> Iterator[Caller]:
         caller.finish()
 
 
-def wait_status(application: RunningApplication, word: str, timeout_s: float = 60) -> str:
+def wait_status(application: RunningApplication, word: str, timeout_s: float = 180) -> str:
     """Waits until `serve status` says `word`; all that it says then."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -169,10 +169,10 @@ def test_more_replicas_are_added_to_those_that_run(
     more = tmp_path / "more.yaml"
     more.write_text(yaml.safe_dump(config))
     assert application.serve("deploy", str(more)).returncode == 0
-    fleet = application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 3}, 60)
+    fleet = application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 3}, 180)
     assert before < engine_ids(fleet)
     assert application.serve("deploy", str(application.config_path)).returncode == 0
-    application.wait_fleet(lambda fleet: len(engine_ids(fleet)) == 2, 60)
+    application.wait_fleet(lambda fleet: len(engine_ids(fleet)) == 2, 180)
 
 
 def test_update_of_a_gateway_option_loses_no_request(application: RunningApplication) -> None:
@@ -195,7 +195,7 @@ def test_request_without_an_engine_in_time_is_503_with_retry_after(
     for host in hosts:
         host.suspend()
     try:
-        application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 0}, 60)
+        application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 0}, 180)
         answer = post(application)
     finally:
         for host in hosts:
@@ -207,7 +207,7 @@ def test_request_without_an_engine_in_time_is_503_with_retry_after(
     assert error["code"] == "no_engine_in_time"
     # Of the two seconds that it has, it spent some before it stood in line.
     assert re.search(r"within (1\.\d|2\.0) s;", error["message"])
-    application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 2}, 60)
+    application.wait_fleet(lambda fleet: linked_engines(fleet) == {"paced": 2}, 180)
     assert post(application).status_code == 200
 
 

@@ -28,7 +28,7 @@ from .application import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-READY_S = 120.0
+READY_S = 300.0
 V6E_2X4 = {"generation": "v6e", "topology": "2x4", "chips_per_host": 4}
 PLAN = {
     "slices": [

@@ -34,7 +34,7 @@ from .streams import Answer, Request, begin_all
 pytestmark = [pytest.mark.e2e]
 
 MODEL = "paced"
-READY_S = 120.0
+READY_S = 300.0
 NOTICE_S = 15.0
 NUM_STREAMS = 256
 V6E_2X4 = {"generation": "v6e", "topology": "2x4", "chips_per_host": 4}
@@ -140,7 +140,7 @@ def wait_left(application: RunningApplication, slice_name: str) -> float:
                 row["name"] == slice_name and row["state"] == "ready" for row in fleet["slices"]
             )
         ),
-        60.0,
+        READY_S,
     )
     return time.time()
 
@@ -150,7 +150,7 @@ def wait_successor(application: RunningApplication, replica_id: str) -> dict[str
     tag, _, number = replica_id.partition("~")
     wanted = f"{tag}~{int(number or 1) + 1}"
     fleet = application.wait_fleet(
-        lambda fleet: any(row["replica_id"] == wanted for row in fleet["slices"]), 30.0
+        lambda fleet: any(row["replica_id"] == wanted for row in fleet["slices"]), READY_S
     )
     return next(row for row in fleet["slices"] if row["replica_id"] == wanted)
 
@@ -193,7 +193,7 @@ def ended(application: RunningApplication, slice_name: str, since_s: float) -> d
             row["name"] == slice_name and row["history"][-1]["at_s"] > since_s
             for row in fleet["ended"]
         ),
-        60.0,
+        READY_S,
     )
     return next(
         row
@@ -317,7 +317,7 @@ def test_stock_out_leaves_the_application_healthy(
     try:
         application.simulation("kill", name="spot-0")
         waiting = application.wait_fleet(
-            lambda fleet: any(row["state"] == "provisioning" for row in fleet["slices"]), 60.0
+            lambda fleet: any(row["state"] == "provisioning" for row in fleet["slices"]), READY_S
         )
         row = next(row for row in waiting["slices"] if row["state"] == "provisioning")
         assert (row["name"], row["compute_class"]) == (None, "spot")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 MODEL = "paced"
 NUM_STREAMS = 16
 NUM_TOKENS = 150
-READY_S = 120.0
+READY_S = 300.0
 V6E_2X4 = {"generation": "v6e", "topology": "2x4", "chips_per_host": 4}
 PLAN = {
     "slices": [
