@@ -406,8 +406,8 @@ SERVING_COUNTS = (
         Scope.CLASS,
         "slicewise_resumes_total",
         "Moves of a sequence to another engine, by the class left: the engine was lost or "
-        "draining, or the sequence yielded to others",
-        cause=3,
+        "draining, the sequence yielded to others, or was not begun in time by a slow one",
+        cause=4,
     ),
     _gauge(Scope.CLASS, "slicewise_sequences_in_flight", "Sequences on engines"),
     _gauge(

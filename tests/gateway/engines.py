@@ -201,10 +201,10 @@ class ScriptedLink:
         """Tells of room, with these numbers in place of the true ones."""
         self._on_step(Step([], room=self.room(**changes)))
 
-    def step(self, num_steps: int = 1) -> None:
-        """Makes steps and delivers each."""
+    def step(self, num_steps: int = 1, only: list[str] | None = None) -> None:
+        """Makes steps and delivers each, for `only` these requests if that is given."""
         for _ in range(num_steps):
-            self._on_step(self.make_step())
+            self._on_step(self.make_step(only))
 
     def fail_at(self, request_id: str, *token_ids: int) -> None:
         """Ends a request with an error for which there is no reason."""

@@ -38,6 +38,7 @@ from serving.gateway.dispatch.cache_index import CacheIndex
 from serving.gateway.dispatch.deadlines import Deadlines
 from serving.gateway.dispatch.demand import DemandTeller
 from serving.gateway.dispatch.engine_table import EngineTable
+from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
 from serving.gateway.dispatch.forecast import Capacity, LineForecast
 from serving.gateway.dispatch.known_room import KnownRoom, Need, ToldToLeave
 from serving.gateway.dispatch.requests import (
@@ -127,6 +128,8 @@ class Dispatcher:
         self._batch = BatchWork()
         self._told_to_leave = ToldToLeave()
         self._leaving: set[str] = set()  # engines that drain, and are left before their end
+        self._pace = FirstTokenPace()
+        self._unbegun = Unbegun(self._look_after)
         self._deadlines = Deadlines(
             self._waiting,
             limits.request_deadline_s,
@@ -320,6 +323,7 @@ class Dispatcher:
         self._told_to_leave.forget(engine_id)
         self._batch.tell(engine_id, 0)
         self._table.remove(engine_id)
+        self._pace.forget(engine_id)
         self._deadlines.engine_went()
         if connection.last_move is not None:
             connection.last_move.cancel()
@@ -356,6 +360,10 @@ class Dispatcher:
         ended: list[tuple[RequestTelemetry, str]] = []
         given_up: list[InFlightRequest] = []
         now_s = time.monotonic()
+        loop_s = asyncio.get_running_loop().time()
+        if step.outputs:
+            connection.last_output_s = loop_s
+            connection.still_since_s = connection.late_until_s = None
         for output in step.outputs:
             wire_id = output.request_id
             request = connection.requests.get(wire_id)
@@ -371,6 +379,9 @@ class Dispatcher:
                 continue
             if request.expected_keys:
                 self._expect_nothing(request)
+            if request.is_unbegun and output.token_ids:
+                took_s = loop_s - request.dispatched_at_s
+                self._pace.took(engine_id, request.first_token_cost, took_s)
             request.emitted.extend(output.token_ids)
             if request.attempt:
                 output.request_id = request.request_id
@@ -484,6 +495,7 @@ class Dispatcher:
     def shutdown(self) -> None:
         """Forgets everything. Connections are closed by their owner."""
         self._deadlines.stop()
+        self._unbegun.stop()
         for request in self._requests.values():
             request.telemetry.dropped()
         self._demand.stop()
@@ -529,6 +541,7 @@ class Dispatcher:
             if route.engine_id is not None:
                 connection = self._connections[route.engine_id]
                 choice = choice_of(connection, need, route.reason, len(self._connections))
+                request.first_token_cost = route.first_token_cost
                 self._give(request, connection, need, choice)
                 continue
             self._why_waiting = route.reason
@@ -657,6 +670,57 @@ class Dispatcher:
                 connection.room.sent(need)
             if request.blocks is not None:
                 request.expected_keys = self._index.expect(connection.engine_id, request.blocks)
+            late_s = self._pace.late_after_s(request.first_token_cost)
+            if late_s is not None and len(self._connections) > 1:
+                self._unbegun.given(request.request_id, request.attempt, late_s)
+
+    # -- engines that are late with a first token --
+
+    def _look_after(self, request_id: str, attempt: int) -> float | None:
+        """Takes a request back that its engine should have begun, if another begins it sooner.
+
+        Returns in how many seconds to look again; `None` if that is not needed.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.attempt != attempt or not request.is_unbegun:
+            return None
+        connection = self._connections.get(request.engine_id or "")
+        is_bound = request.is_isolated or request.num_taken_back >= MOST_TIMES
+        if connection is None or connection.is_draining or is_bound:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        waited_s = now_s - request.dispatched_at_s
+        stands_still = connection.last_output_s <= request.dispatched_at_s
+        if stands_still:
+            connection.stands_still(request.dispatched_at_s, now_s)
+        # Among those that wait it is one of the first, for it has had a place.
+        may_wait = stands_still and self._does_another_turn(now_s)
+        if not (may_wait or self._begins_sooner(request, connection, waited_s)):
+            return waited_s
+        if not stands_still:  # standing still once is not being slow
+            self._pace.took(connection.engine_id, request.first_token_cost, waited_s)
+        request.num_taken_back += 1
+        del connection.requests[request.wire_id]
+        connection.link.abort([request.wire_id])
+        self._move([request], "slow", "it was not begun in time", connection.engine_id)
+        return None
+
+    def _does_another_turn(self, now_s: float) -> bool:
+        """Returns whether an engine is ready that does not stand still, as far as is known."""
+        columns = self._table.columns(now_s)
+        return bool((~columns.is_draining & ~columns.is_late).any())
+
+    def _begins_sooner(
+        self, request: InFlightRequest, connection: EngineConnection, waited_s: float
+    ) -> bool:
+        """Returns whether another engine has room, and most likely a first token much sooner."""
+        if self._waiting:
+            return False
+        route, _ = self._route(request)
+        if route.engine_id in (None, connection.engine_id):
+            return False
+        expected_s = self._pace.expected_s(route.first_token_cost)
+        return expected_s is not None and expected_s * GAIN <= waited_s
 
     def _expect_nothing(self, request: InFlightRequest) -> None:
         """Notes that its engine has told what it has of a request, or will have nothing."""

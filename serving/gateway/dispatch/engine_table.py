@@ -29,7 +29,7 @@ class EngineColumns:
     `is_kept` is for others; one that `has_full_line` has room again within a step or two, and one
     that `is_empty` has no sequence. It lately had to compute `computed_ratio` of prompts' tokens;
     of one that `is_known` it is known what it has cached. One that `is_leaving` drains, and its
-    requests have to be gone.
+    requests have to be gone. One that `is_late` stands still, as far as can be told.
     """
 
     engine_ids: list[str]
@@ -45,6 +45,7 @@ class EngineColumns:
     is_draining: Mask
     is_leaving: Mask
     is_known: Mask
+    is_late: Mask
 
     @classmethod
     def of(cls, engine_ids: list[str], is_known: Iterable[bool]) -> "EngineColumns":
@@ -64,6 +65,7 @@ class EngineColumns:
             is_draining=np.zeros(count, np.bool_),
             is_leaving=np.zeros(count, np.bool_),
             is_known=np.fromiter(is_known, np.bool_, count),
+            is_late=np.zeros(count, np.bool_),
         )
 
     def __len__(self) -> int:
@@ -77,7 +79,7 @@ class EngineTable:
     def __init__(self) -> None:
         self._columns = EngineColumns.of([], ())
         self._rows: list[tuple[EngineConnection, bool]] = []  # with whether its cache is known
-        self._read: list[tuple[int, ...] | None] = []  # what each row was read from
+        self._read: list[tuple[float | None, ...] | None] = []  # what each row was read from
         self.rows: dict[str, int] = {}  # by engine id
 
     def add(self, connection: EngineConnection, *, is_known: bool) -> None:
@@ -104,7 +106,10 @@ class EngineTable:
             if room is None:
                 self._read_row(row, connection)
                 continue
-            seen = room.version, connection.num_dispatched, connection.is_draining
+            seen = (
+                *(room.version, connection.num_dispatched, connection.is_draining),
+                connection.late_until_s,
+            )
             if read[row] != seen:
                 self._read_row(row, connection)
                 read[row] = seen
@@ -113,6 +118,10 @@ class EngineTable:
             for row, (connection, _) in enumerate(self._rows):
                 by_s = connection.migrate_by_s
                 columns.is_leaving[row] = by_s is not None and now_s >= by_s
+        if columns.is_late.any():
+            for row, (connection, _) in enumerate(self._rows):
+                until_s = connection.late_until_s
+                columns.is_late[row] = until_s is not None and now_s < until_s
         return columns
 
     def _make_anew(self) -> None:
@@ -125,6 +134,7 @@ class EngineTable:
         columns, room = self._columns, connection.room
         columns.num_dispatched[row] = connection.num_dispatched
         columns.is_draining[row] = connection.is_draining
+        columns.is_late[row] = connection.late_until_s is not None
         if room is None:
             columns.num_in_flight[row] = len(connection.requests)
             columns.kv_tokens[row] = _UNBOUNDED

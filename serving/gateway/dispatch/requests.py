@@ -78,6 +78,8 @@ class InFlightRequest:
     num_losses: int = 0
     num_silent_losses: int = 0
     num_yields: int = 0  # how often it has left an engine to let others in
+    first_token_cost: int = 0  # at its engine, as it was when it went there; see `routing`
+    num_taken_back: int = 0  # how often it has left an engine that was late to begin it
     waiting_since_s: float | None = None
     is_isolated: bool = False
     num_cached: int = 0  # tokens of the prompt that its first engine found in its cache
@@ -126,6 +128,11 @@ class InFlightRequest:
     def num_tokens_since_dispatch(self) -> int:
         """The tokens that this attempt has produced."""
         return len(self.emitted) - self.num_emitted_at_dispatch
+
+    @property
+    def is_unbegun(self) -> bool:
+        """True if an engine has it, and nothing of it has come from there."""
+        return self.engine_id is not None and self.num_tokens_since_dispatch <= 0
 
     @property
     def is_proven(self) -> bool:
@@ -235,6 +242,10 @@ class EngineConnection:
     # Batch work has just left it, and it has not told of the room yet.
     is_yielding: bool = False
     num_ways_asked: int = 0  # for the places of others' batch work
+    last_output_s: float = 0.0  # of the loop's time
+    # Since when it stands still, as far as is known, and until when it gets nothing for that.
+    still_since_s: float | None = None
+    late_until_s: float | None = None
     load: EngineLoad | None = None
     slice_name: str | None = None  # `None` where the engine owns none
     room: KnownRoom | None = None  # `None`: it is given everything
@@ -249,6 +260,15 @@ class EngineConnection:
         """Has batch work of another gateway leave it."""
         self.num_ways_asked += 1
         self.link.make_way()
+
+    def stands_still(self, since_s: float, now_s: float) -> None:
+        """Notes that nothing has come of it since it got a request, at `since_s`.
+
+        It gets no other for as long again: so it is tried ever more rarely.
+        """
+        if self.still_since_s is None:
+            self.still_since_s = since_s
+        self.late_until_s = now_s + (now_s - self.still_since_s)
 
     @property
     def computed_ratio(self) -> float:

@@ -113,10 +113,13 @@ class Route:
     Where a request waits, `is_open_to_others` means that an engine may have another one now,
     `is_kept` that this is what is kept for others, and `is_for_cache` that it waits for the engine
     that has its beginning, though another has room.
+
+    `first_token_cost` is what it takes there until its first token, in tokens of prompts.
     """
 
     engine_id: str | None
     reason: str
+    first_token_cost: int = 0
     is_open_to_others: bool = False
     is_for_cache: bool = False
     is_kept: bool = False
@@ -181,11 +184,13 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     Among equals it is the one with the fewest requests in flight, then the least used so far. An
     engine that drains is chosen only where there is no other and it is not leaving yet: the request
     has been admitted already, and has nowhere else to go. A request that needs isolation never
-    joins another isolated one.
+    joins another isolated one. One that stands still gets nothing while another engine may.
     """
     candidates = ~columns.is_draining
     if not candidates.any():
         candidates = ~columns.is_leaving
+    if (at_work := candidates & ~columns.is_late).any():
+        candidates = at_work
     if not candidates.any():
         return Route(None, "no engine is ready")
     if wish.needs_isolation:
@@ -203,7 +208,8 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
             return Route(None, reason, is_open_to_others=True, is_kept=True)
         has_place = bool((candidates & columns.has_place).any())
         return Route(None, "no engine has room for it", is_open_to_others=has_place)
-    costs = costs_at(columns, uncached, wish.need)
+    to_first = first_token_costs(columns, uncached)
+    costs = costs_at(columns, to_first, uncached, wish.need)
     best = _least(columns, costs, _some(columns, rows, with_room, wish))
     soon = candidates & columns.has_full_line
     if soon.any():
@@ -211,10 +217,10 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
         if costs[better] + _SAME_TOKENS < costs[best]:
             reason = f"waits for {columns.engine_ids[better]}, where it takes less"
             return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    engine_id = columns.engine_ids[best]
+    engine_id, cost = columns.engine_ids[best], int(to_first[best])
     if (found := wish.need.num_tokens - int(uncached[best])) > 0:
-        return Route(engine_id, f"soonest there ({found} tokens cached)")
-    return Route(engine_id, f"fewest in flight ({columns.num_in_flight[best]})")
+        return Route(engine_id, f"soonest there ({found} tokens cached)", cost)
+    return Route(engine_id, f"fewest in flight ({columns.num_in_flight[best]})", cost)
 
 
 def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: Wish) -> Mask:
@@ -245,19 +251,25 @@ def _least(columns: EngineColumns, costs: Column, among: Mask) -> int:
     return int(min(rows, key=lambda row: columns.engine_ids[row]) if len(rows) > 1 else rows[0])
 
 
-def costs_at(columns: EngineColumns, uncached: Column, need: Need) -> Column:
-    """Returns how long a request takes on each engine, in tokens of prompts it could compute.
+def first_token_costs(columns: EngineColumns, uncached: Column) -> Column:
+    """Returns how long a first token takes on each engine, in tokens of prompts it could compute.
 
-    Until its first token these are the line before it, what of it is not cached, and what the steps
-    for both take besides. Then each step takes longer by the sequences that are there. And what is
-    computed for it makes others wait.
+    These are the line before it, what of it is not cached, and what the steps for both take
+    besides.
     """
     line = columns.backlog_tokens + uncached
     num_steps = -(-line // _MOST_IN_STEP)
-    beside = _SEQUENCE_TOKENS * columns.num_in_flight
+    return line + num_steps * (_STEP_TOKENS + _SEQUENCE_TOKENS * columns.num_in_flight)
+
+
+def costs_at(columns: EngineColumns, to_first: Column, uncached: Column, need: Need) -> Column:
+    """Returns how long a request takes on each engine, in tokens of prompts it could compute.
+
+    After its first token each step takes longer by the sequences that are there. And what is
+    computed for it makes others wait.
+    """
     for_others = _FOR_OTHERS * uncached
-    in_steps = num_steps * (_STEP_TOKENS + beside) + need.num_expected * beside
-    return line + for_others + in_steps
+    return to_first + for_others + need.num_expected * _SEQUENCE_TOKENS * columns.num_in_flight
 
 
 def to_migrate(

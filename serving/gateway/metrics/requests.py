@@ -61,7 +61,7 @@ _FROM_ZERO = {
         "cannot_resume", "engine_refused", "no_engine_in_time", "poison_request",
         "version_retired",
     ),
-    "slicewise_resumes_total": (*_MOVES, "yielded"),
+    "slicewise_resumes_total": (*_MOVES, "slow", "yielded"),
     "slicewise_link_losses_total": _MOVES,
 }  # fmt: skip
 _FROM_ZERO_WITHOUT_ENGINE = {

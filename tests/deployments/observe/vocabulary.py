@@ -36,7 +36,7 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "slicewise_admissions_total": {"result": {"admitted", *error_codes()}},
     "slicewise_cache_forecast_tokens_total": {"outcome": set(FORECAST_OUTCOMES)},
     "slicewise_line_sequences": {"service_class": {each.label for each in ServiceClass}},
-    "slicewise_resumes_total": {"cause": {*_MOVES, "yielded"}},
+    "slicewise_resumes_total": {"cause": {*_MOVES, "slow", "yielded"}},
     "slicewise_link_losses_total": {"cause": _MOVES},
     "slicewise_links": {"state": {"ready", "draining"}},
     "slicewise_slices_ended_total": {"cause": set(EndCause)},

@@ -30,6 +30,7 @@ class Engine:
     is_empty: bool = False
     is_kept: bool = False
     has_full_line: bool = False
+    is_late: bool = False
     num_cached: int | None = None
 
     def uncached(self, need: Need) -> int:
@@ -40,12 +41,14 @@ class Engine:
         takes = self.uncached(need) + need.num_expected
         return self.has_place and (self.is_empty or self.kv_tokens >= takes)
 
-    def cost(self, need: Need) -> int:
+    def first_token_cost(self, need: Need) -> int:
         line = self.backlog_tokens + self.uncached(need)
         num_steps = -(-line // MOST_IN_STEP)
-        beside = SEQUENCE_TOKENS * self.num_in_flight
-        in_steps = num_steps * (STEP_TOKENS + beside) + need.num_expected * beside
-        return line + FOR_OTHERS * self.uncached(need) + in_steps
+        return line + num_steps * (STEP_TOKENS + SEQUENCE_TOKENS * self.num_in_flight)
+
+    def cost(self, need: Need) -> int:
+        later = need.num_expected * SEQUENCE_TOKENS * self.num_in_flight
+        return self.first_token_cost(need) + FOR_OTHERS * self.uncached(need) + later
 
     def rank(self, need: Need) -> tuple[int, int, int, str]:
         cost = self.cost(need) // SAME_TOKENS
@@ -73,6 +76,7 @@ def plainly(
     engines = list(engines)
     candidates = [engine for engine in engines if not engine.is_draining]
     candidates = candidates or [engine for engine in engines if not engine.is_leaving]
+    candidates = [engine for engine in candidates if not engine.is_late] or candidates
     if not candidates:
         return Route(None, "no engine is ready")
     if needs_isolation:
@@ -94,10 +98,10 @@ def plainly(
         if better.cost(need) + SAME_TOKENS < best.cost(need):
             reason = f"waits for {better.engine_id}, where it takes less"
             return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    found = need.num_tokens - best.uncached(need)
+    found, cost = need.num_tokens - best.uncached(need), best.first_token_cost(need)
     if found > 0:
-        return Route(best.engine_id, f"soonest there ({found} tokens cached)")
-    return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})")
+        return Route(best.engine_id, f"soonest there ({found} tokens cached)", cost)
+    return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})", cost)
 
 
 def chosen(

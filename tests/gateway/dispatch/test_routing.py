@@ -28,6 +28,7 @@ engines = st.builds(
     is_empty=st.booleans(),
     is_kept=st.booleans(),
     has_full_line=st.booleans(),
+    is_late=st.booleans(),
     num_cached=st.sampled_from([None, 0, 128, 896, 1000]),
 )
 fleets = st.lists(engines, max_size=14, unique_by=lambda engine: engine.engine_id)
@@ -58,6 +59,14 @@ def test_draining_engine_takes_only_what_has_nowhere_else_to_go() -> None:
 
 def test_engine_that_is_leaving_takes_nothing() -> None:
     assert chosen([Engine("a", is_draining=True, is_leaving=True)]).engine_id is None
+
+
+def test_engine_that_stands_still_takes_only_what_has_nowhere_else_to_go() -> None:
+    still, other = Engine("a", is_late=True), Engine("b", 9, 9)
+    assert chosen([still, other]).engine_id == "b"
+    assert chosen([still]).engine_id == "a"
+    full = Engine("b", has_place=False)
+    assert chosen([still, full]).engine_id is None, "it waits for what turns"
 
 
 def test_suspect_does_not_join_another_suspect() -> None:
