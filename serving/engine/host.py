@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from serving.artifacts.model_source import resolve_source
@@ -41,7 +42,7 @@ async def start_engine(spec: EngineSpec, on_stage: OnStage = lambda _: None) -> 
         EngineDiedError: it failed while starting. Another attempt may succeed.
     """
     if spec.paced is not None:
-        return await _start_paced(dict(spec.paced), on_stage)
+        return await _start_paced(dict(spec.paced), spec.adapters, on_stage)
     # Imported here because it takes vLLM and torch with it, which the paced engine does without.
     from serving.engine.vllm.engine import VllmEngine  # noqa: PLC0415
 
@@ -53,14 +54,16 @@ async def start_engine(spec: EngineSpec, on_stage: OnStage = lambda _: None) -> 
         )
 
 
-async def _start_paced(options: dict[str, Any], on_stage: OnStage) -> PacedEngine:
+async def _start_paced(
+    options: dict[str, Any], adapters: Sequence[tuple[str, str]], on_stage: OnStage
+) -> PacedEngine:
     """Starts a paced engine, after the configured time to load and to compile."""
     load_s, compile_s = options.pop("load_s", 0.0), options.pop("compile_s", 0.0)
     await asyncio.sleep(load_s)
     if compile_s > 0:
         on_stage(LoadStage.COMPILING)
         await asyncio.sleep(compile_s)
-    return PacedEngine(PacedConfig(**options))
+    return PacedEngine(PacedConfig(**options), adapters=adapters)
 
 
 class EngineHost:

@@ -43,6 +43,7 @@ from serving.domain.models.request_fields.records import POOLING, REQUEST
 from serving.domain.models.request_fields.refusals import ValueRule, record_rules
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
+from serving.gateway.edge.answered_tier import name_tiers
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
 from serving.gateway.edge.endpoints import ShortPath
 from serving.gateway.edge.fields import check_record, steered
@@ -437,6 +438,7 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
     refuse_at_first_fault(app)
+    name_tiers(app.state)
     # vLLM's keep-alive would take a stream that is written past it for one that stands still, and a
     # middleware may change what it would not see.
     if not args.sse_keep_alive_interval and not args.middleware:

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.tokens.block_hashes import BlockContext
 
 # Raised on any change that an older peer would misread; a peer with another version is refused.
 PROTOCOL_VERSION = 1
@@ -62,6 +63,8 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     `tenant` is the request's account; empty if nobody is named. It has a share of the engine by its
     `weight`, among others of its `service_class`. `work` is what its gateway charged it, in tokens
     of prompts: 0 for one that was charged before, or where the gateway is of an earlier build.
+    `block_context` is what its blocks in a prefix cache depend on besides tokens, for engines that
+    do not read the payload; `None` means nothing, or nothing that the gateway knows.
     """
 
     request_id: str
@@ -74,6 +77,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     service_class: int = int(ServiceClass.STANDARD)
     weight: TenantWeight = 1.0
     work: float = 0.0
+    block_context: BlockContext | None = None
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

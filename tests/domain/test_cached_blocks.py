@@ -56,6 +56,20 @@ def test_a_unit_is_whole_blocks(block_size: int, unit: int) -> None:
     assert CacheLayout.from_json(layout.to_json()) == layout
 
 
+def test_a_layout_tells_where_adapters_are_and_one_of_an_earlier_build_tells_of_none() -> None:
+    layout = CacheLayout.of_blocks(16, first_parent(), [("poet", "/b"), ("law", "/a")])
+    told = layout.to_json()
+    assert CacheLayout.from_json(told) == layout
+    assert (layout.path_of("poet"), layout.path_of("law"), layout.path_of("x")) == (
+        "/b",
+        "/a",
+        None,
+    )
+    assert layout == CacheLayout.of_blocks(16, first_parent(), [("law", "/a"), ("poet", "/b")])
+    del told["adapters"]
+    assert CacheLayout.from_json(told) == CacheLayout.of_blocks(16, first_parent())
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -65,6 +79,8 @@ def test_a_unit_is_whole_blocks(block_size: int, unit: int) -> None:
         {"block_size": 16, "unit_tokens": 24, "root": ""},
         {"block_size": 16, "unit_tokens": 32, "root": "xyz"},
         {"block_size": [], "unit_tokens": 32, "root": ""},
+        {"block_size": 16, "unit_tokens": 32, "root": "", "adapters": ["poet"]},
+        {"block_size": 16, "unit_tokens": 32, "root": "", "adapters": {"poet": 1}},
     ],
 )
 def test_a_layout_of_another_form_is_none(value: object) -> None:

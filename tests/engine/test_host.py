@@ -258,6 +258,15 @@ async def test_engine_that_dies_while_being_closed_leaves_nothing_open() -> None
 async def test_spec_with_a_pace_starts_the_paced_engine() -> None:
     engine = await start_engine(EngineSpec("m", "nowhere", "local", paced={"max_model_len": 64}))
     assert engine.info["max_model_len"] == 64
+    assert engine.cached is None
+    await engine.close()
+    adapters = (("poet", "/adapters/poet"),)
+    cached = {"prefill_tokens_per_s": 1e6, "kv_cache_tokens": 8192}
+    engine = await start_engine(
+        EngineSpec("m", "nowhere", "local", paced=cached, adapters=adapters)
+    )
+    assert engine.cached is not None
+    assert engine.cached.layout.adapters == adapters
     await engine.close()
 
 

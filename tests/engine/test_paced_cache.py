@@ -1,9 +1,11 @@
 """What a paced engine finds in its cache, and what becomes of requests that find no room in it."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from serving.domain.tokens.block_hashes import BlockContext
 from serving.domain.tokens.paced import LETTERS, paced_tokens
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
@@ -47,6 +49,31 @@ async def answers(engine: PacedEngine, *requests: TokenRequest) -> dict[str, lis
 def found(outputs: dict[str, list[TokenOutput]]) -> dict[str, int | None]:
     assert all(output.num_cached is None for each in outputs.values() for output in each[1:])
     return {request_id: each[0].num_cached for request_id, each in outputs.items()}
+
+
+def test_each_adapter_and_salt_finds_what_is_its_own() -> None:
+    async def main() -> None:
+        engine = PacedEngine(
+            replace(CACHED, kv_cache_tokens=256), adapters=[("poet", "/a"), ("law", "/b")]
+        )
+        prompt = list(range(1, 14))
+        contexts = [
+            None,
+            BlockContext("poet"),
+            BlockContext("law"),
+            BlockContext(salt="acme"),
+            BlockContext("poet", "acme"),
+        ]
+        for expected in (0, 12):
+            for number, context in enumerate(contexts):
+                asked = TokenRequest(f"{number}-{expected}", prompt, [], 1, block_context=context)
+                outputs = await answers(engine, asked)
+                assert found(outputs) == {asked.request_id: expected}
+        unknown = TokenRequest("x", prompt, [], 1, block_context=BlockContext("painter"))
+        with pytest.raises(ValueError, match="adapter 'painter' is not one of this engine's"):
+            await engine.submit(unknown)
+
+    run_simulated(main())
 
 
 def test_prompts_are_found_in_whole_blocks_and_never_to_their_last_token() -> None:

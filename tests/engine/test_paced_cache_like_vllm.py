@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from serving.domain.tokens.block_hashes import BlockContext
 from serving.domain.tokens.cached_blocks import CacheLayout, CacheMirror
 from serving.domain.tokens.paced import LETTERS, prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedSequence
@@ -19,6 +20,14 @@ from serving.engine.paced.kv_cache import CachedSequence
 pytestmark = pytest.mark.imports_vllm
 
 BLOCK = 16
+ADAPTERS = [("poet", "/adapters/poet"), ("law", "/adapters/law")]
+CONTEXTS = [
+    BlockContext(),
+    BlockContext("poet"),
+    BlockContext("law"),
+    BlockContext(salt="acme"),
+    BlockContext("poet", "acme"),
+]
 NUM_REQUESTS = 500
 # What a step emits: by request its token, how much was found, and whether it has ended.
 Emitted = dict[str, tuple[int, int | None, bool]]
@@ -33,10 +42,14 @@ class Asked:
     prompt: list[int]
     num_tokens: int
     emitted: list[int]
+    context: BlockContext
 
 
 def conversations(seed: int) -> Iterator[Asked]:
-    """Requests that share beginnings, some moved here, some that go on with earlier answers."""
+    """Requests that share beginnings, some moved here, some that go on with earlier answers.
+
+    Some ask an adapter, some have a salt, and half of all neither.
+    """
     chance = random.Random(seed)
     shared = [[chance.randrange(250) for _ in range(chance.randrange(20, 160))] for _ in range(8)]
     past: list[list[int]] = []
@@ -49,7 +62,8 @@ def conversations(seed: int) -> Iterator[Asked]:
         answer = tokens_of(prompt, num_tokens)
         num_emitted = chance.randrange(num_tokens) if chance.random() < 0.15 else 0
         past.append([*prompt, *answer])
-        yield Asked(f"r{number}", step, prompt, num_tokens, answer[:num_emitted])
+        context = chance.choice(CONTEXTS) if chance.random() < 0.5 else BlockContext()
+        yield Asked(f"r{number}", step, prompt, num_tokens, answer[:num_emitted], context)
 
 
 def tokens_of(prompt: list[int], count: int) -> list[int]:
@@ -70,7 +84,8 @@ class Paced:
                 max_num_batched_tokens=most_tokens,
                 kv_cache_tokens=num_blocks * BLOCK,
                 block_size=BLOCK,
-            )
+            ),
+            adapters=ADAPTERS,
         )
         self._now_s = 0.0
 
@@ -79,7 +94,7 @@ class Paced:
         seed, position = prompt_seed(asked.prompt), len(asked.emitted)
         sequence = PacedSequence(
             *(asked.name, seed, position, asked.num_tokens, len(tokens), False),
-            cached=CachedSequence(tokens),
+            cached=CachedSequence(tokens, asked.context),
         )
         self.batch.add(sequence, self._now_s)
 
@@ -142,6 +157,7 @@ class Scheduled:
         self._under_way: Any = None
 
     def add(self, asked: Asked) -> None:
+        from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -150,8 +166,19 @@ class Scheduled:
         own = {EMITTED_KEY: asked.emitted} if asked.emitted else None
         params = SamplingParams(max_tokens=asked.num_tokens, ignore_eos=True, extra_args=own)
         self._answers[asked.name] = tokens_of(asked.prompt, asked.num_tokens)
+        name, adapter = asked.context.adapter, None
+        if name is not None:
+            adapter = LoRARequest(name, list(dict(ADAPTERS)).index(name) + 1, dict(ADAPTERS)[name])
         self._scheduler.add_request(
-            Request(asked.name, asked.prompt, params, None, block_hasher=self._hasher)
+            Request(
+                asked.name,
+                asked.prompt,
+                params,
+                None,
+                lora_request=adapter,
+                cache_salt=asked.context.salt,
+                block_hasher=self._hasher,
+            )
         )
 
     def begin(self) -> None:

@@ -9,6 +9,8 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from serving.domain.tokens.block_hashes import BlockContext
+from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.engine.vllm.engine import VllmEngine, with_room_for
 from serving.link.messages import TokenRequest
 from serving.link.vllm_codec import encode_request
@@ -54,8 +56,22 @@ async def test_every_adapter_is_loaded_at_the_start_and_found_by_its_name(tmp_pa
             with pytest.raises(ValueError, match="adapter 'law' is not one of this engine's"):
                 await engine.submit(asked(requests, "law", LoRARequest("law", 1, str(first))))
             assert await answer(engine, asked(requests, "end", None)) == base
+            await check_names(engine, asked(requests, "named", LoRARequest("two", 1, "/elsewhere")))
     finally:
         await engine.close()
+
+
+async def check_names(engine: VllmEngine, request: TokenRequest) -> None:
+    """Its cache has the blocks of the adapter `two` by the names that a gateway computes."""
+    assert engine.cached is not None
+    assert await engine.call("reset_prefix_cache", b"") == b"\xc3"
+    prompt = list(range(5, 305))
+    tokens = await answer(engine, msgspec.structs.replace(request, prompt_token_ids=prompt))
+    while engine.load.num_running:
+        await engine.next_step()
+    named = NamedBlocks([*prompt, *tokens][:-1], BlockContext("two"))
+    assert engine.cached.keys == set(named.keys(engine.cached.layout))
+    assert len(engine.cached.keys) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -69,8 +69,8 @@ CALLS = {
 class WatchedEngine(PacedEngine):
     """A paced engine that tells what it was asked for."""
 
-    def __init__(self, config: PacedConfig) -> None:
-        super().__init__(config, CALLS)
+    def __init__(self, config: PacedConfig, adapters: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(config, CALLS, adapters)
         self.submitted: list[str] = []
         self.aborted: list[str] = []
         self.changed = asyncio.Event()

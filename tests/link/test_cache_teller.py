@@ -4,7 +4,9 @@ import random
 
 import pytest
 
+from serving.domain.tokens.block_hashes import BlockContext, MediaItem
 from serving.domain.tokens.cached_blocks import split
+from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.engine.paced.config import PacedConfig
 from serving.link import cache_teller
 from serving.link.messages import CacheDelta, CacheSnapshot, TokenRequest
@@ -74,6 +76,31 @@ async def test_gateways_know_what_comes_and_goes_from_whenever_they_watch() -> N
         assert (first.num_snapshots, second.num_snapshots) == (1, 1)
         assert first.num_deltas > 0
         assert len(keys_in(engine)) > 10
+
+
+async def test_blocks_of_adapters_salts_and_media_are_told_by_the_names_that_gateways_compute() -> (
+    None
+):
+    engine = WatchedEngine(WITH_CACHE, adapters=[("poet", "/adapters/poet")])
+    prompt = [each % 250 for each in range(600)]
+    contexts = [
+        BlockContext(),
+        BlockContext("poet"),
+        BlockContext("poet", "acme"),
+        BlockContext("poet", "acme", (MediaItem("ab", 30, 60), MediaItem("cd", 200, 9))),
+    ]
+    async with serving(engine) as server, connected(server.address) as gateway:
+        known, layout = Known(gateway), gateway.client.cache_layout
+        assert layout is not None
+        named = set[bytes]()
+        for number, context in enumerate(contexts):
+            request = TokenRequest(f"r{number}", prompt, max_tokens=1, block_context=context)
+            gateway.client.submit(request)
+            await gateway.until_ended(request.request_id)
+            named |= set(NamedBlocks(prompt, context).keys(layout))
+            await until(lambda: known.keys == keys_in(engine))
+            assert known.keys == named
+        assert len(named) == len(contexts) * 4
 
 
 async def test_an_idle_engine_tells_that_its_cache_was_emptied() -> None:

@@ -19,17 +19,26 @@ class CacheLayout:
     """How an engine cuts tokens into blocks, and names them.
 
     `root` stands in the place of a name before the first block. Blocks are told of that end after
-    `unit_tokens`, and their multiples.
+    `unit_tokens`, and their multiples. `adapters` are the names of its LoRA adapters and where it
+    has found them, which is part of their blocks' names.
     """
 
     block_size: int
     unit_tokens: int
     root: bytes
+    adapters: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of_blocks(cls, block_size: int, root: bytes) -> "CacheLayout":
+    def of_blocks(
+        cls, block_size: int, root: bytes, adapters: Iterable[tuple[str, str]] = ()
+    ) -> "CacheLayout":
         """Returns the layout of an engine with blocks of this size."""
-        return cls(block_size, block_size * max(1, UNIT_TOKENS // block_size), root)
+        unit_tokens = block_size * max(1, UNIT_TOKENS // block_size)
+        return cls(block_size, unit_tokens, root, tuple(sorted(adapters)))
+
+    def path_of(self, adapter: str) -> str | None:
+        """Returns where the engine has found an adapter; `None` if it tells of no such."""
+        return next((path for name, path in self.adapters if name == adapter), None)
 
     @property
     def blocks_of_unit(self) -> int:
@@ -42,6 +51,7 @@ class CacheLayout:
             "block_size": self.block_size,
             "unit_tokens": self.unit_tokens,
             "root": self.root.hex(),
+            "adapters": dict(self.adapters),
         }
 
     @classmethod
@@ -50,7 +60,10 @@ class CacheLayout:
         try:
             assert isinstance(value, Mapping)
             block_size, unit = int(value["block_size"]), int(value["unit_tokens"])
-            layout = cls(block_size, unit, bytes.fromhex(str(value["root"])))
+            adapters = dict(value.get("adapters", {}))  # an earlier build tells of none
+            assert all(isinstance(text, str) for text in (*adapters, *adapters.values()))
+            root = bytes.fromhex(str(value["root"]))
+            layout = cls(block_size, unit, root, tuple(sorted(adapters.items())))
         except (AssertionError, KeyError, TypeError, ValueError):
             return None
         is_whole = block_size > 0 and unit > 0 and unit % block_size == 0

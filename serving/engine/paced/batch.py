@@ -70,9 +70,15 @@ class PacedBatch:
     """The requests of one engine and the step under way."""
 
     def __init__(
-        self, config: PacedConfig, on_slot: Callable[[str, float], None] = lambda *_: None
+        self,
+        config: PacedConfig,
+        on_slot: Callable[[str, float], None] = lambda *_: None,
+        adapters: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Makes an empty batch; calls `on_slot` with each request that gets a slot, and when."""
+        """Makes an empty batch; calls `on_slot` with each request that gets a slot, and when.
+
+        `adapters` are the names of the engine's, and where they are.
+        """
         self._config = config
         self._on_slot = on_slot
         # Without a slot, in order of arrival; those that continue come before those that begin.
@@ -86,7 +92,7 @@ class PacedBatch:
         self._step_at_s = 0.0
         self._cache: KvCache | None = None
         if config.kv_cache_tokens is not None:
-            self._cache = KvCache(config.kv_cache_tokens, config.block_size)
+            self._cache = KvCache(config.kv_cache_tokens, config.block_size, adapters)
         self.num_preemptions = 0
         self.poisoned_by: str | None = None  # the poisoned request that got a slot
 

@@ -7,11 +7,12 @@ failures on command. Does not own slots and timetable (`paced.batch`). The engin
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from serving.domain.tokens.block_hashes import NO_CONTEXT
 from serving.domain.tokens.cached_blocks import CacheMirror
 from serving.domain.tokens.paced import prompt_seed, seeded_token
 from serving.engine.paced.batch import PacedBatch, PacedSequence
@@ -37,11 +38,14 @@ class PacedEngine:
         self,
         config: PacedConfig,
         calls: Mapping[str, Callable[[bytes], bytes]] | None = None,
+        adapters: Sequence[tuple[str, str]] = (),
     ) -> None:
+        """Makes an engine that has `adapters`, by name and path; they change no token."""
         self.on_scheduled: Callable[[str, float], None] | None = None
         self._config = config
         self._calls = dict(calls or {})
-        self._batch = PacedBatch(config, self._report_scheduled)
+        self._adapters = frozenset(name for name, _ in adapters)
+        self._batch = PacedBatch(config, self._report_scheduled, adapters)
         self._changed = asyncio.Event()
         self._turning = asyncio.Event()
         self._turning.set()
@@ -245,11 +249,14 @@ class PacedEngine:
         seed = prompt_seed(prompt, self._config.model_seed)
         self._raise_if_altered(request.emitted_token_ids, seed)
         is_poisoned = not self._faults.poison_token_ids.isdisjoint(prompt)
+        context = request.block_context or NO_CONTEXT
+        if context.adapter is not None and context.adapter not in self._adapters:
+            raise ValueError(f"adapter {context.adapter!r} is not one of this engine's")
         # What was emitted before has to be computed anew, like the prompt.
         prompt_left = len(prompt) + emitted
         cached = None
         if self._batch.cache is not None:
-            cached = CachedSequence([*prompt, *request.emitted_token_ids])
+            cached = CachedSequence([*prompt, *request.emitted_token_ids], context)
         return PacedSequence(
             *(request_id, seed, emitted, stop_position, prompt_left, is_poisoned), cached=cached
         )

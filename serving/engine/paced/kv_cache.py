@@ -6,10 +6,10 @@ if all of its tokens have room now; a later step may find none, and then the cal
 from another. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from serving.domain.tokens.block_hashes import block_hashes, first_parent
+from serving.domain.tokens.block_hashes import NO_CONTEXT, BlockContext, block_hashes, first_parent
 from serving.domain.tokens.cached_blocks import CacheLayout, CacheMirror, key_of
 from serving.engine.paced.kv_blocks import KvBlocks
 
@@ -18,11 +18,13 @@ from serving.engine.paced.kv_blocks import KvBlocks
 class CachedSequence:
     """The tokens of one sequence, prompt and output, and the blocks that it holds for them.
 
-    `num_computed` of them are in the cache, at the end of the step under way. `num_found` were in
-    it when the sequence began for the first time; `None` before that, and once it has been told.
+    What the blocks hold depends on `context` too. `num_computed` of the tokens are in the cache, at
+    the end of the step under way. `num_found` were in it when the sequence began for the first
+    time; `None` before that, and once it has been told.
     """
 
     token_ids: list[int]
+    context: BlockContext = NO_CONTEXT
     num_computed: int = 0
     num_found: int | None = None
     has_begun: bool = False
@@ -39,11 +41,15 @@ class CachedSequence:
 class KvCache:
     """The cache of one engine: as many whole blocks as so many tokens have."""
 
-    def __init__(self, num_tokens: int, block_size: int) -> None:
+    def __init__(
+        self, num_tokens: int, block_size: int, adapters: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """Makes an empty cache; `adapters` are the names of the engine's, and where they are."""
         self._block_size = block_size
         self._pool = KvBlocks(num_tokens // block_size)
         self._root = first_parent()
-        self._mirror = CacheMirror(CacheLayout.of_blocks(block_size, self._root))
+        self._layout = CacheLayout.of_blocks(block_size, self._root, adapters)
+        self._mirror = CacheMirror(self._layout)
 
     @property
     def usage_ratio(self) -> float:
@@ -99,7 +105,7 @@ class KvCache:
         num_full = num_computed // self._block_size
         if sequence.num_known < num_full:
             names = list(self._names(sequence, num_full))
-            blocks_of_unit = self._mirror.layout.blocks_of_unit
+            blocks_of_unit = self._layout.blocks_of_unit
             for place in range(sequence.num_known, num_full):
                 is_told = (place + 1) % blocks_of_unit == 0
                 self._pool.name(sequence.blocks[place], names[place], is_told=is_told)
@@ -119,6 +125,9 @@ class KvCache:
         if count <= len(names):
             return
         rest = sequence.token_ids[len(names) * size : count * size]
-        for name in block_hashes(rest, size, names[-1] if names else self._root):
+        adapter = sequence.context.adapter
+        path = None if adapter is None else self._layout.path_of(adapter)
+        extra = sequence.context.extra_keys(size, path, first=len(names))
+        for name in block_hashes(rest, size, names[-1] if names else self._root, extra):
             names.append(name)
             yield name

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -122,7 +122,13 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
 class VllmEngine:
     """Holds one vLLM engine core and its workers. See `Engine` for the contract of each method."""
 
-    def __init__(self, config: VllmConfig, client: AsyncMPClient) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        client: AsyncMPClient,
+        adapters: Sequence[tuple[str, str]],
+    ) -> None:
+        """Takes an engine core that runs; `adapters` are those that it is going to load."""
         self.on_scheduled: Callable[[str, float], None] | None = None
         self._config = config
         self._client = client
@@ -130,7 +136,7 @@ class VllmEngine:
         self._decoder = request_decoder()
         self._load = EngineLoad()
         self._line = TokenLine()
-        self._cached = _mirror_of(config)
+        self._cached = _mirror_of(config, adapters)
         self._meter = self._new_meter()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._end = EngineEnd.CRASHED  # the way in which it ended, once it has
@@ -169,7 +175,7 @@ class VllmEngine:
             raise
         except RuntimeError as error:
             raise EngineDiedError(f"engine core failed to start: {error}") from error
-        engine = cls(config, client)
+        engine = cls(config, client, adapters)
         try:
             await engine._prepare(adapters)
         except BaseException:
@@ -511,7 +517,7 @@ class VllmEngine:
         }
 
 
-def _mirror_of(config: VllmConfig) -> CacheMirror | None:
+def _mirror_of(config: VllmConfig, adapters: Iterable[tuple[str, str]]) -> CacheMirror | None:
     """Returns a mirror of the prefix cache, which is empty; `None` where none will be told of."""
     cache = config.cache_config
     is_told = cache.enable_prefix_caching and not _schedules_by_rank(config)
@@ -519,7 +525,7 @@ def _mirror_of(config: VllmConfig) -> CacheMirror | None:
         return None
     # As vLLM begins its names: in the engine core, whose environment is this one's.
     seed = os.environ.get("PYTHONHASHSEED", DEFAULT_SEED)
-    return CacheMirror(CacheLayout.of_blocks(cache.block_size, first_parent(seed)))
+    return CacheMirror(CacheLayout.of_blocks(cache.block_size, first_parent(seed), adapters))
 
 
 def _schedules_by_rank(config: VllmConfig) -> bool:

@@ -108,10 +108,16 @@ class CacheIndex:
                 del expected[key]
                 _clear(self._expected_masks, key, self._bits[engine_id])
 
-    def num_cached(self, blocks: NamedBlocks) -> dict[str, int]:
-        """Returns how many tokens of these each engine has, for those that have any."""
+    def num_cached(self, blocks: NamedBlocks) -> dict[str, int] | None:
+        """Returns how many tokens of these each engine has, for those that have any.
+
+        `None` means that no engine has told how it names them.
+        """
         found: dict[int, int] = {}  # by bits of engines
-        for layout, mask in self._layouts.items():
+        layouts = [pair for pair in self._layouts.items() if blocks.can_be_named(pair[0])]
+        if not layouts:
+            return None
+        for layout, mask in layouts:
             num_tokens = 0
             for key in blocks.keys(layout):
                 still = mask & (self._masks.get(key, 0) | self._expected_masks.get(key, 0))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.tokens.block_hashes import NO_CONTEXT, BlockContext
 from serving.domain.tokens.cached_blocks import CacheLayout
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.known_room import KnownRoom
@@ -117,7 +118,13 @@ class InFlightRequest:
             work=(self.charged or 0.0) if self.attempt == 0 else 0.0,
             payload=(self.resume_payload if is_resumed else self.payload) or [],
             traceparent=self.telemetry.traceparent,
+            block_context=self._block_context,
         )
+
+    @property
+    def _block_context(self) -> BlockContext | None:
+        context = NO_CONTEXT if self.blocks is None else self.blocks.context
+        return None if context == NO_CONTEXT else context
 
     @property
     def num_tokens(self) -> int:

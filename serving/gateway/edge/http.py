@@ -291,7 +291,7 @@ class HttpEdge:
             judged = judge_fields(exchange.path, fields, limits)
         tier = judged.service_tier or tier_of_key(holder.service_tiers)
         check_tier(holder, tier)
-        exchange.context.service_class = tier.service_class
+        exchange.context.service_tier = tier
         exchange.context.patience_s = asked_ttft_s(exchange.scope["headers"])
         target = RequestTarget(
             judged.model,

@@ -24,6 +24,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serving.domain.errors import GatewayFaultError, RequestError
+from serving.domain.tokens.block_hashes import BlockContext, MediaItem
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
 from serving.gateway.dispatch.requests import InFlightRequest
@@ -402,19 +403,29 @@ def _forbidding_fields(params: SamplingParams) -> list[str]:
 
 
 def _blocks_of(request: EngineCoreRequest) -> NamedBlocks | None:
-    """Returns the blocks of a prompt as engines name them; `None` where we do not know how.
+    """Returns the blocks of a prompt as engines name them; `None` where none is looked up.
 
-    An adapter's name has the folder in it in which an engine found it, and an item of media stands
-    in the names by a digest. vLLM looks nothing up for pooling, nor for logprobs of a prompt.
+    That is so for pooling, and for logprobs of a prompt. Embeddings are not named: it takes a
+    digest of megabytes, and they seldom come twice.
     """
     params = request.sampling_params
     if params is None or params.prompt_logprobs is not None or not request.prompt_token_ids:
         return None
-    if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
+    if request.prompt_embeds is not None:
         return None
-    salt = request.cache_salt
-    first = None if salt is None else (("cache_salt", salt),)
-    return NamedBlocks(request.prompt_token_ids, first_extra=first)
+    adapter = request.lora_request
+    media = [
+        # A text of its own each, as in an engine: the names of two that are one are others.
+        MediaItem(_copied(item.identifier), item.mm_position.offset, item.mm_position.length)
+        for item in request.mm_features or ()
+    ]
+    name = None if adapter is None else adapter.lora_name
+    context = BlockContext(name, request.cache_salt or None, tuple(media))
+    return NamedBlocks(request.prompt_token_ids, context)
+
+
+def _copied(text: str) -> str:
+    return text.encode().decode()
 
 
 def salt_of(tenant: str, own: str | None) -> str:

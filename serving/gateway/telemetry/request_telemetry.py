@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serving.domain.errors import RequestError
-from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.models.request_fields.service_class import ServiceClass, ServiceTier
 from serving.gateway.quotas.book import QuotaTicket
 from serving.gateway.streams.answer_head import AnswerHead
 from serving.gateway.streams.connections import ClientConnection
@@ -56,14 +56,14 @@ class RequestContext:
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
     that one of its sequences ended with, until it is answered, and `refusal` what is wrong with it,
-    as vLLM found it. `tenant` and `weight` are its key's. It is of `service_class`, and its client
-    waits `patience_s` for the first token; `None` means as long as others of it. `open_fields` are
-    the fields that steer engines and that it may set. `is_short` says that it is rendered on the
-    loop. `renders` are what a renderer would make of it, conversations and inputs of an engine, if
-    that was made in a fork. `connection` is the client's, if parts of the answer may be written to
-    it past the application. `has_begun` says that an output has come, and `head` is that of a
-    stream. `story` says why it goes where it goes; `None` while its model is not known. `quota` is
-    where its use is counted, if its tenant has quotas.
+    as vLLM found it. `tenant` and `weight` are its key's. It is served as `service_tier`, and its
+    client waits `patience_s` for the first token; `None` means as long as others of its class.
+    `open_fields` are the fields that steer engines and that it may set. `is_short` says that it is
+    rendered on the loop. `renders` are what a renderer would make of it, conversations and inputs
+    of an engine, if that was made in a fork. `connection` is the client's, if parts of the answer
+    may be written to it past the application. `has_begun` says that an output has come, and `head`
+    is that of a stream. `story` says why it goes where it goes; `None` while its model is not
+    known. `quota` is where its use is counted, if its tenant has quotas.
     """
 
     received_at_s: float
@@ -71,7 +71,7 @@ class RequestContext:
     path: str = ""
     tenant: str = DEFAULT_TENANT
     weight: float = 1.0
-    service_class: ServiceClass = ServiceClass.STANDARD
+    service_tier: ServiceTier = ServiceTier.DEFAULT
     patience_s: float | None = None
     open_fields: frozenset[str] = frozenset()
     is_short: bool = False
@@ -90,6 +90,11 @@ class RequestContext:
     head: AnswerHead | None = None
     story: RequestStory | None = None
     quota: QuotaTicket | None = None
+
+    @property
+    def service_class(self) -> ServiceClass:
+        """The class that it is of."""
+        return self.service_tier.service_class
 
     def begin_trace(self, tracer: Tracer, method: str, traceparent: str, tracestate: str) -> None:
         """Begins the trace, or continues the client's, if the request is sampled."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.domain.tokens.block_hashes import block_hashes, first_parent
+from serving.domain.tokens.block_hashes import BlockContext, block_hashes, first_parent
 from serving.domain.tokens.cached_blocks import CacheLayout, joined, key_of
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.cache_index import CacheIndex
@@ -76,15 +76,53 @@ def test_engines_with_other_blocks_are_asked_by_their_own_names() -> None:
 
 def test_a_salt_tells_tenants_apart() -> None:
     index = index_with(one=TOKENS)
-    salted = NamedBlocks(TOKENS, first_extra=(("cache_salt", "acme"),))
+    salted = NamedBlocks(TOKENS, BlockContext(salt="acme"))
     assert index.num_cached(salted) == {}
+
+
+def adapted(*adapters: tuple[str, str]) -> CacheLayout:
+    return CacheLayout(4, 8, first_parent(), adapters)
+
+
+def test_an_adapter_is_known_by_where_its_engine_has_it() -> None:
+    index = CacheIndex()
+    layouts = {
+        "here": adapted(("poet", "/a")),
+        "there": adapted(("law", "/c"), ("poet", "/b")),
+        "alike": adapted(("law", "/d"), ("poet", "/a")),
+        "without": adapted(),
+    }
+    poet, law = (NamedBlocks(TOKENS, BlockContext(name)) for name in ("poet", "law"))
+    for engine_id, layout in layouts.items():
+        index.add_engine(engine_id, layout)
+        keys = joined(poet.keys(layout))
+        index.take_all(engine_id, keys, is_first=True)
+    # All names that differ are computed, and no other ones.
+    assert len(poet._known) == 2
+    assert index.num_cached(poet) == {"here": 40, "there": 40, "alike": 40}
+    index.take_all("here", joined(poet.keys(layouts["there"])), is_first=True)
+    assert index.num_cached(poet) == {"there": 40, "alike": 40}
+    assert index.num_cached(law) == index.num_cached(NamedBlocks(TOKENS)) == {}
+
+
+def test_what_no_engine_can_name_is_not_known_and_nothing_is_expected() -> None:
+    index = CacheIndex()
+    poet = NamedBlocks(TOKENS, BlockContext("poet"))
+    assert index.num_cached(poet) is None
+    index.add_engine("earlier", SMALL)
+    assert index.num_cached(poet) is None
+    assert index.expect("earlier", poet) == []
+    index.add_engine("present", adapted(("poet", "/a")))
+    assert index.num_cached(poet) == {}
+    index.expect("present", poet)
+    assert index.num_cached(poet) == {"present": 40}
 
 
 def test_names_are_computed_once_and_no_further_than_somebody_has_them() -> None:
     index = index_with(one=TOKENS[:8])
     blocks = NamedBlocks(TOKENS)
     assert index.num_cached(blocks) == index.num_cached(blocks) == {"one": 8}
-    known, _ = blocks._known[SMALL]
+    ((known, _),) = blocks._known.values()
     assert len(known) == 2  # the one that is there, and the one that is not
 
 
@@ -138,7 +176,7 @@ def test_the_index_equals_what_engines_have(seed: int, script: list[tuple[str, i
             count = next((n for n, key in enumerate(chain) if key not in held), len(chain))
             if count:
                 expected[name] = count * SMALL.unit_tokens
-        assert index.num_cached(NamedBlocks(prompt)) == expected
+        assert index.num_cached(NamedBlocks(prompt)) == (expected if there else None)
     assert len(index) == len(set[bytes]().union(*there.values()))
 
 

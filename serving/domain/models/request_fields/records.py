@@ -62,7 +62,7 @@ REQUEST: tuple[FieldRow, ...] = (
     _internal("pooling_params", "judged field by field"),
     _internal("arrival_time", _REQUEST),
     FieldRow("lora_request", HONOURED, HONOURED, MADE_UP, _REQUEST),
-    FieldRow("cache_salt", HONOURED, HONOURED, MADE_UP, "vllm/v1/core/kv_cache_utils.py"),
+    FieldRow("cache_salt", HONOURED, HONOURED, HONOURED, "vllm/v1/core/kv_cache_utils.py"),
     FieldRow("data_parallel_rank", STEERING, STEERING, STEERING, _REQUEST),
     # Nothing of tpu-inference reads it.
     FieldRow(
