@@ -20,7 +20,7 @@ from serving.domain.errors import DashboardUnavailableError
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord
-from serving.domain.usage.quotas import Period, Quota, QuotaKind, QuotaUse
+from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.readiness import Readiness
@@ -192,18 +192,18 @@ def example_board(*alerts: str) -> PlanReport:
     return PlanReport(written_at_s=NOW_S - 4, models=(plan,))
 
 
-def example_uses() -> Iterator[QuotaUse]:
+def example_uses() -> Iterator[TenantUse]:
     """Four tenants: one over its quota, one near to it, one with several, one that is idle."""
     tokens = Quota(QuotaKind.TOKENS, 5_000_000, Period.DAY, frozenset({CHAT}))
     requests = Quota(QuotaKind.REQUESTS, 600, Period.MINUTE)
     usd, concurrent = Quota(QuotaKind.USD, 50, Period.DAY), Quota(QuotaKind.CONCURRENT, 32)
-    yield QuotaUse("search", requests, 600, 1204)
-    yield QuotaUse("search", concurrent, 9, 0)
-    yield QuotaUse("batch-evaluation", usd, 43.8125, 0)
+    yield TenantUse("search", requests, 600, 1204)
+    yield TenantUse("search", concurrent, 9, 0)
+    yield TenantUse("batch-evaluation", usd, 43.8125, 0)
     for quota, used in ((tokens, 1_250_000), (requests, 12), (usd, 3.2), (concurrent, 2)):
-        yield QuotaUse("acme", quota, used, 0)
-    yield QuotaUse("acme", Quota(QuotaKind.CHIP_SECONDS, 7200, Period.DAY), 0, 0)
-    yield QuotaUse("guests", Quota(QuotaKind.TOKENS, 100_000, Period.DAY), 0, 0)
+        yield TenantUse("acme", quota, used, 0)
+    yield TenantUse("acme", Quota(QuotaKind.CHIP_SECONDS, 7200, Period.DAY), 0, 0)
+    yield TenantUse("guests", Quota(QuotaKind.TOKENS, 100_000, Period.DAY), 0, 0)
 
 
 EXAMPLE_LINES = {
@@ -222,7 +222,7 @@ class Stage:
         self.num_waiting = dict.fromkeys(self.engines, 0)
         # Of each model: tenant, class of service, how many wait.
         self.lines: Mapping[str, Sequence[tuple[str, str, int]]] = {}
-        self.uses: tuple[QuotaUse, ...] = ()
+        self.uses: tuple[TenantUse, ...] = ()
         self.is_failing = False
         self.board: PlanReport | None = None  # nothing scales
         self.history = History("5f0c2a9b41de", NOW_S)  # no gateway has reported yet

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from serving.domain.usage.quotas import Period, Quota, QuotaKind, QuotaUse
+from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
 
 from .browser import Browser, browser
 from .fleet_stage import CHAT, CODE, EXAMPLE_LINES, Stage, example_uses, serving
@@ -105,7 +105,7 @@ async def test_what_tenants_use_is_changed_in_place(page: Browser) -> None:
 async def test_fifty_tenants_are_six_until_all_are_wanted(page: Browser) -> None:
     stage = Stage()
     stage.uses = tuple(
-        QuotaUse(f"t{number}", DAILY, 10 * number + part, 0)
+        TenantUse(f"t{number}", DAILY, 10 * number + part, 0)
         for number in range(50)
         for part in range(3)
     )
@@ -131,7 +131,7 @@ async def test_longest_names_stay_in_their_tile(page: Browser, width: int) -> No
     stage = Stage()
     name = "a" * 63
     quota = Quota(QuotaKind.TOKENS, 10**15, Period.DAY, frozenset({"m" * 90}))
-    stage.uses = (QuotaUse(name, quota, 10**15 - 1, 10**9),)
+    stage.uses = (TenantUse(name, quota, 10**15 - 1, 10**9),)
     stage.lines = {CHAT: [(name, each, 10**6) for each in ("interactive", "standard", "batch")]}
     async with serving(stage) as url:
         await show(page, url)
@@ -146,7 +146,7 @@ async def test_fleet_without_lines_and_quotas_has_no_tenants(page: Browser) -> N
     async with serving(stage) as url:
         await show(page, url)
         assert await page.run("return document.getElementById('tenants-section').hidden")
-        stage.uses = (QuotaUse("acme", DAILY, 5, 0),)
+        stage.uses = (TenantUse("acme", DAILY, 5, 0),)
         await page.until_text(".tenant", "acme 5 of 1,000 tokens per day 0%")
 
 
@@ -164,7 +164,7 @@ async def test_every_text_of_tenants_has_the_contrast_of_wcag_aa(
 async def test_names_of_tenants_are_text_and_never_markup(page: Browser) -> None:
     hostile = "<img src=x onerror='window.hacked = 1'>"
     stage = Stage()
-    stage.uses = (QuotaUse(hostile, replace(DAILY, models=frozenset({hostile})), 5, 0),)
+    stage.uses = (TenantUse(hostile, replace(DAILY, models=frozenset({hostile})), 5, 0),)
     stage.lines = {CHAT: [(hostile, hostile, 2)], CODE: []}
     async with serving(stage) as url:
         await show(page, url)

@@ -10,7 +10,7 @@ from serving.domain.usage.quotas import (
     Period,
     Quota,
     QuotaKind,
-    QuotaUse,
+    TenantUse,
     UsageWindow,
     falls_to_in_s,
     nearest_uses,
@@ -128,11 +128,11 @@ def test_the_uses_nearest_to_their_limits_come_first_whatever_they_count() -> No
     tokens = Quota(QuotaKind.TOKENS, 1_000_000, Period.DAY)
     usd = Quota(QuotaKind.USD, 2.0, Period.HOUR)
     uses = [
-        QuotaUse("b", tokens, 0, 0),
-        QuotaUse("a", tokens, 0, 0),
-        QuotaUse("refused", tokens, 0, 7),
-        QuotaUse("half", tokens, 500_000, 0),
-        QuotaUse("over", usd, 2.5, 0),
+        TenantUse("b", tokens, 0, 0),
+        TenantUse("a", tokens, 0, 0),
+        TenantUse("refused", tokens, 0, 7),
+        TenantUse("half", tokens, 500_000, 0),
+        TenantUse("over", usd, 2.5, 0),
     ]
     assert [use.tenant for use in nearest_uses(uses, 9)] == ["over", "half", "refused", "a", "b"]
     assert [use.tenant for use in nearest_uses(uses, 2)] == ["over", "half"]

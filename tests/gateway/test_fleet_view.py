@@ -11,7 +11,7 @@ from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.orders import OperatorOrder, OrderKind
-from serving.domain.usage.quotas import Period, Quota, QuotaKind, QuotaUse
+from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
     GatewayView,
@@ -262,7 +262,7 @@ def test_ended_lives_come_latest_first() -> None:
 
 def test_quotas_are_told_nearest_to_their_limits_first_and_a_hundred_at_most() -> None:
     quota = Quota(QuotaKind.TOKENS, 1000, Period.HOUR)
-    uses = (QuotaUse(f"t{number}", quota, number / 3, number % 2) for number in range(120))
+    uses = (TenantUse(f"t{number}", quota, number / 3, number % 2) for number in range(120))
     fleet = describe_fleet(GatewayView("gw", NOW_S), (), Snapshot("v"), NOW_S, uses=uses)
     assert fleet["quotas"][0] == {
         "tenant": "t119",

@@ -100,7 +100,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaUse:
+class TenantUse:
     """What a tenant has used of a quota at one instant, in its period.
 
     `refused` requests were refused because of it in its `refusals_period`.
@@ -117,7 +117,7 @@ class QuotaUse:
         return self.used / self.quota.limit
 
 
-def nearest_uses(uses: Iterable[QuotaUse], most: int) -> list[QuotaUse]:
+def nearest_uses(uses: Iterable[TenantUse], most: int) -> list[TenantUse]:
     """Returns the uses that are nearest to their limits, the nearest first; `most` of them."""
     return heapq.nsmallest(
         most, uses, key=lambda use: (-use.ratio, -use.refused, use.tenant, use.quota.key)

@@ -13,7 +13,7 @@ from serving.domain.usage.quotas import (
     Period,
     Quota,
     QuotaKind,
-    QuotaUse,
+    TenantUse,
     UsageWindow,
     drop_before,
     falls_to_in_s,
@@ -201,11 +201,11 @@ class QuotaBook:
             if name == tenant and amount and meter.quota.covers((model,)):
                 meter.add(amount, now_s)
 
-    def uses(self, now_s: float) -> Iterator[QuotaUse]:
+    def uses(self, now_s: float) -> Iterator[TenantUse]:
         """Yields what each tenant has used of each of its quotas."""
         for (tenant, _), meter in self._meters.items():
             refused = round(meter.refusals.total(now_s))
-            yield QuotaUse(tenant, meter.quota, meter.used(now_s), refused)
+            yield TenantUse(tenant, meter.quota, meter.used(now_s), refused)
 
     # -- the other gateways --
 

@@ -14,7 +14,7 @@ from serving.domain.slice_lifecycle import WAITING, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.orders import OperatorOrder
 from serving.domain.supply.records import SupplyRecord
-from serving.domain.usage.quotas import QuotaUse, nearest_uses
+from serving.domain.usage.quotas import TenantUse, nearest_uses
 from serving.link.messages import EngineLoad
 
 # Of at most 50 tenants (`auth.max_tenants`), with any number of quotas: an answer has 15 KB more.
@@ -54,7 +54,7 @@ def describe_fleet(
     snapshot: Snapshot,
     now_s: float,
     autoscaling: Mapping[str, Any] | None = None,
-    uses: Iterable[QuotaUse] = (),
+    uses: Iterable[TenantUse] = (),
 ) -> dict[str, Any]:
     """Returns the answer of `GET /fleet`; see `docs/operate/fleet.md` for its keys.
 
@@ -265,7 +265,7 @@ def _order_row(order: OperatorOrder, now_s: float) -> dict[str, Any]:
     }
 
 
-def _quota_row(use: QuotaUse) -> dict[str, Any]:
+def _quota_row(use: TenantUse) -> dict[str, Any]:
     return {
         "tenant": use.tenant,
         "quota": str(use.quota),
