@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 
 from tests.dashboard.browser import browser
-from tests.dashboard.fleet_stage import Stage, serving
+from tests.dashboard.fleet_stage import EXAMPLE_LINES, Stage, example_uses, serving
 from tests.dashboard.history_stage import example_history
 
 # Seconds of the history before the example fleet lost its spot slice.
@@ -18,6 +18,7 @@ _LOST_S = 160
 
 async def _take(address: str, width: int, scheme: str, *, are_charts: bool) -> bytes:
     stage = Stage.example()
+    stage.lines, stage.uses = EXAMPLE_LINES, tuple(example_uses())
     if are_charts:
         stage.show_history(example_history("5f0c2a9b41de", "c81e0b77d2f4", lost_s=_LOST_S))
     async with serving(stage) as url, browser() as chromium:
@@ -26,7 +27,7 @@ async def _take(address: str, width: int, scheme: str, *, are_charts: bool) -> b
         await chromium.until("return document.body.dataset.link === 'live'")
         await chromium.run("document.querySelector('.end details').open = true")
         if are_charts:
-            rest = ".summary, #classes, #ended-section"
+            rest = ".summary, #tenants-section, #classes, #ended-section"
             await chromium.run(
                 "document.querySelectorAll(arguments[0]).forEach((node) => node.hidden = true)",
                 rest,

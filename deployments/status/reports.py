@@ -3,7 +3,7 @@
 It takes what it knows and ignores what a newer gateway adds; what an older one lacks has a default.
 """
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.status.gateway import FleetUnavailableError
 
@@ -103,6 +103,20 @@ class ReportedLine(_Reported):
     waiting: int
 
 
+class ReportedQuota(_Reported):
+    """The report of a tenant's use of one quota, over all gateways, in the quota's period.
+
+    `refused` requests were refused because of it: in the same period, or within the last hour where
+    requests in flight are bounded. `None` when the gateway is too old to count them.
+    """
+
+    tenant: str
+    quota: str
+    limit: float = Field(gt=0)
+    used: float
+    refused: int | None = None
+
+
 class ReportedForecast(_Reported):
     """The report of prompt tokens expected in engines' caches; see `CacheForecast`."""
 
@@ -165,6 +179,8 @@ class ReportedFleet(_Reported):
     """The answer of `/fleet`.
 
     `slices` is `None` when the gateway is too old for them, `autoscaling` where nothing scales.
+    `quotas` are those that are nearest to their limits, the nearest first, but for the
+    `quotas_left_out`.
     """
 
     models: tuple[ReportedModel, ...]
@@ -172,6 +188,8 @@ class ReportedFleet(_Reported):
     slices: tuple[ReportedSlice, ...] | None = None
     supply: tuple[ReportedSupply, ...] = ()
     orders: tuple[ReportedOrder, ...] = ()
+    quotas: tuple[ReportedQuota, ...] = ()
+    quotas_left_out: int = 0
     autoscaling: ReportedAutoscaling | None = None
 
 

@@ -1,5 +1,6 @@
-"""The tables of `slicewise status`: engines, slices, orders and plans, as one gateway has them."""
+"""The tables of `slicewise status`: engines, slices, orders, quotas and plans."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -15,10 +16,12 @@ from deployments.status.reports import (
     ReportedHost,
     ReportedModel,
     ReportedOrder,
+    ReportedQuota,
     ReportedSlice,
     ReportedSupply,
 )
 from deployments.terminal import build_table, printable
+from serving.domain.usage.quotas import format_amount
 
 _HEADER = ("ENGINE", "COMPUTE CLASS", "STATE", "SINCE", "RUNNING", "WAITING", "KV", "IN FLIGHT")
 _HELD = "held"
@@ -29,6 +32,9 @@ _SUPPLY_HEADER = (
 _SLICE_HEADER = (
     "SLICE", "COMPUTE CLASS", "STATE", "SINCE", "SHAPE", "HOSTS", "MODEL", "IN FLIGHT", "REASON",
 )  # fmt: skip
+# Of more than a few quotas those are shown that are used or have refused something, up to a most.
+_FEW_QUOTAS, _MOST_QUOTAS = 10, 20
+_QUOTA_HEADER = ("TENANT", "QUOTA", "USED", "SHARE", "REFUSED")
 _ORDER_HEADER = ("ORDER", "ABOUT", "SINCE", "UNTIL", "BY", "REASON")
 
 
@@ -39,7 +45,7 @@ def gateway_line(fleet: ReportedFleet) -> str:
 
 
 def fleet_report(fleet: ReportedFleet) -> Group:
-    """Returns the fleet: engines per model, all slices, the orders, and what is planned."""
+    """Returns the fleet: engines per model, all slices, orders, quotas, and what is planned."""
     parts: list[RenderableType] = []
     for model in fleet.models:
         parts += [Text(), *map(_line, _model_lines(model))]
@@ -63,6 +69,8 @@ def fleet_report(fleet: ReportedFleet) -> Group:
         parts += [Text(), _line("standing orders:")]
         rows = map(_order_cells, fleet.orders)
         parts.append(Padding.indent(build_table(_ORDER_HEADER, rows, 6), 2))
+    if fleet.quotas:
+        parts += [Text(), *_quota_parts(fleet.quotas, fleet.quotas_left_out)]
     if fleet.autoscaling is not None:
         parts += [Text(), *map(_line, _plan_lines(fleet.autoscaling))]
     return Group(*parts)
@@ -168,6 +176,31 @@ def _order_cells(order: ReportedOrder) -> tuple[object, ...]:
         None if order.ends_in_s is None else format_duration(order.ends_in_s),
         order.by,
         order.reason,
+    )
+
+
+def _quota_parts(quotas: tuple[ReportedQuota, ...], num_left_out: int) -> Iterator[RenderableType]:
+    """Yields the quotas, and how many are not shown: of a long list those that nobody uses."""
+    shown = quotas
+    if len(quotas) > _FEW_QUOTAS:
+        shown = tuple(row for row in quotas if row.used or row.refused)[:_MOST_QUOTAS]
+    num_left_out += len(quotas) - len(shown)
+    if not shown:
+        yield _line(f"quotas: {num_left_out}, nothing used and nothing refused")
+        return
+    yield _line("quotas, nearest to their limits first:")
+    yield Padding.indent(build_table(_QUOTA_HEADER, map(_quota_cells, shown), 2), 2)
+    if num_left_out:
+        yield _line(f"  {num_left_out} more are further from their limits")
+
+
+def _quota_cells(row: ReportedQuota) -> tuple[object, ...]:
+    return (
+        row.tenant,
+        row.quota,
+        format_amount(row.used),
+        f"{math.floor(100 * row.used / row.limit)}%",  # 100% is never told before it is so
+        None if row.refused is None else format_amount(row.refused),
     )
 
 

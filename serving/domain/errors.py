@@ -34,6 +34,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serving.domain.usage.quotas import format_amount
+
 # Anthropic's error types by HTTP status. Source: Claude API reference, "Errors", read 2026-11-20.
 # 503 has no type of its own there; "overloaded_error" is what its clients wait and retry on.
 _ANTHROPIC_TYPES = {
@@ -301,7 +303,9 @@ class QuotaExceededError(RequestError):
 
     def __init__(self, quota: str, used: float, retry_after_s: float) -> None:
         super().__init__(quota, used, retry_after_s)
-        self.message = f"{used:g} of {quota} are used; retry in {math.ceil(retry_after_s)} s."
+        self.message = (
+            f"{format_amount(used)} of {quota} are used; retry in {math.ceil(retry_after_s)} s."
+        )
         self.retry_after_s = retry_after_s
 
 
@@ -313,7 +317,7 @@ class RequestOverQuotaError(RequestError):
 
     def __init__(self, quota: str, needs: float) -> None:
         super().__init__(quota, needs)
-        self.message = f"The request needs {needs:g}. Allowed: {quota}."
+        self.message = f"The request needs {format_amount(needs)}. Allowed: {quota}."
 
 
 class NoRoomInTimeError(RequestError):

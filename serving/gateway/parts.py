@@ -396,10 +396,10 @@ class GatewayParts:
         autoscaling = (
             describe_plans(self._plan_report, now_s) if self._config.is_autoscaled else None
         )
-        described = describe_fleet(
-            self._view, models, self._membership.snapshot, now_s, autoscaling
+        uses = self._quotas.uses(now_s)
+        return describe_fleet(
+            self._view, models, self._membership.snapshot, now_s, autoscaling, uses
         )
-        return described | {"quotas": self._quotas.described(now_s)}
 
 
 def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:

@@ -4,7 +4,8 @@ Time stands still unless a test moves it, so that what is shown is known.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from serving.domain.errors import DashboardUnavailableError
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord
+from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.readiness import Readiness
@@ -190,6 +192,26 @@ def example_board(*alerts: str) -> PlanReport:
     return PlanReport(written_at_s=NOW_S - 4, models=(plan,))
 
 
+def example_uses() -> Iterator[TenantUse]:
+    """Four tenants: one over its quota, one near to it, one with several, one that is idle."""
+    tokens = Quota(QuotaKind.TOKENS, 5_000_000, Period.DAY, frozenset({CHAT}))
+    requests = Quota(QuotaKind.REQUESTS, 600, Period.MINUTE)
+    usd, concurrent = Quota(QuotaKind.USD, 50, Period.DAY), Quota(QuotaKind.CONCURRENT, 32)
+    yield TenantUse("search", requests, 600, 1204)
+    yield TenantUse("search", concurrent, 9, 0)
+    yield TenantUse("batch-evaluation", usd, 43.8125, 0)
+    for quota, used in ((tokens, 1_250_000), (requests, 12), (usd, 3.2), (concurrent, 2)):
+        yield TenantUse("acme", quota, used, 0)
+    yield TenantUse("acme", Quota(QuotaKind.CHIP_SECONDS, 7200, Period.DAY), 0, 0)
+    yield TenantUse("guests", Quota(QuotaKind.TOKENS, 100_000, Period.DAY), 0, 0)
+
+
+EXAMPLE_LINES = {
+    CHAT: [("acme", "interactive", 4)],
+    CODE: [("batch-evaluation", "batch", 120), ("acme", "standard", 3), ("default", "batch", 1)],
+}
+
+
 class Stage:
     """A directory, one gateway's links, its edge, and a dashboard in the same process."""
 
@@ -198,6 +220,9 @@ class Stage:
         self.directory = Directory("d")
         self.engines: dict[str, list[EngineStatus]] = {CHAT: [], CODE: []}
         self.num_waiting = dict.fromkeys(self.engines, 0)
+        # Of each model: tenant, class of service, how many wait.
+        self.lines: Mapping[str, Sequence[tuple[str, str, int]]] = {}
+        self.uses: tuple[TenantUse, ...] = ()
         self.is_failing = False
         self.board: PlanReport | None = None  # nothing scales
         self.history = History("5f0c2a9b41de", NOW_S)  # no gateway has reported yet
@@ -257,20 +282,30 @@ class Stage:
         if self.is_failing:
             raise RuntimeError("this gateway fails because the test wants it")
         models = [
-            ModelView(
-                {
-                    "name": name,
-                    "waiting": self.num_waiting[name],
-                    "in_flight": sum(engine.in_flight for engine in engines)
-                    + self.num_waiting[name],
-                },
-                tuple(engines),
-            )
+            ModelView(self._described_model(name), tuple(engines))
             for name, engines in self.engines.items()
         ]
         gateway = GatewayView("5f0c2a9b41de", NOW_S - 52.5 * HOUR_S)
         plans = None if self.board is None else describe_plans(self.board, self.now_s)
-        return describe_fleet(gateway, models, self.directory.snapshot(), self.now_s, plans)
+        snapshot = self.directory.snapshot()
+        return describe_fleet(gateway, models, snapshot, self.now_s, plans, self.uses)
+
+    def _described_model(self, name: str) -> dict[str, Any]:
+        """What `ServedModel.describe` tells, with the tenants of the 20 longest lines."""
+        lines = self.lines.get(name, ())
+        totals: Counter[str] = Counter()
+        for _, service_class, waiting_now in lines:
+            totals[service_class] += waiting_now
+        longest = sorted(lines, key=lambda line: -line[2])[:20]
+        keys = ("tenant", "service_class", "waiting")
+        num_waiting = self.num_waiting[name] + sum(totals.values())
+        return {
+            "name": name,
+            "waiting": num_waiting,
+            "in_flight": sum(engine.in_flight for engine in self.engines[name]) + num_waiting,
+            "line": totals,
+            "line_tenants": [dict(zip(keys, line, strict=True)) for line in longest],
+        }
 
 
 class _Server(uvicorn.Server):

@@ -1,5 +1,6 @@
 """The fleet page in a real Chromium, over the real edge and an example fleet."""
 
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -165,6 +166,18 @@ async def test_ended_lives_are_listed_with_their_cause(page: Browser) -> None:
         causes = [row.partition(" v")[0] for row in rows]
         assert causes == ["preempted", "released", "unhealthy", "boot failed", "expired"]
         assert not await page.texts("#more")
+
+
+async def test_words_of_a_history_stand_beside_each_other(page: Browser) -> None:
+    async with serving(Stage.example()) as url:
+        await show(page, url)
+        await page.click(".end summary")
+        boxes = """return [...document.querySelector('.end .history > li').children]
+            .map((node) => node.getBoundingClientRect()).map((box) => [box.left, box.right])"""
+        places = await page.run(boxes)
+        assert len(places) == 5
+        for (_, right), (left, _) in itertools.pairwise(places):
+            assert right <= left
 
 
 async def test_many_ended_lives_are_shown_on_demand(page: Browser) -> None:

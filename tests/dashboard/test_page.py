@@ -19,10 +19,14 @@ def test_every_file_that_the_page_or_a_script_names_is_served() -> None:
     for name in sorted(named):
         part = page.get(f"/{name}")
         assert part is not None, name
-        if name.endswith("fleet.js"):
-            modules = re.findall(r'from "\./([^"]+)"', part.body.decode())
-            assert modules
-            assert all(page.get(f"/fleet/{module}") for module in modules)
+    scripts = {path: part for path, part in page.items() if path.endswith(".js")}
+    imported = {
+        module
+        for part in scripts.values()
+        for module in re.findall(r'from "\./([^"]+)"', part.body.decode())
+    }
+    assert {"charts.js", "kinds.js"} <= imported
+    assert {f"/fleet/{module}" for module in imported} <= scripts.keys()
     assert {"fleet/uPlot.iife.js", "fleet/uPlot.min.css", "fleet/fleet.js"} <= named
 
 

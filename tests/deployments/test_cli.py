@@ -61,6 +61,17 @@ FLEET = {
         },
         {"name": "idle", "waiting": 0, "engines": []},
     ],
+    "quotas": [
+        {
+            "tenant": "acme",
+            "quota": "5,000,000 tokens per day of demo",
+            "limit": 5_000_000,
+            "used": 4_750_000,
+            "refused": 1204,
+        },
+        {"tenant": "beta", "quota": "2.5 usd per hour", "limit": 2.5, "used": 0.0312},
+        {"tenant": "beta", "quota": "8 concurrent", "limit": 8, "used": 0, "refused": 0},
+    ],
 }
 
 
@@ -202,6 +213,13 @@ def test_status_shows_engines_of_every_model() -> None:
         "",
         "idle: 0 requests wait for an engine",
         "no engines",
+        "",
+        "quotas, nearest to their limits first:",
+        "TENANT QUOTA USED SHARE REFUSED",
+        "acme 5,000,000 tokens per day of demo 4,750,000 95% 1,204",
+        # Its gateway is too old to count what is refused.
+        "beta 2.5 usd per hour 0.0312 1% -",
+        "beta 8 concurrent 0 0% 0",
     ]
 
 

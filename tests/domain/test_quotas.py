@@ -10,10 +10,13 @@ from serving.domain.usage.quotas import (
     Period,
     Quota,
     QuotaKind,
+    TenantUse,
     UsageWindow,
     falls_to_in_s,
+    nearest_uses,
     used,
 )
+from serving.domain.usage.usage_report import period_of
 
 START_S = 1_790_000_000.0
 
@@ -104,3 +107,42 @@ def test_a_quota_of_some_models_covers_these_and_their_adapters_by_name() -> Non
     assert some.covers(("other", "sql"))
     assert not some.covers(("other",))
     assert Quota(QuotaKind.CONCURRENT, 5).covers(("other",))
+
+
+@pytest.mark.parametrize(
+    ("quota", "words"),
+    [
+        (Quota(QuotaKind.TOKENS, 5_000_000, Period.DAY), "5,000,000 tokens per day"),
+        (Quota(QuotaKind.USD, 0.1 + 0.2, Period.HOUR), "0.3 usd per hour"),
+        (
+            Quota(QuotaKind.CONCURRENT, 4, models=frozenset({"b", "a"})),
+            "4 concurrent of a, b",
+        ),
+    ],
+)
+def test_a_quota_is_told_in_digits(quota: Quota, words: str) -> None:
+    assert str(quota) == words
+
+
+def test_the_uses_nearest_to_their_limits_come_first_whatever_they_count() -> None:
+    tokens = Quota(QuotaKind.TOKENS, 1_000_000, Period.DAY)
+    usd = Quota(QuotaKind.USD, 2.0, Period.HOUR)
+    uses = [
+        TenantUse("b", tokens, 0, 0),
+        TenantUse("a", tokens, 0, 0),
+        TenantUse("refused", tokens, 0, 7),
+        TenantUse("half", tokens, 500_000, 0),
+        TenantUse("over", usd, 2.5, 0),
+    ]
+    assert [use.tenant for use in nearest_uses(uses, 9)] == ["over", "half", "refused", "a", "b"]
+    assert [use.tenant for use in nearest_uses(uses, 2)] == ["over", "half"]
+
+
+@pytest.mark.parametrize("kind", QuotaKind)
+def test_refusals_are_counted_apart_from_what_is_used(kind: QuotaKind) -> None:
+    period = None if kind is QuotaKind.CONCURRENT else Period.DAY
+    quotas = [Quota(kind, 1, period), Quota(kind, 1, period, frozenset({"org/one"}))]
+    keys = {each.key for each in quotas} | {each.refusals_key for each in quotas}
+    assert len(keys) == 4
+    periods = {period_of(("acme", each.refusals_key)) for each in quotas}
+    assert periods == {period or Period.HOUR}

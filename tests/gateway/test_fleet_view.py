@@ -11,6 +11,7 @@ from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import Directory, HostRecord, SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.orders import OperatorOrder, OrderKind
+from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
 from serving.gateway.reports.fleet_view import (
     EngineStatus,
     GatewayView,
@@ -78,6 +79,8 @@ def test_gateway_and_model_say_who_they_are() -> None:
         "supply": [],
         "orders": [],
         "ended": [],
+        "quotas": [],
+        "quotas_left_out": 0,
         "autoscaling": None,
     }
 
@@ -252,6 +255,24 @@ def test_ended_lives_come_latest_first() -> None:
     ]
     rows = described(ended=tuple(ends))["ended"]
     assert [row["replica_id"] for row in rows] == ["r-1.0", "r-5.0", "r-9.0"]
+
+
+# -- quotas --
+
+
+def test_quotas_are_told_nearest_to_their_limits_first_and_a_hundred_at_most() -> None:
+    quota = Quota(QuotaKind.TOKENS, 1000, Period.HOUR)
+    uses = (TenantUse(f"t{number}", quota, number / 3, number % 2) for number in range(120))
+    fleet = describe_fleet(GatewayView("gw", NOW_S), (), Snapshot("v"), NOW_S, uses=uses)
+    assert fleet["quotas"][0] == {
+        "tenant": "t119",
+        "quota": "1,000 tokens per hour",
+        "limit": 1000,
+        "used": 39.6667,
+        "refused": 1,
+    }
+    assert [row["tenant"] for row in fleet["quotas"]] == [f"t{n}" for n in range(119, 19, -1)]
+    assert fleet["quotas_left_out"] == 20
 
 
 # -- what is planned --

@@ -25,6 +25,7 @@ from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend
 from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.routes import MODEL_ROUTES
+from serving.gateway.quotas.book import QuotaBook
 
 DEADLINE_S = 10.0
 MAX_BODY_BYTES = 1000
@@ -85,6 +86,8 @@ def edge_over(
     keys: tuple[str, ...] | ApiKeys = (),
     readiness: Callable[[], Readiness] = lambda: READY,
     gateway_id: str = "",
+    quotas: QuotaBook | None = None,
+    describe_fleet: Callable[[], dict[str, Any]] = lambda: {"models": []},
     **rules: Any,
 ) -> HttpEdge:
     models: dict[str, ModelFrontend] = {frontend.name: frontend for frontend in frontends}
@@ -93,10 +96,11 @@ def edge_over(
         models,
         EdgeRules(known, **{"max_body_bytes": MAX_BODY_BYTES} | rules),
         render_metrics=lambda _accept: asyncio.sleep(0, (b"up 1\n", "text/plain; version=0.0.4")),
-        describe_fleet=lambda: {"models": []},
+        describe_fleet=describe_fleet,
         ask_dashboard=ask_dashboard,
         readiness=readiness,
         gateway_id=gateway_id,
+        quotas=quotas,
     )
 
 

@@ -3,6 +3,7 @@
 In simulated time, with what gateways and keeper really say to each other.
 """
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from serving.domain.errors import QuotaExceededError, RequestOverQuotaError
 from serving.domain.usage.quotas import Period, Quota, QuotaKind
 from serving.domain.usage.usage_report import StoredUsage, UsageAnswer, UsageKeeper, UsageReport
 from serving.gateway.quotas.book import QuotaBook, QuotaTicket, duration
+from serving.gateway.quotas.teller import UsageTeller
 
 START_S = 1_790_000_000.0
 # How often gateways tell, as in production.
@@ -98,6 +100,11 @@ class Fleet:
         return most
 
 
+def used_at(book: QuotaBook, fleet: Fleet) -> float:
+    """Returns what is used of the first quota as far as one gateway knows."""
+    return next(book.uses(fleet.now_s)).used
+
+
 def flood(fleet: Fleet, chance: random.Random, quota: Quota, tokens: int, rate: float) -> None:
     """Asks so often in a second, at gateways by chance."""
     for _ in range(round(rate * 0.05)):
@@ -137,15 +144,15 @@ def test_a_keeper_that_is_made_anew_is_told_by_the_gateways_that_are_there(
 ) -> None:
     fleet, chance = Fleet(4), random.Random(3)
     fleet.run(20, lambda _: flood(fleet, chance, TOKENS, 500, 40))
-    before = fleet.books[0].described(fleet.now_s)[0]["used"]
+    before = used_at(fleet.books[0], fleet)
     fleet.restart_keeper(with_notes=with_notes)
     fleet.tell()  # they learn of the new one, and tell it all the next time
     fleet.tell()
     fleet.tell()
-    assert {book.described(fleet.now_s)[0]["used"] for book in fleet.books} == {
+    assert {used_at(book, fleet) for book in fleet.books} == {
         sum(amount for _, amount in fleet.taken)
     }
-    assert before <= fleet.books[0].described(fleet.now_s)[0]["used"]
+    assert before <= used_at(fleet.books[0], fleet)
     fleet.run(30, lambda _: flood(fleet, chance, TOKENS, 500, 40))
     assert fleet.most_in_a_period() <= TOKENS.limit + 0.75 * 20_000 * DELAY_S
 
@@ -157,7 +164,7 @@ def test_gateway_and_keeper_that_go_together_leave_what_was_written() -> None:
     fleet.restart(0)
     fleet.books[0].know({TENANT: [TOKENS]})
     fleet.tell()
-    used = fleet.books[0].described(fleet.now_s)[0]["used"]
+    used = used_at(fleet.books[0], fleet)
     assert used >= sum(amount for _, amount in fleet.taken) - 10 * 500 * DELAY_S
 
 
@@ -179,7 +186,7 @@ def test_a_report_that_is_lost_or_comes_twice_changes_nothing() -> None:
     fleet.tell()
     fleet.books[1].know({TENANT: [TOKENS]})
     fleet.tell()
-    assert [book.described(fleet.now_s)[0]["used"] for book in fleet.books] == [500, 500]
+    assert [used_at(book, fleet) for book in fleet.books] == [500, 500]
 
 
 def test_requests_in_flight_are_those_of_all_gateways_that_speak() -> None:
@@ -216,14 +223,14 @@ def test_one_gateway_counts_chips_and_another_when_it_is_gone() -> None:
     spend()
     fleet.tell()
     fleet.tell()
-    assert [book.described(fleet.now_s)[0]["used"] for book in fleet.books] == [0.25] * 3
+    assert [used_at(book, fleet) for book in fleet.books] == [0.25] * 3
     fleet.books.pop(0)
     fleet.now_s += 10
     fleet.tell()
     spend()
     fleet.tell()
     fleet.tell()
-    assert [book.described(fleet.now_s)[0]["used"] for book in fleet.books] == [0.5] * 2
+    assert [used_at(book, fleet) for book in fleet.books] == [0.5] * 2
     for _ in range(2):
         spend()
     fleet.tell()
@@ -240,7 +247,7 @@ def test_a_quota_that_is_taken_back_is_counted_no_more() -> None:
     book.know({TENANT: [REQUESTS], "other": [TOKENS]})
     assert fleet.keeper is not None
     book.take(fleet.keeper.take(told, fleet.now_s), told)
-    assert [(each["tenant"], each["used"]) for each in book.described(fleet.now_s)] == [
+    assert [(use.tenant, use.used) for use in book.uses(fleet.now_s)] == [
         (TENANT, 0),
         ("other", 0),
     ]
@@ -259,6 +266,75 @@ def test_a_keeper_drops_what_is_over() -> None:
         fleet.now_s += 1000
         fleet.tell()
     assert fleet.keeper.stored().meters == []
+
+
+def refused_at(book: QuotaBook, fleet: Fleet) -> list[int]:
+    return [use.refused for use in book.uses(fleet.now_s)]
+
+
+def test_requests_refused_at_any_gateway_count_for_the_quotas_period() -> None:
+    fleet, quota = Fleet(2), Quota(QuotaKind.REQUESTS, 1, Period.MINUTE)
+    assert fleet.ask(0, quota) is not None
+    fleet.tell()
+    fleet.tell()
+    asked = [fleet.ask(0, quota), fleet.ask(1, quota), fleet.ask(1, quota)]
+    fleet.tell()
+    fleet.tell()
+    assert asked == [None] * 3
+    assert [refused_at(book, fleet) for book in fleet.books] == [[3], [3]]
+    # A gateway and a keeper that come know of them.
+    fleet.restart_keeper(with_notes=True)
+    fleet.restart(0)
+    fleet.books[0].know({TENANT: [quota]})
+    fleet.tell()
+    fleet.tell()
+    assert [refused_at(book, fleet) for book in fleet.books] == [[3], [3]]
+    fleet.now_s += 62
+    assert [refused_at(book, fleet) for book in fleet.books] == [[0], [0]]
+
+
+def test_a_request_is_refused_because_of_the_quota_that_its_client_is_told_of() -> None:
+    fleet, concurrent = Fleet(1), Quota(QuotaKind.CONCURRENT, 1)
+    (book,) = fleet.books
+    quotas = [REQUESTS, concurrent, Quota(QuotaKind.REQUESTS, 1, Period.DAY)]
+    book.admit(TENANT, quotas, ("demo",), fleet.now_s)
+    error = book.admit(TENANT, quotas, ("demo",), fleet.now_s).error
+    assert error is not None
+    assert "1 of 1 concurrent are used" in error.message
+    assert refused_at(book, fleet) == [0, 1, 0]
+    # Requests in flight have no period: it counts for an hour.
+    fleet.now_s += 3600
+    assert refused_at(book, fleet) == [0, 1, 0]
+    fleet.now_s += 61
+    assert refused_at(book, fleet) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("needs", [20, 200])
+def test_a_request_whose_sequences_are_too_many_is_refused_once(needs: int) -> None:
+    fleet, quota = Fleet(1), Quota(QuotaKind.TOKENS, 100, Period.HOUR)
+    ticket = fleet.ask(0, quota, 90)
+    assert ticket is not None
+    second = fleet.books[0].admit(TENANT, [quota], ("demo",), fleet.now_s).ticket
+    assert second is not None
+    assert None not in [second.reserve(needs, fleet.now_s) for _ in range(3)]
+    assert refused_at(fleet.books[0], fleet) == [1]
+
+
+async def test_quotas_that_are_all_taken_back_are_counted_no_more() -> None:
+    book, asked = QuotaBook(), asyncio.Event()
+    book.know({TENANT: [TOKENS]})
+
+    def quotas() -> dict[str, list[Quota]]:
+        asked.set()
+        return {}
+
+    async def tell(report: bytes) -> bytes:
+        raise AssertionError(f"there is nothing to tell: {report!r}")
+
+    running = asyncio.create_task(UsageTeller(book, tell, quotas).run())
+    await asked.wait()
+    running.cancel()
+    assert list(book.uses(START_S)) == []
 
 
 def refusal(quota: Quota, *, taken: int, needs: int = 1) -> tuple[float | None, str]:
@@ -283,6 +359,19 @@ def test_a_request_that_is_larger_than_the_quota_is_told_so() -> None:
     in_s, message = refusal(quota, taken=0, needs=101)
     assert (in_s, message) == (None, "The request needs 101. Allowed: 100 tokens per minute.")
     assert RequestOverQuotaError.status == 400
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        (2, "4,999,999 of 5,000,000 tokens per day are used; "),
+        (5_000_001, "The request needs 5,000,001. Allowed: 5,000,000 tokens per day."),
+    ],
+)
+def test_large_amounts_are_told_to_the_last_digit(needs: int, words: str) -> None:
+    quota = Quota(QuotaKind.TOKENS, 5_000_000, Period.DAY)
+    _, message = refusal(quota, taken=4_999_999, needs=needs)
+    assert message.startswith(words)
 
 
 def test_what_we_refuse_for_want_of_room_does_not_count() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,22 +11,27 @@ import httpx
 import pytest
 
 from serving.config.api_keys import read_keys
+from serving.domain.slice_records import Snapshot
 from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.quotas.book import QuotaBook
+from serving.gateway.reports.fleet_view import GatewayView, describe_fleet
 
 from .engines import ScriptedLink
 from .test_http_edge import EchoFrontend, client_of, edge_over
 from .test_separate_tenants import vllm_gateway
 
+OPERATOR_KEY = "k4"
 BODY = {"model": "demo", "prompt": "A slice is", "max_tokens": 4}
 
 
-def keys(*quotas: dict[str, Any], **changes: Any) -> ApiKeys:
-    """Two keys of one tenant with these quotas, and one of another without any."""
-    entry = {"tenant": "acme", "quotas": list(quotas), **changes}
+def keys(*quotas: dict[str, Any]) -> ApiKeys:
+    """Two keys of one tenant with these quotas, one of another without any, and an operator's."""
+    entry = {"tenant": "acme", "quotas": list(quotas)}
     entries = [
         {"name": "a", "key": "k1", **entry},
         {"name": "b", "key": "k2", **entry},
         {"name": "c", "key": "k3", "tenant": "other"},
+        {"name": "d", "key": OPERATOR_KEY, "scopes": ["fleet"]},
     ]
     return ApiKeys(read_keys(json.dumps({"keys": entries})))
 
@@ -89,6 +95,35 @@ async def test_requests_in_flight_count_until_their_end() -> None:
             assert answer.headers["retry-after"] == "1"
             await asyncio.sleep(0)
         assert answer.status_code == 200
+
+
+async def test_operators_see_what_tenants_use_and_were_refused_and_no_key() -> None:
+    book = QuotaBook()
+    quotas = {"requests": 2, "per": "minute"}, {"concurrent": 4}
+
+    def describe() -> dict[str, Any]:
+        now_s = time.time()
+        return describe_fleet(
+            GatewayView("gw", now_s), (), Snapshot("v"), now_s, uses=book.uses(now_s)
+        )
+
+    edge = edge_over(EchoFrontend("demo"), keys=keys(*quotas), quotas=book, describe_fleet=describe)
+    book.know(edge.tenant_quotas)
+    async with client_of(edge) as client:
+        statuses = [(await ask(client)).status_code for _ in range(4)]
+        answer = await client.get("/fleet", headers={"Authorization": f"Bearer {OPERATOR_KEY}"})
+    assert statuses == [200, 200, 429, 429]
+    assert answer.json()["quotas"] == [
+        {
+            "tenant": "acme",
+            "quota": "2 requests per minute",
+            "limit": 2,
+            "used": 2,
+            "refused": 2,
+        },
+        {"tenant": "acme", "quota": "4 concurrent", "limit": 4, "used": 0, "refused": 0},
+    ]
+    assert not [key for key in ("k1", "k2", "k3", OPERATOR_KEY) if key in answer.text]
 
 
 @asynccontextmanager

@@ -39,6 +39,8 @@ _PARTS = {
     "fleet.css": "text/css",
     "charts.css": "text/css",
     "fleet.js": "text/javascript",
+    "elements.js": "text/javascript",
+    "tenants.js": "text/javascript",
     "charts.js": "text/javascript",
     "chart.js": "text/javascript",
     "kinds.js": "text/javascript",

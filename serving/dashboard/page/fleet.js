@@ -6,6 +6,8 @@
 "use strict";
 
 import { Charts } from "./charts.js";
+import { KeyedList, at, count, setData, setHidden, setText } from "./elements.js";
+import { Tenants } from "./tenants.js";
 
 const POLL_MS = 2000;
 const ANSWER_MS = 5000; // a gateway that takes longer is said not to answer
@@ -14,7 +16,6 @@ const NUM_ENDED_SHOWN = 12;
 const STATES = ["requested", "provisioning", "reserved", "probing", "loading", "ready", "draining"];
 const WAITING = new Set(["requested", "provisioning"]);
 
-const at = (id) => document.getElementById(id);
 const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 // -- words --
@@ -29,7 +30,6 @@ function duration(seconds) {
   return `${Math.floor(s / 86400)}d${two(Math.floor((s % 86400) / 3600))}h`;
 }
 
-const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const lifetime = (row) => Object.values(row.seconds_by_state).reduce((sum, s) => sum + s, 0);
 const keyOf = (row) => row.replica_id ?? row.engine_id;
 
@@ -44,56 +44,6 @@ function shapeOf(row) {
   const chips = [...new Set(row.hosts.map((host) => host.num_chips))];
   const each = chips.length === 1 ? ` × ${count(chips[0], "chip")}` : `, ${row.num_chips} chips`;
   return [shape, count(row.hosts.length, "host") + each].filter(Boolean).join(" · ");
-}
-
-// -- keeping the document as told --
-
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function setHidden(node, isHidden) {
-  if (node.hidden !== isHidden) node.hidden = isHidden;
-}
-
-function setData(node, name, value) {
-  if (node.dataset[name] !== value) node.dataset[name] = value;
-}
-
-// The children of `parent`, one per row and found again by key.
-class KeyedList {
-  constructor(parent, templateId, fill) {
-    this.parent = parent;
-    this.template = at(templateId).content.firstElementChild;
-    this.fill = fill;
-    this.items = new Map();
-  }
-
-  show(rows, keyOfRow) {
-    const keys = new Set(rows.map(keyOfRow));
-    for (const [key, item] of this.items) {
-      if (keys.has(key)) continue;
-      item.root.remove();
-      this.items.delete(key);
-    }
-    let next = this.parent.firstElementChild;
-    rows.forEach((row, position) => {
-      const key = keyOfRow(row, position);
-      const item = this.items.get(key) ?? this.make(key);
-      this.fill(item, row);
-      if (item.root === next) next = next.nextElementSibling;
-      else this.parent.insertBefore(item.root, next);
-    });
-  }
-
-  make(key) {
-    const root = this.template.cloneNode(true);
-    const parts = {};
-    for (const node of root.querySelectorAll("[data-part]")) parts[node.dataset.part] = node;
-    const item = { root, parts };
-    this.items.set(key, item);
-    return item;
-  }
 }
 
 // -- one slice --
@@ -290,6 +240,7 @@ function show(fleet) {
   setText(at("total"), `${count(slices.length, "replica")}, ${count(chips, "chip")} held`);
   lists.models.show(fleet.models.filter(({ name }) => model === "" || name === model), ({ name }) => name);
   showPlans(fleet.autoscaling, model);
+  tenants.show(fleet, model);
   charts.show(fleet);
   lists.classes.show(byClass(slices), ([name]) => name);
   showEnded(ended);
@@ -330,6 +281,7 @@ const page = {
   wantedModel: "",
 };
 
+const tenants = new Tenants();
 const charts = new Charts(at("past"), () => {
   remember();
   if (page.fleet !== null) charts.show(page.fleet);

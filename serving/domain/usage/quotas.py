@@ -5,6 +5,7 @@ was used within the last period, to a sixtieth of it. Times are wall-clock, in U
 the counts of several gateways add up.
 """
 
+import heapq
 import math
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -74,14 +75,53 @@ class Quota:
     @property
     def key(self) -> str:
         """What tells it from a tenant's other quotas; a limit may change without a new count."""
-        models = "" if self.models is None else ",".join(sorted(self.models))
-        return f"{self.kind}/{self.period or ''}/{models}"
+        return f"{self.kind}/{self.period or ''}/{self._models}"
+
+    @property
+    def refusals_key(self) -> str:
+        """What tells the count of requests that it has refused from all other counts."""
+        return f"refused_{self.kind}/{self.refusals_period}/{self._models}"
+
+    @property
+    def refusals_period(self) -> Period:
+        """The span in which refusals count: its own, and an hour for requests in flight."""
+        return self.period or Period.HOUR
+
+    @property
+    def _models(self) -> str:
+        return "" if self.models is None else ",".join(sorted(self.models))
 
     def __str__(self) -> str:
         """Returns it in words."""
         what = self.kind.replace("_", "-")
-        limit = f"{self.limit:g} {what}" + (f" per {self.period}" if self.period else "")
+        limit = f"{format_amount(self.limit)} {what}"
+        limit += f" per {self.period}" if self.period else ""
         return limit if self.models is None else f"{limit} of {', '.join(sorted(self.models))}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What a tenant has used of a quota at one instant, in its period.
+
+    `refused` requests were refused because of it in its `refusals_period`.
+    """
+
+    tenant: str
+    quota: Quota
+    used: float
+    refused: int
+
+    @property
+    def ratio(self) -> float:
+        """The share of the limit that is used; more than 1 where more was used than is allowed."""
+        return self.used / self.quota.limit
+
+
+def nearest_uses(uses: Iterable[TenantUse], most: int) -> list[TenantUse]:
+    """Returns the uses that are nearest to their limits, the nearest first; `most` of them."""
+    return heapq.nsmallest(
+        most, uses, key=lambda use: (-use.ratio, -use.refused, use.tenant, use.quota.key)
+    )
 
 
 @dataclass(slots=True)
@@ -97,6 +137,11 @@ class UsageWindow:
         self.parts[part] = self.parts.get(part, 0.0) + amount
         if len(self.parts) > 2 * NUM_PARTS:
             drop_before(self.parts, self.period.first_part(now_s))
+
+
+def format_amount(amount: float) -> str:
+    """Returns an amount in digits, to four decimals: `5,000,000`, `0.25`."""
+    return f"{round(amount, 4):,.15g}"
 
 
 def drop_before(parts: MutableMapping[int, Any], first_part: int) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from serving.domain.errors import QuotaExceededError, RequestError, RequestOverQuotaError
 from serving.domain.usage.quotas import (
+    Period,
     Quota,
     QuotaKind,
+    TenantUse,
     UsageWindow,
     drop_before,
     falls_to_in_s,
@@ -27,31 +29,55 @@ _DECIMALS = {QuotaKind.CHIP_SECONDS: 1, QuotaKind.USD: 4}
 
 
 @dataclass(slots=True, eq=False)
-class _Meter:
-    """What a tenant has used under one quota: here, and at the other gateways."""
+class _Count:
+    """What was counted in the last period: here, and at the other gateways."""
 
-    quota: Quota
-    own: UsageWindow | None  # `None` for what is counted in no period
+    own: UsageWindow
     others: Parts
-    in_flight: int = 0
-    others_in_flight: int = 0
     changed: set[int] = field(default_factory=set)  # parts that no keeper has been told
 
-    def used(self, now_s: float) -> float:
-        if self.own is None:
-            return self.in_flight + self.others_in_flight
+    def total(self, now_s: float) -> float:
         return used((self.own.parts, self.others), self.own.period.first_part(now_s))
 
     def add(self, amount: float, now_s: float) -> None:
-        assert self.own is not None
         self.own.add(amount, now_s)
         self.changed.add(self.own.period.part(now_s))
 
+    def untold(self) -> Parts:
+        return {part: self.own.parts.get(part, 0.0) for part in self.changed}
+
+    def note_told(self, parts: Parts) -> None:
+        for part, amount in parts.items():
+            # What has been counted meanwhile is told the next time.
+            if self.own.parts.get(part, 0.0) == amount:
+                self.changed.discard(part)
+
+
+@dataclass(slots=True, eq=False)
+class _Meter:
+    """What a tenant has used under one quota, and what was refused because of it."""
+
+    quota: Quota
+    counted: _Count | None  # `None` for what is counted in no period
+    refusals: _Count
+    in_flight: int = 0
+    others_in_flight: int = 0
+
+    def used(self, now_s: float) -> float:
+        if self.counted is None:
+            return self.in_flight + self.others_in_flight
+        return self.counted.total(now_s)
+
+    def add(self, amount: float, now_s: float) -> None:
+        assert self.counted is not None
+        self.counted.add(amount, now_s)
+
     def falls_to_in_s(self, most: float, now_s: float) -> float:
         """Returns in how many seconds so much is used, if nothing is meanwhile."""
-        if self.own is None:
+        if self.counted is None:
             return _RETRY_CONCURRENT_S
-        return falls_to_in_s((self.own.parts, self.others), self.own.period, most, now_s)
+        parts = (self.counted.own.parts, self.counted.others)
+        return falls_to_in_s(parts, self.counted.own.period, most, now_s)
 
     def refusal(self, needs: float, now_s: float) -> RequestError | None:
         """Returns why there is no room for so much; `None` if there is."""
@@ -71,7 +97,7 @@ class QuotaTicket:
     def __init__(self, meters: Collection[_Meter], now_s: float) -> None:
         """Counts the request itself."""
         self._meters = meters
-        self._is_over = False
+        self._is_over = self._is_refused = False
         self._began_at_s = now_s
         for meter in meters:
             if meter.quota.kind is QuotaKind.REQUESTS:
@@ -84,6 +110,10 @@ class QuotaTicket:
         of_tokens = [each for each in self._meters if each.quota.kind is QuotaKind.TOKENS]
         for meter in of_tokens:
             if (error := meter.refusal(num_tokens, now_s)) is not None:
+                # Several sequences of one request may be too many.
+                if not self._is_refused:
+                    meter.refusals.add(1, now_s)
+                self._is_refused = True
                 return error
         for meter in of_tokens:
             meter.add(num_tokens, now_s)
@@ -129,6 +159,8 @@ class QuotaBook:
         """Makes an empty one."""
         self._gateway_id = gateway_id
         self._meters: dict[MeterKey, _Meter] = {}
+        # Of these meters what counts in a period, as gateways tell each other.
+        self._counts: dict[MeterKey, _Count] = {}
         # Also of tenants that have not come here yet.
         self._others: dict[MeterKey, Parts] = {}
         self._others_in_flight: dict[MeterKey, int] = {}
@@ -139,16 +171,23 @@ class QuotaBook:
     def know(self, tenants: Mapping[str, Iterable[Quota]]) -> None:
         """Makes a count of each tenant's quotas, also where it has not come, and drops others."""
         known = {self._meter(tenant, quota) for tenant in tenants for quota in tenants[tenant]}
-        for key in [key for key, meter in self._meters.items() if meter not in known]:
-            del self._meters[key]
+        for (tenant, key), meter in list(self._meters.items()):
+            if meter not in known:
+                del self._meters[tenant, key]
+                self._counts.pop((tenant, key), None)
+                del self._counts[tenant, meter.quota.refusals_key]
 
     def admit(
         self, tenant: str, quotas: Iterable[Quota], names: Collection[str], now_s: float
     ) -> QuotaDecision:
         """Decides on a request for the model that these names select; an admitted one counts."""
         meters = [self._meter(tenant, quota) for quota in quotas if quota.covers(names)]
-        refusals = (each.refusal(_NEEDS.get(each.quota.kind, 1.0), now_s) for each in meters)
-        error = next((refusal for refusal in refusals if refusal is not None), None)
+        error = None
+        for meter in meters:
+            error = meter.refusal(_NEEDS.get(meter.quota.kind, 1.0), now_s)
+            if error is not None:
+                meter.refusals.add(1, now_s)
+                break
         ticket = None if error is not None else QuotaTicket(meters, now_s)
         return QuotaDecision(ticket, error, list(_headers(meters, now_s)))
 
@@ -162,27 +201,17 @@ class QuotaBook:
             if name == tenant and amount and meter.quota.covers((model,)):
                 meter.add(amount, now_s)
 
-    def described(self, now_s: float) -> list[dict[str, str | float]]:
-        """Returns each count as `/fleet` has it."""
-        return [
-            {
-                "tenant": tenant,
-                "quota": str(meter.quota),
-                "limit": meter.quota.limit,
-                "used": round(meter.used(now_s), 4),
-            }
-            for (tenant, _), meter in self._meters.items()
-        ]
+    def uses(self, now_s: float) -> Iterator[TenantUse]:
+        """Yields what each tenant has used of each of its quotas."""
+        for (tenant, _), meter in self._meters.items():
+            refused = round(meter.refusals.total(now_s))
+            yield TenantUse(tenant, meter.quota, meter.used(now_s), refused)
 
     # -- the other gateways --
 
     def report(self) -> UsageReport:
         """Returns what the keeper has not been told; what it misses is told again."""
-        meters = []
-        for key, meter in self._meters.items():
-            if meter.own is not None and meter.changed:
-                parts = {part: meter.own.parts.get(part, 0.0) for part in meter.changed}
-                meters.append((*key, parts))
+        meters = [(*key, count.untold()) for key, count in self._counts.items() if count.changed]
         in_flight = [
             (*key, meter.in_flight) for key, meter in self._meters.items() if meter.in_flight
         ]
@@ -191,24 +220,20 @@ class QuotaBook:
     def take(self, answer: UsageAnswer, told: UsageReport) -> None:
         """Takes in what a keeper has answered to a report."""
         for tenant, key, parts in told.meters:
-            meter = self._meters.get((tenant, key))
-            if meter is None or meter.own is None:
-                continue
-            for part, amount in parts.items():
-                # What has been used meanwhile is told the next time.
-                if meter.own.parts.get(part, 0.0) == amount:
-                    meter.changed.discard(part)
+            count = self._counts.get((tenant, key))
+            if count is not None:
+                count.note_told(parts)
         if answer.epoch != self._epoch:
             # Another keeper: it knows what its predecessor has stored, and is told the rest.
             for others in self._others.values():
                 others.clear()
-            for meter in self._meters.values():
-                meter.changed.update(meter.own.parts if meter.own is not None else ())
+            for count in self._counts.values():
+                count.changed.update(count.own.parts)
         self._epoch, self._seen = answer.epoch, answer.seen
         self.counts_chips = answer.counts_chips
         for tenant, key, parts in answer.meters:
             self._others.setdefault((tenant, key), {}).update(parts)
-        self._others_in_flight = {(tenant, key): count for tenant, key, count in answer.in_flight}
+        self._others_in_flight = {(tenant, key): number for tenant, key, number in answer.in_flight}
         for name, meter in self._meters.items():
             meter.others_in_flight = self._others_in_flight.get(name, 0)
 
@@ -217,19 +242,25 @@ class QuotaBook:
         for key, parts in list(self._others.items()):
             if (period := period_of(key)) is not None:
                 drop_before(parts, period.first_part(now_s))
-            if not parts and key not in self._meters:
+            if not parts and key not in self._counts:
                 del self._others[key]
 
     def _meter(self, tenant: str, quota: Quota) -> _Meter:
         key = (tenant, quota.key)
         meter = self._meters.get(key)
         if meter is None:
-            own = None if quota.period is None else UsageWindow(quota.period)
-            meter = _Meter(quota, own, self._others.setdefault(key, {}))
+            counted = None if quota.period is None else self._count(key, quota.period)
+            refusals = self._count((tenant, quota.refusals_key), quota.refusals_period)
+            meter = _Meter(quota, counted, refusals)
             meter.others_in_flight = self._others_in_flight.get(key, 0)
             self._meters[key] = meter
         meter.quota = quota  # its limit may be another one since
         return meter
+
+    def _count(self, key: MeterKey, period: Period) -> _Count:
+        count = _Count(UsageWindow(period), self._others.setdefault(key, {}))
+        self._counts[key] = count
+        return count
 
 
 def _headers(meters: Iterable[_Meter], now_s: float) -> Iterator[tuple[bytes, bytes]]:
@@ -245,7 +276,7 @@ def _headers(meters: Iterable[_Meter], now_s: float) -> Iterator[tuple[bytes, by
     for kind, (left, meter) in nearest.items():
         name = kind.replace("_", "-")
         values = {"limit": _number(kind, meter.quota.limit), "remaining": _number(kind, left)}
-        if meter.own is not None:
+        if meter.counted is not None:
             values["reset"] = duration(meter.falls_to_in_s(0.0, now_s))
         for what, value in values.items():
             yield f"x-ratelimit-{what}-{name}".encode(), value.encode()

@@ -43,8 +43,9 @@ class UsageTeller:
     async def run(self) -> None:
         """Tells and learns, until it is cancelled."""
         while True:
-            if quotas := self._quotas():
-                self._book.know(quotas)
+            quotas = self._quotas()
+            self._book.know(quotas)
+            if quotas:
                 await self.tell()
             await asyncio.sleep(PERIOD_S)
 

@@ -14,7 +14,11 @@ from serving.domain.slice_lifecycle import WAITING, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.orders import OperatorOrder
 from serving.domain.supply.records import SupplyRecord
+from serving.domain.usage.quotas import TenantUse, nearest_uses
 from serving.link.messages import EngineLoad
+
+# Of at most 50 tenants (`auth.max_tenants`), with any number of quotas: an answer has 15 KB more.
+MAX_QUOTA_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,15 @@ def describe_fleet(
     snapshot: Snapshot,
     now_s: float,
     autoscaling: Mapping[str, Any] | None = None,
+    uses: Iterable[TenantUse] = (),
 ) -> dict[str, Any]:
     """Returns the answer of `GET /fleet`; see `docs/operate/fleet.md` for its keys.
 
     Slices come in the directory's order, ended ones latest first. `autoscaling` is the result of
-    `describe_plans`; `None` means that nothing scales.
+    `describe_plans`; `None` means that nothing scales. Of the quotas' `uses` those that are nearest
+    to their limits are shown, the nearest first.
     """
-    models = tuple(models)
+    models, uses = tuple(models), tuple(uses)
     engines = {engine.engine_id: engine for model in models for engine in model.engines}
     slices = [
         # An engine over a multislice is shown with the first of its slices.
@@ -83,6 +89,8 @@ def describe_fleet(
         "ended": [
             _slice_row(record, None, now_s) | {"cause": str(record.life.cause)} for record in ended
         ],
+        "quotas": [_quota_row(use) for use in nearest_uses(uses, MAX_QUOTA_ROWS)],
+        "quotas_left_out": max(0, len(uses) - MAX_QUOTA_ROWS),
         "autoscaling": autoscaling,
     }
 
@@ -254,6 +262,16 @@ def _order_row(order: OperatorOrder, now_s: float) -> dict[str, Any]:
         "ends_in_s": None if order.until_s is None else _past(now_s, order.until_s),
         "model": order.model,
         "num_replicas": order.num_replicas,
+    }
+
+
+def _quota_row(use: TenantUse) -> dict[str, Any]:
+    return {
+        "tenant": use.tenant,
+        "quota": str(use.quota),
+        "limit": use.quota.limit,
+        "used": round(use.used, 4),
+        "refused": use.refused,
     }
 
 

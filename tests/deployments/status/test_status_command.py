@@ -106,6 +106,62 @@ def test_slices_that_nobody_has_are_shown_with_their_reason() -> None:
     assert "v6e-spot-0" not in report
 
 
+def quotas_of(*rows: tuple[str, float, int], left_out: int = 0) -> list[str]:
+    """The lines about quotas of ten requests a day: of whom, used, refused."""
+    quotas = [
+        {
+            "tenant": tenant,
+            "quota": "10 requests per day",
+            "limit": 10,
+            "used": used,
+            "refused": refused,
+        }
+        for tenant, used, refused in rows
+    ]
+    fleet = {
+        "models": [],
+        "gateway": {"id": "g", "uptime_s": 1.0},
+        "quotas": quotas,
+        "quotas_left_out": left_out,
+    }
+    lines = plain_lines(fleet_report(parse_fleet(json.dumps(fleet))))
+    return [" ".join(line.split()) for line in lines if line]
+
+
+IDLE = ("idle", 0.0, 0)
+TABLE = ["quotas, nearest to their limits first:", "TENANT QUOTA USED SHARE REFUSED"]
+
+
+def test_a_short_list_of_quotas_is_shown_whole() -> None:
+    lines = quotas_of(("a", 9, 3), *[IDLE] * 9)
+    assert lines[:3] == [*TABLE, "a 10 requests per day 9 90% 3"]
+    assert lines[3:] == ["idle 10 requests per day 0 0% 0"] * 9
+
+
+def test_of_a_long_list_of_quotas_those_are_shown_that_are_used_or_have_refused() -> None:
+    lines = quotas_of(("a", 12, 3), ("b", 0, 1), *[IDLE] * 9)
+    assert lines == [
+        *TABLE,
+        "a 10 requests per day 12 120% 3",
+        "b 10 requests per day 0 0% 1",
+        "9 more are further from their limits",
+    ]
+
+
+def test_twenty_quotas_are_shown_at_most_and_the_others_counted() -> None:
+    lines = quotas_of(*[("busy", 5.0, 0)] * 30, left_out=7)
+    assert lines[2:-1] == ["busy 10 requests per day 5 50% 0"] * 20
+    assert lines[-1] == "17 more are further from their limits"
+
+
+def test_a_long_list_of_quotas_that_nobody_uses_is_one_line() -> None:
+    assert quotas_of(*[IDLE] * 11) == ["quotas: 11, nothing used and nothing refused"]
+
+
+def test_a_fleet_without_quotas_says_nothing_of_them() -> None:
+    assert quotas_of() == []
+
+
 async def test_fleet_without_slices_says_so() -> None:
     assert (await lines_of(Stage()))[-1] == "slices: none"
 
