@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
-from serving.domain.slice_lifecycle import HELD_STATES, WAITING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, WAITING, EndCause, SliceState
 
 _SAMPLES_KEPT = 40
 # With fewer samples than this, what the operator configured counts.
@@ -61,7 +61,10 @@ class ClassHistory:
     def observe(
         self, now_s: float, slices: Sequence[SliceView], losses: Sequence[SliceLoss]
     ) -> None:
-        """Records the class's slices of now and its losses since the last call."""
+        """Records the class's slices of now and its losses since the last call.
+
+        Only what was taken away is the class's doing; an engine that fails does so anywhere.
+        """
         held_before = sum(
             1 for observed in self._observed.values() if observed.state in HELD_STATES
         )
@@ -71,10 +74,11 @@ class ClassHistory:
             self._had_hours += elapsed_h if held_before else 0.0
         self._observed_at_s = now_s
         delivered = self._learn_times(slices)
-        self._num_losses += len(losses)
-        if len(losses) >= max(1, held_before / 2):
+        num_taken = sum(1 for each in losses if each.cause == EndCause.PREEMPTED)
+        self._num_losses += num_taken
+        if num_taken >= max(1, held_before / 2):
             self._num_outages += 1
-        if self.terms.is_revocable and len(losses) >= max(1, held_before):
+        if self.terms.is_revocable and num_taken >= max(1, held_before):
             self._back_off(now_s, f"all {held_before} slices were lost at once")
         if delivered:
             self._is_out_of_stock = False

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, demand_of, num_at_once
+from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
@@ -55,6 +56,7 @@ class SlicewisePolicy:
         self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
         self._known_mixes: dict[object, Portfolio] = {}
         self._forecaster = Forecaster()
+        self._failures = EngineFailures()
         self._tokens: tuple[float, float] | None = None
         self._observed_at_s: float | None = None
         self._busy_at_s: float | None = None
@@ -67,6 +69,7 @@ class SlicewisePolicy:
         for name, history in self._classes.items():
             losses = [each for each in fleet.losses if each.compute_class == name]
             history.observe(now_s, fleet.of_class(name), losses)
+        self._failures.observe(now_s, fleet.losses)
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             return self._hold(observation)
         self._learn(now_s, load)
@@ -214,6 +217,7 @@ class SlicewisePolicy:
         return (
             f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
             f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
+            f"{self._failures.words}"
         )
 
 

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policy_world import RULES, SPOT
 
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.records import SliceLoss, SliceView
-from serving.domain.slice_lifecycle import SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceState
 
 BACKING_OFF = replace(RULES, backoff_s=100.0, max_backoff_s=300.0)
 
@@ -16,8 +18,8 @@ def view(name: str, state: SliceState, since_s: float, requested_at_s: float = 0
     return SliceView(name, "spot", state, since_s, requested_at_s)
 
 
-def lost(name: str, at_s: float) -> SliceLoss:
-    return SliceLoss(name, "spot", at_s, "preempted")
+def lost(name: str, at_s: float, cause: str = "preempted") -> SliceLoss:
+    return SliceLoss(name, "spot", at_s, cause)
 
 
 def disappoint(history: ClassHistory, at_s: float) -> float:
@@ -141,3 +143,35 @@ def test_outage_is_the_loss_of_half_or_more_at_once() -> None:
     assert history.outages_per_hour == 0.0
     history.observe(12 * 3600, slices[3:], [lost("b", 2), lost("c", 2)])
     assert history.outages_per_hour == pytest.approx(1 / 24)
+
+
+OWN_CAUSES = sorted(set(EndCause) - {EndCause.PREEMPTED})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(OWN_CAUSES)), max_size=12),
+    st.integers(1, 4),
+)
+def test_what_nobody_took_away_is_no_risk_of_the_class(
+    ends: list[tuple[int, EndCause]], num_held: int
+) -> None:
+    failing, calm = ClassHistory(SPOT, RULES), ClassHistory(SPOT, RULES)
+    held = [view(f"s-{number}", SliceState.READY, 0) for number in range(num_held)]
+    for place, (num_ended, cause) in enumerate(ends):
+        now_s = 60.0 * place
+        failing.observe(now_s, held, [lost("s", now_s, cause)] * num_ended)
+        calm.observe(now_s, held, [])
+        assert failing.is_healthy(now_s)
+    assert failing.losses_per_hour == calm.losses_per_hour
+    assert failing.outages_per_hour == calm.outages_per_hour
+    assert failing.usd_per_useful_hour == calm.usd_per_useful_hour
+
+
+def test_preemption_counts_however_many_engines_fail_beside_it() -> None:
+    history = ClassHistory(replace(SPOT, losses_per_hour=0.0), RULES)
+    slices = [view(name, SliceState.READY, 0) for name in "abcd"]
+    history.observe(0, slices, [])
+    losses = [lost("a", 1), lost("b", 1, "unhealthy"), lost("c", 1, "boot_failed")]
+    history.observe(12 * 3600, slices[3:], losses)
+    assert history.losses_per_hour == pytest.approx(1 / (24 + 48))
+    assert history.outages_per_hour == 0.0
