@@ -1,16 +1,16 @@
 """The history of a compute class: the times of its slices, their losses, whether it is healthy.
 
 Owns the memory of one class. A class is healthy until an order is later than usual or a whole group
-is lost at once. Then it backs off: what it has counts, what was ordered from it does not, and
-others are asked. Its orders stay open. It is healthy again once it delivers and a while has passed,
-longer after each failure. Deterministic: time comes in.
+is lost at once. Then it backs off (`backoff`): what it has counts, what was ordered from it does
+not, and others are asked. Its orders stay open. It is healthy again once it delivers and a while
+has passed, longer after each episode of failures. Deterministic: time comes in.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autoscaling.policy.backoff import Backoff
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
@@ -25,8 +25,6 @@ _LATE_FACTOR = 1.5
 _PRIOR_HOURS = 24.0
 # What it weighs for the loss of all at once, in hours in which slices of the class are held.
 _PRIOR_OUTAGE_HOURS = 12.0
-# After so long without a failure, the next one backs off for the shortest time again.
-_RESET_AFTER_S = 6 * 3600.0
 
 
 @dataclass(slots=True)
@@ -52,11 +50,10 @@ class ClassHistory:
     _num_losses: int = 0
     _num_outages: int = 0
     _observed_at_s: float | None = None
-    _backs_off_until_s: float = -math.inf
-    _last_failure_at_s: float = -math.inf
-    _backoff_s: float = 0.0
-    _is_out_of_stock: bool = False
-    backoff_reason: str = ""
+    _backoff: Backoff = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(self.rules)
 
     def observe(
         self, now_s: float, slices: Sequence[SliceView], losses: Sequence[SliceLoss]
@@ -78,13 +75,16 @@ class ClassHistory:
         self._num_losses += num_taken
         if num_taken >= max(1, held_before / 2):
             self._num_outages += 1
-        if self.terms.is_revocable and num_taken >= max(1, held_before):
-            self._back_off(now_s, f"all {held_before} slices were lost at once")
-        if delivered:
-            self._is_out_of_stock = False
-        late_s = self._oldest_order_s(now_s, slices) - self.patience_s
+        oldest_at_s = _oldest_order_at_s(slices)
+        late_s = 0.0 if oldest_at_s is None else now_s - oldest_at_s - self.patience_s
+        failure = None
         if late_s > 0:
-            self._back_off(now_s, f"an order is {late_s:.0f} s late")
+            failure = f"an order is {late_s:.0f} s late"
+        elif self.terms.is_revocable and num_taken >= max(1, held_before):
+            failure = f"all {held_before} slices were lost at once"
+        self._backoff.observe(
+            now_s, failure, has_delivered=delivered, oldest_order_at_s=oldest_at_s
+        )
 
     @property
     def provisioning_s(self) -> float:
@@ -132,7 +132,12 @@ class ClassHistory:
 
     def is_healthy(self, now_s: float) -> bool:
         """Returns whether an order from this class counts as on its way."""
-        return not self._is_out_of_stock and now_s >= self._backs_off_until_s
+        return self._backoff.is_over(now_s)
+
+    @property
+    def backoff_reason(self) -> str:
+        """Why it backs off, or did last."""
+        return self._backoff.reason
 
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""
@@ -151,7 +156,7 @@ class ClassHistory:
             if was_waiting and each.state in HELD_STATES and not each.is_adopted:
                 delivered = True
                 # How long a stock-out lasts does not show how long a slice usually takes.
-                if not self._is_out_of_stock and each.state != SliceState.DRAINING:
+                if not self._backoff.is_out_of_stock and each.state != SliceState.DRAINING:
                     self._provisioning_s.append(each.since_s - each.requested_at_s)
             if (
                 before is not None
@@ -163,25 +168,15 @@ class ClassHistory:
         self._observed = observed
         return delivered
 
-    def _oldest_order_s(self, now_s: float, slices: Sequence[SliceView]) -> float:
-        """Returns how long the oldest order waits for machines; what boots is not late."""
-        ages = (
-            now_s - each.requested_at_s
-            for each in slices
-            if each.state in WAITING and each.coming_since_s is None
-        )
-        return max(ages, default=0.0)
 
-    def _back_off(self, now_s: float, why: str) -> None:
-        """Begins or prolongs a back-off; each one after another is twice as long."""
-        if not self._is_out_of_stock:
-            is_old = now_s - self._last_failure_at_s > _RESET_AFTER_S
-            doubled = self.rules.backoff_s if is_old else 2 * self._backoff_s
-            self._backoff_s = min(max(doubled, self.rules.backoff_s), self.rules.max_backoff_s)
-        self._is_out_of_stock = True
-        self._last_failure_at_s = now_s
-        self._backs_off_until_s = now_s + self._backoff_s
-        self.backoff_reason = why
+def _oldest_order_at_s(slices: Sequence[SliceView]) -> float | None:
+    """Returns when the oldest order that waits for machines was made; what boots does not wait."""
+    made_at_s = (
+        each.requested_at_s
+        for each in slices
+        if each.state in WAITING and each.coming_since_s is None
+    )
+    return min(made_at_s, default=None)
 
 
 def _typical(samples: Sequence[float], prior: float) -> float:

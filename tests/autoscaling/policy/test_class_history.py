@@ -60,6 +60,67 @@ def test_order_whose_machines_boot_is_not_late_and_shows_that_the_class_delivers
     assert history.is_healthy(1000 + 100)
 
 
+def drought(history: ClassHistory, num_orders: int, apart_s: int, gap_s: int) -> float:
+    """So many orders, the first filled 600 s after it was due; the end of the last back-off.
+
+    Orders are made `apart_s` apart, and filled with `gap_s` between two.
+    """
+    filled_s = [
+        SPOT.provisioning_s + 600 + place * max(apart_s, gap_s) for place in range(num_orders)
+    ]
+    now_s, ended_s = 0.0, 0.0
+    while now_s <= filled_s[-1] or not history.is_healthy(now_s):
+        now_s += 10
+        slices = [
+            view(
+                f"s-{place}",
+                SliceState.LOADING if now_s >= at_s else SliceState.PROVISIONING,
+                min(now_s, at_s),
+                place * apart_s,
+            )
+            for place, at_s in enumerate(filled_s)
+            if now_s >= place * apart_s
+        ]
+        history.observe(now_s, slices, [])
+        if now_s == filled_s[-1]:
+            ended_s = now_s
+    return now_s - ended_s
+
+
+@pytest.mark.parametrize("gap_s", [60, 120])
+def test_drought_that_gives_one_slice_a_minute_is_one_disappointment(gap_s: int) -> None:
+    assert drought(ClassHistory(SPOT, RULES), 6, 60, gap_s) <= RULES.backoff_s
+
+
+@given(st.integers(1, 8), st.integers(0, 12), st.integers(0, 12))
+def test_drought_counts_once_however_its_slices_come(num_orders: int, apart: int, gap: int) -> None:
+    history = ClassHistory(SPOT, RULES)
+    assert drought(history, num_orders, 10 * apart, 10 * gap) <= RULES.backoff_s
+    # The next episode backs off for twice as long, and not for the longest time.
+    now_s = 12_000.0
+    history.observe(now_s, [view("a", SliceState.READY, 0)], [])
+    history.observe(now_s + 10, [], [lost("a", now_s + 10)])
+    came = view("b", SliceState.LOADING, now_s + 20, now_s + 10)
+    history.observe(now_s + 15, [view("b", SliceState.PROVISIONING, now_s, now_s + 10)], [])
+    history.observe(now_s + 20, [came], [])
+    assert not history.is_healthy(now_s + 10 + 2 * RULES.backoff_s - 1)
+    assert history.is_healthy(now_s + 10 + 2 * RULES.backoff_s)
+
+
+def test_order_that_is_withdrawn_in_a_drought_does_not_end_it() -> None:
+    history = ClassHistory(replace(SPOT, patience_s=50.0), BACKING_OFF)
+    for asked_s in (0, 200, 400):
+        order = view(f"s-{asked_s}", SliceState.PROVISIONING, asked_s, asked_s)
+        for instant_s in range(asked_s, asked_s + 110, 10):
+            history.observe(instant_s, [order], [])
+        history.observe(asked_s + 110, [], [])
+        assert not history.is_healthy(asked_s + 190)
+    history.observe(520, [view("s-520", SliceState.PROVISIONING, 520, 520)], [])
+    history.observe(530, [view("s-520", SliceState.LOADING, 530, 520)], [])
+    assert not history.is_healthy(599)
+    assert history.is_healthy(600)
+
+
 def test_old_disappointment_is_forgiven() -> None:
     history = ClassHistory(SPOT, BACKING_OFF)
     disappoint(history, 1000)
