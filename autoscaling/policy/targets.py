@@ -6,9 +6,10 @@ slices that are ready. A slice goes after it has been surplus for a while.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.horizons import AskedAhead
 from autoscaling.policy.portfolio import Portfolio
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState
@@ -19,7 +20,8 @@ class PlanInputs:
     """The inputs of a plan.
 
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
-    classes, `ideal` that of all classes; both cover `need`.
+    classes, `ideal` that of all classes; both cover `need`. `ahead` is what classes are asked for
+    beyond that, because they deliver later.
     """
 
     now_s: float
@@ -30,6 +32,7 @@ class PlanInputs:
     safe: Portfolio
     ideal: Portfolio
     drain_delay_s: float
+    ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ def _supply(inputs: PlanInputs, name: str) -> _Supply:
 def _needed(inputs: PlanInputs, name: str, supply: _Supply) -> int:
     history = inputs.classes[name]
     needed = inputs.safe.slices[name]
+    if name in inputs.ahead:
+        needed += inputs.ahead[name].count
     if not history.is_healthy(inputs.now_s):
         # Its orders stay open: they cost nothing, and one that is filled shows that it is back.
         needed = max(needed, inputs.ideal.slices[name])
@@ -128,6 +133,8 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
         f" ${inputs.prices[name]:.2f} per useful slice-hour,"
         f" ready in {history.lead_s:.0f} s"
     )
+    if name in inputs.ahead:
+        reason += f"; {inputs.ahead[name].words}"
     if not history.is_healthy(inputs.now_s):
         reason += f"; backing off: {history.backoff_reason}"
     return Decision(name, count, reason)
