@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.policy.backoff import Backoff
+from autoscaling.policy.endings import Endings, is_ending
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
@@ -51,6 +52,7 @@ class ClassHistory:
     _num_outages: int = 0
     _observed_at_s: float | None = None
     _backoff: Backoff = field(init=False)
+    _endings: Endings = field(default_factory=Endings)
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(self.rules)
@@ -71,6 +73,7 @@ class ClassHistory:
             self._had_hours += elapsed_h if held_before else 0.0
         self._observed_at_s = now_s
         delivered = self._learn_times(slices)
+        self._endings.observe(now_s, slices, self.lead_s)
         num_taken = sum(1 for each in losses if each.cause == EndCause.PREEMPTED)
         self._num_losses += num_taken
         if num_taken >= max(1, held_before / 2):
@@ -138,6 +141,29 @@ class ClassHistory:
     def backoff_reason(self) -> str:
         """Why it backs off, or did last."""
         return self._backoff.reason
+
+    def num_ends(self, now_s: float, within_s: float) -> int:
+        """Returns how many slices left when their run was over and may not be replaced, or will."""
+        return self._endings.count(now_s, within_s)
+
+    def num_there(self, slices: Sequence[SliceView], now_s: float, within_s: float) -> int:
+        """Returns how many of the class's slices are expected to serve after a while.
+
+        An order that is overdue, or made of a class that backs off, is not expected.
+        """
+
+        def comes(each: SliceView) -> bool:
+            if each.state in WAITING and (not self.is_healthy(now_s) or self.eta_s(each) < now_s):
+                return False
+            return self.eta_s(each) <= now_s + within_s
+
+        return sum(
+            1
+            for each in slices
+            if each.state != SliceState.DRAINING
+            and not is_ending(each, now_s, within_s)
+            and (each.state == SliceState.READY or comes(each))
+        )
 
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""

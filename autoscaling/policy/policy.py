@@ -27,7 +27,7 @@ from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import PlanInputs, plan_targets
-from autoscaling.records import ModelLoad, Observation, Plan
+from autoscaling.records import Fleet, ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
@@ -80,9 +80,11 @@ class SlicewisePolicy:
         demand = self._demand(now_s, load, num_ready, self._leading(now_s)[0])
         need = self._held_need(now_s, self._bounded(now_s, load, demand))
         floor = math.ceil(self._rules.floor_ratio * need)
-        options = self._options(now_s, observation)
-        safe, ideal = (self._mix(need, floor, demand.mean, each) for each in options)
-        ahead = self._ahead(now_s, load, num_ready, need, safe, options[0])
+        reliable, options = self._options(now_s, observation)
+        ideal = self._mix(need, floor, demand.mean, options)
+        lasting, missing = self._bridged(now_s, fleet, reliable, ideal)
+        safe = self._mix(need, floor, demand.mean, lasting)
+        ahead = self._ahead(now_s, load, num_ready, need, safe, reliable)
         inputs = PlanInputs(
             now_s=now_s,
             fleet=fleet,
@@ -92,6 +94,7 @@ class SlicewisePolicy:
             safe=safe,
             ideal=ideal,
             ahead=ahead,
+            missing=missing,
             drain_delay_s=self._rules.drain_delay_s,
         )
         plan, self._surplus_since_s = plan_targets(
@@ -204,10 +207,10 @@ class SlicewisePolicy:
         safe = []
         ideal = []
         for name, each in self._classes.items():
-            terms = each.terms
+            terms, slices = each.terms, observation.fleet.of_class(name)
             held = sum(
                 1
-                for view in observation.fleet.of_class(name)
+                for view in slices
                 if view.state not in WAITING and view.state != SliceState.DRAINING
             )
             option = ClassOption(
@@ -225,6 +228,39 @@ class SlicewisePolicy:
                 option = replace(option, at_most=most)
             safe.append(option)
         return safe, ideal
+
+    def _bridged(
+        self, now_s: float, fleet: Fleet, safe: list[ClassOption], ideal: Portfolio
+    ) -> tuple[list[ClassOption], Mapping[str, int]]:
+        """Returns `safe` without slices that end before their class replaces them; and how many.
+
+        A full class cannot: what ends keeps its place in the quota until then.
+        """
+        options, missing = [], {}
+        for option in safe:
+            history, slices = self._classes[option.name], fleet.of_class(option.name)
+            bridge = self._bridge(now_s, option.name, fleet)
+            num_ends = history.num_ends(now_s, bridge.lead_s) if bridge is not None else 0
+            if bridge is not None and num_ends:
+                there = history.num_there(slices, now_s, bridge.lead_s)
+                relied_on = min(option.at_most, ideal.slices[option.name])
+                short = min(num_ends, relied_on - there)
+                if short > 0:
+                    missing[option.name] = short
+                    option = replace(option, at_most=max(relied_on - short, option.at_least))
+            options.append(option)
+        return options, missing
+
+    def _bridge(self, now_s: float, name: str, fleet: Fleet) -> ClassHistory | None:
+        """The class that would replace slices of another: the cheapest healthy one with room."""
+        with_room = [
+            each
+            for other, each in self._classes.items()
+            if other != name
+            and each.is_healthy(now_s)
+            and len(fleet.of_class(other)) < each.terms.max_slices
+        ]
+        return min(with_room, key=lambda each: each.usd_per_useful_hour, default=None)
 
     def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
         """The portfolio worth buying, kept because most decisions ask for the same one again."""
