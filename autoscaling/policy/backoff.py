@@ -8,6 +8,7 @@ however many orders are late in it one after the other. Deterministic: time come
 import math
 from dataclasses import dataclass
 
+from autoscaling.policy.memory import BackoffRecord
 from autoscaling.policy.rules import Rules
 
 # After so long without a failure, the next one backs off for the shortest time again.
@@ -25,6 +26,30 @@ class Backoff:
     _length_s: float = 0.0
     _is_out_of_stock: bool = False
     _is_in_episode: bool = False
+
+    @classmethod
+    def from_record(cls, rules: Rules, record: BackoffRecord) -> "Backoff":
+        """Returns the back-off as it was; a shorter one where `rules` allow less by now."""
+        return cls(
+            rules,
+            record.reason,
+            -math.inf if record.until_s is None else record.until_s,
+            -math.inf if record.failed_at_s is None else record.failed_at_s,
+            min(record.length_s, rules.max_backoff_s),
+            record.is_out_of_stock,
+            record.is_in_episode,
+        )
+
+    def to_record(self) -> BackoffRecord:
+        """Returns all of it."""
+        return BackoffRecord(
+            reason=self.reason,
+            until_s=None if math.isinf(self._until_s) else self._until_s,
+            failed_at_s=None if math.isinf(self._failed_at_s) else self._failed_at_s,
+            length_s=self._length_s,
+            is_out_of_stock=self._is_out_of_stock,
+            is_in_episode=self._is_in_episode,
+        )
 
     @property
     def is_out_of_stock(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from autoscaling.policy.backoff import Backoff
 from autoscaling.policy.endings import Endings, is_ending
+from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
@@ -56,6 +57,35 @@ class ClassHistory:
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(self.rules)
+
+    @classmethod
+    def from_record(cls, terms: ComputeClass, rules: Rules, record: ClassRecord) -> "ClassHistory":
+        """Returns the history with the experience of an earlier one; slices it has seen none."""
+        history = cls(
+            terms,
+            rules,
+            _held_hours=record.held_hours,
+            _had_hours=record.had_hours,
+            _num_losses=record.num_losses,
+            _num_outages=record.num_outages,
+        )
+        history._provisioning_s.extend(record.provisioning_s)
+        history._load_s.extend(record.load_s)
+        history._backoff = Backoff.from_record(rules, record.backoff)
+        return history
+
+    def to_record(self) -> ClassRecord:
+        """Returns what was learned. What is seen at every look is not part of it."""
+        return ClassRecord(
+            # Clocks of two hosts may differ by more than a slice took.
+            provisioning_s=tuple(max(0.0, each) for each in self._provisioning_s),
+            load_s=tuple(max(0.0, each) for each in self._load_s),
+            held_hours=self._held_hours,
+            had_hours=self._had_hours,
+            num_losses=self._num_losses,
+            num_outages=self._num_outages,
+            backoff=self._backoff.to_record(),
+        )
 
     def observe(
         self, now_s: float, slices: Sequence[SliceView], losses: Sequence[SliceLoss]

@@ -24,6 +24,7 @@ from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, dema
 from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
+from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import PlanInputs, plan_targets
@@ -45,19 +46,34 @@ class SlicewisePolicy:
     name = "slicewise"
 
     def __init__(
-        self, profile: CapacityProfile, terms: Sequence[ComputeClass], rules: Rules
+        self,
+        profile: CapacityProfile,
+        terms: Sequence[ComputeClass],
+        rules: Rules,
+        memory: PolicyRecord | None = None,
     ) -> None:
-        """Raises `ValueError` for no class, or two of one name."""
+        """Takes the `memory` of an earlier policy of the model; `None`: there is none.
+
+        Raises `ValueError` for no class, or two of one name.
+        """
         names = [each.name for each in terms]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
         self._profile = profile
         self._rules = rules
-        self._classes = {each.name: ClassHistory(each, rules) for each in terms}
+        learned = {} if memory is None else memory.classes
+        self._classes = {
+            each.name: ClassHistory.from_record(each, rules, learned[each.name])
+            if each.name in learned
+            else ClassHistory(each, rules)
+            for each in terms
+        }
         most_expensive = max(each.price for each in terms)
         self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
         self._known_mixes: dict[object, Portfolio] = {}
-        self._forecaster = Forecaster()
+        self._forecaster = (
+            Forecaster() if memory is None else Forecaster.from_record(memory.forecast)
+        )
         self._failures = EngineFailures()
         self._tokens: tuple[float, float] | None = None
         self._observed_at_s: float | None = None
@@ -103,6 +119,16 @@ class SlicewisePolicy:
             self._arithmetic(now_s, load, demand, need, floor) + ahead_words(ahead),
         )
         return plan
+
+    def to_record(self, now_s: float) -> PolicyRecord:
+        """Returns what a policy after this one is to know: the season, and its classes."""
+        return PolicyRecord(
+            version=VERSION,
+            written_at_s=now_s,
+            slice_shape=slice_shape_of(self._profile),
+            forecast=self._forecaster.to_record(),
+            classes={name: each.to_record() for name, each in self._classes.items()},
+        )
 
     def _hold(self, observation: Observation) -> Plan:
         load = observation.load
