@@ -18,6 +18,7 @@ from autoscaling.observations import (
     losses_of,
     slices_of,
 )
+from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
@@ -36,9 +37,14 @@ class DecisionSink(Protocol):
     """Keeps decisions; `autoscaling.replay.DecisionLog` is one."""
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: tuple[ComputeClass, ...],
+        rules: Rules,
+        memory: PolicyRecord | None,
     ) -> None:
-        """Records that a policy of this model starts with an empty memory."""
+        """Records that a policy of this model starts with that memory; `None`: an empty one."""
         ...
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
@@ -69,8 +75,12 @@ class ServeState:
 class ModelScaler:
     """Decides for one model again and again. A failure changes nothing: the last targets stand."""
 
-    def __init__(self, settings: ModelSettings, sink: DecisionSink) -> None:
+    def __init__(
+        self, settings: ModelSettings, sink: DecisionSink, memory: PolicyRecord | None = None
+    ) -> None:
+        """Takes what a policy of this model learned before; `None`: nothing is known of one."""
         self._settings = settings
+        self._memory = memory
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
         self._terms: dict[str, ComputeClass] = {}
@@ -100,6 +110,14 @@ class ModelScaler:
         """The last targets, by compute class; a class without one keeps what Serve has."""
         return self._targets
 
+    def to_record(self, now_s: float) -> PolicyRecord | None:
+        """Returns what the policy has learned until now; `None` before its first decision."""
+        try:
+            return None if self._policy is None else self._policy.to_record(now_s)
+        except ValueError as error:  # it learned what cannot be: a record of it would be refused
+            logger.warning("policy_memory_unfit model=%s reason=%r", self.model, str(error))
+            return None
+
     def decide(self, serve_state: ServeState) -> ModelPlan:
         """The next plan, as it is shown. Its targets are `targets` from now on."""
         try:
@@ -124,7 +142,7 @@ class ModelScaler:
         )
 
     def _decide(self, serve_state: ServeState) -> Plan:
-        policy, alerts = self._policy_for(serve_state.deployments)
+        policy, alerts = self._policy_for(serve_state.deployments, serve_state.now_s)
         observation, unknown = self._observe(serve_state)
         plan = policy.decide(observation)
         self._sink.decided(self.model, observation, plan)
@@ -132,10 +150,12 @@ class ModelScaler:
             plan = replace(plan, alerts=unknown)
         return replace(plan, alerts=(*plan.alerts, *alerts))
 
-    def _policy_for(self, deployments: Mapping[str, Bounds]) -> tuple[SlicewisePolicy, list[str]]:
+    def _policy_for(
+        self, deployments: Mapping[str, Bounds], now_s: float
+    ) -> tuple[SlicewisePolicy, list[str]]:
         """Returns the policy within the deployments' bounds, and alerts of what does not fit.
 
-        Other bounds make another policy, with an empty memory.
+        Other bounds make another policy, with the memory of the one before.
         """
         terms = {
             each.name: replace(
@@ -152,10 +172,11 @@ class ModelScaler:
             for name in sorted(known - set(deployments))
         ]
         if self._policy is None or terms != self._terms:
-            settings = self._settings
-            self._policy = SlicewisePolicy(settings.profile, list(terms.values()), settings.rules)
+            settings, memory = self._settings, self.to_record(now_s) or self._memory
+            classes = tuple(terms.values())
+            self._policy = SlicewisePolicy(settings.profile, classes, settings.rules, memory)
             self._terms = terms
-            self._sink.begin(self.model, settings.profile, tuple(terms.values()), settings.rules)
+            self._sink.begin(self.model, settings.profile, classes, settings.rules, memory)
         return self._policy, alerts
 
     def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:

@@ -53,7 +53,10 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoss:
-    """The loss of a slice that was taken away or failed to come, since the decision before."""
+    """The loss of a slice since the decision before; `cause` is a value of `EndCause`.
+
+    It was taken away, or its engine failed on it, or its replica fell silent.
+    """
 
     slice_id: str
     compute_class: str

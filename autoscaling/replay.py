@@ -1,8 +1,8 @@
 """Keeps the decision log: what was observed and planned, so that it can be decided again.
 
 One file of JSON lines. A line `begin` carries everything a policy is made from; each line after it
-is one decision, its observation and its plan. A restart of the policy begins anew, with an empty
-memory, as it did. `replay_log` runs today's policy on yesterday's observations and reports where it
+is one decision, its observation and its plan. A restart of the policy begins anew, with the memory
+that it had then. `replay_log` runs today's policy on yesterday's observations and reports where it
 would plan otherwise. Owns the format; reads and writes files, decides nothing.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
@@ -19,7 +20,9 @@ from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
-FORMAT = 1
+FORMAT = 2
+# Before memories outlived a restart, there were none at a beginning.
+_WITHOUT_MEMORY = 1
 
 
 class DecisionLogError(ValueError):
@@ -53,9 +56,14 @@ class DecisionLog:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: Iterable[ComputeClass], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: Iterable[ComputeClass],
+        rules: Rules,
+        memory: PolicyRecord | None,
     ) -> None:
-        """Records that a policy of this model starts with an empty memory."""
+        """Records that a policy of this model starts with that memory; `None`: an empty one."""
         self._write(
             {
                 "kind": "begin",
@@ -64,6 +72,7 @@ class DecisionLog:
                 "profile": profile.model_dump(),
                 "classes": [asdict(each) for each in terms],
                 "rules": asdict(rules),
+                "memory": None if memory is None else memory.model_dump(mode="json"),
             }
         )
 
@@ -159,14 +168,16 @@ def plan_of_json(raw: Mapping[str, Any]) -> Plan:
 
 
 def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
-    if entry["format"] != FORMAT:
-        raise ValueError(f"format is {entry['format']!r}; allowed: {FORMAT}")
+    if entry["format"] not in (FORMAT, _WITHOUT_MEMORY):
+        raise ValueError(f"format is {entry['format']!r}; allowed: {_WITHOUT_MEMORY}, {FORMAT}")
+    memory = None if entry["format"] == _WITHOUT_MEMORY else entry["memory"]
     rules = dict(entry["rules"])
     objectives = Objectives(**rules.pop("objectives"))
     return SlicewisePolicy(
         CapacityProfile.model_validate(entry["profile"]),
         [ComputeClass(**each) for each in entry["classes"]],
         Rules(objectives, **rules),
+        None if memory is None else PolicyRecord.model_validate_json(json.dumps(memory)),
     )
 
 

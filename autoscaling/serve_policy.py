@@ -19,13 +19,15 @@ from typing import Any
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, latest_reports
-from autoscaling.plan_store import write_plan_report
+from autoscaling.plan_store import recall_memories, write_plan_report, write_policy_memory
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
 from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
 
 logger = logging.getLogger("ray.serve.slicewise")
 
+# What a restart may lose of what was learned.
+_REMEMBER_EVERY_S = 60.0
 # Serve's `DeploymentID` and `AutoscalingContext`; Ray ships no types for either.
 _Contexts = Mapping[Any, Any]
 
@@ -42,7 +44,9 @@ class SlicePolicy:
         self._scalers: tuple[ModelScaler, ...] = ()
         self._alerts: tuple[str, ...] = ()
         self._decide_every_s = 5.0
-        self._writer = DecisionWriter(ThreadPoolExecutor(1, "slicewise-plans"), write_plan_report)
+        self._remember_at_s = 0.0
+        executor = ThreadPoolExecutor(1, "slicewise-plans")
+        self._writer = DecisionWriter(executor, write_plan_report, write_policy_memory)
         try:
             read = read_policy_settings(settings)
         except PolicyConfigError as error:
@@ -51,7 +55,10 @@ class SlicePolicy:
             return
         self._decide_every_s = read.decide_every_s
         self._writer.open_log(read.decision_log)
-        self._scalers = tuple(ModelScaler(each, self._writer) for each in read.models)
+        known = recall_memories(read.models, time.time(), executor)
+        self._scalers = tuple(
+            ModelScaler(each, self._writer, known.get(each.model)) for each in read.models
+        )
 
     def __call__(self, contexts: _Contexts) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
         """Returns targets by deployment; a deployment without one keeps what it has."""
@@ -97,6 +104,11 @@ class SlicePolicy:
         )
         alerts = (*self._alerts, *self._writer.alerts, *held)
         self._writer.publish(PlanReport(written_at_s=now_s, models=tuple(plans), alerts=alerts))
+        if not self._remember_at_s - _REMEMBER_EVERY_S <= now_s < self._remember_at_s:
+            self._remember_at_s = now_s + _REMEMBER_EVERY_S
+            for scaler in self._scalers:
+                if (record := scaler.to_record(now_s)) is not None:
+                    self._writer.remember(scaler.model, record)
 
 
 def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> tuple[Report, ...]:

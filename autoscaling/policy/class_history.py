@@ -1,20 +1,22 @@
 """The history of a compute class: the times of its slices, their losses, whether it is healthy.
 
 Owns the memory of one class. A class is healthy until an order is later than usual or a whole group
-is lost at once. Then it backs off: what it has counts, what was ordered from it does not, and
-others are asked. Its orders stay open. It is healthy again once it delivers and a while has passed,
-longer after each failure. Deterministic: time comes in.
+is lost at once. Then it backs off (`backoff`): what it has counts, what was ordered from it does
+not, and others are asked. Its orders stay open. It is healthy again once it delivers and a while
+has passed, longer after each episode of failures. Deterministic: time comes in.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autoscaling.policy.backoff import Backoff
+from autoscaling.policy.endings import Endings, is_ending
+from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
-from serving.domain.slice_lifecycle import HELD_STATES, WAITING, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, WAITING, EndCause, SliceState
 
 _SAMPLES_KEPT = 40
 # With fewer samples than this, what the operator configured counts.
@@ -25,8 +27,6 @@ _LATE_FACTOR = 1.5
 _PRIOR_HOURS = 24.0
 # What it weighs for the loss of all at once, in hours in which slices of the class are held.
 _PRIOR_OUTAGE_HOURS = 12.0
-# After so long without a failure, the next one backs off for the shortest time again.
-_RESET_AFTER_S = 6 * 3600.0
 
 
 @dataclass(slots=True)
@@ -52,16 +52,48 @@ class ClassHistory:
     _num_losses: int = 0
     _num_outages: int = 0
     _observed_at_s: float | None = None
-    _backs_off_until_s: float = -math.inf
-    _last_failure_at_s: float = -math.inf
-    _backoff_s: float = 0.0
-    _is_out_of_stock: bool = False
-    backoff_reason: str = ""
+    _backoff: Backoff = field(init=False)
+    _endings: Endings = field(default_factory=Endings)
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(self.rules)
+
+    @classmethod
+    def from_record(cls, terms: ComputeClass, rules: Rules, record: ClassRecord) -> "ClassHistory":
+        """Returns the history with the experience of an earlier one; slices it has seen none."""
+        history = cls(
+            terms,
+            rules,
+            _held_hours=record.held_hours,
+            _had_hours=record.had_hours,
+            _num_losses=record.num_losses,
+            _num_outages=record.num_outages,
+        )
+        history._provisioning_s.extend(record.provisioning_s)
+        history._load_s.extend(record.load_s)
+        history._backoff = Backoff.from_record(rules, record.backoff)
+        return history
+
+    def to_record(self) -> ClassRecord:
+        """Returns what was learned. What is seen at every look is not part of it."""
+        return ClassRecord(
+            # Clocks of two hosts may differ by more than a slice took.
+            provisioning_s=tuple(max(0.0, each) for each in self._provisioning_s),
+            load_s=tuple(max(0.0, each) for each in self._load_s),
+            held_hours=self._held_hours,
+            had_hours=self._had_hours,
+            num_losses=self._num_losses,
+            num_outages=self._num_outages,
+            backoff=self._backoff.to_record(),
+        )
 
     def observe(
         self, now_s: float, slices: Sequence[SliceView], losses: Sequence[SliceLoss]
     ) -> None:
-        """Records the class's slices of now and its losses since the last call."""
+        """Records the class's slices of now and its losses since the last call.
+
+        Only what was taken away is the class's doing; an engine that fails does so anywhere.
+        """
         held_before = sum(
             1 for observed in self._observed.values() if observed.state in HELD_STATES
         )
@@ -71,16 +103,21 @@ class ClassHistory:
             self._had_hours += elapsed_h if held_before else 0.0
         self._observed_at_s = now_s
         delivered = self._learn_times(slices)
-        self._num_losses += len(losses)
-        if len(losses) >= max(1, held_before / 2):
+        self._endings.observe(now_s, slices, self.lead_s)
+        num_taken = sum(1 for each in losses if each.cause == EndCause.PREEMPTED)
+        self._num_losses += num_taken
+        if num_taken >= max(1, held_before / 2):
             self._num_outages += 1
-        if self.terms.is_revocable and len(losses) >= max(1, held_before):
-            self._back_off(now_s, f"all {held_before} slices were lost at once")
-        if delivered:
-            self._is_out_of_stock = False
-        late_s = self._oldest_order_s(now_s, slices) - self.patience_s
+        oldest_at_s = _oldest_order_at_s(slices)
+        late_s = 0.0 if oldest_at_s is None else now_s - oldest_at_s - self.patience_s
+        failure = None
         if late_s > 0:
-            self._back_off(now_s, f"an order is {late_s:.0f} s late")
+            failure = f"an order is {late_s:.0f} s late"
+        elif self.terms.is_revocable and num_taken >= max(1, held_before):
+            failure = f"all {held_before} slices were lost at once"
+        self._backoff.observe(
+            now_s, failure, has_delivered=delivered, oldest_order_at_s=oldest_at_s
+        )
 
     @property
     def provisioning_s(self) -> float:
@@ -128,7 +165,35 @@ class ClassHistory:
 
     def is_healthy(self, now_s: float) -> bool:
         """Returns whether an order from this class counts as on its way."""
-        return not self._is_out_of_stock and now_s >= self._backs_off_until_s
+        return self._backoff.is_over(now_s)
+
+    @property
+    def backoff_reason(self) -> str:
+        """Why it backs off, or did last."""
+        return self._backoff.reason
+
+    def num_ends(self, now_s: float, within_s: float) -> int:
+        """Returns how many slices left when their run was over and may not be replaced, or will."""
+        return self._endings.count(now_s, within_s)
+
+    def num_there(self, slices: Sequence[SliceView], now_s: float, within_s: float) -> int:
+        """Returns how many of the class's slices are expected to serve after a while.
+
+        An order that is overdue, or made of a class that backs off, is not expected.
+        """
+
+        def comes(each: SliceView) -> bool:
+            if each.state in WAITING and (not self.is_healthy(now_s) or self.eta_s(each) < now_s):
+                return False
+            return self.eta_s(each) <= now_s + within_s
+
+        return sum(
+            1
+            for each in slices
+            if each.state != SliceState.DRAINING
+            and not is_ending(each, now_s, within_s)
+            and (each.state == SliceState.READY or comes(each))
+        )
 
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""
@@ -147,7 +212,7 @@ class ClassHistory:
             if was_waiting and each.state in HELD_STATES and not each.is_adopted:
                 delivered = True
                 # How long a stock-out lasts does not show how long a slice usually takes.
-                if not self._is_out_of_stock and each.state != SliceState.DRAINING:
+                if not self._backoff.is_out_of_stock and each.state != SliceState.DRAINING:
                     self._provisioning_s.append(each.since_s - each.requested_at_s)
             if (
                 before is not None
@@ -159,25 +224,15 @@ class ClassHistory:
         self._observed = observed
         return delivered
 
-    def _oldest_order_s(self, now_s: float, slices: Sequence[SliceView]) -> float:
-        """Returns how long the oldest order waits for machines; what boots is not late."""
-        ages = (
-            now_s - each.requested_at_s
-            for each in slices
-            if each.state in WAITING and each.coming_since_s is None
-        )
-        return max(ages, default=0.0)
 
-    def _back_off(self, now_s: float, why: str) -> None:
-        """Begins or prolongs a back-off; each one after another is twice as long."""
-        if not self._is_out_of_stock:
-            is_old = now_s - self._last_failure_at_s > _RESET_AFTER_S
-            doubled = self.rules.backoff_s if is_old else 2 * self._backoff_s
-            self._backoff_s = min(max(doubled, self.rules.backoff_s), self.rules.max_backoff_s)
-        self._is_out_of_stock = True
-        self._last_failure_at_s = now_s
-        self._backs_off_until_s = now_s + self._backoff_s
-        self.backoff_reason = why
+def _oldest_order_at_s(slices: Sequence[SliceView]) -> float | None:
+    """Returns when the oldest order that waits for machines was made; what boots does not wait."""
+    made_at_s = (
+        each.requested_at_s
+        for each in slices
+        if each.state in WAITING and each.coming_since_s is None
+    )
+    return min(made_at_s, default=None)
 
 
 def _typical(samples: Sequence[float], prior: float) -> float:

@@ -11,6 +11,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from autoscaling.policy.memory import ForecastErrors, ForecastRecord
+
 BUCKET_S = 30.0
 DAY_S = 86_400.0
 # One horizon keeps so many errors: enough for a quantile, few enough to follow a change.
@@ -25,6 +27,13 @@ _SMOOTH_BUCKETS = 3
 _RARE_DEVIATIONS = 4.0
 # A trend is not believed for ever: its slope counts for at most this many seconds ahead.
 _TREND_REACH_S = 600.0
+# A record has the rate by the minute: windows of a quarter of an hour are compared that are as far
+# apart as the shortest horizon. It has the errors at the horizons that were asked for within an
+# hour, of the latest, and of each so many.
+_MINUTE_S = 60.0
+_IN_USE_S = 3600.0
+_HORIZONS_REMEMBERED = 8
+_ERRORS_REMEMBERED = 120
 # Errors of the other method must be this much smaller before it takes over.
 _BETTER = 0.95
 
@@ -82,10 +91,69 @@ class Forecaster:
     def __init__(self) -> None:
         self._times: list[float] = []  # ends of buckets
         self._rates: list[float] = []
+        # Of those, the ones without a gap until now: what was remembered has one.
+        self._recent: deque[float] = deque(maxlen=_TREND_BUCKETS)
         self._open: list[float] = []
         self._open_since_s: float | None = None
         self._newest = 0.0
         self._methods: dict[tuple[float, str], _Method] = {}
+        self._asked_at_s: dict[float, float] = {}  # by horizon
+
+    @classmethod
+    def from_record(cls, record: ForecastRecord) -> "Forecaster":
+        """Returns a forecaster that knows the season of an earlier one, and its errors."""
+        forecaster = cls()
+        known = [
+            (record.since_s + _MINUTE_S * place, rate)
+            for place, rate in enumerate(record.rates)
+            if rate is not None
+        ]
+        forecaster._times = [at_s for at_s, _ in known]
+        forecaster._rates = [rate for _, rate in known]
+        last_s = max(forecaster._times, default=0.0)
+        for each in record.errors:
+            method = forecaster._method(each.horizon_s, each.method)
+            method.errors.extend(each.errors)
+            method.mean_error = each.mean_error
+            forecaster._asked_at_s[each.horizon_s] = last_s
+        return forecaster
+
+    def to_record(self) -> ForecastRecord:
+        """Returns the rate of the last day by the minute, and the errors at the horizons in use."""
+        since_s, rates = self._by_minute()
+        newest = sorted(self._asked_at_s, key=lambda horizon_s: self._asked_at_s[horizon_s])
+        last_s = max(self._asked_at_s.values(), default=0.0)
+        in_use = {
+            horizon_s
+            for horizon_s in newest[-_HORIZONS_REMEMBERED:]
+            if last_s - self._asked_at_s[horizon_s] < _IN_USE_S
+        }
+        errors = tuple(
+            ForecastErrors(
+                horizon_s=horizon_s,
+                method="season" if name == "season" else "trend",
+                errors=tuple(round(error, 4) for error in tuple(each.errors)[-_ERRORS_REMEMBERED:]),
+                mean_error=None if each.mean_error is None else round(each.mean_error, 6),
+            )
+            for (horizon_s, name), each in self._methods.items()
+            if horizon_s in in_use
+        )
+        return ForecastRecord(since_s=since_s, rates=rates, errors=errors)
+
+    def _by_minute(self) -> tuple[float, tuple[float | None, ...]]:
+        """Returns when the last day's first minute began, and the mean rate of each since then."""
+        minutes: dict[int, list[float]] = {}
+        for at_s, rate in zip(self._times, self._rates, strict=True):
+            if at_s > self._times[-1] - DAY_S - 3600:
+                minutes.setdefault(int(at_s // _MINUTE_S), []).append(rate)
+        if not minutes:
+            return 0.0, ()
+        first, last = min(minutes), max(minutes)
+        rates = tuple(
+            round(sum(minutes[each]) / len(minutes[each]), 4) if each in minutes else None
+            for each in range(first, last + 1)
+        )
+        return first * _MINUTE_S, rates
 
     def observe(self, now_s: float, requests_per_s: float) -> None:
         """Adds a measurement of the rate; times do not run backwards."""
@@ -93,11 +161,12 @@ class Forecaster:
             self._open_since_s = now_s
         self._open.append(requests_per_s)
         self._newest = requests_per_s
-        if now_s - self._open_since_s < BUCKET_S and self._times:
+        if now_s - self._open_since_s < BUCKET_S and self._recent:
             return
         rate = sum(self._open) / len(self._open)
         self._times.append(now_s)
         self._rates.append(rate)
+        self._recent.append(rate)
         self._open, self._open_since_s = [], now_s
         if self._times[0] < now_s - 2 * DAY_S - 3600:
             del self._times[: len(self._times) // 8], self._rates[: len(self._rates) // 8]
@@ -114,7 +183,7 @@ class Forecaster:
 
         A rise that chance does not explain is believed at once.
         """
-        latest = self._rates[-_SMOOTH_BUCKETS:]
+        latest = list(self._recent)[-_SMOOTH_BUCKETS:]
         if not latest:
             return 0.0
         smoothed = sum(latest) / len(latest)
@@ -125,6 +194,7 @@ class Forecaster:
     def at(self, now_s: float, horizon_s: float, share: float) -> Forecast:
         """The forecast for `now_s + horizon_s`, with the margin that `share` of the past needed."""
         horizon_s = max(BUCKET_S, round(horizon_s / BUCKET_S) * BUCKET_S)
+        self._asked_at_s[horizon_s] = now_s
         trend = self._method(horizon_s, "trend")
         season = self._method(horizon_s, "season")
         by_season = self._forecast("season", now_s, horizon_s)
@@ -147,7 +217,7 @@ class Forecaster:
 
     def _by_trend(self, horizon_s: float) -> float:
         """The level, carried on from the first third of the last ten minutes to the last third."""
-        recent = self._rates[-_TREND_BUCKETS:]
+        recent = list(self._recent)
         third = len(recent) // 3
         if third < _LEAST_THIRD:
             return self.level

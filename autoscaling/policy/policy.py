@@ -7,24 +7,28 @@ The steps, each a pure function or a small memory of its own:
 3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
 5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
-6. `targets`        additions at once; a slice goes only when what replaces it is ready
+6. `horizons`       what classes that deliver later are asked for, for the need of that time
+7. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
 observation. A missing or stale load holds the last plan.
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, demand_of, num_at_once
+from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.forecast import Forecaster
+from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
+from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import PlanInputs, plan_targets
-from autoscaling.records import ModelLoad, Observation, Plan
+from autoscaling.records import Fleet, ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
@@ -42,23 +46,40 @@ class SlicewisePolicy:
     name = "slicewise"
 
     def __init__(
-        self, profile: CapacityProfile, terms: Sequence[ComputeClass], rules: Rules
+        self,
+        profile: CapacityProfile,
+        terms: Sequence[ComputeClass],
+        rules: Rules,
+        memory: PolicyRecord | None = None,
     ) -> None:
-        """Raises `ValueError` for no class, or two of one name."""
+        """Takes the `memory` of an earlier policy of the model; `None`: there is none.
+
+        Raises `ValueError` for no class, or two of one name.
+        """
         names = [each.name for each in terms]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
         self._profile = profile
         self._rules = rules
-        self._classes = {each.name: ClassHistory(each, rules) for each in terms}
+        learned = {} if memory is None else memory.classes
+        self._classes = {
+            each.name: ClassHistory.from_record(each, rules, learned[each.name])
+            if each.name in learned
+            else ClassHistory(each, rules)
+            for each in terms
+        }
         most_expensive = max(each.price for each in terms)
         self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
         self._known_mixes: dict[object, Portfolio] = {}
-        self._forecaster = Forecaster()
+        self._forecaster = (
+            Forecaster() if memory is None else Forecaster.from_record(memory.forecast)
+        )
+        self._failures = EngineFailures()
         self._tokens: tuple[float, float] | None = None
         self._observed_at_s: float | None = None
         self._busy_at_s: float | None = None
-        self._needs: deque[tuple[float, int]] = deque()
+        # By the class for whose time they are; "" is the base.
+        self._needs: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
         self._surplus_since_s: dict[str, float] = {}
 
     def decide(self, observation: Observation) -> Plan:
@@ -67,14 +88,19 @@ class SlicewisePolicy:
         for name, history in self._classes.items():
             losses = [each for each in fleet.losses if each.compute_class == name]
             history.observe(now_s, fleet.of_class(name), losses)
+        self._failures.observe(now_s, fleet.losses)
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             return self._hold(observation)
         self._learn(now_s, load)
         num_ready = sum(1 for each in fleet.slices if each.state == SliceState.READY)
-        demand = self._demand(now_s, load, num_ready)
+        demand = self._demand(now_s, load, num_ready, self._leading(now_s)[0])
         need = self._held_need(now_s, self._bounded(now_s, load, demand))
         floor = math.ceil(self._rules.floor_ratio * need)
-        safe, ideal = self._mixes(now_s, need, floor, demand, observation)
+        reliable, options = self._options(now_s, observation)
+        ideal = self._mix(need, floor, demand.mean, options)
+        lasting, missing = self._bridged(now_s, fleet, reliable, ideal)
+        safe = self._mix(need, floor, demand.mean, lasting)
+        ahead = self._ahead(now_s, load, num_ready, need, safe, reliable)
         inputs = PlanInputs(
             now_s=now_s,
             fleet=fleet,
@@ -83,12 +109,26 @@ class SlicewisePolicy:
             need=need,
             safe=safe,
             ideal=ideal,
+            ahead=ahead,
+            missing=missing,
             drain_delay_s=self._rules.drain_delay_s,
         )
         plan, self._surplus_since_s = plan_targets(
-            inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
+            inputs,
+            self._surplus_since_s,
+            self._arithmetic(now_s, load, demand, need, floor) + ahead_words(ahead),
         )
         return plan
+
+    def to_record(self, now_s: float) -> PolicyRecord:
+        """Returns what a policy after this one is to know: the season, and its classes."""
+        return PolicyRecord(
+            version=VERSION,
+            written_at_s=now_s,
+            slice_shape=slice_shape_of(self._profile),
+            forecast=self._forecaster.to_record(),
+            classes={name: each.to_record() for name, each in self._classes.items()},
+        )
 
     def _hold(self, observation: Observation) -> Plan:
         load = observation.load
@@ -119,15 +159,14 @@ class SlicewisePolicy:
             )
         self._observed_at_s = now_s
 
-    def _demand(self, now_s: float, load: ModelLoad, num_ready: int) -> Demand:
-        """The greater of what is needed now and what will be when a slice could be ready."""
+    def _demand(
+        self, now_s: float, load: ModelLoad, num_ready: int, leading: ClassHistory
+    ) -> Demand:
+        """The greater of what is needed now and what will be when `leading` could deliver."""
         input_tokens, output_tokens = self._tokens or (0.0, 0.0)
-        rates = [self._forecaster.level]
-        rates += [
-            self._forecaster.at(now_s, each.lead_s, self._rules.forecast_share).safe
-            for each in self._leading(now_s)
-        ]
-        traffic = DemandInputs(max(rates), input_tokens, output_tokens)
+        then = self._forecaster.at(now_s, leading.lead_s, self._rules.forecast_share).safe
+        rate = max(self._forecaster.level, then)
+        traffic = DemandInputs(rate, input_tokens, output_tokens)
         steady = demand_of(traffic, self._profile, self._rules)
         # What is on engines beyond what they can run waits there.
         held = num_ready * num_at_once(traffic, self._profile, self._rules)
@@ -139,10 +178,35 @@ class SlicewisePolicy:
         )
 
     def _leading(self, now_s: float) -> list[ClassHistory]:
-        """The class by whose lead time to plan ahead: the cheapest healthy one, alone in a list."""
+        """The classes by whose lead times to plan ahead: the healthy ones, the soonest first."""
         usable = [each for each in self._classes.values() if each.terms.max_slices > 0]
         healthy = [each for each in usable if each.is_healthy(now_s)] or usable
-        return sorted(healthy, key=lambda each: each.usd_per_useful_hour)[:1]
+        return sorted(healthy, key=lambda each: (each.lead_s, each.terms.name))
+
+    def _ahead(
+        self,
+        now_s: float,
+        load: ModelLoad,
+        num_ready: int,
+        need: int,
+        base: Portfolio,
+        options: list[ClassOption],
+    ) -> Mapping[str, AskedAhead]:
+        """Returns what classes that deliver later are asked for now, beyond the `base`.
+
+        What is full has no part in what grows from one portfolio to the next.
+        """
+        later = []
+        for each in self._leading(now_s)[1:]:
+            demand = self._demand(now_s, load, num_ready, each)
+            name, lead_s = each.terms.name, each.lead_s
+            then = self._held_need(now_s, self._bounded(now_s, load, demand), name)
+            if then > need:
+                floor = math.ceil(self._rules.floor_ratio * then)
+                later.append(
+                    Horizon(name, lead_s, then, self._mix(then, floor, demand.mean, options))
+                )
+        return asked_ahead(base, later)
 
     def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
         rules = self._rules
@@ -152,26 +216,27 @@ class SlicewisePolicy:
             wanted = max(wanted, 1)
         return min(max(wanted, rules.min_slices), rules.max_slices)
 
-    def _held_need(self, now_s: float, need: int) -> int:
+    def _held_need(self, now_s: float, need: int, name: str = "") -> int:
         """The highest need of the last `drain_delay_s`, from a queue of falling needs."""
-        while self._needs and self._needs[-1][1] <= need:
-            self._needs.pop()
-        self._needs.append((now_s, need))
-        while self._needs[0][0] < now_s - self._rules.drain_delay_s:
-            self._needs.popleft()
-        return self._needs[0][1]
+        needs = self._needs[name]
+        while needs and needs[-1][1] <= need:
+            needs.pop()
+        needs.append((now_s, need))
+        while needs[0][0] < now_s - self._rules.drain_delay_s:
+            needs.popleft()
+        return needs[0][1]
 
-    def _mixes(
-        self, now_s: float, need: int, floor: int, demand: Demand, observation: Observation
-    ) -> tuple[Portfolio, Portfolio]:
-        """Returns the portfolio to rely on, and the best one if every class delivered."""
+    def _options(
+        self, now_s: float, observation: Observation
+    ) -> tuple[list[ClassOption], list[ClassOption]]:
+        """Returns what can be relied on, and what there is if every class delivered."""
         safe = []
         ideal = []
         for name, each in self._classes.items():
-            terms = each.terms
+            terms, slices = each.terms, observation.fleet.of_class(name)
             held = sum(
                 1
-                for view in observation.fleet.of_class(name)
+                for view in slices
                 if view.state not in WAITING and view.state != SliceState.DRAINING
             )
             option = ClassOption(
@@ -188,8 +253,40 @@ class SlicewisePolicy:
                 most = min(terms.max_slices, max(held, terms.min_slices))
                 option = replace(option, at_most=most)
             safe.append(option)
-        lost = demand.mean
-        return self._mix(need, floor, lost, safe), self._mix(need, floor, lost, ideal)
+        return safe, ideal
+
+    def _bridged(
+        self, now_s: float, fleet: Fleet, safe: list[ClassOption], ideal: Portfolio
+    ) -> tuple[list[ClassOption], Mapping[str, int]]:
+        """Returns `safe` without slices that end before their class replaces them; and how many.
+
+        A full class cannot: what ends keeps its place in the quota until then.
+        """
+        options, missing = [], {}
+        for option in safe:
+            history, slices = self._classes[option.name], fleet.of_class(option.name)
+            bridge = self._bridge(now_s, option.name, fleet)
+            num_ends = history.num_ends(now_s, bridge.lead_s) if bridge is not None else 0
+            if bridge is not None and num_ends:
+                there = history.num_there(slices, now_s, bridge.lead_s)
+                relied_on = min(option.at_most, ideal.slices[option.name])
+                short = min(num_ends, relied_on - there)
+                if short > 0:
+                    missing[option.name] = short
+                    option = replace(option, at_most=max(relied_on - short, option.at_least))
+            options.append(option)
+        return options, missing
+
+    def _bridge(self, now_s: float, name: str, fleet: Fleet) -> ClassHistory | None:
+        """The class that would replace slices of another: the cheapest healthy one with room."""
+        with_room = [
+            each
+            for other, each in self._classes.items()
+            if other != name
+            and each.is_healthy(now_s)
+            and len(fleet.of_class(other)) < each.terms.max_slices
+        ]
+        return min(with_room, key=lambda each: each.usd_per_useful_hour, default=None)
 
     def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
         """The portfolio worth buying, kept because most decisions ask for the same one again."""
@@ -214,6 +311,7 @@ class SlicewisePolicy:
         return (
             f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
             f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
+            f"{self._failures.words}"
         )
 
 

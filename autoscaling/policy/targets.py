@@ -6,9 +6,11 @@ slices that are ready. A slice goes after it has been surplus for a while.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.endings import num_ending
+from autoscaling.policy.horizons import AskedAhead
 from autoscaling.policy.portfolio import Portfolio
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState
@@ -19,7 +21,9 @@ class PlanInputs:
     """The inputs of a plan.
 
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
-    classes, `ideal` that of all classes; both cover `need`.
+    classes, `ideal` that of all classes; both cover `need`. `ahead` is what classes are asked for
+    beyond that, because they deliver later. `missing` are slices of a class that end before the
+    class replaces them: others are asked for as many in `safe`.
     """
 
     now_s: float
@@ -30,6 +34,8 @@ class PlanInputs:
     safe: Portfolio
     ideal: Portfolio
     drain_delay_s: float
+    ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +109,16 @@ def _supply(inputs: PlanInputs, name: str) -> _Supply:
         waiting=tuple(s for s in slices if s.state in WAITING),
         coming=tuple(s for s in held if s.state != SliceState.READY),
         ready=tuple(s for s in held if s.state == SliceState.READY),
-        expiring=sum(
-            1 for s in held if s.expires_at_s is not None and s.expires_at_s - inputs.now_s < lead_s
-        ),
+        expiring=num_ending(slices, inputs.now_s, lead_s),
     )
 
 
 def _needed(inputs: PlanInputs, name: str, supply: _Supply) -> int:
     history = inputs.classes[name]
     needed = inputs.safe.slices[name]
-    if not history.is_healthy(inputs.now_s):
+    if name in inputs.ahead:
+        needed += inputs.ahead[name].count
+    if not history.is_healthy(inputs.now_s) or name in inputs.missing:
         # Its orders stay open: they cost nothing, and one that is filled shows that it is back.
         needed = max(needed, inputs.ideal.slices[name])
     # A slice whose time is up is replaced before it goes.
@@ -128,6 +134,10 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
         f" ${inputs.prices[name]:.2f} per useful slice-hour,"
         f" ready in {history.lead_s:.0f} s"
     )
+    if ending := num_ending(inputs.fleet.slices, inputs.now_s, history.lead_s):
+        reason += f"; {ending} of those held end before that"
+    if name in inputs.ahead:
+        reason += f"; {inputs.ahead[name].words}"
     if not history.is_healthy(inputs.now_s):
         reason += f"; backing off: {history.backoff_reason}"
     return Decision(name, count, reason)
@@ -147,6 +157,9 @@ def _shortfalls(inputs: PlanInputs) -> list[Decision]:
         missing = inputs.ideal.slices[name] - inputs.safe.slices[name]
         if missing > 0 and not history.is_healthy(inputs.now_s):
             found.append(Decision(name, missing, f"backing off: {history.backoff_reason}"))
+    for name, missing in inputs.missing.items():
+        reason = f"{missing} end before the class replaces them: others are asked meanwhile"
+        found.append(Decision(name, missing, reason))
     if inputs.safe.missing:
         reason = f"no class has room for {inputs.safe.missing} of {inputs.need}"
         found.append(Decision("", inputs.safe.missing, reason))

@@ -31,7 +31,9 @@ _ADOPTED = "adopted"
 # The value of a pin without a number.
 _AS_MANY = -1.0
 # Ends that a scaling policy did not ask for. An expiry was known before, a release requested.
-_LOSSES = frozenset({EndCause.PREEMPTED, EndCause.BOOT_FAILED, EndCause.UNHEALTHY})
+_LOSSES = frozenset(
+    {EndCause.PREEMPTED, EndCause.BOOT_FAILED, EndCause.UNHEALTHY, EndCause.REPLICA_LOST}
+)
 # Long enough that no policy misses one, short enough to keep a report small after a bad night.
 _LOSS_REPORTED_FOR_S = 300.0
 

@@ -36,6 +36,7 @@ class EndCause(StrEnum):
     EXPIRED = "expired"  # its maximum run duration is over
     BOOT_FAILED = "boot_failed"  # probe or engine start failed, or it came up partially
     UNHEALTHY = "unhealthy"  # the engine died or hung on it
+    REPLICA_LOST = "replica_lost"  # its replica fell silent; nobody had announced an end
     ADOPTED = "adopted"  # another replica has taken over slice and engine
 
 

@@ -10,7 +10,7 @@ of the directory loses them.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
@@ -309,7 +309,7 @@ class Directory:
             if record.may_go_on:
                 self._orphan(record, f"{reason}; the engine goes on")
                 continue
-            life = record.life.end(_presumed_cause(record), wall_s, reason)
+            life = record.life.end(_presumed_cause(record, self._supply), wall_s, reason)
             self._keep_ended(_Ended(replace(record, life=life), is_presumed=True))
         if late:
             self._note_change()
@@ -358,10 +358,20 @@ def _life_of(record: SliceRecord) -> tuple[str, float]:
     return record.replica_id, record.life.transitions[0].at_s
 
 
-def _presumed_cause(record: SliceRecord) -> EndCause:
-    """Returns the likeliest cause of the end of a replica that fell silent."""
+def _presumed_cause(record: SliceRecord, supply: Sequence[SupplyRecord]) -> EndCause:
+    """Returns the likeliest cause of the end of a replica that fell silent.
+
+    Replicas do not run on the hosts of slices, so silence alone takes no slice away: an end that
+    was announced does, or hosts of which `supply` has none any more.
+    """
     if record.state in WAITING:
         return EndCause.RELEASED  # it held nothing that could have been taken
-    if record.hosts:
-        return EndCause.PREEMPTED  # a replica whose host dies reports nothing any more
-    return EndCause.UNHEALTHY  # on this very machine (`local`), its process died or hung
+    if not record.hosts:
+        return EndCause.UNHEALTHY  # on this very machine (`local`), its process died or hung
+    if record.drain_deadline_s is not None:
+        return EndCause.PREEMPTED
+    node_ids = {host.node_id for host in record.hosts}
+    # Without a record of any slice nobody has looked yet.
+    if supply and not any(each.node_ids & node_ids for each in supply):
+        return EndCause.PREEMPTED
+    return EndCause.REPLICA_LOST

@@ -8,6 +8,7 @@ import pytest
 
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, Tokens
+from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
@@ -46,13 +47,20 @@ class Sink:
     """Keeps what is written."""
 
     begun: list[tuple[ComputeClass, ...]] = field(default_factory=list)
+    memories: list[PolicyRecord | None] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: tuple[ComputeClass, ...],
+        rules: Rules,
+        memory: PolicyRecord | None,
     ) -> None:
         self.begun.append(terms)
+        self.memories.append(memory)
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
         self.observations.append(observation)
@@ -223,6 +231,11 @@ def test_deployments_bound_their_classes_and_other_bounds_begin_anew() -> None:
         {"reserved": (0, 2), "spot": (1, 2)},
         {"reserved": (0, 2), "spot": (0, 50)},
     ]
+    # What was learned within the old bounds counts within the new ones.
+    first, second = stage.sink.memories
+    assert first is None
+    assert second is not None
+    assert second.forecast.rates == (500.0,)
 
 
 def test_class_without_a_deployment_is_not_planned_for() -> None:

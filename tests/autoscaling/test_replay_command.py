@@ -42,7 +42,7 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
     policy = SlicewisePolicy(PROFILE, ALL, RULES)
     writing = DecisionLog(path)
-    writing.begin("m", PROFILE, ALL, RULES)
+    writing.begin("m", PROFILE, ALL, RULES, None)
     for tick in range(5):
         now_s = 1_795_226_400.0 + 10 * tick
         observation = Observation(now_s, ModelLoad(now_s, 15.0 * tick, 100.0, 100.0), Fleet((), {}))
@@ -63,6 +63,14 @@ def tampered(log: Path, position: int, targets: dict[str, int]) -> Path:
 def test_log_of_todays_policy_has_no_difference(log: Path) -> None:
     result = run(log)
     assert (result.exit_code, result.output) == (0, "5 decisions, 0 would be planned otherwise\n")
+
+
+def test_log_of_before_memories_outlived_a_restart_is_read(log: Path) -> None:
+    first, *others = log.read_text().splitlines()
+    begin = json.loads(first) | {"format": 1}
+    del begin["memory"]
+    log.write_text("\n".join((json.dumps(begin), *others)) + "\n")
+    assert run(log).output == "5 decisions, 0 would be planned otherwise\n"
 
 
 def test_difference_is_shown_and_told_by_the_exit_status(log: Path) -> None:

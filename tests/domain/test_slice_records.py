@@ -14,6 +14,7 @@ from serving.domain.slice_records import (
     HostRecord,
     SliceRecord,
 )
+from serving.domain.supply.records import SupplyHost, SupplyRecord, SupplyState
 
 DEADLINE_S = 10.0
 HOST = HostRecord(0, "node", "10.0.0.1", 4)
@@ -29,6 +30,15 @@ def record(
 ) -> SliceRecord:
     life = SliceLifecycle((Transition(state, began_at_s, "the test says so"),))
     return SliceRecord(replica_id, "demo", "local", life, hosts=hosts)
+
+
+# Its slice is taken away, and that was announced.
+LEAVING = replace(record(state=SliceState.DRAINING, hosts=(HOST,)), drain_deadline_s=90.0)
+
+
+def slice_on(node_id: str) -> SupplyRecord:
+    host = SupplyHost(0, node_id=node_id)
+    return SupplyRecord("s-0", "s-0", SupplyState.HELD, "", 0.0, "spot", "v6e", "2x2", 4, (host,))
 
 
 def ended(record: SliceRecord, cause: EndCause, at_s: float, reason: str) -> SliceRecord:
@@ -109,8 +119,10 @@ def test_forgotten_replica_leaves_no_ended_life() -> None:
     ("silent", "cause"),
     [
         (record(state=SliceState.PROVISIONING), EndCause.RELEASED),
-        (record(state=SliceState.READY, hosts=(HOST,)), EndCause.PREEMPTED),
-        (record(state=SliceState.DRAINING, hosts=(HOST,)), EndCause.PREEMPTED),
+        (record(state=SliceState.LOADING, hosts=(HOST,)), EndCause.REPLICA_LOST),
+        (record(state=SliceState.READY, hosts=(HOST,)), EndCause.REPLICA_LOST),
+        (record(state=SliceState.DRAINING, hosts=(HOST,)), EndCause.REPLICA_LOST),
+        (LEAVING, EndCause.PREEMPTED),
         (record(state=SliceState.READY), EndCause.UNHEALTHY),
     ],
 )
@@ -121,6 +133,19 @@ def test_silent_replica_ends_with_the_likeliest_cause(silent: SliceRecord, cause
     snapshot = directory.snapshot()
     assert snapshot.records == ()
     assert snapshot.ended == (ended(silent, cause, 50.0, SILENT),)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "cause"), [("node", EndCause.REPLICA_LOST), ("another", EndCause.PREEMPTED)]
+)
+def test_silence_takes_a_slice_away_only_where_its_hosts_are_gone(
+    node_id: str, cause: EndCause
+) -> None:
+    directory = Directory("d")
+    directory.renew(record(hosts=(HOST,)), now_s=0.0)
+    directory.set_supply((slice_on(node_id),))
+    directory.expire(LEASE_S, wall_s=50.0)
+    assert [each.life.cause for each in directory.snapshot().ended] == [cause]
 
 
 def test_replica_that_was_only_silent_is_back_with_its_life() -> None:

@@ -10,7 +10,7 @@ import { Past } from "./history.js";
 const MAX_EVENTS = 3;
 const NUM_COLORS = 6;
 
-const LOSSES = new Set(["preempted", "unhealthy", "boot_failed", "expired"]);
+const LOSSES = new Set(["preempted", "unhealthy", "boot_failed", "replica_lost", "expired"]);
 
 // What happened to slices, oldest first, of what the fleet's own answer says.
 function eventsOf(fleet, model, fromS, untilS) {

@@ -76,11 +76,11 @@ class World:
             plan = self.step(rate, **more)
         return plan
 
-    def lose(self, name: str, count: int | None = None) -> None:
-        """Slices of a class are taken away at once; their replicas wish for others."""
+    def lose(self, name: str, count: int | None = None, cause: str = "preempted") -> None:
+        """Slices of a class end at once for `cause`; their replicas wish for others."""
         lost = [s for s in self.slices if s.compute_class == name][:count]
         for each in lost:
-            self.losses.append(SliceLoss(each.slice_id, name, self.now_s, "preempted"))
+            self.losses.append(SliceLoss(each.slice_id, name, self.now_s, cause))
             self.slices.remove(each)
             self.slices.append(self._wish(name))
 

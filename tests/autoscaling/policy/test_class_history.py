@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policy_world import RULES, SPOT
 
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.records import SliceLoss, SliceView
-from serving.domain.slice_lifecycle import SliceState
+from serving.domain.slice_lifecycle import EndCause, SliceState
 
 BACKING_OFF = replace(RULES, backoff_s=100.0, max_backoff_s=300.0)
 
@@ -16,8 +18,8 @@ def view(name: str, state: SliceState, since_s: float, requested_at_s: float = 0
     return SliceView(name, "spot", state, since_s, requested_at_s)
 
 
-def lost(name: str, at_s: float) -> SliceLoss:
-    return SliceLoss(name, "spot", at_s, "preempted")
+def lost(name: str, at_s: float, cause: str = "preempted") -> SliceLoss:
+    return SliceLoss(name, "spot", at_s, cause)
 
 
 def disappoint(history: ClassHistory, at_s: float) -> float:
@@ -56,6 +58,67 @@ def test_order_whose_machines_boot_is_not_late_and_shows_that_the_class_delivers
     # Machines for it come again: nothing is late, and the back-off runs out.
     history.observe(1010, [boots], [])
     assert history.is_healthy(1000 + 100)
+
+
+def drought(history: ClassHistory, num_orders: int, apart_s: int, gap_s: int) -> float:
+    """So many orders, the first filled 600 s after it was due; the end of the last back-off.
+
+    Orders are made `apart_s` apart, and filled with `gap_s` between two.
+    """
+    filled_s = [
+        SPOT.provisioning_s + 600 + place * max(apart_s, gap_s) for place in range(num_orders)
+    ]
+    now_s, ended_s = 0.0, 0.0
+    while now_s <= filled_s[-1] or not history.is_healthy(now_s):
+        now_s += 10
+        slices = [
+            view(
+                f"s-{place}",
+                SliceState.LOADING if now_s >= at_s else SliceState.PROVISIONING,
+                min(now_s, at_s),
+                place * apart_s,
+            )
+            for place, at_s in enumerate(filled_s)
+            if now_s >= place * apart_s
+        ]
+        history.observe(now_s, slices, [])
+        if now_s == filled_s[-1]:
+            ended_s = now_s
+    return now_s - ended_s
+
+
+@pytest.mark.parametrize("gap_s", [60, 120])
+def test_drought_that_gives_one_slice_a_minute_is_one_disappointment(gap_s: int) -> None:
+    assert drought(ClassHistory(SPOT, RULES), 6, 60, gap_s) <= RULES.backoff_s
+
+
+@given(st.integers(1, 8), st.integers(0, 12), st.integers(0, 12))
+def test_drought_counts_once_however_its_slices_come(num_orders: int, apart: int, gap: int) -> None:
+    history = ClassHistory(SPOT, RULES)
+    assert drought(history, num_orders, 10 * apart, 10 * gap) <= RULES.backoff_s
+    # The next episode backs off for twice as long, and not for the longest time.
+    now_s = 12_000.0
+    history.observe(now_s, [view("a", SliceState.READY, 0)], [])
+    history.observe(now_s + 10, [], [lost("a", now_s + 10)])
+    came = view("b", SliceState.LOADING, now_s + 20, now_s + 10)
+    history.observe(now_s + 15, [view("b", SliceState.PROVISIONING, now_s, now_s + 10)], [])
+    history.observe(now_s + 20, [came], [])
+    assert not history.is_healthy(now_s + 10 + 2 * RULES.backoff_s - 1)
+    assert history.is_healthy(now_s + 10 + 2 * RULES.backoff_s)
+
+
+def test_order_that_is_withdrawn_in_a_drought_does_not_end_it() -> None:
+    history = ClassHistory(replace(SPOT, patience_s=50.0), BACKING_OFF)
+    for asked_s in (0, 200, 400):
+        order = view(f"s-{asked_s}", SliceState.PROVISIONING, asked_s, asked_s)
+        for instant_s in range(asked_s, asked_s + 110, 10):
+            history.observe(instant_s, [order], [])
+        history.observe(asked_s + 110, [], [])
+        assert not history.is_healthy(asked_s + 190)
+    history.observe(520, [view("s-520", SliceState.PROVISIONING, 520, 520)], [])
+    history.observe(530, [view("s-520", SliceState.LOADING, 530, 520)], [])
+    assert not history.is_healthy(599)
+    assert history.is_healthy(600)
 
 
 def test_old_disappointment_is_forgiven() -> None:
@@ -141,3 +204,35 @@ def test_outage_is_the_loss_of_half_or_more_at_once() -> None:
     assert history.outages_per_hour == 0.0
     history.observe(12 * 3600, slices[3:], [lost("b", 2), lost("c", 2)])
     assert history.outages_per_hour == pytest.approx(1 / 24)
+
+
+OWN_CAUSES = sorted(set(EndCause) - {EndCause.PREEMPTED})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(OWN_CAUSES)), max_size=12),
+    st.integers(1, 4),
+)
+def test_what_nobody_took_away_is_no_risk_of_the_class(
+    ends: list[tuple[int, EndCause]], num_held: int
+) -> None:
+    failing, calm = ClassHistory(SPOT, RULES), ClassHistory(SPOT, RULES)
+    held = [view(f"s-{number}", SliceState.READY, 0) for number in range(num_held)]
+    for place, (num_ended, cause) in enumerate(ends):
+        now_s = 60.0 * place
+        failing.observe(now_s, held, [lost("s", now_s, cause)] * num_ended)
+        calm.observe(now_s, held, [])
+        assert failing.is_healthy(now_s)
+    assert failing.losses_per_hour == calm.losses_per_hour
+    assert failing.outages_per_hour == calm.outages_per_hour
+    assert failing.usd_per_useful_hour == calm.usd_per_useful_hour
+
+
+def test_preemption_counts_however_many_engines_fail_beside_it() -> None:
+    history = ClassHistory(replace(SPOT, losses_per_hour=0.0), RULES)
+    slices = [view(name, SliceState.READY, 0) for name in "abcd"]
+    history.observe(0, slices, [])
+    losses = [lost("a", 1), lost("b", 1, "unhealthy"), lost("c", 1, "boot_failed")]
+    history.observe(12 * 3600, slices[3:], losses)
+    assert history.losses_per_hour == pytest.approx(1 / (24 + 48))
+    assert history.outages_per_hour == 0.0

@@ -58,6 +58,20 @@ def test_loss_of_all_spot_is_answered_within_one_decision() -> None:
     assert reasons == ["backing off: all 3 slices were lost at once"]
 
 
+@pytest.mark.parametrize("cause", ["unhealthy", "boot_failed", "replica_lost"])
+def test_crash_of_all_engines_of_a_class_is_the_models_and_buys_no_other_class(cause: str) -> None:
+    world = World.of()
+    world.run(48.0, 600)
+    before = dict(world.targets)
+    world.lose("spot", cause=cause)
+    plan = world.step(48.0)
+    assert plan.targets == before
+    assert plan.refusals == ()
+    assert f"failed within an hour: 3 {cause}, which no class is blamed for" in plan.arithmetic
+    assert "failed" in world.run(48.0, 3500).arithmetic
+    assert "failed" not in world.run(48.0, 200).arithmetic
+
+
 def test_load_returns_to_spot_when_it_is_back_and_the_bridge_goes_after_it_is_ready() -> None:
     world = World.of()
     world.run(48.0, 600)

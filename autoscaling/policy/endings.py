@@ -1,0 +1,53 @@
+"""Knows which slices end on their own: their maximum run is over then.
+
+A flex-start slice lives for seven days at most, and when that is over is known from its start.
+Deterministic: time comes in.
+"""
+
+from collections.abc import Iterable
+
+from autoscaling.records import SliceView
+from serving.domain.slice_lifecycle import HELD_STATES, SliceState
+
+# A slice whose end was announced long before takes no requests in the last two minutes
+# (`serving.config.slice_settings.MAX_DRAIN_S`), and decisions are some seconds apart.
+_LEAVES_BEFORE_S = 130.0
+
+
+def is_ending(each: SliceView, now_s: float, within_s: float) -> bool:
+    """Returns whether a slice is held, does not drain yet, and leaves within that time."""
+    return (
+        each.state in HELD_STATES - {SliceState.DRAINING}
+        and each.expires_at_s is not None
+        and each.expires_at_s - _LEAVES_BEFORE_S - now_s < within_s
+    )
+
+
+def num_ending(slices: Iterable[SliceView], now_s: float, within_s: float) -> int:
+    """Returns how many of `slices` end within that time."""
+    return sum(1 for each in slices if is_ending(each, now_s, within_s))
+
+
+class Endings:
+    """The ends of one class's slices: those that come, and those of a while ago."""
+
+    def __init__(self) -> None:
+        self._leaves_at_s: dict[str, float] = {}
+
+    def observe(self, now_s: float, slices: Iterable[SliceView], kept_for_s: float) -> None:
+        """Records when the slices leave; an end is kept for so long after it."""
+        known = {
+            each.slice_id: each.expires_at_s - _LEAVES_BEFORE_S
+            for each in slices
+            if each.state in HELD_STATES and each.expires_at_s is not None
+        }
+        gone = {
+            name: at_s
+            for name, at_s in self._leaves_at_s.items()
+            if at_s <= now_s < at_s + kept_for_s
+        }
+        self._leaves_at_s = gone | known
+
+    def count(self, now_s: float, within_s: float) -> int:
+        """Returns how many have left lately or leave within `within_s`."""
+        return sum(1 for at_s in self._leaves_at_s.values() if at_s - now_s < within_s)

@@ -1,0 +1,120 @@
+"""Defines what the policy of one model remembers beyond a restart: the season, and its classes.
+
+Owns the form of that record, its version, and when it may be used again. Pure: times are wall-clock
+seconds, and the caller keeps the bytes.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.domain.capacity.slice_profile import CapacityProfile
+
+VERSION: Literal[1] = 1
+# The clocks of two hosts differ by less.
+_CLOCK_SKEW_S = 60.0
+
+_Tuple = Field(strict=False)
+_NotNegative = Annotated[float, Field(ge=0)]
+_Duration = Annotated[float, Field(ge=0, le=30 * 86_400.0)]
+_Count = Annotated[int, Field(ge=0)]
+
+
+class PolicyMemoryError(ValueError):
+    """The bytes are no memory that this policy can use. Begin with an empty one."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class ForecastErrors(_Record):
+    """The past errors of one method of forecasting, as shares of the forecast, oldest first."""
+
+    horizon_s: _Duration
+    method: Literal["trend", "season"]
+    errors: Annotated[tuple[float, ...], _Tuple]
+    mean_error: _NotNegative | None
+    """The mean of their sizes; `null`: none was ever known."""
+
+
+class ForecastRecord(_Record):
+    """The rate of the last day by the minute, and how wrong forecasts of it were."""
+
+    since_s: _NotNegative
+    """When the first minute began."""
+    rates: Annotated[tuple[_NotNegative | None, ...], _Tuple, Field(max_length=2880)]
+    """In requests per second, minute by minute; `null` where none was measured."""
+    errors: Annotated[tuple[ForecastErrors, ...], _Tuple]
+
+
+class BackoffRecord(_Record):
+    """The back-off of a class; see `Backoff`. `null` times: it has never failed."""
+
+    reason: str
+    until_s: float | None
+    failed_at_s: float | None
+    length_s: _Duration
+    is_out_of_stock: bool
+    is_in_episode: bool
+
+
+class ClassRecord(_Record):
+    """The experience of one class; see `ClassHistory`. Durations in seconds, latest last."""
+
+    provisioning_s: Annotated[tuple[_Duration, ...], _Tuple]
+    load_s: Annotated[tuple[_Duration, ...], _Tuple]
+    held_hours: _NotNegative
+    had_hours: _NotNegative
+    num_losses: _Count
+    num_outages: _Count
+    backoff: BackoffRecord
+
+
+class PolicyRecord(_Record):
+    """The memory of one model's policy. `slice_shape` is the slice for which it was learned."""
+
+    version: Literal[1]
+    written_at_s: float
+    slice_shape: str
+    forecast: ForecastRecord
+    classes: dict[str, ClassRecord]
+
+
+def slice_shape_of(profile: CapacityProfile) -> str:
+    """Returns the slice of a profile in words: other slices are bought, and load, otherwise."""
+    return f"{profile.num_slices} x {profile.generation} {profile.topology}"
+
+
+def encode_memory(record: PolicyRecord) -> bytes:
+    """Encodes the memory as JSON."""
+    return record.model_dump_json().encode()
+
+
+def decode_memory(text: bytes, slice_shape: str, now_s: float) -> PolicyRecord:
+    """Returns the memory in the JSON that `encode_memory` made, for slices of `slice_shape`.
+
+    Raises:
+        PolicyMemoryError: it is damaged, of another version or slice, or of the future.
+    """
+    try:
+        record = PolicyRecord.model_validate_json(text)
+    except ValidationError as error:
+        where = ", ".join(".".join(map(str, each["loc"])) or "all" for each in error.errors())
+        raise PolicyMemoryError(
+            f"not a memory of version {VERSION} (wrong at: {where[:200]})"
+        ) from error
+    if record.slice_shape != slice_shape:
+        raise PolicyMemoryError(
+            f"slice_shape is {record.slice_shape!r}; the policy's slices are {slice_shape!r}"
+        )
+    if record.written_at_s > now_s + _CLOCK_SKEW_S:
+        ahead_s = record.written_at_s - now_s
+        raise PolicyMemoryError(f"written_at_s is {ahead_s:.0f} s ahead of this clock")
+    return record

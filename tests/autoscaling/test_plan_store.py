@@ -1,0 +1,159 @@
+"""What policies learned is read once, in time or not at all, and never in the way of a policy."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from autoscaling.decision_writer import DecisionWriter
+from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
+from autoscaling.observations import Report, Tokens
+from autoscaling.plan_store import recall_memories
+from autoscaling.policy.memory import PolicyRecord, encode_memory
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy_config import ModelSettings
+from serving.domain.capacity.slice_profile import CapacityProfile
+from serving.domain.compute_class import ComputeClass
+from serving.domain.load_report import LoadSample, directory_stats, load_stats
+from serving.domain.plan_report import ModelPlan, PlanReport
+from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
+from serving.domain.slice_records import SliceRecord, Snapshot
+
+PROFILE = CapacityProfile(
+    model="m",
+    engine="paced",
+    base_s=0.025,
+    per_sequence_s=0.0004,
+    per_prompt_token_s=0.0001,
+    max_num_seqs=1000,
+    measured_on="2026-11-21",
+    source="made up",
+)
+RULES = Rules(Objectives(3.0, 0.05), tpot_margin=1.0, spread=0.0, floor_ratio=0.0)
+TERMS = (
+    ComputeClass("spot", 4.0, is_revocable=True, max_slices=50, patience_s=300.0),
+    ComputeClass("on-demand", 20.0, max_slices=50),
+)
+SETTINGS = ModelSettings("m", PROFILE, RULES, TERMS, Tokens(100.0, 100.0))
+OTHER = replace(SETTINGS, model="other")
+NOW_S = 10_000.0
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def learned() -> PolicyRecord:
+    return SlicewisePolicy(PROFILE, TERMS, RULES).to_record(NOW_S)
+
+
+class Controller:
+    """One life of the controller, with spot that was asked for and gives nothing."""
+
+    def __init__(self, store: dict[str, bytes], executor: ThreadPoolExecutor, now_s: float) -> None:
+        def remember(model: str, record: PolicyRecord) -> None:
+            store[model] = encode_memory(record)
+
+        self.writer = DecisionWriter(executor, self._ignore, remember)
+        known = recall_memories([SETTINGS], now_s, executor, store.get)
+        self.scaler = ModelScaler(SETTINGS, self.writer, known.get("m"))
+
+    def decide(self, now_s: float, asked_at_s: float) -> ModelPlan:
+        life = SliceLifecycle.begin(asked_at_s).enter(SliceState.PROVISIONING, asked_at_s, "none")
+        waiting = tuple(SliceRecord(f"r-{n}", "m", "spot", life) for n in range(2))
+        stats = directory_stats(Snapshot("v", waiting), 0.0, now_s)
+        sample = LoadSample(18.0, 0, 0.0, 0, None, None)
+        return self.scaler.decide(
+            ServeState(
+                now_s,
+                (Report(now_s, load_stats("m", sample)),),
+                1,
+                (Report(now_s, stats),),
+                {"spot": Bounds(2, 0, 50), "on-demand": Bounds(0, 0, 50)},
+            )
+        )
+
+    def end(self, now_s: float) -> None:
+        record = self.scaler.to_record(now_s)
+        assert record is not None
+        self.writer.remember("m", record)
+
+    @staticmethod
+    def _ignore(board: PlanReport) -> None:
+        assert board
+
+
+def test_controller_that_restarts_knows_that_spot_is_dry(executor: ThreadPoolExecutor) -> None:
+    store: dict[str, bytes] = {}
+    before = Controller(store, executor, NOW_S)
+    assert before.decide(NOW_S, NOW_S - 100).targets == {"spot": 2, "on-demand": 0}
+    assert before.decide(NOW_S + 300, NOW_S - 100).targets == {"spot": 2, "on-demand": 2}
+    before.end(NOW_S + 300)
+    executor.submit(lambda: None).result()
+    # Its replicas were replaced too, so their orders are young.
+    plan = Controller(store, executor, NOW_S + 360).decide(NOW_S + 360, NOW_S + 350)
+    assert plan.targets == {"spot": 2, "on-demand": 2}
+    assert plan.refusals[0].reason == "backing off: an order is 100 s late"
+    forgetful = Controller({}, executor, NOW_S + 360)
+    assert forgetful.decide(NOW_S + 360, NOW_S + 350).targets == {"spot": 2, "on-demand": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"{", "not a memory of version 1"),
+        (encode_memory(learned()).replace(b'"version":1', b'"version":0'), "wrong at: version"),
+    ],
+)
+def test_damaged_memory_is_ignored_with_a_reason_and_others_are_used(
+    executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, text: bytes, reason: str
+) -> None:
+    store = {"m": text, "other": encode_memory(learned())}
+    with caplog.at_level(logging.INFO, "ray.serve.slicewise"):
+        found = recall_memories([SETTINGS, OTHER], NOW_S, executor, store.get)
+    assert found == {"other": learned()}
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("policy_memory_ignored model=m reason=")
+    assert reason in warnings[0]
+    controller = Controller(store, executor, NOW_S)
+    assert controller.decide(NOW_S, NOW_S - 100).targets == {"spot": 2, "on-demand": 0}
+
+
+def test_head_that_is_away_costs_the_memory_and_nothing_else(
+    executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(model: str) -> bytes | None:
+        raise ConnectionError(f"no head to ask for {model}")
+
+    assert recall_memories([SETTINGS], NOW_S, executor, away) == {}
+    assert "policy_memory_not_read reason=ConnectionError('no head" in caplog.text
+
+
+def test_head_that_does_not_answer_is_not_waited_for(
+    executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    def silent(_model: str) -> bytes | None:
+        answers.wait()
+        return None
+
+    try:
+        assert recall_memories([SETTINGS], NOW_S, executor, silent) == {}
+    finally:
+        answers.set()
+    assert "policy_memory_not_read reason=TimeoutError" in caplog.text
+
+
+def test_nothing_is_known_the_first_time(
+    executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert recall_memories([SETTINGS], NOW_S, executor, lambda _model: None) == {}
+    assert caplog.records == []
