@@ -108,6 +108,11 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
         num_waiting=sum(sample.num_waiting for sample in known),
         oldest_wait_s=max(sample.oldest_wait_s for sample in known),
         num_in_flight=sum(sample.num_in_flight for sample in known),
+        batch_requests_per_s=sum(sample.batch_requests_per_s for sample in known),
+        num_batch_waiting=sum(sample.num_batch_waiting for sample in known),
+        num_batch_in_flight=sum(sample.num_batch_in_flight for sample in known),
+        # Gateways share the engines. Where nothing waits, nobody sees that they are full.
+        full_ratio=max(sample.full_ratio for sample in known),
     )
 
 

@@ -4,7 +4,8 @@ The steps, each a pure function or a small memory of its own:
 
 1. `forecast`       the rate now, and by the time a slice ordered today would be ready
 2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`
-3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits
+3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
+                    and there is none while work waits (`scale_down`)
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
 5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
 6. `targets`        additions at once; a slice goes only when what replaces it is ready
@@ -23,6 +24,7 @@ from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, dema
 from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
+from autoscaling.policy.scale_down import NeedFloor, why_nothing_may_go
 from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -33,6 +35,8 @@ from serving.domain.slice_lifecycle import WAITING, SliceState
 _TOKEN_MEMORY_S = 600.0
 # Of the mean demand, the most that is bought in addition to work off what waits.
 _MOST_BACKLOG = 0.1
+# A backlog is older than a slice takes to come after this at the earliest.
+_LEAST_LEAD_S = 60.0
 _MIXES_KEPT = 64
 
 
@@ -59,6 +63,8 @@ class SlicewisePolicy:
         self._observed_at_s: float | None = None
         self._busy_at_s: float | None = None
         self._needs: deque[tuple[float, int]] = deque()
+        self._floor = NeedFloor()
+        self._backlog_since_s: float | None = None
         self._surplus_since_s: dict[str, float] = {}
 
     def decide(self, observation: Observation) -> Plan:
@@ -72,7 +78,9 @@ class SlicewisePolicy:
         self._learn(now_s, load)
         num_ready = sum(1 for each in fleet.slices if each.state == SliceState.READY)
         demand = self._demand(now_s, load, num_ready)
-        need = self._held_need(now_s, self._bounded(now_s, load, demand))
+        needed = self._held_need(now_s, self._bounded(now_s, load, demand))
+        stays = why_nothing_may_go(load, self._rules)
+        need = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
         floor = math.ceil(self._rules.floor_ratio * need)
         safe, ideal = self._mixes(now_s, need, floor, demand, observation)
         inputs = PlanInputs(
@@ -84,6 +92,8 @@ class SlicewisePolicy:
             safe=safe,
             ideal=ideal,
             drain_delay_s=self._rules.drain_delay_s,
+            kept=need - needed,
+            kept_because=self._floor.reason,
         )
         plan, self._surplus_since_s = plan_targets(
             inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
@@ -103,7 +113,7 @@ class SlicewisePolicy:
 
     def _learn(self, now_s: float, load: ModelLoad) -> None:
         self._forecaster.observe(load.at_s, load.requests_per_s)
-        if load.requests_per_s > 0 or load.num_waiting or load.num_in_flight:
+        if load.has_work:
             self._busy_at_s = now_s
         if load.requests_per_s <= 0:
             return
@@ -132,11 +142,26 @@ class SlicewisePolicy:
         # What is on engines beyond what they can run waits there.
         held = num_ready * num_at_once(traffic, self._profile, self._rules)
         num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
-        # What is on its way will have worked off most of it before a slice asked for now is ready.
         backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules)
-        return Demand(
-            steady.mean, steady.spread, min(backlog, max(1.0, _MOST_BACKLOG * steady.mean))
-        )
+        most = self._most_backlog(now_s, load, steady.mean, has_backlog=backlog > 0)
+        return Demand(steady.mean, steady.spread, min(backlog, most))
+
+    def _most_backlog(
+        self, now_s: float, load: ModelLoad, mean: float, *, has_backlog: bool
+    ) -> float:
+        """Returns the most slices that are bought to work off what waits.
+
+        What is on its way will have worked off most of it before a slice asked for now is ready.
+        It has not where there is a backlog for longer than that: then it may be as many times more.
+        """
+        if not has_backlog:
+            self._backlog_since_s = None
+            return 0.0
+        if self._backlog_since_s is None:
+            self._backlog_since_s = now_s
+        age_s = max(now_s - self._backlog_since_s, load.oldest_wait_s)
+        lead_s = max(self._leading(now_s)[0].lead_s, _LEAST_LEAD_S)
+        return max(1.0, _MOST_BACKLOG * mean) * max(1.0, age_s / lead_s)
 
     def _leading(self, now_s: float) -> list[ClassHistory]:
         """The class by whose lead time to plan ahead: the cheapest healthy one, alone in a list."""
@@ -147,8 +172,9 @@ class SlicewisePolicy:
     def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
         rules = self._rules
         wanted = demand.whole
-        is_busy = load.num_waiting or load.num_in_flight or load.requests_per_s > 0
-        if is_busy or (self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s):
+        if load.has_work or (
+            self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s
+        ):
             wanted = max(wanted, 1)
         return min(max(wanted, rules.min_slices), rules.max_slices)
 
@@ -214,6 +240,7 @@ class SlicewisePolicy:
         return (
             f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
             f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
+            + (f"; none goes while {self._floor.reason}" if self._floor.reason else "")
         )
 
 

@@ -19,7 +19,8 @@ class PlanInputs:
     """The inputs of a plan.
 
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
-    classes, `ideal` that of all classes; both cover `need`.
+    classes, `ideal` that of all classes; both cover `need`. `kept` slices of the need are
+    there because it must not fall now, and `kept_because` says why; `None` if it may.
     """
 
     now_s: float
@@ -30,6 +31,8 @@ class PlanInputs:
     safe: Portfolio
     ideal: Portfolio
     drain_delay_s: float
+    kept: int = 0
+    kept_because: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,7 @@ def plan_targets(
         if droppable:
             decisions.append(Decision(name, -droppable, _drop_reason(inputs, name, waited_s)))
         if slices > droppable:
-            why = f"kept for {inputs.drain_delay_s - waited_s:.0f} s more"
-            if waited_s >= inputs.drain_delay_s:
-                why = "kept until what replaces them is ready"
-            refusals.append(Decision(name, droppable - slices, why))
+            refusals.append(Decision(name, droppable - slices, _kept_reason(inputs, waited_s)))
     refusals += _shortfalls(inputs)
     plan = Plan(
         at_s=inputs.now_s,
@@ -133,6 +133,14 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
     return Decision(name, count, reason)
 
 
+def _kept_reason(inputs: PlanInputs, waited_s: float) -> str:
+    if waited_s < inputs.drain_delay_s:
+        return f"kept for {inputs.drain_delay_s - waited_s:.0f} s more"
+    if inputs.kept_because is not None:
+        return f"kept until others are ready in their place: {inputs.kept_because}"
+    return "kept until what replaces them is ready"
+
+
 def _drop_reason(inputs: PlanInputs, name: str, waited_s: float) -> str:
     price = inputs.prices[name]
     return (
@@ -143,6 +151,8 @@ def _drop_reason(inputs: PlanInputs, name: str, waited_s: float) -> str:
 
 def _shortfalls(inputs: PlanInputs) -> list[Decision]:
     found = []
+    if inputs.kept > 0:
+        found.append(Decision("", -inputs.kept, f"none goes while {inputs.kept_because}"))
     for name, history in inputs.classes.items():
         missing = inputs.ideal.slices[name] - inputs.safe.slices[name]
         if missing > 0 and not history.is_healthy(inputs.now_s):

@@ -144,7 +144,8 @@ class SimulatedLoad:
         if not known:
             return None
         last = known[-1]
-        first = next(each for each in known if each.at_s >= last.at_s - self._window_s)
+        window = [each for each in known if each.at_s >= last.at_s - self._window_s]
+        first = window[0]
         span_s = last.at_s - first.at_s
         arrived = last.num_arrived - first.num_arrived
         finished = last.num_finished - first.num_finished
@@ -158,7 +159,8 @@ class SimulatedLoad:
             requests_per_s=arrived / span_s if span_s > 0 else 0.0,
             input_tokens_mean=self._input_tokens_mean,
             output_tokens_mean=self._output_tokens_mean,
-            num_waiting=last.num_waiting,
+            num_waiting=last.num_waiting + last.num_held_back,
             oldest_wait_s=last.oldest_wait_s,
-            num_in_flight=last.num_in_flight,
+            num_in_flight=last.num_in_flight - last.num_held_back,
+            full_ratio=sum(each.are_full for each in window) / len(window),
         )
