@@ -1,4 +1,4 @@
-"""Writes what the policy decided, off the controller's loop: the decision log and plan report.
+"""Writes what the policy decided and learned, off the controller's loop: log, plan report, memory.
 
 Everything is written in one thread, in order. What cannot be written is reported once and shown as
 an alert; the decisions go on. Reads nothing.
@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+from autoscaling.policy.learned_capacity import LearnedCapacity
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import DecisionLog
@@ -25,11 +26,20 @@ _MAX_WAITING = 1000
 
 
 class DecisionWriter:
-    """Implements `DecisionSink`. `executor` has one thread; `write_plan_report` stores a report."""
+    """Implements `DecisionSink`. `executor` has one thread.
 
-    def __init__(self, executor: Executor, write_plan_report: Callable[[PlanReport], None]) -> None:
+    `write_plan_report` stores a report, `write_memory` the document of `policy.memory`.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        write_plan_report: Callable[[PlanReport], None],
+        write_memory: Callable[[bytes], None],
+    ) -> None:
         self._executor = executor
         self._write_report = write_plan_report
+        self._write_memory = write_memory
         self._log: DecisionLog | None = None
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
         self._problems: dict[str, str] = {}  # by what could not be written
@@ -45,10 +55,15 @@ class DecisionWriter:
             self._do(f"the decision log {path}", self._open, path)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: tuple[ComputeClass, ...],
+        rules: Rules,
+        learned: LearnedCapacity,
     ) -> None:
         """Logs the beginning; see `DecisionSink`."""
-        self._do("the decision log", self._logged, "begin", model, profile, terms, rules)
+        self._do("the decision log", self._logged, "begin", model, profile, terms, rules, learned)
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
         """Logs the decision; see `DecisionSink`."""
@@ -57,6 +72,10 @@ class DecisionWriter:
     def publish(self, board: PlanReport) -> None:
         """Stores the plan report."""
         self._do("the plan report", self._write_report, board)
+
+    def remember(self, document: bytes) -> None:
+        """Stores what the policy has learned."""
+        self._do("the policy's memory", self._write_memory, document)
 
     def close(self) -> None:
         """Has what waits written, then closes the log. Does not wait for it."""

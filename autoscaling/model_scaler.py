@@ -8,7 +8,7 @@ scaling of its own: that is `SlicewisePolicy`. Clockless: callers pass wall-cloc
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from autoscaling.observations import (
     Report,
@@ -17,6 +17,11 @@ from autoscaling.observations import (
     load_of,
     losses_of,
     slices_of,
+)
+from autoscaling.policy.learned_capacity import (
+    LearnedCapacity,
+    learned_of_record,
+    nothing_learned,
 )
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Rules
@@ -36,9 +41,14 @@ class DecisionSink(Protocol):
     """Keeps decisions; `autoscaling.replay.DecisionLog` is one."""
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: tuple[ComputeClass, ...],
+        rules: Rules,
+        learned: LearnedCapacity,
     ) -> None:
-        """Records that a policy of this model starts with an empty memory."""
+        """Records that a policy of this model starts, with nothing in its memory but `learned`."""
         ...
 
     def decided(self, model: str, observation: Observation, plan: Plan) -> None:
@@ -73,6 +83,7 @@ class ModelScaler:
         self._settings = settings
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
+        self._learned = nothing_learned(settings.profile)
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
         self._report: FleetReport | None = None  # the last one that could be read
@@ -99,6 +110,22 @@ class ModelScaler:
     def targets(self) -> Mapping[str, int]:
         """The last targets, by compute class; a class without one keeps what Serve has."""
         return self._targets
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """What it has learned of slices, as plain JSON values."""
+        return self._learned.to_record()
+
+    def remember(self, learned: Mapping[str, Any]) -> None:
+        """Takes what was learned before a restart, unless something has been learned since.
+
+        Raises:
+            KeyError, TypeError, ValueError: `learned` is no such record.
+        """
+        before = learned_of_record(learned, self._settings.profile)
+        if not self._learned.classes and before.classes:
+            self._learned = before
+            self._policy = None  # the next one begins with it
 
     def decide(self, serve_state: ServeState) -> ModelPlan:
         """The next plan, as it is shown. Its targets are `targets` from now on."""
@@ -127,6 +154,7 @@ class ModelScaler:
         policy, alerts = self._policy_for(serve_state.deployments)
         observation, unknown = self._observe(serve_state)
         plan = policy.decide(observation)
+        self._learned = policy.learned
         self._sink.decided(self.model, observation, plan)
         if unknown:  # these messages are clearer than the policy's own
             plan = replace(plan, alerts=unknown)
@@ -135,7 +163,7 @@ class ModelScaler:
     def _policy_for(self, deployments: Mapping[str, Bounds]) -> tuple[SlicewisePolicy, list[str]]:
         """Returns the policy within the deployments' bounds, and alerts of what does not fit.
 
-        Other bounds make another policy, with an empty memory.
+        Other bounds make another policy, which knows of slices what the one before had learned.
         """
         terms = {
             each.name: replace(
@@ -152,10 +180,11 @@ class ModelScaler:
             for name in sorted(known - set(deployments))
         ]
         if self._policy is None or terms != self._terms:
-            settings = self._settings
-            self._policy = SlicewisePolicy(settings.profile, list(terms.values()), settings.rules)
+            settings, learned = self._settings, self._learned
+            of_classes = tuple(terms.values())
+            self._policy = SlicewisePolicy(settings.profile, of_classes, settings.rules, learned)
             self._terms = terms
-            self._sink.begin(self.model, settings.profile, tuple(terms.values()), settings.rules)
+            self._sink.begin(self.model, settings.profile, of_classes, settings.rules, learned)
         return self._policy, alerts
 
     def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.domain.capacity.engine_rates import rates_of_stats
 from serving.domain.capacity.slice_profile import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport, StatsError, fleet_report_of_stats, load_of_stats
@@ -113,6 +114,8 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
         num_batch_in_flight=sum(sample.num_batch_in_flight for sample in known),
         # Gateways share the engines. Where nothing waits, nobody sees that they are full.
         full_ratio=max(sample.full_ratio for sample in known),
+        # Each engine is told of by one gateway at a time.
+        engines=tuple(each for report in reports for each in rates_of_stats(model, report.stats)),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.slice_lifecycle import SliceState
 
 
@@ -20,7 +21,7 @@ class ModelLoad:
     that arrived and of those that finished; `input_tokens_mean` without what a prefix cache saves.
     `num_waiting` have no engine yet, the oldest of them since `oldest_wait_s`; `num_in_flight` are
     on engines. `full_ratio` is the share of the window, 0 to 1, in which work waited and no engine
-    took more.
+    took more. `engines` are those whose work is known.
     """
 
     at_s: float
@@ -34,6 +35,7 @@ class ModelLoad:
     num_batch_waiting: int = 0
     num_batch_in_flight: int = 0
     full_ratio: float = 0.0
+    engines: tuple[EngineRate, ...] = ()
 
     @property
     def has_work(self) -> bool:

@@ -2,8 +2,9 @@
 
 One file of JSON lines. A line `begin` carries everything a policy is made from; each line after it
 is one decision, its observation and its plan. A restart of the policy begins anew, with an empty
-memory, as it did. `replay_log` runs today's policy on yesterday's observations and reports where it
-would plan otherwise. Owns the format; reads and writes files, decides nothing.
+memory but for what it had learned of slices, as it did. `replay_log` runs today's policy on
+yesterday's observations and reports where it would plan otherwise. Owns the format; reads and
+writes files, decides nothing.
 """
 
 import json
@@ -12,9 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoscaling.policy.learned_capacity import LearnedCapacity, learned_of_record
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
@@ -53,9 +56,14 @@ class DecisionLog:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: Iterable[ComputeClass], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: Iterable[ComputeClass],
+        rules: Rules,
+        learned: LearnedCapacity,
     ) -> None:
-        """Records that a policy of this model starts with an empty memory."""
+        """Records that a policy of this model starts, with nothing in its memory but `learned`."""
         self._write(
             {
                 "kind": "begin",
@@ -64,6 +72,7 @@ class DecisionLog:
                 "profile": profile.model_dump(),
                 "classes": [asdict(each) for each in terms],
                 "rules": asdict(rules),
+                "learned": learned.to_record(),
             }
         )
 
@@ -128,7 +137,7 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
     fleet = raw["fleet"]
     return Observation(
         now_s=raw["now_s"],
-        load=None if raw["load"] is None else ModelLoad(**raw["load"]),
+        load=None if raw["load"] is None else _load_of_json(raw["load"]),
         fleet=Fleet(
             slices=tuple(
                 SliceView(**(each | {"state": SliceState(each["state"])}))
@@ -138,6 +147,11 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
             losses=tuple(SliceLoss(**each) for each in fleet["losses"]),
         ),
     )
+
+
+def _load_of_json(raw: Mapping[str, Any]) -> ModelLoad:
+    engines = tuple(EngineRate(**each) for each in raw.get("engines", ()))
+    return ModelLoad(**(dict(raw) | {"engines": engines}))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -163,10 +177,13 @@ def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
         raise ValueError(f"format is {entry['format']!r}; allowed: {FORMAT}")
     rules = dict(entry["rules"])
     objectives = Objectives(**rules.pop("objectives"))
+    profile = CapacityProfile.model_validate(entry["profile"])
+    learned = entry.get("learned")  # a log of an earlier build has none
     return SlicewisePolicy(
-        CapacityProfile.model_validate(entry["profile"]),
+        profile,
         [ComputeClass(**each) for each in entry["classes"]],
         Rules(objectives, **rules),
+        None if learned is None else learned_of_record(learned, profile),
     )
 
 

@@ -13,13 +13,14 @@ Serve pickles this class with its module's globals; that is why there is little 
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, latest_reports
-from autoscaling.plan_store import write_plan_report
+from autoscaling.plan_store import read_memory, write_memory, write_plan_report
+from autoscaling.policy.memory import decode_memory, encode_memory
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
 from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
@@ -28,6 +29,9 @@ logger = logging.getLogger("ray.serve.slicewise")
 
 # Serve's `DeploymentID` and `AutoscalingContext`; Ray ships no types for either.
 _Contexts = Mapping[Any, Any]
+
+# What was learned changes a little with each decision, and a restart may lose a minute of it.
+_REMEMBER_EVERY_S = 60.0
 
 
 class SlicePolicy:
@@ -42,7 +46,12 @@ class SlicePolicy:
         self._scalers: tuple[ModelScaler, ...] = ()
         self._alerts: tuple[str, ...] = ()
         self._decide_every_s = 5.0
-        self._writer = DecisionWriter(ThreadPoolExecutor(1, "slicewise-plans"), write_plan_report)
+        executor = ThreadPoolExecutor(1, "slicewise-plans")
+        self._writer = DecisionWriter(executor, write_plan_report, write_memory)
+        self._remembered: Mapping[str, Any] = {}
+        self._remembered_at_s = 0.0
+        # What an earlier one had learned, until it is read; nothing is written before.
+        self._memory: Future[bytes | None] | None = executor.submit(read_memory)
         try:
             read = read_policy_settings(settings)
         except PolicyConfigError as error:
@@ -77,6 +86,7 @@ class SlicePolicy:
         self._writer.close()
 
     def _decide(self, contexts: _Contexts, ids: Mapping[str, Any], now_s: float) -> None:
+        self._recall()
         gateways = _reports(contexts, ids, GATEWAY)
         directory = _reports(contexts, ids, DIRECTORY)
         running = contexts[ids[GATEWAY]].running_replicas if GATEWAY in ids else ()
@@ -97,6 +107,28 @@ class SlicePolicy:
         )
         alerts = (*self._alerts, *self._writer.alerts, *held)
         self._writer.publish(PlanReport(written_at_s=now_s, models=tuple(plans), alerts=alerts))
+        self._remember(now_s)
+
+    def _recall(self) -> None:
+        """Takes what an earlier policy had learned, once it is read."""
+        if self._memory is None or not self._memory.done():
+            return
+        memory, self._memory = self._memory, None
+        try:
+            document = memory.result()
+            records = {} if document is None else decode_memory(document)
+            for scaler in self._scalers:
+                if scaler.model in records:
+                    scaler.remember(records[scaler.model])
+        except Exception as error:  # noqa: BLE001 - it learns anew
+            logger.warning("policy_memory_unreadable error=%r", error)
+
+    def _remember(self, now_s: float) -> None:
+        records = {each.model: each.learned for each in self._scalers if each.learned["classes"]}
+        is_due = abs(now_s - self._remembered_at_s) >= _REMEMBER_EVERY_S
+        if self._memory is None and is_due and records != self._remembered:
+            self._remembered, self._remembered_at_s = records, now_s
+            self._writer.remember(encode_memory(records))
 
 
 def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> tuple[Report, ...]:

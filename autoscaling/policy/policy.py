@@ -3,7 +3,8 @@
 The steps, each a pure function or a small memory of its own:
 
 1. `forecast`       the rate now, and by the time a slice ordered today would be ready
-2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`
+2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`,
+                    as far as slices were seen to keep to that law (`learned_capacity`)
 3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
                     and there is none while work waits (`scale_down`)
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
@@ -15,13 +16,14 @@ observation. A missing or stale load holds the last plan.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, demand_of, num_at_once
 from autoscaling.policy.forecast import Forecaster
+from autoscaling.policy.learned_capacity import LearnedCapacity, nothing_learned
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.scale_down import NeedFloor, why_nothing_may_go
@@ -38,6 +40,8 @@ _MOST_BACKLOG = 0.1
 # A backlog is older than a slice takes to come after this at the earliest.
 _LEAST_LEAD_S = 60.0
 _MIXES_KEPT = 64
+# What slices carry is told where it differs by more from the law.
+_SAME_FACTOR = 0.02
 
 
 class SlicewisePolicy:
@@ -46,9 +50,16 @@ class SlicewisePolicy:
     name = "slicewise"
 
     def __init__(
-        self, profile: CapacityProfile, terms: Sequence[ComputeClass], rules: Rules
+        self,
+        profile: CapacityProfile,
+        terms: Sequence[ComputeClass],
+        rules: Rules,
+        learned: LearnedCapacity | None = None,
     ) -> None:
-        """Raises `ValueError` for no class, or two of one name."""
+        """Takes what an earlier one had `learned` of slices by this profile; `None`: nothing.
+
+        Raises `ValueError` for no class, or two of one name.
+        """
         names = [each.name for each in terms]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
@@ -61,9 +72,12 @@ class SlicewisePolicy:
         self._forecaster = Forecaster()
         self._tokens: tuple[float, float] | None = None
         self._observed_at_s: float | None = None
+        self._learned_at_s: float | None = None
         self._busy_at_s: float | None = None
         self._needs: deque[tuple[float, int]] = deque()
         self._floor = NeedFloor()
+        self._factor = 1.0
+        self.learned = learned or nothing_learned(profile)
         self._backlog_since_s: float | None = None
         self._surplus_since_s: dict[str, float] = {}
 
@@ -76,7 +90,9 @@ class SlicewisePolicy:
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             return self._hold(observation)
         self._learn(now_s, load)
-        num_ready = sum(1 for each in fleet.slices if each.state == SliceState.READY)
+        ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
+        num_ready = ready.total()
+        self._factor = self.learned.factor(ready)
         demand = self._demand(now_s, load, num_ready)
         needed = self._held_need(now_s, self._bounded(now_s, load, demand))
         stays = why_nothing_may_go(load, self._rules)
@@ -94,11 +110,19 @@ class SlicewisePolicy:
             drain_delay_s=self._rules.drain_delay_s,
             kept=need - needed,
             kept_because=self._floor.reason,
+            carries=self._carries,
         )
         plan, self._surplus_since_s = plan_targets(
             inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
         )
-        return plan
+        return replace(plan, alerts=tuple(map(str, self.learned.slow)))
+
+    @property
+    def _carries(self) -> str:
+        """What slices were seen to carry, in words; nothing while the law is believed."""
+        if abs(self._factor - 1) < _SAME_FACTOR:
+            return ""
+        return f"slices were seen to carry {self._factor:.2f} of their profile"
 
     def _hold(self, observation: Observation) -> Plan:
         load = observation.load
@@ -115,6 +139,9 @@ class SlicewisePolicy:
         self._forecaster.observe(load.at_s, load.requests_per_s)
         if load.has_work:
             self._busy_at_s = now_s
+        elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
+        self._learned_at_s = now_s
+        self.learned = self.learned.seen(elapsed_s, load, self._profile, self._rules)
         if load.requests_per_s <= 0:
             return
         means = (load.input_tokens_mean, load.output_tokens_mean)
@@ -138,11 +165,11 @@ class SlicewisePolicy:
             for each in self._leading(now_s)
         ]
         traffic = DemandInputs(max(rates), input_tokens, output_tokens)
-        steady = demand_of(traffic, self._profile, self._rules)
+        steady = demand_of(traffic, self._profile, self._rules, self._factor)
         # What is on engines beyond what they can run waits there.
-        held = num_ready * num_at_once(traffic, self._profile, self._rules)
+        held = num_ready * num_at_once(traffic, self._profile, self._rules, self._factor)
         num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
-        backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules)
+        backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules, self._factor)
         most = self._most_backlog(now_s, load, steady.mean, has_backlog=backlog > 0)
         return Demand(steady.mean, steady.spread, min(backlog, most))
 
@@ -240,6 +267,7 @@ class SlicewisePolicy:
         return (
             f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
             f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
+            + (f"; {self._carries}" if self._carries else "")
             + (f"; none goes while {self._floor.reason}" if self._floor.reason else "")
         )
 

@@ -20,7 +20,8 @@ class PlanInputs:
 
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
     classes, `ideal` that of all classes; both cover `need`. `kept` slices of the need are
-    there because it must not fall now, and `kept_because` says why; `None` if it may.
+    there because it must not fall now, and `kept_because` says why; `None` if it may. `carries` is
+    what slices were seen to carry, where that is not what the profile says.
     """
 
     now_s: float
@@ -33,6 +34,7 @@ class PlanInputs:
     drain_delay_s: float
     kept: int = 0
     kept_because: str | None = None
+    carries: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
         f" ${inputs.prices[name]:.2f} per useful slice-hour,"
         f" ready in {history.lead_s:.0f} s"
     )
+    if inputs.carries:
+        reason += f"; {inputs.carries}"
     if not history.is_healthy(inputs.now_s):
         reason += f"; backing off: {history.backoff_reason}"
     return Decision(name, count, reason)
@@ -146,7 +150,7 @@ def _drop_reason(inputs: PlanInputs, name: str, waited_s: float) -> str:
     return (
         f"more than enough for {waited_s:.0f} s: need {inputs.need};"
         f" ${price:.2f} per useful slice-hour is the most expensive left"
-    )
+    ) + (f"; {inputs.carries}" if inputs.carries else "")
 
 
 def _shortfalls(inputs: PlanInputs) -> list[Decision]:

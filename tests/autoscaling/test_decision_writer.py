@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from autoscaling.decision_writer import DecisionWriter
+from autoscaling.policy.learned_capacity import nothing_learned
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
@@ -32,6 +33,7 @@ class Store:
 
     def __init__(self) -> None:
         self.boards: list[PlanReport] = []
+        self.documents: list[bytes] = []
         self.is_away = False
 
     def write(self, board: PlanReport) -> None:
@@ -39,14 +41,19 @@ class Store:
             raise ConnectionError("away")
         self.boards.append(board)
 
+    def keep(self, document: bytes) -> None:
+        if self.is_away:
+            raise ConnectionError("away")
+        self.documents.append(document)
+
 
 def test_log_can_be_decided_again(tmp_path: Path) -> None:
     path = tmp_path / "below" / "decisions.jsonl"
     policy = SlicewisePolicy(PROFILE, TERMS, RULES)
     with ThreadPoolExecutor(1) as executor:
-        writer = DecisionWriter(executor, Store().write)
+        writer = DecisionWriter(executor, Store().write, Store().keep)
         writer.open_log(path)
-        writer.begin("m", PROFILE, TERMS, RULES)
+        writer.begin("m", PROFILE, TERMS, RULES, nothing_learned(PROFILE))
         for tick in range(3):
             seen = Observation(10.0 * tick, ModelLoad(10.0 * tick, 9.0, 10.0, 20.0), Fleet((), {}))
             writer.decided("m", seen, policy.decide(seen))
@@ -59,9 +66,9 @@ def test_log_can_be_decided_again(tmp_path: Path) -> None:
 def test_without_a_log_only_the_board_is_written() -> None:
     store = Store()
     with ThreadPoolExecutor(1) as executor:
-        writer = DecisionWriter(executor, store.write)
+        writer = DecisionWriter(executor, store.write, store.keep)
         writer.open_log(None)
-        writer.begin("m", PROFILE, TERMS, RULES)
+        writer.begin("m", PROFILE, TERMS, RULES, nothing_learned(PROFILE))
         writer.publish(BOARD)
     assert store.boards == [BOARD]
     assert writer.alerts == ()
@@ -71,7 +78,7 @@ def test_log_that_cannot_be_opened_is_an_alert(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "decisions.jsonl"
     with ThreadPoolExecutor(1) as executor:
-        writer = DecisionWriter(executor, Store().write)
+        writer = DecisionWriter(executor, Store().write, Store().keep)
         writer.open_log(path)
     (alert,) = writer.alerts
     assert alert.startswith(f"the decision log {path} cannot be written: ")
@@ -81,10 +88,23 @@ def test_board_that_cannot_be_written_is_an_alert_until_it_can() -> None:
     store = Store()
     store.is_away = True
     with ThreadPoolExecutor(1) as executor:
-        writer = DecisionWriter(executor, store.write)
+        writer = DecisionWriter(executor, store.write, store.keep)
         writer.publish(BOARD)
         executor.submit(lambda: None).result()
         assert writer.alerts == ("the plan report cannot be written: ConnectionError('away')",)
         store.is_away = False
         writer.publish(BOARD)
     assert writer.alerts == ()
+
+
+def test_memory_is_written_and_an_alert_while_it_cannot_be() -> None:
+    store = Store()
+    store.is_away = True
+    with ThreadPoolExecutor(1) as executor:
+        writer = DecisionWriter(executor, store.write, store.keep)
+        writer.remember(b"first")
+    assert any("the policy's memory cannot be written" in alert for alert in writer.alerts)
+    store.is_away = False
+    with ThreadPoolExecutor(1) as executor:
+        DecisionWriter(executor, store.write, store.keep).remember(b"second")
+    assert store.documents == [b"second"]

@@ -8,6 +8,7 @@ import pytest
 
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, Tokens
+from autoscaling.policy.learned_capacity import LearnedCapacity
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
@@ -50,7 +51,12 @@ class Sink:
     plans: list[Plan] = field(default_factory=list)
 
     def begin(
-        self, model: str, profile: CapacityProfile, terms: tuple[ComputeClass, ...], rules: Rules
+        self,
+        model: str,
+        profile: CapacityProfile,
+        terms: tuple[ComputeClass, ...],
+        rules: Rules,
+        learned: LearnedCapacity,
     ) -> None:
         self.begun.append(terms)
 

@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from autoscaling.policy.learned_capacity import nothing_learned
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
@@ -42,7 +43,7 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
     policy = SlicewisePolicy(PROFILE, ALL, RULES)
     writing = DecisionLog(path)
-    writing.begin("m", PROFILE, ALL, RULES)
+    writing.begin("m", PROFILE, ALL, RULES, nothing_learned(PROFILE))
     for tick in range(5):
         now_s = 1_795_226_400.0 + 10 * tick
         observation = Observation(now_s, ModelLoad(now_s, 15.0 * tick, 100.0, 100.0), Fleet((), {}))

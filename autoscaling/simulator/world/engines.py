@@ -55,6 +55,17 @@ class SimulatedTraffic:
     num_in_flight: int
     num_held_back: int = 0
     are_full: bool = False
+    work: "EngineSums | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSums:
+    """What each engine has done since it opened, by slot: tokens, finished steps, time in them."""
+
+    computed: kernel.I64
+    emitted: kernel.I64
+    num_steps: kernel.I64
+    busy_s: kernel.F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +168,12 @@ class Engines:
             num_in_flight=int(counts[kernel.ON_ENGINES]),
             num_held_back=int(in_line[is_full].sum()),
             are_full=self.num_routable > 0 and int(is_full.sum()) == self.num_routable,
+            work=EngineSums(
+                self._state.computed.copy(),
+                self._state.emitted.copy(),
+                self._state.step.copy(),
+                self._state.busy_s.copy(),
+            ),
         )
 
     def finish(self) -> Answers:
@@ -215,6 +232,9 @@ def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[An
         "event_at": slots.copy(),
         "route_heap": np.zeros(size, np.int32),
         "route_at": np.full(size, kernel.NOBODY, np.int32),
+        "emitted": np.zeros(size, np.int64),
+        "computed": np.zeros(size, np.int64),
+        "busy_s": np.zeros(size),
     }
 
 

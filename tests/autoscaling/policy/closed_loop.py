@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, SliceView
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
@@ -19,7 +20,7 @@ OBJECTIVES = Objectives(ttft_s=3.0, tpot_s=0.05)
 RULES = Rules(OBJECTIVES)
 ON_DEMAND = ComputeClass("on-demand", 20.0, max_slices=100, provisioning_s=60, load_s=60)
 RATE = 230.0
-TICK_S, STEP_S, WINDOW_S = 5.0, 0.5, 30.0
+TICK_S, STEP_S, WINDOW_S = 5.0, 1.0, 30.0
 INPUT_TOKENS = OUTPUT_TOKENS = 100.0
 
 
@@ -62,6 +63,8 @@ class ClosedLoop:
     loads: list[ModelLoad] = field(default_factory=list)
     counts: list[tuple[float, int, float]] = field(default_factory=list)
     _running: dict[str, float] = field(default_factory=dict)
+    _done: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
+    _since: set[str] = field(default_factory=set)  # those that have worked for a window
     _arrived: deque[float] = field(default_factory=lambda: deque(maxlen=round(WINDOW_S / STEP_S)))
     _full: deque[bool] = field(default_factory=lambda: deque(maxlen=round(WINDOW_S / STEP_S)))
 
@@ -93,6 +96,10 @@ class ClosedLoop:
         for name, running in self._running.items():
             done = running * min(1.0, STEP_S / (OUTPUT_TOKENS * self._step_s(name, running)))
             self._running[name] -= done
+            known = self._done.setdefault(name, deque(maxlen=round(WINDOW_S / STEP_S)))
+            known.append((done * OUTPUT_TOKENS, 1 / self._step_s(name, running)))
+            if len(known) == known.maxlen:
+                self._since.add(name)
             finished += done
         arriving = self.rate * STEP_S if self.num_clients is None else finished
         self.waiting += arriving + gone
@@ -130,7 +137,15 @@ class ClosedLoop:
             oldest_wait_s=self.waiting / max(rate, 1.0),
             num_in_flight=round(sum(self._running.values())),
             full_ratio=sum(self._full) / len(self._full),
+            engines=tuple(self._rate(name) for name in self.ready if name in self._since),
         )
+
+    def _rate(self, name: str) -> EngineRate:
+        known = self._done[name]
+        emitted = sum(tokens for tokens, _ in known) / (len(known) * STEP_S)
+        steps_per_s = sum(steps for _, steps in known) / len(known)
+        computed = emitted * INPUT_TOKENS / OUTPUT_TOKENS
+        return EngineRate(name, ON_DEMAND.name, computed, emitted, 1 / steps_per_s)
 
     def _decide(self) -> None:
         self.slices = [self._aged(each) for each in self.slices]
