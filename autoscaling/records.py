@@ -22,6 +22,9 @@ class ModelLoad:
     `num_waiting` have no engine yet, the oldest of them since `oldest_wait_s`; `num_in_flight` are
     on engines. `full_ratio` is the share of the window, 0 to 1, in which work waited and no engine
     took more. `engines` are those whose work is known.
+
+    `late` says, in words, which gateways have not told theirs in time: what others told is then the
+    least that there is. `left_out` says which have been silent for so long that they do not count.
     """
 
     at_s: float
@@ -36,6 +39,8 @@ class ModelLoad:
     num_batch_in_flight: int = 0
     full_ratio: float = 0.0
     engines: tuple[EngineRate, ...] = ()
+    late: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def has_work(self) -> bool:

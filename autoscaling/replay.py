@@ -151,7 +151,8 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
 
 def _load_of_json(raw: Mapping[str, Any]) -> ModelLoad:
     engines = tuple(EngineRate(**each) for each in raw.get("engines", ()))
-    return ModelLoad(**(dict(raw) | {"engines": engines}))
+    notes = {name: tuple(raw.get(name, ())) for name in ("late", "left_out")}
+    return ModelLoad(**(dict(raw) | notes | {"engines": engines}))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -110,12 +110,13 @@ class SlicewisePolicy:
             drain_delay_s=self._rules.drain_delay_s,
             kept=need - needed,
             kept_because=self._floor.reason,
-            carries=self._carries,
+            notes="; ".join(filter(None, (self._carries, *load.left_out))),
         )
         plan, self._surplus_since_s = plan_targets(
             inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
         )
-        return replace(plan, alerts=tuple(map(str, self.learned.slow)))
+        alerts = (*load.late, *load.left_out, *map(str, self.learned.slow))
+        return replace(plan, alerts=alerts)
 
     @property
     def _carries(self) -> str:
@@ -136,12 +137,14 @@ class SlicewisePolicy:
         )
 
     def _learn(self, now_s: float, load: ModelLoad) -> None:
-        self._forecaster.observe(load.at_s, load.requests_per_s)
         if load.has_work:
             self._busy_at_s = now_s
         elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
         self._learned_at_s = now_s
         self.learned = self.learned.seen(elapsed_s, load, self._profile, self._rules)
+        if load.late and load.requests_per_s <= self._forecaster.level:
+            return  # it is the least that there is, and no news
+        self._forecaster.observe(load.at_s, load.requests_per_s)
         if load.requests_per_s <= 0:
             return
         means = (load.input_tokens_mean, load.output_tokens_mean)
@@ -267,7 +270,7 @@ class SlicewisePolicy:
         return (
             f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
             f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
-            + (f"; {self._carries}" if self._carries else "")
+            + "".join(f"; {each}" for each in (self._carries, *load.left_out) if each)
             + (f"; none goes while {self._floor.reason}" if self._floor.reason else "")
         )
 

@@ -2,8 +2,9 @@
 
 Interactive and standard work has an objective for its first token. While some of it has waited
 longer than that, or waits in front of full engines, what demand is computed to be is wrong, or not
-answered yet: the need stands, whatever is computed. Batch work has no such objective. Classes are
-exchanged all the same, one for one. Time comes in.
+answered yet: the need stands, whatever is computed. Batch work has no such objective. While a
+gateway is late, what others told is the least that there is, so the need may rise and not fall.
+Classes are exchanged all the same, one for one. Time comes in.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ _FULL_RATIO = 0.1
 
 def why_nothing_may_go(load: ModelLoad, rules: Rules) -> str | None:
     """Returns why no slice may be given up under `load`; `None` if they may."""
+    if load.late:
+        return "; ".join(load.late)
     if load.num_waiting <= 0:
         return None
     ttft_s = rules.objectives.ttft_s

@@ -20,8 +20,8 @@ class PlanInputs:
 
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
     classes, `ideal` that of all classes; both cover `need`. `kept` slices of the need are
-    there because it must not fall now, and `kept_because` says why; `None` if it may. `carries` is
-    what slices were seen to carry, where that is not what the profile says.
+    there because it must not fall now, and `kept_because` says why; `None` if it may. `notes` are
+    what else the need comes of: what slices were seen to carry, gateways that are left out.
     """
 
     now_s: float
@@ -34,7 +34,7 @@ class PlanInputs:
     drain_delay_s: float
     kept: int = 0
     kept_because: str | None = None
-    carries: str = ""
+    notes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ def plan_targets(
         spare -= droppable
         targets[name] = target - orders - droppable
         if orders:
-            decisions.append(Decision(name, -orders, "no longer needed, and not there yet"))
+            why = _noted(inputs, "no longer needed, and not there yet")
+            decisions.append(Decision(name, -orders, why))
         if droppable:
             decisions.append(Decision(name, -droppable, _drop_reason(inputs, name, waited_s)))
         if slices > droppable:
@@ -130,8 +131,7 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
         f" ${inputs.prices[name]:.2f} per useful slice-hour,"
         f" ready in {history.lead_s:.0f} s"
     )
-    if inputs.carries:
-        reason += f"; {inputs.carries}"
+    reason = _noted(inputs, reason)
     if not history.is_healthy(inputs.now_s):
         reason += f"; backing off: {history.backoff_reason}"
     return Decision(name, count, reason)
@@ -147,10 +147,15 @@ def _kept_reason(inputs: PlanInputs, waited_s: float) -> str:
 
 def _drop_reason(inputs: PlanInputs, name: str, waited_s: float) -> str:
     price = inputs.prices[name]
-    return (
+    return _noted(
+        inputs,
         f"more than enough for {waited_s:.0f} s: need {inputs.need};"
-        f" ${price:.2f} per useful slice-hour is the most expensive left"
-    ) + (f"; {inputs.carries}" if inputs.carries else "")
+        f" ${price:.2f} per useful slice-hour is the most expensive left",
+    )
+
+
+def _noted(inputs: PlanInputs, reason: str) -> str:
+    return f"{reason}; {inputs.notes}" if inputs.notes else reason
 
 
 def _shortfalls(inputs: PlanInputs) -> list[Decision]:
