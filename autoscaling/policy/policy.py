@@ -26,7 +26,12 @@ from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.learned_capacity import LearnedCapacity, nothing_learned
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
-from autoscaling.policy.scale_down import NeedFloor, why_nothing_may_go
+from autoscaling.policy.scale_down import (
+    MOST_TURNS,
+    NeedFloor,
+    NeedTurns,
+    why_nothing_may_go,
+)
 from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -76,6 +81,7 @@ class SlicewisePolicy:
         self._busy_at_s: float | None = None
         self._needs: deque[tuple[float, int]] = deque()
         self._floor = NeedFloor()
+        self._turns = NeedTurns()
         self._factor = 1.0
         self.learned = learned or nothing_learned(profile)
         self._backlog_since_s: float | None = None
@@ -95,8 +101,7 @@ class SlicewisePolicy:
         self._factor = self.learned.factor(ready)
         demand = self._demand(now_s, load, num_ready)
         needed = self._held_need(now_s, self._bounded(now_s, load, demand))
-        stays = why_nothing_may_go(load, self._rules)
-        need = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
+        need, stays = self._kept_need(now_s, load, needed, num_ready)
         floor = math.ceil(self._rules.floor_ratio * need)
         safe, ideal = self._mixes(now_s, need, floor, demand, observation)
         inputs = PlanInputs(
@@ -109,11 +114,11 @@ class SlicewisePolicy:
             ideal=ideal,
             drain_delay_s=self._rules.drain_delay_s,
             kept=need - needed,
-            kept_because=self._floor.reason,
+            kept_because=stays,
             notes="; ".join(filter(None, (self._carries, *load.left_out))),
         )
         plan, self._surplus_since_s = plan_targets(
-            inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, need, floor)
+            inputs, self._surplus_since_s, self._arithmetic(now_s, load, demand, inputs, floor)
         )
         alerts = (*load.late, *load.left_out, *map(str, self.learned.slow))
         return replace(plan, alerts=alerts)
@@ -199,6 +204,17 @@ class SlicewisePolicy:
         healthy = [each for each in usable if each.is_healthy(now_s)] or usable
         return sorted(healthy, key=lambda each: each.usd_per_useful_hour)[:1]
 
+    def _kept_need(
+        self, now_s: float, load: ModelLoad, needed: int, num_ready: int
+    ) -> tuple[int, str | None]:
+        """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
+        stays = why_nothing_may_go(load, self._rules)
+        kept = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
+        need = self._turns.bounded(now_s, kept)
+        if need > kept:
+            return need, f"it has turned {MOST_TURNS} times in an hour, or would"
+        return need, stays
+
     def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
         rules = self._rules
         wanted = demand.whole
@@ -263,15 +279,20 @@ class SlicewisePolicy:
         return next_slice_at_s(observation.now_s, self._classes, observation)
 
     def _arithmetic(
-        self, now_s: float, load: ModelLoad, demand: Demand, need: int, floor: int
+        self, now_s: float, load: ModelLoad, demand: Demand, inputs: PlanInputs, floor: int
     ) -> str:
         lead = self._leading(now_s)[0]
         forecast = self._forecaster.at(now_s, lead.lead_s, self._rules.forecast_share)
-        return (
-            f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
-            f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
-            + "".join(f"; {each}" for each in (self._carries, *load.left_out) if each)
-            + (f"; none goes while {self._floor.reason}" if self._floor.reason else "")
+        notes = [inputs.notes] if inputs.notes else []
+        if inputs.kept_because is not None:
+            notes.append(f"none goes while {inputs.kept_because}")
+        return "; ".join(
+            (
+                f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
+                f" by {forecast.method}: {demand.arithmetic}",
+                f"need {inputs.need}, floor {floor}",
+                *notes,
+            )
         )
 
 

@@ -1,12 +1,14 @@
 """Nothing is scaled down while work waits that must not; batch work is not such work."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from closed_loop import ON_DEMAND, ClosedLoop, law
 from closed_loop import RULES as LOOP_RULES
 from policy_world import PROFILE, RULES, TICK_S, World
 
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.scale_down import MOST_TURNS, NeedTurns
 
 CALM = replace(RULES, forecast_share=0.0)  # without a margin for past errors
 WAITS = {"num_waiting": 5, "oldest_wait_s": 4.0}
@@ -89,6 +91,37 @@ def test_saturated_clients_lose_no_slice_though_the_profile_is_twice_too_good() 
     counts = [count for _, count, waiting in loop.counts if waiting > 0]
     assert counts == sorted(counts)
     assert counts[0] == 10
+
+
+def test_need_turns_six_times_an_hour_at_most_and_never_waits_to_rise() -> None:
+    turns = NeedTurns()
+    needs = [turns.bounded(60.0 * minute, 9 if minute // 2 % 2 else 4) for minute in range(240)]
+    changes = [
+        (minute, after - before)
+        for minute, (before, after) in enumerate(pairwise(needs))
+        if after != before
+    ]
+    for minute, _ in changes:
+        assert sum(minute - 60 < other <= minute for other, _ in changes) <= MOST_TURNS
+    assert sum(delta < 0 for _, delta in changes) >= 3 * 3
+    steps = NeedTurns()
+    for need in (4, 9, 3, 9, 3, 9, 3, 9, 3, 20):
+        kept = steps.bounded(0.0, need)
+        assert kept >= need
+    assert kept == 20
+
+
+def test_need_that_falls_step_by_step_turns_once() -> None:
+    turns = NeedTurns()
+    assert [turns.bounded(float(step), 30 - step) for step in range(20)] == [*range(30, 10, -1)]
+
+
+def test_bound_on_turns_is_told() -> None:
+    world = World.of(rules=replace(CALM, drain_delay_s=0.0))
+    plans = [world.step(48.0 if tick // 12 % 2 else 18.0) for tick in range(240)]
+    reason = "none goes while it has turned 6 times in an hour, or would"
+    assert any(reason in each.reason for plan in plans for each in plan.refusals)
+    assert any(reason in plan.arithmetic for plan in plans)
 
 
 def test_profile_of_the_world_is_what_the_numbers_here_are_made_of() -> None:
