@@ -1,4 +1,4 @@
-"""Writes what the policy decided and learned, off the controller's loop: log, plan report, memory.
+"""Writes what the policy decided and learned, off the controller's loop: log, report, document.
 
 Everything is written in one thread, in order. What cannot be written is reported once and shown as
 an alert; the decisions go on. Reads nothing.
@@ -28,18 +28,18 @@ _MAX_WAITING = 1000
 class DecisionWriter:
     """Implements `DecisionSink`. `executor` has one thread.
 
-    `write_plan_report` stores a report, `write_memory` the document of `policy.memory`.
+    `write_plan_report` stores a report, `write_learned` the document of `policy.learned_document`.
     """
 
     def __init__(
         self,
         executor: Executor,
         write_plan_report: Callable[[PlanReport], None],
-        write_memory: Callable[[bytes], None],
+        write_learned: Callable[[bytes], None],
     ) -> None:
         self._executor = executor
         self._write_report = write_plan_report
-        self._write_memory = write_memory
+        self._write_learned = write_learned
         self._log: DecisionLog | None = None
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
         self._problems: dict[str, str] = {}  # by what could not be written
@@ -73,9 +73,9 @@ class DecisionWriter:
         """Stores the plan report."""
         self._do("the plan report", self._write_report, board)
 
-    def remember(self, document: bytes) -> None:
+    def keep_learned(self, document: bytes) -> None:
         """Stores what the policy has learned."""
-        self._do("the policy's memory", self._write_memory, document)
+        self._do("what was learned of slices", self._write_learned, document)
 
     def close(self) -> None:
         """Has what waits written, then closes the log. Does not wait for it."""

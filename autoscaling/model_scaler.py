@@ -86,7 +86,7 @@ class ModelScaler:
         self._settings = settings
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
-        self._watch = GatewayWatch()
+        self._watch = GatewayWatch(settings.model)
         self._learned = nothing_learned(settings.profile)
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()

@@ -91,21 +91,25 @@ def latest_reports(
 
 
 class GatewayWatch:
-    """When each running gateway was last heard of, by the clock of who decides.
+    """When each running gateway last told a model's load, by the clock of who decides.
 
     A gateway's own clock may be wrong. So what counts is when a newer report was first seen; of the
     first one, and of none, it is what that says, and when the gateway was first seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._heard: dict[str, tuple[float, float]] = {}  # at_s of the report, and when it was seen
 
     def look(self, now_s: float, gateways: Mapping[str, Report | None]) -> dict[str, float]:
-        """Returns when each was heard of; `None` is a gateway that has not reported yet."""
+        """Returns when each was heard of; `None` is a gateway that has not reported yet.
+
+        A report without the model's load is none.
+        """
         heard: dict[str, tuple[float, float]] = {}
         for name, report in gateways.items():
             before = self._heard.get(name)
-            if report is None:
+            if report is None or load_of_stats(self._model, report.stats) is None:
                 heard[name] = before or (-math.inf, now_s)
             elif before is None:
                 heard[name] = report.at_s, min(report.at_s, now_s)

@@ -19,8 +19,8 @@ from typing import Any
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, latest_reports
-from autoscaling.plan_store import read_memory, write_memory, write_plan_report
-from autoscaling.policy.memory import decode_memory, encode_memory
+from autoscaling.plan_store import read_learned, write_learned, write_plan_report
+from autoscaling.policy.learned_document import decode_learned, encode_learned
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
 from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
@@ -47,11 +47,11 @@ class SlicePolicy:
         self._alerts: tuple[str, ...] = ()
         self._decide_every_s = 5.0
         executor = ThreadPoolExecutor(1, "slicewise-plans")
-        self._writer = DecisionWriter(executor, write_plan_report, write_memory)
+        self._writer = DecisionWriter(executor, write_plan_report, write_learned)
         self._remembered: Mapping[str, Any] = {}
         self._remembered_at_s = 0.0
         # What an earlier one had learned, until it is read; nothing is written before.
-        self._memory: Future[bytes | None] | None = executor.submit(read_memory)
+        self._before: Future[bytes | None] | None = executor.submit(read_learned)
         try:
             read = read_policy_settings(settings)
         except PolicyConfigError as error:
@@ -112,24 +112,24 @@ class SlicePolicy:
 
     def _recall(self) -> None:
         """Takes what an earlier policy had learned, once it is read."""
-        if self._memory is None or not self._memory.done():
+        if self._before is None or not self._before.done():
             return
-        memory, self._memory = self._memory, None
+        before, self._before = self._before, None
         try:
-            document = memory.result()
-            records = {} if document is None else decode_memory(document)
+            document = before.result()
+            records = {} if document is None else decode_learned(document)
             for scaler in self._scalers:
                 if scaler.model in records:
                     scaler.remember(records[scaler.model])
         except Exception as error:  # noqa: BLE001 - it learns anew
-            logger.warning("policy_memory_unreadable error=%r", error)
+            logger.warning("learned_capacity_unreadable error=%r", error)
 
     def _remember(self, now_s: float) -> None:
         records = {each.model: each.learned for each in self._scalers if each.learned["classes"]}
         is_due = abs(now_s - self._remembered_at_s) >= _REMEMBER_EVERY_S
-        if self._memory is None and is_due and records != self._remembered:
+        if self._before is None and is_due and records != self._remembered:
             self._remembered, self._remembered_at_s = records, now_s
-            self._writer.remember(encode_memory(records))
+            self._writer.keep_learned(encode_learned(records))
 
 
 def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> dict[Any, Report]:

@@ -97,14 +97,14 @@ def test_board_that_cannot_be_written_is_an_alert_until_it_can() -> None:
     assert writer.alerts == ()
 
 
-def test_memory_is_written_and_an_alert_while_it_cannot_be() -> None:
+def test_what_was_learned_is_written_and_an_alert_while_it_cannot_be() -> None:
     store = Store()
     store.is_away = True
     with ThreadPoolExecutor(1) as executor:
         writer = DecisionWriter(executor, store.write, store.keep)
-        writer.remember(b"first")
-    assert any("the policy's memory cannot be written" in alert for alert in writer.alerts)
+        writer.keep_learned(b"first")
+    assert any("what was learned of slices cannot be written" in alert for alert in writer.alerts)
     store.is_away = False
     with ThreadPoolExecutor(1) as executor:
-        DecisionWriter(executor, store.write, store.keep).remember(b"second")
+        DecisionWriter(executor, store.write, store.keep).keep_learned(b"second")
     assert store.documents == [b"second"]

@@ -148,13 +148,12 @@ def test_missing_load_is_no_load_of_zero(
 
 
 def test_gateway_is_heard_of_by_the_clock_of_who_decides() -> None:
-    watch = GatewayWatch()
-    assert watch.look(100.0, {"a": Report(90.0, {}), "b": None, "ahead": Report(999.0, {})}) == {
-        "a": 90.0, "b": 100.0, "ahead": 100.0,
-    }  # fmt: skip
-    later = {"a": Report(90.0, {}), "b": None, "ahead": Report(1001.0, {})}
-    assert watch.look(105.0, later) == {"a": 90.0, "b": 100.0, "ahead": 105.0}
-    assert watch.look(110.0, {"a": Report(91.0, {})}) == {"a": 110.0}
+    watch = GatewayWatch("m")
+    first = {"a": gateway(90.0), "b": None, "ahead": gateway(999.0), "other": Report(99.0, {})}
+    assert watch.look(100.0, first) == {"a": 90.0, "b": 100.0, "ahead": 100.0, "other": 100.0}
+    later = {"a": gateway(90.0), "b": None, "ahead": gateway(1001.0), "other": Report(104.0, {})}
+    assert watch.look(105.0, later) == {"a": 90.0, "b": 100.0, "ahead": 105.0, "other": 100.0}
+    assert watch.look(110.0, {"a": gateway(91.0)}) == {"a": 110.0}
     assert watch.look(115.0, {"b": None}) == {"b": 115.0}, "it was gone, and is new"
 
 

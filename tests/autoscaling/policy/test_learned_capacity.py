@@ -13,7 +13,7 @@ from autoscaling.policy.learned_capacity import (
     learned_of_record,
     nothing_learned,
 )
-from autoscaling.policy.memory import PolicyMemoryError, decode_memory, encode_memory
+from autoscaling.policy.learned_document import LearnedDocumentError, decode_learned, encode_learned
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.records import ModelLoad
 from serving.domain.capacity.engine_rates import EngineRate
@@ -115,8 +115,8 @@ def test_classes_are_learned_apart_and_weigh_by_their_slices() -> None:
 
 def test_it_survives_a_restart_and_not_another_profile() -> None:
     learned = learn(load(at_work(0.5), **FULL), times=20)
-    document = encode_memory({"m": learned.to_record()})
-    record = decode_memory(document)["m"]
+    document = encode_learned({"m": learned.to_record()})
+    record = decode_learned(document)["m"]
     assert learned_of_record(record, PROFILE).factor({"spot": 1}) == pytest.approx(0.5)
     renamed = PROFILE.model_copy(update={"source": "the same numbers, measured again"})
     assert learned_of_record(record, renamed).classes
@@ -124,9 +124,9 @@ def test_it_survives_a_restart_and_not_another_profile() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", json.dumps({"format": 9, "models": {}})])
-def test_other_documents_are_no_memory(text: bytes) -> None:
-    with pytest.raises(PolicyMemoryError):
-        decode_memory(text)
+def test_other_documents_are_refused(text: bytes) -> None:
+    with pytest.raises(LearnedDocumentError):
+        decode_learned(text)
 
 
 # -- the loop closed --
