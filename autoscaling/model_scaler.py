@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autoscaling.observations import (
+    GatewayWatch,
     Report,
     ReportMissingError,
     fleet_report_of,
@@ -63,11 +64,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ServeState:
-    """The state that Serve knows at `now_s`. `deployments` are the model's, by compute class."""
+    """The state that Serve knows at `now_s`. `deployments` are the model's, by compute class.
+
+    `gateways` are those that run, with what each reported last; `None` before its first report.
+    """
 
     now_s: float
-    gateways: tuple[Report, ...]
-    num_gateways: int
+    gateways: Mapping[str, Report | None]
     directory: tuple[Report, ...]
     deployments: Mapping[str, Bounds]
 
@@ -83,6 +86,7 @@ class ModelScaler:
         self._memory = memory
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
+        self._watch = GatewayWatch(settings.model)
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
         self._report: FleetReport | None = None  # the last one that could be read
@@ -187,7 +191,12 @@ class ModelScaler:
         losses: tuple[SliceLoss, ...] = ()
         try:
             load = load_of(
-                self.model, serve_state.gateways, serve_state.num_gateways, self._settings.assumed
+                self.model,
+                serve_state.gateways,
+                self._watch.look(serve_state.now_s, serve_state.gateways),
+                serve_state.now_s,
+                max_age_s,
+                self._settings.assumed,
             )
         except ReportMissingError as error:
             unknown.append(str(error))

@@ -1,21 +1,31 @@
 """Turns what Serve carries to a policy into load and slices of one model.
 
-Owns the reading of reports: which is the newest, which are missing, how those of several gateways
-add up. A report that is missing is an error with a name, never a load of zero. Pure: no clock.
+Owns the reading of reports: which is the newest, which are late or missing, how those of several
+gateways add up. A report that is missing is told by name, never a load of zero. Pure: no clock.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.domain.capacity.engine_rates import rates_of_stats
 from serving.domain.capacity.slice_profile import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
 from serving.domain.compute_class import ComputeClass
-from serving.domain.load_report import FleetReport, StatsError, fleet_report_of_stats, load_of_stats
+from serving.domain.load_report import (
+    FleetReport,
+    LoadSample,
+    StatsError,
+    fleet_report_of_stats,
+    load_of_stats,
+)
 from serving.domain.slice_records import LEASE_S, RENEWAL_S
 
 # A directory that has just started has not got every report yet.
 SETTLING_S = LEASE_S + RENEWAL_S
+# Of the age at which a load is none. Reports come every 2 s.
+_LATE_SHARE = 1 / 3
 
 
 class ReportMissingError(Exception):
@@ -80,23 +90,85 @@ def latest_reports(
     return reports
 
 
-def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: Tokens) -> ModelLoad:
-    """The model's load over all gateways: rates and counts add up, means are weighted by rate.
+class GatewayWatch:
+    """When each running gateway last told a model's load, by the clock of who decides.
 
-    It is as old as its oldest part. `assumed` stands for a mean that no gateway knows yet.
+    A gateway's own clock may be wrong. So what counts is when a newer report was first seen; of the
+    first one, and of none, it is what that says, and when the gateway was first seen.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._heard: dict[str, tuple[float, float]] = {}  # at_s of the report, and when it was seen
+
+    def look(self, now_s: float, gateways: Mapping[str, Report | None]) -> dict[str, float]:
+        """Returns when each was heard of; `None` is a gateway that has not reported yet.
+
+        A report without the model's load is none.
+        """
+        heard: dict[str, tuple[float, float]] = {}
+        for name, report in gateways.items():
+            before = self._heard.get(name)
+            if report is None or load_of_stats(self._model, report.stats) is None:
+                heard[name] = before or (-math.inf, now_s)
+            elif before is None:
+                heard[name] = report.at_s, min(report.at_s, now_s)
+            else:
+                heard[name] = before if report.at_s <= before[0] else (report.at_s, now_s)
+        self._heard = heard
+        return {name: heard_s for name, (_, heard_s) in heard.items()}
+
+
+def load_of(
+    model: str,
+    gateways: Mapping[str, Report | None],
+    heard_s: Mapping[str, float],
+    now_s: float,
+    max_age_s: float,
+    assumed: Tokens,
+) -> ModelLoad:
+    """The model's load over the running gateways: rates and counts add up, means weigh by rate.
+
+    A gateway that was not heard of for a third of `max_age_s` is late, and is not in the sum unless
+    all are; one that was not for longer than `max_age_s` is left out. Both are said in words. The
+    load is as old as its oldest part. `assumed` stands for a mean that no gateway knows yet.
 
     Raises:
-        ReportMissingError: not every running gateway has reported its load.
+        ReportMissingError: no gateway has told its load in time.
     """
-    reports = list(reports)
-    if not reports or len(reports) < num_gateways:
-        raise ReportMissingError(f"{len(reports)} of {num_gateways} gateways tell their load")
-    samples = [load_of_stats(model, report.stats) for report in reports]
-    known = [sample for sample in samples if sample is not None]
-    if len(known) < len(samples):
-        raise ReportMissingError(f"a gateway tells no load of {model}")
+    prompt: dict[str, LoadSample] = {}
+    tardy: dict[str, LoadSample] = {}
+    late: list[str] = []
+    left_out: list[str] = []
+    for name, report in gateways.items():
+        sample = None if report is None else load_of_stats(model, report.stats)
+        age_s = now_s - heard_s[name]
+        if age_s > max_age_s:
+            left_out.append(
+                f"gateway {name} is left out: it has told no load for {age_s:.0f} s;"
+                f" allowed: {max_age_s:g} s"
+            )
+        elif sample is None:
+            late.append(f"gateway {name} is silent: it has told no load of {model}")
+        elif age_s > _LATE_SHARE * max_age_s:
+            late.append(f"gateway {name} is late: its load is {age_s:.0f} s old")
+            tardy[name] = sample
+        else:
+            prompt[name] = sample
+    known = prompt or tardy
+    if not known:
+        raise ReportMissingError("; ".join(late + left_out) or "no gateway runs")
+    reports = [report for name in known if (report := gateways[name]) is not None]
+    load = _sum_of(model, list(known.values()), reports, assumed)
+    at_s = min(heard_s[name] for name in known)
+    return replace(load, at_s=at_s, late=tuple(late), left_out=tuple(left_out))
+
+
+def _sum_of(
+    model: str, known: Sequence[LoadSample], reports: Sequence[Report], assumed: Tokens
+) -> ModelLoad:
     return ModelLoad(
-        at_s=min(report.at_s for report in reports),
+        at_s=0.0,
         requests_per_s=sum(sample.requests_per_s for sample in known),
         input_tokens_mean=_weighed(
             [(sample.input_tokens_mean, sample.requests_per_s) for sample in known], assumed.input
@@ -108,6 +180,13 @@ def load_of(model: str, reports: Iterable[Report], num_gateways: int, assumed: T
         num_waiting=sum(sample.num_waiting for sample in known),
         oldest_wait_s=max(sample.oldest_wait_s for sample in known),
         num_in_flight=sum(sample.num_in_flight for sample in known),
+        batch_requests_per_s=sum(sample.batch_requests_per_s for sample in known),
+        num_batch_waiting=sum(sample.num_batch_waiting for sample in known),
+        num_batch_in_flight=sum(sample.num_batch_in_flight for sample in known),
+        # Gateways share the engines. Where nothing waits, nobody sees that they are full.
+        full_ratio=max(sample.full_ratio for sample in known),
+        # Each engine is told of by one gateway at a time.
+        engines=tuple(each for report in reports for each in rates_of_stats(model, report.stats)),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.slice_lifecycle import SliceState
 
 
@@ -15,10 +16,15 @@ from serving.domain.slice_lifecycle import SliceState
 class ModelLoad:
     """The measured load of one model over the last window before `at_s`.
 
+    It is that of interactive and standard work; what is said of batch work is in fields of its own.
     `requests_per_s` counts arrivals, answered or not. The token means are per request, of those
     that arrived and of those that finished; `input_tokens_mean` without what a prefix cache saves.
     `num_waiting` have no engine yet, the oldest of them since `oldest_wait_s`; `num_in_flight` are
-    on engines.
+    on engines. `full_ratio` is the share of the window, 0 to 1, in which work waited and no engine
+    took more. `engines` are those whose work is known.
+
+    `late` says, in words, which gateways have not told theirs in time: what others told is then the
+    least that there is. `left_out` says which have been silent for so long that they do not count.
     """
 
     at_s: float
@@ -28,6 +34,23 @@ class ModelLoad:
     num_waiting: int = 0
     oldest_wait_s: float = 0.0
     num_in_flight: int = 0
+    batch_requests_per_s: float = 0.0
+    num_batch_waiting: int = 0
+    num_batch_in_flight: int = 0
+    full_ratio: float = 0.0
+    engines: tuple[EngineRate, ...] = ()
+    late: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def has_work(self) -> bool:
+        """True if there is any work at all, batch work included."""
+        return (
+            self.requests_per_s > 0
+            or self.batch_requests_per_s > 0
+            or self.num_waiting + self.num_in_flight > 0
+            or self.num_batch_waiting + self.num_batch_in_flight > 0
+        )
 
 
 @dataclass(frozen=True, slots=True)

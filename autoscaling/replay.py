@@ -16,6 +16,7 @@ from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
@@ -137,7 +138,7 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
     fleet = raw["fleet"]
     return Observation(
         now_s=raw["now_s"],
-        load=None if raw["load"] is None else ModelLoad(**raw["load"]),
+        load=None if raw["load"] is None else _load_of_json(raw["load"]),
         fleet=Fleet(
             slices=tuple(
                 SliceView(**(each | {"state": SliceState(each["state"])}))
@@ -147,6 +148,12 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
             losses=tuple(SliceLoss(**each) for each in fleet["losses"]),
         ),
     )
+
+
+def _load_of_json(raw: Mapping[str, Any]) -> ModelLoad:
+    engines = tuple(EngineRate(**each) for each in raw.get("engines", ()))
+    notes = {name: tuple(raw.get(name, ())) for name in ("late", "left_out")}
+    return ModelLoad(**(dict(raw) | notes | {"engines": engines}))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -173,8 +180,9 @@ def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
     memory = None if entry["format"] == _WITHOUT_MEMORY else entry["memory"]
     rules = dict(entry["rules"])
     objectives = Objectives(**rules.pop("objectives"))
+    profile = CapacityProfile.model_validate(entry["profile"])
     return SlicewisePolicy(
-        CapacityProfile.model_validate(entry["profile"]),
+        profile,
         [ComputeClass(**each) for each in entry["classes"]],
         Rules(objectives, **rules),
         None if memory is None else PolicyRecord.model_validate_json(json.dumps(memory)),

@@ -84,9 +84,10 @@ class SlicePolicy:
         self._writer.close()
 
     def _decide(self, contexts: _Contexts, ids: Mapping[str, Any], now_s: float) -> None:
-        gateways = _reports(contexts, ids, GATEWAY)
-        directory = _reports(contexts, ids, DIRECTORY)
+        reports = _reports(contexts, ids, GATEWAY)
         running = contexts[ids[GATEWAY]].running_replicas if GATEWAY in ids else ()
+        gateways = {each.unique_id: reports.get(each) for each in running}
+        directory = tuple(_reports(contexts, ids, DIRECTORY).values())
         plans = []
         unclaimed = set(ids) - {GATEWAY, DIRECTORY}
         for scaler in self._scalers:
@@ -96,7 +97,7 @@ class SlicePolicy:
                 if (deployment := engine_deployment_name(scaler.model, name)) in ids
             }
             unclaimed -= {engine_deployment_name(scaler.model, name) for name in deployments}
-            serve_state = ServeState(now_s, gateways, len(running), directory, deployments)
+            serve_state = ServeState(now_s, gateways, directory, deployments)
             plans.append(scaler.decide(serve_state))
         held = tuple(
             f"{name} scales, but policy_kwargs has no model and class for it; its target is held"
@@ -111,10 +112,11 @@ class SlicePolicy:
                     self._writer.remember(scaler.model, record)
 
 
-def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> tuple[Report, ...]:
+def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> dict[Any, Report]:
+    """Returns the last report of each replica of a deployment, by Serve's `ReplicaID`."""
     if name not in ids:
-        return ()
-    return tuple(latest_reports(contexts[ids[name]].raw_metrics or {}).values())
+        return {}
+    return latest_reports(contexts[ids[name]].raw_metrics or {})
 
 
 def _bounds(context: Any) -> Bounds:

@@ -57,8 +57,10 @@ class UnreachableObjectiveError(ValueError):
     """
 
 
-def demand_of(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> Demand:
-    """The slices that steady `traffic` takes.
+def demand_of(
+    traffic: DemandInputs, profile: CapacityProfile, rules: Rules, factor: float = 1.0
+) -> Demand:
+    """The slices that steady `traffic` takes, where one carries `factor` times what the law says.
 
     The spread is `rules.spread` standard deviations of the requests in flight. Their number is
     Poisson at best, so it matters for few slices and vanishes for many.
@@ -76,24 +78,30 @@ def demand_of(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> 
             f"tpot_s is {rules.objectives.tpot_s:g}, of which {rules.tpot_margin:g} are planned"
             f" for; a step of an idle slice takes {profile.base_s:g} s ({profile.source})"
         )
-    mean = traffic.requests_per_s / at_most
+    mean = traffic.requests_per_s / (factor * at_most)
     in_flight = traffic.requests_per_s * max(traffic.output_tokens * tpot_s, profile.base_s)
     return Demand(mean, spread=rules.spread * mean / math.sqrt(max(in_flight, 1.0)))
 
 
-def num_at_once(traffic: DemandInputs, profile: CapacityProfile, rules: Rules) -> float:
+def num_at_once(
+    traffic: DemandInputs, profile: CapacityProfile, rules: Rules, factor: float = 1.0
+) -> float:
     """Returns how many requests one slice runs at once at the objective, with none waiting."""
     tpot_s = rules.objectives.tpot_s
     at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
-    return min(profile.max_num_seqs, at_most * traffic.output_tokens * tpot_s)
+    return min(profile.max_num_seqs, factor * at_most * traffic.output_tokens * tpot_s)
 
 
 def backlog_demand(
-    num_waiting: float, traffic: DemandInputs, profile: CapacityProfile, rules: Rules
+    num_waiting: float,
+    traffic: DemandInputs,
+    profile: CapacityProfile,
+    rules: Rules,
+    factor: float = 1.0,
 ) -> float:
     """Returns the extra slices that work off `num_waiting` requests within the TTFT objective."""
     if num_waiting <= 0:
         return 0.0
     rate = num_waiting / rules.objectives.ttft_s
     waiting = DemandInputs(rate, max(traffic.input_tokens, 1.0), max(traffic.output_tokens, 1.0))
-    return demand_of(waiting, profile, rules).mean
+    return demand_of(waiting, profile, rules, factor).mean

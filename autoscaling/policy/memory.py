@@ -1,4 +1,4 @@
-"""Defines what the policy of one model remembers beyond a restart: the season, and its classes.
+"""Defines what the policy of one model remembers beyond a restart: season, classes, slices.
 
 Owns the form of that record, its version, and when it may be used again. Pure: times are wall-clock
 seconds, and the caller keeps the bytes.
@@ -77,6 +77,20 @@ class ClassRecord(_Record):
     backoff: BackoffRecord
 
 
+class CapacityRecord(_Record):
+    """What slices of one class were seen to carry; see `ClassCapacity`."""
+
+    factor: Annotated[float, Field(gt=0)]
+    num_observations: _NotNegative
+
+
+class LearnedRecord(_Record):
+    """What was learned of slices by one profile, by compute class; see `LearnedCapacity`."""
+
+    profile_key: str
+    classes: dict[str, CapacityRecord]
+
+
 class PolicyRecord(_Record):
     """The memory of one model's policy. `slice_shape` is the slice for which it was learned."""
 
@@ -84,6 +98,7 @@ class PolicyRecord(_Record):
     written_at_s: float
     slice_shape: str
     forecast: ForecastRecord
+    learned: LearnedRecord
     classes: dict[str, ClassRecord]
 
 

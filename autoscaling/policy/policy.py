@@ -3,8 +3,10 @@
 The steps, each a pure function or a small memory of its own:
 
 1. `forecast`       the rate now, and by the time a slice ordered today would be ready
-2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`
-3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits
+2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`,
+                    as far as slices were seen to keep to that law (`learned_capacity`)
+3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
+                    and there is none while work waits (`scale_down`)
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
 5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
 6. `horizons`       what classes that deliver later are asked for, for the need of that time
@@ -15,7 +17,7 @@ observation. A missing or stale load holds the last plan.
 """
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,9 +26,16 @@ from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, dema
 from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
+from autoscaling.policy.learned_capacity import learned_of_record, nothing_learned
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.rules import Rules
+from autoscaling.policy.scale_down import (
+    MOST_TURNS,
+    NeedFloor,
+    NeedTurns,
+    why_nothing_may_go,
+)
 from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -37,7 +46,11 @@ from serving.domain.slice_lifecycle import WAITING, SliceState
 _TOKEN_MEMORY_S = 600.0
 # Of the mean demand, the most that is bought in addition to work off what waits.
 _MOST_BACKLOG = 0.1
+# A backlog is older than a slice takes to come after this at the earliest.
+_LEAST_LEAD_S = 60.0
 _MIXES_KEPT = 64
+# What slices carry is told where it differs by more from the law.
+_SAME_FACTOR = 0.02
 
 
 class SlicewisePolicy:
@@ -77,9 +90,19 @@ class SlicewisePolicy:
         self._failures = EngineFailures()
         self._tokens: tuple[float, float] | None = None
         self._observed_at_s: float | None = None
+        self._learned_at_s: float | None = None
         self._busy_at_s: float | None = None
         # By the class for whose time they are; "" is the base.
         self._needs: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._floor = NeedFloor()
+        self._turns = NeedTurns()
+        self._factor = 1.0
+        self.learned = (
+            nothing_learned(profile)
+            if memory is None
+            else learned_of_record(memory.learned, profile)
+        )
+        self._backlog_since_s: float | None = None
         self._surplus_since_s: dict[str, float] = {}
 
     def decide(self, observation: Observation) -> Plan:
@@ -92,9 +115,12 @@ class SlicewisePolicy:
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             return self._hold(observation)
         self._learn(now_s, load)
-        num_ready = sum(1 for each in fleet.slices if each.state == SliceState.READY)
+        ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
+        num_ready = ready.total()
+        self._factor = self.learned.factor(ready)
         demand = self._demand(now_s, load, num_ready, self._leading(now_s)[0])
-        need = self._held_need(now_s, self._bounded(now_s, load, demand))
+        needed = self._held_need(now_s, self._bounded(now_s, load, demand))
+        need, stays = self._kept_need(now_s, load, needed, num_ready)
         floor = math.ceil(self._rules.floor_ratio * need)
         reliable, options = self._options(now_s, observation)
         ideal = self._mix(need, floor, demand.mean, options)
@@ -112,13 +138,24 @@ class SlicewisePolicy:
             ahead=ahead,
             missing=missing,
             drain_delay_s=self._rules.drain_delay_s,
+            kept=need - needed,
+            kept_because=stays,
+            notes="; ".join(filter(None, (self._carries, *load.left_out))),
         )
         plan, self._surplus_since_s = plan_targets(
             inputs,
             self._surplus_since_s,
-            self._arithmetic(now_s, load, demand, need, floor) + ahead_words(ahead),
+            self._arithmetic(now_s, load, demand, inputs, floor) + ahead_words(ahead),
         )
-        return plan
+        alerts = (*load.late, *load.left_out, *map(str, self.learned.slow))
+        return replace(plan, alerts=alerts)
+
+    @property
+    def _carries(self) -> str:
+        """What slices were seen to carry, in words; nothing while the law is believed."""
+        if abs(self._factor - 1) < _SAME_FACTOR:
+            return ""
+        return f"slices were seen to carry {self._factor:.2f} of their profile"
 
     def to_record(self, now_s: float) -> PolicyRecord:
         """Returns what a policy after this one is to know: the season, and its classes."""
@@ -127,6 +164,7 @@ class SlicewisePolicy:
             written_at_s=now_s,
             slice_shape=slice_shape_of(self._profile),
             forecast=self._forecaster.to_record(),
+            learned=self.learned.to_record(),
             classes={name: each.to_record() for name, each in self._classes.items()},
         )
 
@@ -142,9 +180,14 @@ class SlicewisePolicy:
         )
 
     def _learn(self, now_s: float, load: ModelLoad) -> None:
-        self._forecaster.observe(load.at_s, load.requests_per_s)
-        if load.requests_per_s > 0 or load.num_waiting or load.num_in_flight:
+        if load.has_work:
             self._busy_at_s = now_s
+        elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
+        self._learned_at_s = now_s
+        self.learned = self.learned.seen(elapsed_s, load, self._profile, self._rules)
+        if load.late and load.requests_per_s <= self._forecaster.level:
+            return  # it is the least that there is, and no news
+        self._forecaster.observe(load.at_s, load.requests_per_s)
         if load.requests_per_s <= 0:
             return
         means = (load.input_tokens_mean, load.output_tokens_mean)
@@ -167,15 +210,36 @@ class SlicewisePolicy:
         then = self._forecaster.at(now_s, leading.lead_s, self._rules.forecast_share).safe
         rate = max(self._forecaster.level, then)
         traffic = DemandInputs(rate, input_tokens, output_tokens)
-        steady = demand_of(traffic, self._profile, self._rules)
+        steady = demand_of(traffic, self._profile, self._rules, self._factor)
         # What is on engines beyond what they can run waits there.
-        held = num_ready * num_at_once(traffic, self._profile, self._rules)
+        held = num_ready * num_at_once(traffic, self._profile, self._rules, self._factor)
         num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
-        # What is on its way will have worked off most of it before a slice asked for now is ready.
-        backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules)
-        return Demand(
-            steady.mean, steady.spread, min(backlog, max(1.0, _MOST_BACKLOG * steady.mean))
-        )
+        backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules, self._factor)
+        most = self._most_backlog(now_s, load, steady.mean, leading, has_backlog=backlog > 0)
+        return Demand(steady.mean, steady.spread, min(backlog, most))
+
+    def _most_backlog(
+        self,
+        now_s: float,
+        load: ModelLoad,
+        mean: float,
+        leading: ClassHistory,
+        *,
+        has_backlog: bool,
+    ) -> float:
+        """Returns the most slices that are bought to work off what waits.
+
+        What is on its way will have worked off most of it before a slice asked for now is ready.
+        It has not where there is a backlog for longer than that: then it may be as many times more.
+        """
+        if not has_backlog:
+            self._backlog_since_s = None
+            return 0.0
+        if self._backlog_since_s is None:
+            self._backlog_since_s = now_s
+        age_s = max(now_s - self._backlog_since_s, load.oldest_wait_s)
+        lead_s = max(leading.lead_s, _LEAST_LEAD_S)
+        return max(1.0, _MOST_BACKLOG * mean) * max(1.0, age_s / lead_s)
 
     def _leading(self, now_s: float) -> list[ClassHistory]:
         """The classes by whose lead times to plan ahead: the healthy ones, the soonest first."""
@@ -208,11 +272,23 @@ class SlicewisePolicy:
                 )
         return asked_ahead(base, later)
 
+    def _kept_need(
+        self, now_s: float, load: ModelLoad, needed: int, num_ready: int
+    ) -> tuple[int, str | None]:
+        """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
+        stays = why_nothing_may_go(load, self._rules)
+        kept = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
+        need = self._turns.bounded(now_s, kept)
+        if need > kept:
+            return need, f"it has turned {MOST_TURNS} times in an hour, or would"
+        return need, stays
+
     def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
         rules = self._rules
         wanted = demand.whole
-        is_busy = load.num_waiting or load.num_in_flight or load.requests_per_s > 0
-        if is_busy or (self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s):
+        if load.has_work or (
+            self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s
+        ):
             wanted = max(wanted, 1)
         return min(max(wanted, rules.min_slices), rules.max_slices)
 
@@ -304,15 +380,19 @@ class SlicewisePolicy:
         return next_slice_at_s(observation.now_s, self._classes, observation)
 
     def _arithmetic(
-        self, now_s: float, load: ModelLoad, demand: Demand, need: int, floor: int
+        self, now_s: float, load: ModelLoad, demand: Demand, inputs: PlanInputs, floor: int
     ) -> str:
         lead = self._leading(now_s)[0]
         forecast = self._forecaster.at(now_s, lead.lead_s, self._rules.forecast_share)
-        return (
+        notes = [inputs.notes] if inputs.notes else []
+        if inputs.kept_because is not None:
+            notes.append(f"none goes while {inputs.kept_because}")
+        rates = (
             f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
-            f" by {forecast.method}: {demand.arithmetic}; need {need}, floor {floor}"
-            f"{self._failures.words}"
+            f" by {forecast.method}: {demand.arithmetic}"
         )
+        need = f"need {inputs.need}, floor {floor}"
+        return "; ".join((rates, need, *notes)) + self._failures.words
 
 
 def _rounded(option: ClassOption) -> ClassOption:

@@ -23,7 +23,9 @@ class PlanInputs:
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
     classes, `ideal` that of all classes; both cover `need`. `ahead` is what classes are asked for
     beyond that, because they deliver later. `missing` are slices of a class that end before the
-    class replaces them: others are asked for as many in `safe`.
+    class replaces them: others are asked for as many in `safe`. `kept` slices of the need are
+    there because it must not fall now, and `kept_because` says why; `None` if it may. `notes` are
+    what else the need comes of: what slices were seen to carry, gateways that are left out.
     """
 
     now_s: float
@@ -36,6 +38,9 @@ class PlanInputs:
     drain_delay_s: float
     ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
+    kept: int = 0
+    kept_because: str | None = None
+    notes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +84,12 @@ def plan_targets(
         spare -= droppable
         targets[name] = target - orders - droppable
         if orders:
-            decisions.append(Decision(name, -orders, "no longer needed, and not there yet"))
+            why = _noted(inputs, "no longer needed, and not there yet")
+            decisions.append(Decision(name, -orders, why))
         if droppable:
             decisions.append(Decision(name, -droppable, _drop_reason(inputs, name, waited_s)))
         if slices > droppable:
-            why = f"kept for {inputs.drain_delay_s - waited_s:.0f} s more"
-            if waited_s >= inputs.drain_delay_s:
-                why = "kept until what replaces them is ready"
-            refusals.append(Decision(name, droppable - slices, why))
+            refusals.append(Decision(name, droppable - slices, _kept_reason(inputs, waited_s)))
     refusals += _shortfalls(inputs)
     plan = Plan(
         at_s=inputs.now_s,
@@ -138,21 +141,37 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
         reason += f"; {ending} of those held end before that"
     if name in inputs.ahead:
         reason += f"; {inputs.ahead[name].words}"
+    reason = _noted(inputs, reason)
     if not history.is_healthy(inputs.now_s):
         reason += f"; backing off: {history.backoff_reason}"
     return Decision(name, count, reason)
 
 
+def _kept_reason(inputs: PlanInputs, waited_s: float) -> str:
+    if waited_s < inputs.drain_delay_s:
+        return f"kept for {inputs.drain_delay_s - waited_s:.0f} s more"
+    if inputs.kept_because is not None:
+        return f"kept until others are ready in their place: {inputs.kept_because}"
+    return "kept until what replaces them is ready"
+
+
 def _drop_reason(inputs: PlanInputs, name: str, waited_s: float) -> str:
     price = inputs.prices[name]
-    return (
+    return _noted(
+        inputs,
         f"more than enough for {waited_s:.0f} s: need {inputs.need};"
-        f" ${price:.2f} per useful slice-hour is the most expensive left"
+        f" ${price:.2f} per useful slice-hour is the most expensive left",
     )
+
+
+def _noted(inputs: PlanInputs, reason: str) -> str:
+    return f"{reason}; {inputs.notes}" if inputs.notes else reason
 
 
 def _shortfalls(inputs: PlanInputs) -> list[Decision]:
     found = []
+    if inputs.kept > 0:
+        found.append(Decision("", -inputs.kept, f"none goes while {inputs.kept_because}"))
     for name, history in inputs.classes.items():
         missing = inputs.ideal.slices[name] - inputs.safe.slices[name]
         if missing > 0 and not history.is_healthy(inputs.now_s):

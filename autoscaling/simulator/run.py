@@ -5,7 +5,7 @@ scaling rule: the `records.Policy` that is passed in decides everything.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, s
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 
@@ -91,7 +92,7 @@ def simulate(
         meter.take(traffic)
         views = fleet.views()
         seen = Fleet(views, fleet.targets, fleet.take_losses())
-        load = meter.load()
+        load = meter.load(fleet.engines())
         plan = policy.decide(Observation(now_s, load, seen))
         timeline.note(traffic, load, views, plan)
         fleet.apply(plan.targets, plan.drain_order, now_s)
@@ -135,8 +136,11 @@ class SimulatedLoad:
         while len(self._readings) > 1 and self._readings[1].at_s <= oldest_s:
             self._readings.popleft()
 
-    def load(self) -> ModelLoad | None:
-        """The load as of the latest reading that is not younger than the delay."""
+    def load(self, engines: Iterable[tuple[int, str, str, float]] = ()) -> ModelLoad | None:
+        """The load as of the latest reading that is not younger than the delay.
+
+        `engines` are the ready slices: slot, id, class, and since when.
+        """
         if not self._readings:
             return None
         latest_s = self._readings[-1].at_s - self._delay_s
@@ -144,7 +148,8 @@ class SimulatedLoad:
         if not known:
             return None
         last = known[-1]
-        first = next(each for each in known if each.at_s >= last.at_s - self._window_s)
+        window = [each for each in known if each.at_s >= last.at_s - self._window_s]
+        first = window[0]
         span_s = last.at_s - first.at_s
         arrived = last.num_arrived - first.num_arrived
         finished = last.num_finished - first.num_finished
@@ -158,7 +163,34 @@ class SimulatedLoad:
             requests_per_s=arrived / span_s if span_s > 0 else 0.0,
             input_tokens_mean=self._input_tokens_mean,
             output_tokens_mean=self._output_tokens_mean,
-            num_waiting=last.num_waiting,
+            num_waiting=last.num_waiting + last.num_held_back,
             oldest_wait_s=last.oldest_wait_s,
-            num_in_flight=last.num_in_flight,
+            num_in_flight=last.num_in_flight - last.num_held_back,
+            full_ratio=sum(each.are_full for each in window) / len(window),
+            engines=_engine_rates(engines, first, last),
         )
+
+
+def _engine_rates(
+    engines: Iterable[tuple[int, str, str, float]], first: SimulatedTraffic, last: SimulatedTraffic
+) -> tuple[EngineRate, ...]:
+    """Returns what the engines did between two readings that were ready at the first one."""
+    before, after, span_s = first.work, last.work, last.at_s - first.at_s
+    if before is None or after is None or span_s <= 0:
+        return ()
+    rates = []
+    for slot, slice_id, compute_class, ready_at_s in engines:
+        if ready_at_s > first.at_s or slot >= len(before.num_steps):
+            continue
+        num_steps = int(after.num_steps[slot] - before.num_steps[slot])
+        if num_steps > 0:
+            rates.append(
+                EngineRate(
+                    slice_id,
+                    compute_class,
+                    float(after.computed[slot] - before.computed[slot]) / span_s,
+                    float(after.emitted[slot] - before.emitted[slot]) / span_s,
+                    float(after.busy_s[slot] - before.busy_s[slot]) / num_steps,
+                )
+            )
+    return tuple(rates)

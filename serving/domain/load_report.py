@@ -46,8 +46,11 @@ class StatsError(ValueError):
 class LoadSample:
     """The load of one model at one gateway. Rates and means are those of the last half minute.
 
+    It is that of interactive and standard work; what is said of batch work is in fields of its own.
     `input_tokens_mean` excludes the tokens that engines found in their prefix caches. A mean is the
     last known one where the window holds no sample, and `None` until there has been one.
+    `full_ratio` is the share of the window, 0 to 1, in which such work waited and no engine took
+    another request.
     """
 
     requests_per_s: float
@@ -56,6 +59,10 @@ class LoadSample:
     num_in_flight: int
     input_tokens_mean: float | None
     output_tokens_mean: float | None
+    batch_requests_per_s: float = 0.0
+    num_batch_waiting: int = 0
+    num_batch_in_flight: int = 0
+    full_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,10 @@ def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
         "num_in_flight": sample.num_in_flight,
         "input_tokens_mean": sample.input_tokens_mean,
         "output_tokens_mean": sample.output_tokens_mean,
+        "batch_requests_per_s": sample.batch_requests_per_s,
+        "num_batch_waiting": sample.num_batch_waiting,
+        "num_batch_in_flight": sample.num_batch_in_flight,
+        "full_ratio": sample.full_ratio,
     }
     return {
         _BAR.join(("load", model, what)): float(value)
@@ -124,7 +135,10 @@ def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
 
 
 def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
-    """Returns the model's load; `None` where the stats do not have it."""
+    """Returns the model's load; `None` where the stats do not have it.
+
+    A gateway of an earlier build says nothing of batch work: it is in the other numbers there.
+    """
 
     def value(what: str) -> float | None:
         return stats.get(_BAR.join(("load", model, what)))
@@ -141,6 +155,10 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
         num_in_flight=round(in_flight),
         input_tokens_mean=value("input_tokens_mean"),
         output_tokens_mean=value("output_tokens_mean"),
+        batch_requests_per_s=value("batch_requests_per_s") or 0.0,
+        num_batch_waiting=round(value("num_batch_waiting") or 0.0),
+        num_batch_in_flight=round(value("num_batch_in_flight") or 0.0),
+        full_ratio=value("full_ratio") or 0.0,
     )
 
 

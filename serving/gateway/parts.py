@@ -15,6 +15,7 @@ from serving.config.application import AppConfig, LinkConfig
 from serving.config.models import ModelConfig
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
+from serving.domain.capacity.engine_rates import rate_stats
 from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
@@ -214,7 +215,7 @@ class GatewayParts:
         """Returns the load of every model at this gateway, for an autoscaling policy."""
         stats: dict[str, float] = {}
         for name, model in self._models.items():
-            stats |= load_stats(name, model.load)
+            stats |= load_stats(name, model.load) | rate_stats(name, model.engine_rates())
         return stats
 
     def _num_ready(self) -> int:

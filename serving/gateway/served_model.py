@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.load_report import LoadSample
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.dispatch.admission import (
@@ -37,6 +38,7 @@ from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds
+from serving.gateway.telemetry.engine_work import EngineWork
 from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, RequestMetrics
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class ServedModel:
         self._hold = TokenHold(HoldBounds(gateway.min_hold_s, gateway.max_hold_s))
         self._versions: dict[str, ModelVersion] = {}
         self._building = asyncio.Lock()
+        self._engine_work = EngineWork()
 
     @classmethod
     async def build(cls, config: ModelConfig, gateway: GatewayConfig) -> "ServedModel":
@@ -274,6 +277,17 @@ class ServedModel:
         """The load of the last half minute."""
         dispatchers = [version.dispatcher for version in self._versions.values()]
         return load_of(dispatchers, self._queue, time.monotonic())
+
+    def engine_rates(self) -> list[EngineRate]:
+        """Returns what the engines do that this gateway shows, as of now; call it now and then."""
+        engines = (
+            (engine.engine_id, engine.compute_class, stats)
+            for engine in self.connections
+            if not engine.is_draining
+            and (stats := engine.link.stats.engine_stats) is not None
+            and stats.is_yours
+        )
+        return self._engine_work.look(time.monotonic(), engines)
 
     @property
     def metrics(self) -> CollectorRegistry | None:

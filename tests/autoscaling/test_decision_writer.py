@@ -51,15 +51,16 @@ def test_log_can_be_decided_again(tmp_path: Path) -> None:
     path = tmp_path / "below" / "decisions.jsonl"
     store = Store()
     before = SlicewisePolicy(PROFILE, TERMS, RULES)
-    before.decide(Observation(-30.0, ModelLoad(-30.0, 9.0, 10.0, 20.0), Fleet((), {})))
-    memory = before.to_record(-20.0)
+    before.decide(Observation(0.0, ModelLoad(0.0, 9.0, 10.0, 20.0), Fleet((), {})))
+    memory = before.to_record(10.0)
     policy = SlicewisePolicy(PROFILE, TERMS, RULES, memory)
     with ThreadPoolExecutor(1) as executor:
         writer = DecisionWriter(executor, store.write, store.remember)
         writer.open_log(path)
         writer.begin("m", PROFILE, TERMS, RULES, memory)
         for tick in range(3):
-            seen = Observation(10.0 * tick, ModelLoad(10.0 * tick, 9.0, 10.0, 20.0), Fleet((), {}))
+            at_s = 20.0 + 10.0 * tick
+            seen = Observation(at_s, ModelLoad(at_s, 9.0, 10.0, 20.0), Fleet((), {}))
             writer.decided("m", seen, policy.decide(seen))
         writer.close()
     replay = replay_log(path)

@@ -6,6 +6,7 @@ import pytest
 
 from autoscaling.observations import (
     SETTLING_S,
+    GatewayWatch,
     Report,
     ReportMissingError,
     Tokens,
@@ -15,7 +16,8 @@ from autoscaling.observations import (
     losses_of,
     slices_of,
 )
-from autoscaling.records import SliceLoss, SliceView
+from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.domain.capacity.engine_rates import EngineRate, rate_stats
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import (
     FleetReport,
@@ -67,44 +69,92 @@ def test_only_names_of_the_newest_report_count() -> None:
 # -- load --
 
 
+def summed(*reports: Report | None, ages_s: tuple[float, ...] = ()) -> ModelLoad:
+    gateways = {str(number): report for number, report in enumerate(reports)}
+    ages = dict(zip(gateways, ages_s or (0.0,) * len(reports), strict=True))
+    heard_s = {name: NOW_S - age_s for name, age_s in ages.items()}
+    return load_of("m", gateways, heard_s, NOW_S, 60.0, ASSUMED)
+
+
 def test_load_of_one_gateway_is_its_sample() -> None:
-    load = load_of("m", [gateway()], 1, ASSUMED)
+    load = summed(gateway())
     assert (load.at_s, load.requests_per_s, load.num_waiting) == (NOW_S, 3.0, 2)
     assert (load.oldest_wait_s, load.num_in_flight) == (1.5, 7)
     assert (load.input_tokens_mean, load.output_tokens_mean) == (100.0, 20.0)
+    assert (load.late, load.left_out) == ((), ())
 
 
 def test_gateways_add_up_and_their_means_weigh_by_rate() -> None:
-    other = LoadSample(1.0, 5, 4.0, 1, 500.0, None)
-    reports = [gateway(), gateway(NOW_S - 3, other)]
-    load = load_of("m", reports, 2, ASSUMED)
-    assert load == load_of("m", reports[::-1], 2, ASSUMED)
+    other = LoadSample(1.0, 5, 4.0, 1, 500.0, None, 0.5, 3, 2, 0.75)
+    load = summed(gateway(), gateway(sample=other), ages_s=(0.0, 3.0))
+    assert load == summed(gateway(sample=other), gateway(), ages_s=(3.0, 0.0))
     assert (load.at_s, load.requests_per_s, load.num_waiting) == (NOW_S - 3, 4.0, 7)
     assert (load.oldest_wait_s, load.num_in_flight) == (4.0, 8)
     assert load.input_tokens_mean == pytest.approx((3 * 100 + 500) / 4)
     assert load.output_tokens_mean == 20.0
+    assert (load.batch_requests_per_s, load.num_batch_waiting) == (0.5, 3)
+    assert (load.num_batch_in_flight, load.full_ratio) == (2, 0.75)
+
+
+def test_engines_of_all_gateways_are_known() -> None:
+    rates = [EngineRate(name, "spot", 1.0, 2.0, 0.04) for name in "ab"]
+    reports = [Report(NOW_S, gateway().stats | rate_stats("m", [rate])) for rate in rates]
+    assert summed(*reports).engines == tuple(rates)
 
 
 def test_mean_that_nobody_knows_is_assumed_and_one_known_without_load_is_kept() -> None:
     idle = replace(SAMPLE, requests_per_s=0.0, output_tokens_mean=None)
-    load = load_of("m", [gateway(sample=idle)], 1, ASSUMED)
+    load = summed(gateway(sample=idle))
     assert (load.input_tokens_mean, load.output_tokens_mean) == (100.0, 256.0)
 
 
+def test_late_gateway_is_no_load_of_zero_and_those_that_told_are_the_least() -> None:
+    load = summed(gateway(), gateway(), Report(NOW_S, {}), None, ages_s=(0.0, 21.0, 0.0, 5.0))
+    assert load.requests_per_s == 3.0
+    assert load.late == (
+        "gateway 1 is late: its load is 21 s old",
+        "gateway 2 is silent: it has told no load of m",
+        "gateway 3 is silent: it has told no load of m",
+    )
+
+
+def test_where_all_are_late_what_they_told_last_is_the_least() -> None:
+    load = summed(gateway(), gateway(), ages_s=(21.0, 59.0))
+    assert (load.requests_per_s, load.at_s, len(load.late)) == (6.0, NOW_S - 59.0, 2)
+
+
+def test_gateway_that_is_silent_for_long_is_left_out() -> None:
+    load = summed(gateway(), gateway(), None, ages_s=(0.0, 61.0, 61.0))
+    assert (load.requests_per_s, load.late) == (3.0, ())
+    assert load.left_out == (
+        "gateway 1 is left out: it has told no load for 61 s; allowed: 60 s",
+        "gateway 2 is left out: it has told no load for 61 s; allowed: 60 s",
+    )
+
+
 @pytest.mark.parametrize(
-    ("reports", "num_gateways", "reason"),
+    ("reports", "ages_s", "reason"),
     [
-        ([], 0, "0 of 0 gateways"),
-        ([], 1, "0 of 1 gateways"),
-        ([gateway()], 2, "1 of 2 gateways"),
-        ([gateway(), Report(NOW_S, {})], 2, "tells no load of m"),
+        ((), (), "no gateway runs"),
+        ((None,), (1.0,), "gateway 0 is silent"),
+        ((gateway(),), (61.0,), "gateway 0 is left out"),
     ],
 )
 def test_missing_load_is_no_load_of_zero(
-    reports: list[Report], num_gateways: int, reason: str
+    reports: tuple[Report | None, ...], ages_s: tuple[float, ...], reason: str
 ) -> None:
     with pytest.raises(ReportMissingError, match=reason):
-        load_of("m", reports, num_gateways, ASSUMED)
+        summed(*reports, ages_s=ages_s)
+
+
+def test_gateway_is_heard_of_by_the_clock_of_who_decides() -> None:
+    watch = GatewayWatch("m")
+    first = {"a": gateway(90.0), "b": None, "ahead": gateway(999.0), "other": Report(99.0, {})}
+    assert watch.look(100.0, first) == {"a": 90.0, "b": 100.0, "ahead": 100.0, "other": 100.0}
+    later = {"a": gateway(90.0), "b": None, "ahead": gateway(1001.0), "other": Report(104.0, {})}
+    assert watch.look(105.0, later) == {"a": 90.0, "b": 100.0, "ahead": 105.0, "other": 100.0}
+    assert watch.look(110.0, {"a": gateway(91.0)}) == {"a": 110.0}
+    assert watch.look(115.0, {"b": None}) == {"b": 115.0}, "it was gone, and is new"
 
 
 # -- slices --

@@ -72,8 +72,7 @@ class Controller:
         return self.scaler.decide(
             ServeState(
                 now_s,
-                (Report(now_s, load_stats("m", sample)),),
-                1,
+                {"g": Report(now_s, load_stats("m", sample))},
                 (Report(now_s, stats),),
                 {"spot": Bounds(2, 0, 50), "on-demand": Bounds(0, 0, 50)},
             )

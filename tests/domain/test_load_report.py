@@ -24,7 +24,7 @@ from tests.supply_builders import group_of, hosts_of, life, pods_of
 
 # As a model may be called and a life of a second slice is.
 MODEL, LIFE = "google/gemma-3:27b-it@v1+x", "engine-a#b7~2"
-SAMPLE = LoadSample(2.5, 3, 1.25, 7, 100.5, 20.0)
+SAMPLE = LoadSample(2.5, 3, 1.25, 7, 100.5, 20.0, 0.5, 4, 2, 0.75)
 LOADING = (
     SliceLifecycle.begin(100.25)
     .enter(SliceState.RESERVED, 130.5, "held", slice_name="s")
@@ -36,6 +36,14 @@ def test_load_comes_back_as_it_was() -> None:
     stats = load_stats(MODEL, SAMPLE) | load_stats("other", replace(SAMPLE, num_waiting=0))
     assert load_of_stats(MODEL, stats) == SAMPLE
     assert load_of_stats("nobody", stats) is None
+
+
+def test_gateway_of_an_earlier_build_says_nothing_of_batch_work() -> None:
+    stats = load_stats(MODEL, SAMPLE)
+    earlier = {name: value for name, value in stats.items() if "batch" not in name}
+    assert load_of_stats(MODEL, earlier) == replace(
+        SAMPLE, batch_requests_per_s=0.0, num_batch_waiting=0, num_batch_in_flight=0
+    )
 
 
 def test_unknown_mean_is_left_out_and_stays_unknown() -> None:

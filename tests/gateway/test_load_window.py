@@ -73,3 +73,15 @@ def test_request_let_in_and_never_seen_hides_no_later_one() -> None:
 def test_counts_of_now_are_handed_on() -> None:
     found = LoadWindow(START_S).sample(START_S, num_waiting=4, oldest_wait_s=2.5, num_in_flight=9)
     assert (found.num_waiting, found.oldest_wait_s, found.num_in_flight) == (4, 2.5, 9)
+
+
+def test_answer_that_its_client_cut_short_does_not_lower_the_mean() -> None:
+    window = LoadWindow(START_S)
+    window.aborted(START_S, 3)
+    assert sample(window, START_S + 1).output_tokens_mean is None
+    window.finished(START_S + 1, 100)
+    assert sample(window, START_S + 2).output_tokens_mean == 100
+    window.aborted(START_S + 2, 20)
+    assert sample(window, START_S + 3).output_tokens_mean == 100
+    window.aborted(START_S + 3, 300)  # it would have become longer still
+    assert sample(window, START_S + 4).output_tokens_mean == 200

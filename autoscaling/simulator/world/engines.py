@@ -40,7 +40,9 @@ class GatewayLimits:
 class SimulatedTraffic:
     """The counts since the start, and what is under way, at `at_s`.
 
-    `oldest_wait_s` is of the requests that wait at the gateway, 0 without one.
+    `oldest_wait_s` is of the requests that wait at the gateway without an engine, 0 without one.
+    `num_held_back` of those in flight are in line at engines whose sequences are all taken: a real
+    gateway holds them back. `are_full` says that all engines are so.
     """
 
     at_s: float
@@ -51,6 +53,19 @@ class SimulatedTraffic:
     num_waiting: int
     oldest_wait_s: float
     num_in_flight: int
+    num_held_back: int = 0
+    are_full: bool = False
+    work: "EngineSums | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSums:
+    """What each engine has done since it opened, by slot: tokens, finished steps, time in them."""
+
+    computed: kernel.I64
+    emitted: kernel.I64
+    num_steps: kernel.I64
+    busy_s: kernel.F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +154,9 @@ class Engines:
             oldest = counts[kernel.PARKED_HEAD]
             parked_at_s = self._state.arrival_s[oldest] + self._state.parked_s[oldest]
             oldest_wait_s = max(0.0, float(now_s - parked_at_s))
+        is_routable = self._state.route_at != kernel.NOBODY
+        in_line = self._state.in_flight - self._state.running
+        is_full = is_routable & (in_line > 0) & (self._state.running >= self._law.max_num_seqs)
         return SimulatedTraffic(
             at_s=now_s,
             num_arrived=int(counts[kernel.ARRIVED]),
@@ -148,6 +166,14 @@ class Engines:
             num_waiting=int(counts[kernel.PARKED]),
             oldest_wait_s=oldest_wait_s,
             num_in_flight=int(counts[kernel.ON_ENGINES]),
+            num_held_back=int(in_line[is_full].sum()),
+            are_full=self.num_routable > 0 and int(is_full.sum()) == self.num_routable,
+            work=EngineSums(
+                self._state.computed.copy(),
+                self._state.emitted.copy(),
+                self._state.step.copy(),
+                self._state.busy_s.copy(),
+            ),
         )
 
     def finish(self) -> Answers:
@@ -206,6 +232,9 @@ def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[An
         "event_at": slots.copy(),
         "route_heap": np.zeros(size, np.int32),
         "route_at": np.full(size, kernel.NOBODY, np.int32),
+        "emitted": np.zeros(size, np.int64),
+        "computed": np.zeros(size, np.int64),
+        "busy_s": np.zeros(size),
     }
 
 

@@ -81,7 +81,8 @@ class Kernel(NamedTuple):
     are done. `ends` is a heap per engine over its `running` sequences; the queue from `head` to
     `tail` has no prompt computed but `head_done` tokens of the first. `event_heap` holds every slot
     by `event_s`; `route_heap` the first `counts[ROUTABLE]` slots by requests in flight, and
-    `route_at` is the place in it or `NOBODY`.
+    `route_at` is the place in it or `NOBODY`. `emitted` output tokens and `computed` prompt tokens
+    are sums since it opened, and so is `busy_s`, the time in its finished steps.
     """
 
     arrival_s: F64
@@ -113,6 +114,9 @@ class Kernel(NamedTuple):
     route_heap: I32
     route_at: I32
     counts: I64
+    emitted: I64
+    computed: I64
+    busy_s: F64
 
 
 @_compiled
@@ -135,6 +139,8 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
             if engine_s == np.inf:
                 return
             k.step[slot] += k.event_steps[slot]
+            k.emitted[slot] += k.event_steps[slot] * k.running[slot]
+            k.busy_s[slot] += k.event_steps[slot] * k.step_s[slot]
             _begin_step(k, law, slot, engine_s)
         elif expiry_s <= arrival_s:
             _expire_oldest(k, expiry_s)
@@ -151,6 +157,9 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
 def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
     """Opens an empty engine. It takes requests from now on, at first those that wait."""
     k.step[slot] = 0
+    k.emitted[slot] = 0
+    k.computed[slot] = 0
+    k.busy_s[slot] = 0.0
     k.running[slot] = 0
     k.head[slot] = NOBODY
     k.head_done[slot] = 0
@@ -301,6 +310,7 @@ def _begin_step(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
         _end_up(k, slot, running)
         running += 1
     k.running[slot] = running
+    k.computed[slot] += prompt_tokens
     k.anchor_s[slot] = now_s
     length_s = law.base_s + law.per_sequence_s * running + law.per_prompt_token_s * prompt_tokens
     k.step_s[slot] = length_s

@@ -164,6 +164,15 @@ class SliceFleet:
         self._losses.clear()
         return losses
 
+    def engines(self) -> list[tuple[int, str, str, float]]:
+        """Returns the slot of each ready slice, its id, its class, and since when it is ready."""
+        return [
+            (life.slot, life.slice_id, life.compute_class, life.ready_at_s)
+            for known in self._classes.values()
+            for life in known.active.values()
+            if life.slot is not None and life.ready_at_s is not None
+        ]
+
     def views(self) -> tuple[SliceView, ...]:
         """Returns every life that is not over."""
         in_flight = self._engines.in_flight

@@ -106,8 +106,8 @@ class AdmissionQueue:
         self.limits = limits
         self.telemetry = telemetry or ModelTelemetry(model, time.monotonic())
         self._model = model
-        # Callers inside `wait`, in the order in which they came, and since when.
-        self._waiting: dict[object, float] = {}
+        # Callers inside `wait`, in the order in which they came, since when, and their class.
+        self._waiting: dict[object, tuple[float, ServiceClass]] = {}
         self._engine_came = asyncio.Event()
         self._next_engine_at_s: float | None = None  # monotonic
 
@@ -116,9 +116,18 @@ class AdmissionQueue:
         """The number of callers inside `wait`."""
         return len(self._waiting)
 
+    @property
+    def num_batch_waiting(self) -> int:
+        """The number of those callers whose request is batch work."""
+        return sum(each is ServiceClass.BATCH for _, each in self._waiting.values())
+
     def first_since_s(self, otherwise_s: float) -> float:
-        """Returns since when the first request waits (monotonic); `otherwise_s` if none does."""
-        return next(iter(self._waiting.values()), otherwise_s)
+        """Returns since when the first request waits (monotonic), batch work aside.
+
+        It is `otherwise_s` if none does.
+        """
+        urgent = (at_s for at_s, each in self._waiting.values() if each is not ServiceClass.BATCH)
+        return next(urgent, otherwise_s)
 
     async def admit(
         self, state: QueueState, can_enter: Callable[[], bool], patience_s: float
@@ -133,27 +142,28 @@ class AdmissionQueue:
             OverloadedError: too many requests wait already.
             NoEngineInTimeError: no engine came in its time, or will.
         """
+        context = present_context(time.monotonic())
         if state.behind_s > self.limits.max_behind_s:
-            self.reject()
+            self.reject(context.service_class)
             raise GatewayBehindError(self._model, state.behind_s)
         if can_enter():
             return
         num_waiting = state.num_waiting + self.num_waiting
         if num_waiting >= self.limits.max_waiting_requests:
-            self.reject()
+            self.reject(context.service_class)
             raise OverloadedError(self._model, num_waiting, self.retry_after_s)
         began_at_s = time.monotonic()
-        context = present_context(began_at_s)
         context.queued()
         caller = object()
-        self._waiting[caller] = began_at_s
-        self.telemetry.load.enqueued(began_at_s)
+        load = self.telemetry.load_of(context.service_class)
+        self._waiting[caller] = began_at_s, context.service_class
+        load.enqueued(began_at_s)
         try:
             await self._wait(can_enter, patience_s)
         finally:
             del self._waiting[caller]
             context.dequeued(time.monotonic() - began_at_s)
-        self.telemetry.load.admitted(time.monotonic())
+        load.admitted(time.monotonic())
 
     async def _wait(self, can_enter: Callable[[], bool], patience_s: float) -> None:
         soon_s = min(patience_s, _BACK_SOON_S)
@@ -176,9 +186,9 @@ class AdmissionQueue:
             return False
         return True
 
-    def reject(self) -> None:
+    def reject(self, service_class: ServiceClass) -> None:
         """Counts a request that is refused at once, because it is load all the same."""
-        self.telemetry.load.enqueued(time.monotonic())
+        self.telemetry.load_of(service_class).enqueued(time.monotonic())
 
     def look_again(self) -> None:
         """Wakes those that wait, because an engine or a version has come."""

@@ -17,6 +17,9 @@ class BatchWork:
         self._requests: dict[str, InFlightRequest] = {}  # the newest last
         self._of_others: dict[str, int] = {}  # by engine, where there is some
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def began(self, request: InFlightRequest) -> None:
         """Notes a request that was given to an engine; one that is no batch work is ignored."""
         if request.service_class is ServiceClass.BATCH:

@@ -40,6 +40,7 @@ from serving.gateway.dispatch.demand import DemandTeller
 from serving.gateway.dispatch.engine_table import EngineTable
 from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
 from serving.gateway.dispatch.forecast import Capacity, LineForecast
+from serving.gateway.dispatch.full_time import FullTime
 from serving.gateway.dispatch.known_room import KnownRoom, Need, ToldToLeave
 from serving.gateway.dispatch.requests import (
     Account,
@@ -124,6 +125,8 @@ class Dispatcher:
         self._forecast = LineForecast(self._waiting)
         self._why_waiting = ""  # of the last one that found no engine
         self._are_full = False  # no engine takes another request, whatever it needs
+        self._is_short = False  # nor one that is no batch work, and waits
+        self._full_time = FullTime()
         self._demand = DemandTeller(self._waiting, self._tell_demand)
         self._batch = BatchWork()
         self._told_to_leave = ToldToLeave()
@@ -187,8 +190,23 @@ class Dispatcher:
         request = self._requests.get(request_id)
         return 0 if request is None else len(request.emitted)
 
+    @property
+    def num_batch_on_engines(self) -> int:
+        """The number of requests of batch work that have an engine."""
+        return len(self._batch)
+
+    def full_ratio(self, now_s: float) -> float:
+        """Returns the share of the last half minute in which engines were full and work waited.
+
+        Batch work aside; 0 to 1. `now_s` is monotonic.
+        """
+        return self._full_time.ratio(now_s)
+
     def first_waiting_since_s(self, otherwise_s: float) -> float:
-        """Returns since when the first request that waits for an engine has waited (monotonic)."""
+        """Returns since when the first request that waits for an engine has waited (monotonic).
+
+        Batch work aside: it is `otherwise_s` if nothing else waits.
+        """
         since_s = self._waiting.since_s()
         return otherwise_s if since_s is None else since_s
 
@@ -535,7 +553,7 @@ class Dispatcher:
         passed: set[str] = set()
         shut: set[Account] = set()
         num_passed = 0
-        self._are_full = False
+        self._are_full = self._is_short = False
         while (request := self._waiting.first_except(passed, shut)) is not None:
             route, need = self._route(request)
             if route.engine_id is not None:
@@ -546,6 +564,7 @@ class Dispatcher:
                 continue
             self._why_waiting = route.reason
             self._are_full = route.is_kept or not route.is_open_to_others
+            self._is_short |= not (route.is_open_to_others or request.is_batch)
             if route.is_kept and len(shut) < _MOST_SHUT:
                 shut.add(request.account)
                 continue
@@ -612,12 +631,12 @@ class Dispatcher:
 
         What has lost its engine has a client whose answer stands still; batch work can wait.
         """
-        can_wait = not request.attempt or request.service_class is ServiceClass.BATCH
+        can_wait = not request.attempt or request.is_batch
         return can_wait and self._told_to_leave.has(request.account)
 
     def _need(self, request: InFlightRequest) -> Need:
         """Returns what a request takes of an engine, if its output is as long as others' lately."""
-        expected = self.telemetry.load.output_mean or 0.0
+        expected = self.telemetry.output_mean(request.service_class) or 0.0
         if request.max_tokens is not None:
             expected = min(expected, request.max_tokens)
         return Need(request.num_tokens, max(0, round(expected) - len(request.emitted)))
@@ -630,7 +649,7 @@ class Dispatcher:
     @property
     def _are_lengths_known(self) -> bool:
         """Whether an answer has ended. Before the first, all of them count as if they had none."""
-        return self.telemetry.load.output_mean is not None
+        return self.telemetry.output_mean(ServiceClass.STANDARD) is not None
 
     def _give(
         self,
@@ -746,7 +765,10 @@ class Dispatcher:
     def _tell_waiting(self) -> None:
         is_measured = self._are_full and self._waiting and self._are_lengths_known
         num_full = self.num_ready if is_measured else 0
-        self._forecast.rate.look(asyncio.get_running_loop().time(), num_full)
+        now_s = asyncio.get_running_loop().time()
+        self._forecast.rate.look(now_s, num_full)
+        is_short = self._is_short and self.has_engine and self._waiting.num_before_batch > 0
+        self._full_time.look(now_s, is_full=is_short)
         self._demand.look()
 
     def _tell_demand(self, wanted: RoomWanted) -> None:
@@ -846,14 +868,27 @@ def load_of(dispatchers: Sequence[Dispatcher], queue: AdmissionQueue, now_s: flo
 
     `now_s` is monotonic.
     """
-    num_waiting = sum(dispatcher.num_waiting for dispatcher in dispatchers)
-    first_s = min(
-        (dispatcher.first_waiting_since_s(now_s) for dispatcher in dispatchers), default=now_s
+    num_waiting = queue.num_waiting + sum(each.num_waiting for each in dispatchers)
+    num_batch_waiting = queue.num_batch_waiting + sum(
+        each.num_waiting_of[ServiceClass.BATCH] for each in dispatchers
     )
-    return queue.telemetry.load.sample(
+    num_in_flight = sum(each.num_in_flight - each.num_waiting for each in dispatchers)
+    num_batch_in_flight = sum(each.num_batch_on_engines for each in dispatchers)
+    first_s = min((each.first_waiting_since_s(now_s) for each in dispatchers), default=now_s)
+    # The first in the queue has waited longest of those there.
+    oldest_wait_s = now_s - min(first_s, queue.first_since_s(now_s))
+    telemetry = queue.telemetry
+    batch = telemetry.batch_load.sample(now_s, num_waiting=0, oldest_wait_s=0, num_in_flight=0)
+    urgent = telemetry.load.sample(
         now_s,
-        num_waiting=num_waiting + queue.num_waiting,
-        # The first in the queue has waited longest of those there.
-        oldest_wait_s=now_s - min(first_s, queue.first_since_s(now_s)),
-        num_in_flight=sum(dispatcher.num_in_flight for dispatcher in dispatchers) - num_waiting,
+        num_waiting=num_waiting - num_batch_waiting,
+        oldest_wait_s=oldest_wait_s,
+        num_in_flight=num_in_flight - num_batch_in_flight,
+    )
+    return replace(
+        urgent,
+        batch_requests_per_s=batch.requests_per_s,
+        num_batch_waiting=num_batch_waiting,
+        num_batch_in_flight=num_batch_in_flight,
+        full_ratio=max((each.full_ratio(now_s) for each in dispatchers), default=0.0),
     )

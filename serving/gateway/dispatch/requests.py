@@ -100,6 +100,11 @@ class InFlightRequest:
         return self.service_class, self.tenant
 
     @property
+    def is_batch(self) -> bool:
+        """True for batch work, which is done when there is room."""
+        return self.service_class is ServiceClass.BATCH
+
+    @property
     def wire_id(self) -> str:
         """The request's id on the link: one per attempt, so that attempts cannot be mistaken."""
         return self.request_id if self.attempt == 0 else f"{self.request_id}~{self.attempt}"

@@ -222,8 +222,11 @@ class WaitingRequests:
     # -- since when, and until when --
 
     def since_s(self) -> float | None:
-        """Since when the one waits that has waited longest; `None` if none does."""
-        return _since_s(self._all.values())
+        """Since when the one waits that has waited longest, batch work aside; `None` if none."""
+        if not self.num_before_batch:
+            return None
+        is_batch = ServiceClass.BATCH
+        return _since_s(each for each in self._all.values() if each.service_class is not is_batch)
 
     def resumed_since_s(self, *, of_suspects: bool) -> float | None:
         """Since when the first waits of those that have emitted something, or of its suspects."""

@@ -209,7 +209,7 @@ class _Second:
 
 
 class LoadWindow:
-    """The load of one model in the last half minute, second by second.
+    """The load of one model in the last half minute, second by second, of some classes of service.
 
     An arrival is counted once: in the queue where it has to wait there, else when it is dispatched.
     """
@@ -254,10 +254,19 @@ class LoadWindow:
         self._second(now_s).cached_tokens += tokens
 
     def finished(self, now_s: float, output_tokens: int) -> None:
-        """Counts a sequence that ended after so many tokens, by itself or by its client."""
+        """Counts a sequence that its engine ended after so many tokens."""
         second = self._second(now_s)
         second.num_finished += 1
         second.output_tokens += output_tokens
+
+    def aborted(self, now_s: float, output_tokens: int) -> None:
+        """Counts a sequence that its client ended, if it was longer than others are already.
+
+        How long the others would have become is not known. Where clients lose patience, answers
+        that were cut short would make the load look lighter.
+        """
+        if self._output_mean is not None and output_tokens > self._output_mean:
+            self.finished(now_s, output_tokens)
 
     def sample(
         self, now_s: float, *, num_waiting: int, oldest_wait_s: float, num_in_flight: int

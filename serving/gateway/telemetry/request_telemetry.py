@@ -308,7 +308,7 @@ class RequestTelemetry:
         """Counts the tokens that it will take as others have; returns the refusal if too many."""
         if self.context.quota is None:
             return None
-        expected = self.owner.load.output_mean or 0.0
+        expected = self.owner.output_mean(self.context.service_class) or 0.0
         if max_tokens is not None:
             expected = min(expected, max_tokens)
         now_s = time.time()
@@ -364,7 +364,7 @@ class RequestTelemetry:
         """
         self._tell("found_cached", now_s, tokens=num_tokens)
         if not self.num_moves:
-            self.owner.load.found_cached(now_s, num_tokens)
+            self._load.found_cached(now_s, num_tokens)
             self.tokens.cached_tokens += num_tokens
             if self.choice is not None and self.choice.expected_cached is not None:
                 self.numbers.cache_forecast.compare(self.choice.expected_cached, num_tokens)
@@ -425,7 +425,7 @@ class RequestTelemetry:
 
     def ended(self, outcome: str, now_s: float) -> None:
         """Notes that its engine has finished it."""
-        self.owner.load.finished(now_s, self.num_tokens)
+        self._load.finished(now_s, self.num_tokens)
         self._count_end(outcome, now_s)
         if self.trace is not None:
             self.trace.ended(outcome, self.num_tokens)
@@ -433,7 +433,7 @@ class RequestTelemetry:
     def aborted(self, now_s: float, *, has_engine: bool) -> None:
         """Notes that its client, or the failure of a sibling, has ended it."""
         if has_engine:
-            self.owner.load.finished(now_s, self.num_tokens)
+            self._load.aborted(now_s, self.num_tokens)
         self._count_end("aborted", now_s)
         if self.trace is not None:
             self.trace.ended("aborted", self.num_tokens)
@@ -457,6 +457,10 @@ class RequestTelemetry:
             self.owner.model, self.request_id, self.num_tokens, num_losses,
             type(error).__name__, code,
         )  # fmt: skip
+
+    @property
+    def _load(self) -> LoadWindow:
+        return self.owner.load_of(self.context.service_class)
 
     def _tell(self, event: str, now_s: float, **facts: Fact) -> None:
         if self.context.story is not None:
@@ -486,17 +490,34 @@ class RequestTelemetry:
 
 
 class ModelTelemetry:
-    """Follows the requests of all versions of one model."""
+    """Follows the requests of all versions of one model.
+
+    `load` is that of interactive and standard work, `batch_load` that of batch work.
+    """
 
     def __init__(self, model: str, started_at_s: float) -> None:
         self.model = model
         self.metrics = RequestMetrics()
         self.load = LoadWindow(started_at_s)
+        self.batch_load = LoadWindow(started_at_s)
+
+    def load_of(self, service_class: ServiceClass) -> LoadWindow:
+        """Returns where the requests of a class are counted as load."""
+        return self.batch_load if service_class is ServiceClass.BATCH else self.load
+
+    def output_mean(self, service_class: ServiceClass) -> float | None:
+        """Returns the tokens of an answer of the class lately, or of others before its first.
+
+        `None` before the first of all.
+        """
+        own = self.load_of(service_class).output_mean
+        others = self.load if service_class is ServiceClass.BATCH else self.batch_load
+        return others.output_mean if own is None else own
 
     def arrived(self, request_id: str, num_prompt_tokens: int, now_s: float) -> RequestTelemetry:
         """Notes a request that was handed to the fleet; returns its telemetry."""
-        self.load.arrived(now_s, num_prompt_tokens)
         context = present_context(now_s)
+        self.load_of(context.service_class).arrived(now_s, num_prompt_tokens)
         numbers = self.metrics.of_class(NO_CLASS)
         tokens = numbers.of_tenant(context.tenant)
         trace = None

@@ -16,6 +16,7 @@ from serving.domain.errors import (
     RequestError,
 )
 from serving.domain.load_report import LoadSample
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.dispatch.admission import FleetLimits, QueueState
 from serving.gateway.dispatch.dispatcher import Dispatcher, load_of
 from serving.gateway.dispatch.requests import PROVING_TOKENS, InFlightRequest
@@ -686,18 +687,44 @@ async def test_request_in_the_queue_is_load_once_before_and_after_it_goes_in() -
 
 async def test_request_that_is_rejected_is_load() -> None:
     fleet = Fleet()
-    fleet.dispatcher.queue.reject()
+    fleet.dispatcher.queue.reject(ServiceClass.STANDARD)
     assert fleet.load.requests_per_s == pytest.approx(1 / 5)
     assert fleet.load.num_waiting == 0
 
 
-async def test_aborted_request_has_cost_what_it_emitted() -> None:
+async def test_aborted_request_does_not_make_answers_shorter() -> None:
     fleet = Fleet()
     link = ScriptedLink(fleet.dispatcher)
-    fleet.add("r", max_tokens=9)
+    fleet.add("whole", max_tokens=9)
+    link.step(9)
+    assert fleet.load.output_tokens_mean == 9.0
+    fleet.add("cut", max_tokens=9)
     link.step(3)
-    fleet.dispatcher.abort(["r"])
-    assert fleet.load.output_tokens_mean == 3.0
+    fleet.dispatcher.abort(["cut"])
+    assert fleet.load.output_tokens_mean == 9.0
+
+
+async def test_batch_work_is_told_apart_and_makes_no_engine_full() -> None:
+    fleet = Fleet()
+    ScriptedLink(fleet.dispatcher, places=1)
+    fleet.add("b1", "b2", service_class=ServiceClass.BATCH)
+    load = fleet.load
+    assert (load.num_waiting, load.num_in_flight, load.oldest_wait_s) == (0, 0, 0.0)
+    assert (load.num_batch_waiting, load.num_batch_in_flight) == (1, 1)
+    assert load.full_ratio == 0.0
+
+
+async def test_engines_are_full_for_as_long_as_work_waits_for_them() -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.dispatcher, places=1)
+    fleet.add("running", "waiting")
+    now_s = time.monotonic()
+    assert fleet.dispatcher.full_ratio(now_s + 15.0) == pytest.approx(0.5, abs=0.05)
+    assert fleet.dispatcher.full_ratio(now_s + 40.0) == 1.0
+    link.step(5)
+    link.step(5)
+    assert fleet.dispatcher.num_waiting == 0
+    assert fleet.dispatcher.full_ratio(time.monotonic() + 15.0) < 0.1
 
 
 async def test_refused_client_learns_when_the_next_engine_comes() -> None:

@@ -1,0 +1,56 @@
+"""What single engines do in a second, as gateways report it to Serve's controller, and back.
+
+Serve carries `{name: number}` to an autoscaling policy (`domain.load_report`), so the rest stands
+in the name. No model, compute class or engine id contains a bar:
+
+    engine|<model>|<compute class>|<engine>|<what>                              value
+
+Owns the encoding and both of its ends. Pure.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+_BAR = "|"
+_KIND = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRate:
+    """What one engine did in the last half minute, for all gateways.
+
+    `prompt_tokens_per_s` were computed, without those that its cache had; `output_tokens_per_s`
+    were emitted. `step_s` is the mean length of its steps, those left out that followed none.
+    """
+
+    engine_id: str
+    compute_class: str
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    step_s: float
+
+
+def rate_stats(model: str, rates: Iterable[EngineRate]) -> dict[str, float]:
+    """Returns the rates of a model's engines as stats."""
+    stats = {}
+    for rate in rates:
+        for what in ("prompt_tokens_per_s", "output_tokens_per_s", "step_s"):
+            name = _BAR.join((_KIND, model, rate.compute_class, rate.engine_id, what))
+            stats[name] = float(getattr(rate, what))
+    return stats
+
+
+def rates_of_stats(model: str, stats: Mapping[str, float]) -> tuple[EngineRate, ...]:
+    """Returns the rates of the model's engines, by id; what is not whole is left out."""
+    values: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    prefix = _BAR.join((_KIND, model, ""))
+    for name, value in stats.items():
+        if name.startswith(prefix):
+            compute_class, engine_id, what = name.removeprefix(prefix).split(_BAR)
+            values[engine_id, compute_class][what] = value
+    return tuple(
+        EngineRate(engine_id, compute_class, **fields)
+        for (engine_id, compute_class), fields in sorted(values.items())
+        if fields.keys() == {"prompt_tokens_per_s", "output_tokens_per_s", "step_s"}
+    )

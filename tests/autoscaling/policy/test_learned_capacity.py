@@ -1,0 +1,178 @@
+"""What slices carry is learned where they can carry no more, and from most of them."""
+
+from dataclasses import replace
+
+import pytest
+from closed_loop import ON_DEMAND, RATE, RULES, ClosedLoop, law
+
+from autoscaling.policy.learned_capacity import (
+    LEAST_FACTOR,
+    LearnedCapacity,
+    carried_factor,
+    learned_of_record,
+    nothing_learned,
+)
+from autoscaling.policy.memory import LearnedRecord, decode_memory, encode_memory, slice_shape_of
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.records import ModelLoad
+from serving.domain.capacity.engine_rates import EngineRate
+from serving.domain.capacity.slice_profile import CapacityProfile
+
+PLANNED_S = RULES.objectives.tpot_s * RULES.tpot_margin
+PROFILE = law(10.0)
+FULL = {"num_waiting": 50, "full_ratio": 1.0}
+
+
+def at_work(
+    share: float, name: str = "s", compute_class: str = "spot", step_s: float = PLANNED_S
+) -> EngineRate:
+    """An engine that carries this share of what the profile says of steps so long."""
+    rate = share * PROFILE.max_requests_per_s(100.0, 100.0, step_s)
+    return EngineRate(name, compute_class, 100.0 * rate, 100.0 * rate, step_s)
+
+
+def load(*engines: EngineRate, **fields: float) -> ModelLoad:
+    return ModelLoad(0.0, 10.0, 100.0, 100.0, engines=engines, **fields)  # type: ignore[arg-type]
+
+
+def learn(*loads: ModelLoad, times: int = 1) -> LearnedCapacity:
+    learned = nothing_learned(PROFILE)
+    for each in loads * times:
+        learned = learned.seen(30.0, each, PROFILE, RULES)
+    return learned
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.5])
+@pytest.mark.parametrize("step_s", [0.03, PLANNED_S, 0.09])
+def test_what_full_engines_carry_is_their_capacity(share: float, step_s: float) -> None:
+    engine = at_work(share, step_s=step_s)
+    learned = learn(load(engine, **FULL), times=20)
+    expected = carried_factor(engine, PROFILE, RULES)
+    assert learned.factor({"spot": 1}) == pytest.approx(expected)
+    if step_s >= PLANNED_S:
+        assert expected == pytest.approx(share)
+
+
+def test_slices_that_are_not_saturated_teach_nothing() -> None:
+    idle = at_work(0.3, step_s=0.03)
+    for known in (
+        load(idle),
+        load(idle, num_waiting=9, full_ratio=0.5),
+        load(idle, full_ratio=1.0),
+    ):
+        assert learn(known, times=20).factor({"spot": 1}) == 1.0
+
+
+def test_long_steps_without_sequences_are_no_saturation() -> None:
+    slow = EngineRate("s", "spot", 20.0, 20.0, 0.2)
+    assert learn(load(slow), times=20).factor({"spot": 1}) == 1.0
+    assert learn(load(at_work(0.6, step_s=0.09)), times=20).factor({"spot": 1}) < 0.7
+
+
+def test_one_slow_slice_of_ten_is_reported_and_not_learned() -> None:
+    engines = [at_work(0.9, f"s{number}") for number in range(9)]
+    learned = learn(load(*engines, at_work(0.3, "bad"), **FULL), times=20)
+    assert learned.factor({"spot": 10}) == pytest.approx(0.9)
+    assert [each.engine_id for each in learned.slow] == ["bad"]
+    assert str(learned.slow[0]) == (
+        "slice of bad is slow: it carries 0.33 of the profile's law, others of spot 0.90;"
+        " nothing is learned from it"
+    )
+    assert learn(load(at_work(0.9), at_work(0.3, "other"), **FULL)).slow == (), "who is right?"
+
+
+def test_few_observations_count_for_less() -> None:
+    factors = [learn(load(at_work(0.5), **FULL), times=n).factor({"spot": 1}) for n in (1, 4, 8, 9)]
+    assert factors == pytest.approx([1 - 0.5 / 8, 0.75, 0.5, 0.5])
+    many = load(*(at_work(0.5, f"s{number}") for number in range(8)), **FULL)
+    assert learn(many).factor({"spot": 8}) == pytest.approx(0.5)
+
+
+def test_what_is_learned_is_bounded() -> None:
+    assert learn(load(at_work(0.05), **FULL), times=20).factor({"spot": 1}) == pytest.approx(
+        LEAST_FACTOR
+    )
+
+
+def test_it_is_kept_while_nothing_is_saturated_and_more_within_the_objective_proves_more() -> None:
+    low = learn(load(at_work(0.5), **FULL), times=20)
+    for _ in range(1000):
+        low = low.seen(30.0, load(at_work(0.2, step_s=0.03)), PROFILE, RULES)
+    assert low.factor({"spot": 1}) == pytest.approx(0.5)
+    for _ in range(40):
+        low = low.seen(30.0, load(at_work(0.8, step_s=0.99 * PLANNED_S)), PROFILE, RULES)
+    assert low.factor({"spot": 1}) == pytest.approx(0.8, abs=0.02)
+
+
+def test_classes_are_learned_apart_and_weigh_by_their_slices() -> None:
+    engines = at_work(0.5, "a", "spot"), at_work(0.9, "b", "flex-start")
+    learned = learn(load(*engines, **FULL), times=20)
+    assert learned.factor({"spot": 1}) == pytest.approx(0.5)
+    assert learned.factor({"spot": 1, "flex-start": 3}) == pytest.approx(0.8)
+    assert learned.factor({"reserved": 4}) == pytest.approx(0.7), "as others are"
+
+
+def test_it_survives_a_restart_and_not_another_profile() -> None:
+    learned = learn(load(at_work(0.5), **FULL), times=20)
+    record = LearnedRecord.model_validate_json(learned.to_record().model_dump_json())
+    assert learned_of_record(record, PROFILE).factor({"spot": 1}) == pytest.approx(0.5)
+    renamed = PROFILE.model_copy(update={"source": "the same numbers, measured again"})
+    assert learned_of_record(record, renamed).classes
+    assert not learned_of_record(record, law(11.0)).classes
+
+
+# -- the loop closed --
+
+
+def loop(
+    need: int, times_too_good: float, base_s: float, **changes: object
+) -> tuple[ClosedLoop, CapacityProfile]:
+    seqs = 256 if base_s < 0.01 else 128
+    profile = law(times_too_good * RATE / need, base_s, seqs)
+    policy = SlicewisePolicy(profile, [ON_DEMAND], RULES)
+    return ClosedLoop(policy, law(RATE / need, base_s, seqs), **changes), profile  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base_s", [0.001, 0.025])
+@pytest.mark.parametrize("times_too_good", [0.67, 1.0, 1.2, 1.5, 2.0])
+@pytest.mark.parametrize("need", [24, 27, 30])
+def test_real_need_is_reached_whatever_the_profile_says(
+    need: int, times_too_good: float, base_s: float
+) -> None:
+    """The need, and up to three slices of spread: a profile that is right has as many."""
+    world, _ = loop(need, times_too_good, base_s)
+    world.run(2400)
+    assert need <= world.target <= need + 3, world.told(300)
+    assert world.waiting == pytest.approx(0), world.told(300)
+    if times_too_good != 1.0:
+        assert "slices were seen to carry" in world.plans[-1].arithmetic
+
+
+def test_additions_say_what_slices_were_seen_to_carry() -> None:
+    world, _ = loop(24, 2.0, 0.001)
+    world.run(900)
+    reasons = [each.reason for plan in world.plans for each in plan.decisions if each.delta > 0]
+    assert any("slices were seen to carry 0.5" in reason for reason in reasons)
+
+
+def test_slow_slice_of_ten_costs_one_slice_and_is_told() -> None:
+    world, _ = loop(24, 1.0, 0.001, num_clients=3000, slow={"s-0": 0.5})
+    world.run(300)
+    assert world.plans[-1].alerts
+    assert "slice of s-0 is slow" in world.plans[-1].alerts[0]
+    assert world.policy.learned.factor({ON_DEMAND.name: 10}) == pytest.approx(1.0, abs=0.05)
+
+
+def test_next_policy_knows_what_the_one_before_had_learned() -> None:
+    world, profile = loop(24, 2.0, 0.001)
+    world.run(1500)
+    text = encode_memory(world.policy.to_record(world.now_s))
+    memory = decode_memory(text, slice_shape_of(profile), world.now_s)
+    learned = learned_of_record(memory.learned, profile)
+    world.policy = SlicewisePolicy(profile, [ON_DEMAND], RULES, memory)
+    before = world.target
+    world.run(900)
+    assert world.target == before
+    assert replace(world.policy.learned, slow=()).factor({}) == pytest.approx(
+        learned.factor({}), abs=0.02
+    )
