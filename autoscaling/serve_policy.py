@@ -44,7 +44,8 @@ class SlicePolicy:
         self._scalers: tuple[ModelScaler, ...] = ()
         self._alerts: tuple[str, ...] = ()
         self._decide_every_s = 5.0
-        self._remember_at_s = 0.0
+        # Not at once: what could not be read may be there to be read by the next policy.
+        self._remember_at_s = time.time() + _REMEMBER_EVERY_S
         executor = ThreadPoolExecutor(1, "slicewise-plans")
         self._writer = DecisionWriter(executor, write_plan_report, write_policy_memory)
         try:

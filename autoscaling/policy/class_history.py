@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.policy.backoff import Backoff
-from autoscaling.policy.endings import Endings, is_ending
+from autoscaling.policy.known_ends import KnownEnds, is_ending
 from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
@@ -53,7 +53,7 @@ class ClassHistory:
     _num_outages: int = 0
     _observed_at_s: float | None = None
     _backoff: Backoff = field(init=False)
-    _endings: Endings = field(default_factory=Endings)
+    _ends: KnownEnds = field(default_factory=KnownEnds)
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(self.rules)
@@ -103,7 +103,7 @@ class ClassHistory:
             self._had_hours += elapsed_h if held_before else 0.0
         self._observed_at_s = now_s
         delivered = self._learn_times(slices)
-        self._endings.observe(now_s, slices, self.lead_s)
+        self._ends.observe(now_s, slices, self.lead_s)
         num_taken = sum(1 for each in losses if each.cause == EndCause.PREEMPTED)
         self._num_losses += num_taken
         if num_taken >= max(1, held_before / 2):
@@ -174,7 +174,7 @@ class ClassHistory:
 
     def num_ends(self, now_s: float, within_s: float) -> int:
         """Returns how many slices left when their run was over and may not be replaced, or will."""
-        return self._endings.count(now_s, within_s)
+        return self._ends.count(now_s, within_s)
 
     def num_there(self, slices: Sequence[SliceView], now_s: float, within_s: float) -> int:
         """Returns how many of the class's slices are expected to serve after a while.

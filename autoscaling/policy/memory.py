@@ -47,7 +47,7 @@ class ForecastErrors(_Record):
 class ForecastRecord(_Record):
     """The rate of the last day by the minute, and how wrong forecasts of it were."""
 
-    since_s: _NotNegative
+    since_s: float
     """When the first minute began."""
     rates: Annotated[tuple[_NotNegative | None, ...], _Tuple, Field(max_length=2880)]
     """In requests per second, minute by minute; `null` where none was measured."""

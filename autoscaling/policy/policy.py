@@ -9,8 +9,9 @@ The steps, each a pure function or a small memory of its own:
                     and there is none while work waits (`scale_down`)
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
 5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
-6. `horizons`       what classes that deliver later are asked for, for the need of that time
-7. `targets`        additions at once; a slice goes only when what replaces it is ready
+6. `bridges`        what others bring where slices end before their class replaces them
+7. `horizons`       what classes that deliver later are asked for, for the need of that time
+8. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
 observation. A missing or stale load holds the last plan.
@@ -21,6 +22,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autoscaling.policy.bridges import bridged
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, demand_of, num_at_once
 from autoscaling.policy.engine_failures import EngineFailures
@@ -37,7 +39,7 @@ from autoscaling.policy.scale_down import (
     why_nothing_may_go,
 )
 from autoscaling.policy.targets import PlanInputs, plan_targets
-from autoscaling.records import Fleet, ModelLoad, Observation, Plan
+from autoscaling.records import ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
@@ -124,7 +126,7 @@ class SlicewisePolicy:
         floor = math.ceil(self._rules.floor_ratio * need)
         reliable, options = self._options(now_s, observation)
         ideal = self._mix(need, floor, demand.mean, options)
-        lasting, missing = self._bridged(now_s, fleet, reliable, ideal)
+        lasting, missing = bridged(now_s, fleet, self._classes, reliable, ideal)
         safe = self._mix(need, floor, demand.mean, lasting)
         ahead = self._ahead(now_s, load, num_ready, need, safe, reliable)
         inputs = PlanInputs(
@@ -330,39 +332,6 @@ class SlicewisePolicy:
                 option = replace(option, at_most=most)
             safe.append(option)
         return safe, ideal
-
-    def _bridged(
-        self, now_s: float, fleet: Fleet, safe: list[ClassOption], ideal: Portfolio
-    ) -> tuple[list[ClassOption], Mapping[str, int]]:
-        """Returns `safe` without slices that end before their class replaces them; and how many.
-
-        A full class cannot: what ends keeps its place in the quota until then.
-        """
-        options, missing = [], {}
-        for option in safe:
-            history, slices = self._classes[option.name], fleet.of_class(option.name)
-            bridge = self._bridge(now_s, option.name, fleet)
-            num_ends = history.num_ends(now_s, bridge.lead_s) if bridge is not None else 0
-            if bridge is not None and num_ends:
-                there = history.num_there(slices, now_s, bridge.lead_s)
-                relied_on = min(option.at_most, ideal.slices[option.name])
-                short = min(num_ends, relied_on - there)
-                if short > 0:
-                    missing[option.name] = short
-                    option = replace(option, at_most=max(relied_on - short, option.at_least))
-            options.append(option)
-        return options, missing
-
-    def _bridge(self, now_s: float, name: str, fleet: Fleet) -> ClassHistory | None:
-        """The class that would replace slices of another: the cheapest healthy one with room."""
-        with_room = [
-            each
-            for other, each in self._classes.items()
-            if other != name
-            and each.is_healthy(now_s)
-            and len(fleet.of_class(other)) < each.terms.max_slices
-        ]
-        return min(with_room, key=lambda each: each.usd_per_useful_hour, default=None)
 
     def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
         """The portfolio worth buying, kept because most decisions ask for the same one again."""

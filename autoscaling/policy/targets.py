@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoscaling.policy.class_history import ClassHistory
-from autoscaling.policy.endings import num_ending
 from autoscaling.policy.horizons import AskedAhead
+from autoscaling.policy.known_ends import num_ending
 from autoscaling.policy.portfolio import Portfolio
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState

@@ -28,7 +28,7 @@ def num_ending(slices: Iterable[SliceView], now_s: float, within_s: float) -> in
     return sum(1 for each in slices if is_ending(each, now_s, within_s))
 
 
-class Endings:
+class KnownEnds:
     """The ends of one class's slices: those that come, and those of a while ago."""
 
     def __init__(self) -> None:
