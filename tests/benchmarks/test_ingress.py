@@ -90,7 +90,7 @@ async def test_polite_client_whose_answer_is_not_whole_has_failed(sent: bytes, w
         writer.write(sent)
 
     async with serving(answer) as port:
-        seen = await ask_politely(f"http://127.0.0.1:{port}", "m", seed=1, window_s=0.1)
+        seen = await ask_politely(f"http://127.0.0.1:{port}", "m", seed=1, window_s=0.9)
     assert seen.ttft_s == []
     assert sum(seen.failures.values()) == NUM_STREAMS
     assert all(words in failure for failure in seen.failures)

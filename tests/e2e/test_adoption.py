@@ -84,7 +84,7 @@ def order(head: str, *arguments: str) -> str:
     """What `slicewise order` says at that head."""
     command = [Path(sys.executable).with_name("slicewise"), "order", *arguments]
     done = subprocess.run(
-        [*command, "--ray-address", head], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--ray-address", head], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -36,6 +36,7 @@ BESIDE = {
     "serving/gateway/dispatch/batch_work.py",
     "serving/gateway/dispatch/cache_index.py",
     "serving/gateway/dispatch/deadlines.py",
+    "serving/gateway/dispatch/first_tokens.py",
     "serving/gateway/dispatch/demand.py",
     "serving/gateway/dispatch/engine_table.py",
     "serving/gateway/dispatch/forecast.py",
