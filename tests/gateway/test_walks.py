@@ -37,6 +37,7 @@ BESIDE = {
     "serving/gateway/dispatch/cache_index.py",
     "serving/gateway/dispatch/deadlines.py",
     "serving/gateway/dispatch/first_tokens.py",
+    "serving/gateway/dispatch/full_time.py",
     "serving/gateway/dispatch/demand.py",
     "serving/gateway/dispatch/engine_table.py",
     "serving/gateway/dispatch/forecast.py",
