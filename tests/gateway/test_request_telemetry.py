@@ -415,3 +415,26 @@ async def test_only_a_client_that_left_early_is_a_cancellation() -> None:
     body = b'{"model": "chat", "linger": 1}'
     await run_raw(edge, scope, {"type": "http.request", "body": body, "more_body": False})
     assert value(of_edge(edge), "slicewise_cancellations_total", **CHAT) == 1
+
+
+def test_batch_work_is_load_for_itself_and_its_answers_have_a_length_of_their_own() -> None:
+    telemetry = ModelTelemetry("demo", 0.0)
+    token = REQUEST_CONTEXT.set(RequestContext(0.0, service_class=ServiceClass.BATCH))
+    try:
+        batch = telemetry.arrived("b", 900, 1.0)
+    finally:
+        REQUEST_CONTEXT.reset(token)
+    other = telemetry.arrived("r", 10, 1.0)
+    for request, num_tokens in ((batch, 300), (other, 20)):
+        dispatched(request, "spot", 1.0)
+        step(telemetry, 2.0, (request, num_tokens))
+        request.ended("stop", 2.0)
+    loads = [
+        window.sample(6.0, num_waiting=0, oldest_wait_s=0.0, num_in_flight=0)
+        for window in (telemetry.load, telemetry.batch_load)
+    ]
+    assert [each.requests_per_s for each in loads] == [pytest.approx(1 / 6)] * 2
+    assert [each.input_tokens_mean for each in loads] == [10.0, 900.0]
+    assert telemetry.output_mean(ServiceClass.BATCH) == 300.0
+    assert telemetry.output_mean(ServiceClass.INTERACTIVE) == 20.0
+    assert ModelTelemetry("new", 0.0).output_mean(ServiceClass.BATCH) is None

@@ -5,6 +5,8 @@ import pytest
 from simulated_days import OBJECTIVES, Scripted, always, class_setup, profile, run_day, steady
 
 from autoscaling.observations import Tokens
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import Rules
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import GatewayLimits
@@ -155,3 +157,26 @@ def test_progress_goes_from_nothing_towards_everything() -> None:
 def test_setup_out_of_range_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_day(steady(rate=1.0, duration_s=10.0), always(spot=1), class_setup(), **changes)
+
+
+def test_policy_corrects_a_profile_that_is_too_good() -> None:
+    """Ten slices carry it. By the profile they were seven, and eight with the spread."""
+    real = profile()
+    too_good = profile(
+        per_sequence_s=real.per_sequence_s / 2, per_prompt_token_s=real.per_prompt_token_s / 2
+    )
+    on_demand = class_setup("on-demand", provisioning_s=30.0, load_s=30.0)
+    policy = SlicewisePolicy(too_good, [on_demand.terms], Rules(OBJECTIVES))
+    setup = SimulationSetup(
+        requests=steady(rate=175.0, duration_s=1800.0),
+        profile=real,
+        classes=(on_demand,),
+        objectives=OBJECTIVES,
+        duration_s=1800.0,
+        ready_at_start={"on-demand": 6},
+    )
+    outcome = simulate(setup, policy)
+    ready = outcome.timeline.num_ready
+    assert ready[-30:].min() >= 10
+    late = outcome.requests.arrival_s > 1200.0
+    assert np.nanpercentile(outcome.answers.first_s[late], 99) < OBJECTIVES.ttft_s
