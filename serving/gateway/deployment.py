@@ -54,7 +54,7 @@ class Gateway:
         async def watch(version: str, timeout_s: float) -> Snapshot:
             try:
                 snapshot: Snapshot = await directory.watch.remote(version, timeout_s)
-            except RayError as error:
+            except (RayError, RayServeException) as error:
                 raise ConnectionError(f"the directory is away: {error!r}") from error
             return snapshot
 
