@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.config.api_keys import read_keys
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
-from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.models.request_fields.service_class import ServiceClass, ServiceTier
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.metrics.requests import (
@@ -419,7 +419,7 @@ async def test_only_a_client_that_left_early_is_a_cancellation() -> None:
 
 def test_batch_work_is_load_for_itself_and_its_answers_have_a_length_of_their_own() -> None:
     telemetry = ModelTelemetry("demo", 0.0)
-    token = REQUEST_CONTEXT.set(RequestContext(0.0, service_class=ServiceClass.BATCH))
+    token = REQUEST_CONTEXT.set(RequestContext(0.0, service_tier=ServiceTier.FLEX))
     try:
         batch = telemetry.arrived("b", 900, 1.0)
     finally:
