@@ -29,7 +29,8 @@ class EngineColumns:
     `is_kept` is for others; one that `has_full_line` has room again within a step or two, and one
     that `is_empty` has no sequence. It lately had to compute `computed_ratio` of prompts' tokens;
     of one that `is_known` it is known what it has cached. One that `is_leaving` drains, and its
-    requests have to be gone. One that `is_late` stands still, as far as can be told.
+    requests have to be gone. One that `is_late` stands still, as far as can be told;
+    `has_late` is false if none does.
     """
 
     engine_ids: list[str]
@@ -46,6 +47,7 @@ class EngineColumns:
     is_leaving: Mask
     is_known: Mask
     is_late: Mask
+    has_late: bool = False
 
     @classmethod
     def of(cls, engine_ids: list[str], is_known: Iterable[bool]) -> "EngineColumns":
@@ -79,7 +81,9 @@ class EngineTable:
     def __init__(self) -> None:
         self._columns = EngineColumns.of([], ())
         self._rows: list[tuple[EngineConnection, bool]] = []  # with whether its cache is known
-        self._read: list[tuple[float | None, ...] | None] = []  # what each row was read from
+        self._read: list[
+            tuple[int, int, tuple[bool, float | None]] | None
+        ] = []  # what each row was read from
         self.rows: dict[str, int] = {}  # by engine id
 
     def add(self, connection: EngineConnection, *, is_known: bool) -> None:
@@ -106,10 +110,8 @@ class EngineTable:
             if room is None:
                 self._read_row(row, connection)
                 continue
-            seen = (
-                *(room.version, connection.num_dispatched, connection.is_draining),
-                connection.late_until_s,
-            )
+            is_read_as = connection.is_draining, connection.late_until_s
+            seen = room.version, connection.num_dispatched, is_read_as
             if read[row] != seen:
                 self._read_row(row, connection)
                 read[row] = seen
@@ -118,10 +120,11 @@ class EngineTable:
             for row, (connection, _) in enumerate(self._rows):
                 by_s = connection.migrate_by_s
                 columns.is_leaving[row] = by_s is not None and now_s >= by_s
-        if columns.is_late.any():
+        if columns.has_late:
             for row, (connection, _) in enumerate(self._rows):
                 until_s = connection.late_until_s
                 columns.is_late[row] = until_s is not None and now_s < until_s
+            columns.has_late = bool(columns.is_late.any())
         return columns
 
     def _make_anew(self) -> None:
@@ -134,7 +137,8 @@ class EngineTable:
         columns, room = self._columns, connection.room
         columns.num_dispatched[row] = connection.num_dispatched
         columns.is_draining[row] = connection.is_draining
-        columns.is_late[row] = connection.late_until_s is not None
+        if connection.late_until_s is not None:
+            columns.has_late = True
         if room is None:
             columns.num_in_flight[row] = len(connection.requests)
             columns.kv_tokens[row] = _UNBOUNDED

@@ -189,7 +189,7 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     candidates = ~columns.is_draining
     if not candidates.any():
         candidates = ~columns.is_leaving
-    if (at_work := candidates & ~columns.is_late).any():
+    if columns.has_late and (at_work := candidates & ~columns.is_late).any():
         candidates = at_work
     if not candidates.any():
         return Route(None, "no engine is ready")

@@ -119,8 +119,9 @@ def chosen(
     )
     for row, engine in enumerate(engines):
         for name in EngineColumns.__slots__:
-            if name not in ("engine_ids", "is_known"):
+            if name not in ("engine_ids", "is_known", "has_late"):
                 getattr(columns, name)[row] = getattr(engine, name)
+    columns.has_late = any(engine.is_late for engine in engines)
     known = [engine for engine in engines if engine.num_cached is not None]
     cached = {
         engine.engine_id: min(engine.num_cached, need.num_tokens)
