@@ -19,18 +19,8 @@ from serving.domain.plan_report import ModelPlan
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.orders import NO_ORDERS, OperatorOrder, OrderKind, StandingOrders
+from tests.autoscaling.policy.policy_world import PROFILE
 
-# One slice carries 10 requests per second of 100 prompt and 100 output tokens.
-PROFILE = CapacityProfile(
-    model="m",
-    engine="paced",
-    base_s=0.025,
-    per_sequence_s=0.0004,
-    per_prompt_token_s=0.0001,
-    max_num_seqs=1000,
-    measured_on="2026-11-21",
-    source="made up",
-)
 TERMS = (
     ComputeClass("reserved", 0.0, is_prepaid=True, max_slices=2),
     ComputeClass("spot", 4.0, is_revocable=True, max_slices=50),

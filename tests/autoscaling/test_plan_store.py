@@ -14,26 +14,14 @@ from autoscaling.observations import Report, Tokens
 from autoscaling.plan_store import recall_memories
 from autoscaling.policy.memory import PolicyRecord, encode_memory
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.policy_config import ModelSettings
-from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.plan_report import ModelPlan, PlanReport
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
+from tests.autoscaling.policy.policy_world import PROFILE, RULES
 
-PROFILE = CapacityProfile(
-    model="m",
-    engine="paced",
-    base_s=0.025,
-    per_sequence_s=0.0004,
-    per_prompt_token_s=0.0001,
-    max_num_seqs=1000,
-    measured_on="2026-11-21",
-    source="made up",
-)
-RULES = Rules(Objectives(3.0, 0.05), tpot_margin=1.0, spread=0.0, floor_ratio=0.0)
 TERMS = (
     ComputeClass("spot", 4.0, is_revocable=True, max_slices=50, patience_s=300.0),
     ComputeClass("on-demand", 20.0, max_slices=50),

@@ -13,19 +13,9 @@ from autoscaling.policy.rules import Objectives, Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
 from autoscaling.replay_command import replay_command
-from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
+from tests.autoscaling.policy.policy_world import PROFILE
 
-PROFILE = CapacityProfile(
-    model="m",
-    engine="paced",
-    base_s=0.025,
-    per_sequence_s=0.0004,
-    per_prompt_token_s=0.0001,
-    max_num_seqs=1000,
-    measured_on="2026-11-21",
-    source="made up",
-)
 ALL = (ComputeClass("reserved", 0.0, is_prepaid=True, max_slices=1), ComputeClass("spot", 4.0))
 RULES = Rules(Objectives(ttft_s=3.0, tpot_s=0.05))
 APP = typer.Typer()

@@ -1,12 +1,10 @@
 """The charts of the fleet page in a real Chromium, over the real edge and a staged history."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
-from .browser import Browser, browser
+from .browser import Browser
 from .fleet_stage import CHAT, CODE, NOW_S, Stage, serving
 from .history_stage import example_history, samples
 from .test_fleet_in_browser import FAINT_TEXTS, IS_LIVE
@@ -92,20 +90,6 @@ POINT = f"""const plot = ({CHART}).querySelector('.plot'); const box = plot.getB
 # What an operator's tab does every two seconds, at once.
 ASK = "document.dispatchEvent(new Event('visibilitychange'))"
 NUM_NODES = "return document.querySelectorAll('#past *').length"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Browser]:
-    async with browser() as started:
-        yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(chromium: Browser) -> Browser:
-    await chromium.open("about:blank")
-    await chromium.emulate(1360, 2000)
-    await chromium.complaints()
-    return chromium
 
 
 def stage_of(*gateway_ids: str, num_seconds: int = 290) -> Stage:

@@ -1,16 +1,14 @@
 """The fleet page in a real Chromium, over the real edge and an example fleet."""
 
 import itertools
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.domain.slice_records import HostRecord
 
-from .browser import Browser, browser
+from .browser import Browser
 from .fleet_stage import (
     CHAT,
     CODE,
@@ -68,21 +66,6 @@ const note = ({ target }) => window.touched.add(
 new MutationObserver((changes) => changes.forEach(note)).observe(
   document.getElementById('classes'), { subtree: true, childList: true, characterData: true });
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Browser]:
-    async with browser() as started:
-        yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(chromium: Browser) -> Browser:
-    """An empty page. What a test stores stays with its server's port."""
-    await chromium.open("about:blank")
-    await chromium.emulate(1360, 2000)
-    await chromium.complaints()
-    return chromium
 
 
 async def show(page: Browser, url: str) -> None:

@@ -1,14 +1,12 @@
 """What the fleet page shows of tenants, in a real Chromium over the real edge."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
 
-from .browser import Browser, browser
+from .browser import Browser
 from .fleet_stage import CHAT, CODE, EXAMPLE_LINES, Stage, example_uses, serving
 from .test_fleet_in_browser import FAINT_TEXTS, show
 
@@ -28,20 +26,6 @@ return [...document.querySelectorAll('.tenant')].flatMap((tile) => {
     .filter(([, box]) => box.left < left || box.right > right).map(([name]) => name);
 });
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Browser]:
-    async with browser() as started:
-        yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(chromium: Browser) -> Browser:
-    await chromium.open("about:blank")
-    await chromium.emulate(1360, 2000)
-    await chromium.complaints()
-    return chromium
 
 
 def example() -> Stage:
