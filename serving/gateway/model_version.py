@@ -25,6 +25,7 @@ from serving.domain.models.request_fields.rules import EngineFacts, Trait
 from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits, QueueState
 from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.edge.fields import BodyJudge
+from serving.gateway.first_use import do_what_was_put_off
 from serving.gateway.forks.bodies.prepared_app import PreparedApp
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.forks.server import ForkServer
@@ -228,7 +229,7 @@ class ModelVersion:
             await self._queue.admit(
                 self.queue_state, lambda: self.dispatcher.has_engine, patience_s
             )
-        return await build_frontend(
+        app = await build_frontend(
             self.llm,
             self.client.supported_tasks,
             names=self._config.answers_as,
@@ -236,6 +237,8 @@ class ModelVersion:
             frontend_args=self._config.frontend_args,
             keeps_grammars=self._keeps_grammars,
         )
+        await do_what_was_put_off()
+        return app
 
     def _adapters(self) -> list[tuple[str, str]]:
         return [(a.name, resolve_source(a.path)) for a in self._config.lora_adapters]

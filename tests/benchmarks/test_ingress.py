@@ -243,6 +243,7 @@ def test_page_is_what_the_record_says() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 async def test_small_run_has_every_figure() -> None:
     scale = Scale(
         num_pairs=1,

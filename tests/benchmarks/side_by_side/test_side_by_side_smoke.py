@@ -12,7 +12,7 @@ from benchmarks.side_by_side.run import lacking, measure_pairs
 from benchmarks.side_by_side.systems import start_of
 from tests.benchmarks.side_by_side.builders import HEAD
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 LOADS = (Load("at once", 2, 8), Load("requests", 2, 1, window_s=0.5), Load("steady", 2, 8, 0.1, 1))
 PAGE = "<!-- begin: measured --><!-- end: measured -->\n"

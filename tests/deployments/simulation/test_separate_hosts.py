@@ -390,7 +390,7 @@ def check_others_stayed(
 
 
 def is_replaced(control: Path, before: Mapping[str, Mapping[str, Any]], slice_name: str) -> bool:
-    """Whether every host of the slice is another one than it was, and the earlier are known dead."""
+    """Whether every host of the slice is another one, and the earlier are known to be dead."""
     found = live_hosts(control)
     return sorted(name for name, _ in found) == NAMES and all(
         host["node_id"] != before[name]["node_id"]
