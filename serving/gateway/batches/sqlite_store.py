@@ -20,6 +20,7 @@ import msgspec
 from serving.gateway.batches.records import (
     Batch,
     BatchLease,
+    BatchStatus,
     FilePurpose,
     LineAnswer,
     StoredFile,
@@ -273,6 +274,8 @@ class SqliteBatchStore:
         """Keeps answers; see `BatchStore.add_answers`."""
         with self._transaction() as database:
             batch = _leased(database, lease)
+            if batch.status is not BatchStatus.IN_PROGRESS:
+                return batch
             new = [answer for answer in answers if _insert_answer(database, lease, answer)]
             num_failed = sum(answer.is_failure for answer in new)
             counted = replace(

@@ -5,6 +5,7 @@ each is one transaction, or none at all. Does not own the states of a batch (`re
 changes one hands over a pure function from the batch as it is to the batch as it shall be.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -60,6 +61,15 @@ class NewContent(Protocol):
     def discard(self) -> None:
         """Throws it away, unless it belongs to a file already. Idempotent."""
         ...
+
+
+@contextlib.contextmanager
+def discarding(content: NewContent) -> Iterator[NewContent]:
+    """Throws content away at the end, unless it has become a file."""
+    try:
+        yield content
+    finally:
+        content.discard()
 
 
 class BatchStore(Protocol):
@@ -157,6 +167,9 @@ class BatchStore(Protocol):
 
     def add_answers(self, lease: BatchLease, answers: Sequence[LineAnswer]) -> Batch:
         """Keeps what came of lines; a line that has an answer keeps that. Returns the batch.
+
+        None is kept once the batch is no longer in progress: its files are written from what it
+        had then.
 
         Raises:
             LeaseLostError: somebody else has the batch. None of them is kept.

@@ -32,6 +32,7 @@ from serving.gateway.batches.store import (
 MANY = Page(100)
 LEASE_S = 30.0
 HOUR_S = 3600.0
+NO_USAGE = TokenUsage()
 
 
 @pytest.fixture
@@ -70,9 +71,24 @@ def add_batch(
     return batch
 
 
+def good(line: int, record: bytes, usage: TokenUsage = NO_USAGE) -> LineAnswer:
+    return LineAnswer(line, is_failure=False, record=record, usage=usage)
+
+
+def bad(line: int, record: bytes, usage: TokenUsage = NO_USAGE) -> LineAnswer:
+    return LineAnswer(line, is_failure=True, record=record, usage=usage)
+
+
 def claimed(store: SqliteBatchStore, owner: str = "gw-1", now_s: float = 0.0) -> BatchLease:
     lease = store.claim(owner, now_s, LEASE_S)
     assert lease is not None
+    return lease
+
+
+def begun(store: SqliteBatchStore) -> BatchLease:
+    """A lease of a batch whose lines are being answered."""
+    lease = claimed(store)
+    store.change_leased(lease, to(validated, 1000, ()))
     return lease
 
 
@@ -174,7 +190,7 @@ def test_batch_has_one_owner_at_a_time(store: SqliteBatchStore) -> None:
     for call in (
         lambda: store.renew(first, 2 * LEASE_S, LEASE_S),
         lambda: store.change_leased(first, to(validated, 1, ())),
-        lambda: store.add_answers(first, [LineAnswer(1, False, b"late")]),
+        lambda: store.add_answers(first, [good(1, b"late")]),
         lambda: store.end(first, [], to(finalizing)),
     ):
         with pytest.raises(LeaseLostError):
@@ -203,11 +219,10 @@ def test_tenant_with_the_fewest_batches_at_work_is_next(store: SqliteBatchStore)
 
 def test_line_keeps_its_first_answer_and_is_counted_once(store: SqliteBatchStore) -> None:
     add_batch(store)
-    lease = claimed(store)
-    store.change_leased(lease, to(validated, 3, ()))
+    lease = begun(store)
     usage = TokenUsage(5, 1, 2)
-    store.add_answers(lease, [LineAnswer(1, False, b"one", usage), LineAnswer(2, True, b"two")])
-    batch = store.add_answers(lease, [LineAnswer(1, True, b"again", usage)])
+    store.add_answers(lease, [good(1, b"one", usage), bad(2, b"two")])
+    batch = store.add_answers(lease, [bad(1, b"again", usage)])
     assert (batch.num_completed, batch.num_failed, batch.usage) == (1, 1, usage)
     assert store.answered_lines("b1") == {1, 2}
     assert [each.record for each in store.answers("b1", is_failure=False)] == [b"one"]
@@ -215,19 +230,31 @@ def test_line_keeps_its_first_answer_and_is_counted_once(store: SqliteBatchStore
     assert store.batch("a", "b1") == batch
 
 
+@pytest.mark.parametrize("change", [cancelled, finalizing])
+def test_answer_that_comes_when_files_are_written_is_dropped(
+    store: SqliteBatchStore, change: Callable[..., Batch]
+) -> None:
+    add_batch(store)
+    lease = begun(store)
+    store.add_answers(lease, [good(1, b"one")])
+    before = store.change("a", "b1", to(change))
+    assert store.add_answers(lease, [good(2, b"late")]) == before
+    assert store.answered_lines("b1") == {1}
+
+
 def test_many_answers_are_read_in_order(store: SqliteBatchStore) -> None:
     add_batch(store)
-    lease = claimed(store)
+    lease = begun(store)
     for line in reversed(range(1, 1000)):
-        store.add_answers(lease, [LineAnswer(line, False, b"%d" % line)])
+        store.add_answers(lease, [good(line, b"%d" % line)])
     lines = [int(each.record) for each in store.answers("b1", is_failure=False)]
     assert lines == list(range(1, 1000))
 
 
 def test_batch_ends_with_its_files_or_not_at_all(store: SqliteBatchStore, tmp_path: Path) -> None:
     add_batch(store)
-    lease = claimed(store)
-    store.add_answers(lease, [LineAnswer(1, False, b"one")])
+    lease = begun(store)
+    store.add_answers(lease, [good(1, b"one")])
     content = store.new_content()
     content.write(b"one\n")
     out = stored_file("file-out", b"one\n", purpose=FilePurpose.BATCH_OUTPUT)
@@ -252,12 +279,12 @@ def test_batch_ends_with_its_files_or_not_at_all(store: SqliteBatchStore, tmp_pa
 
 
 def test_another_process_sees_what_was_written(store: SqliteBatchStore, tmp_path: Path) -> None:
-    batch = add_batch(store)
-    lease = claimed(store)
+    add_batch(store)
+    lease = begun(store)
     other = SqliteBatchStore(tmp_path)
-    assert other.batch("a", "b1") == batch
+    assert other.batch("a", "b1") == store.batch("a", "b1")
     assert other.claim("gw-2", 1.0, LEASE_S) is None
-    other.add_answers(lease, [LineAnswer(1, False, b"one")])
+    other.add_answers(lease, [good(1, b"one")])
     other.close()
     assert store.answered_lines("b1") == {1}
 
