@@ -27,7 +27,7 @@ from serving.gateway.batches.records import (
     BatchStatus,
     FilePurpose,
     LineAnswer,
-    Step,
+    BatchStep,
     StoredFile,
     finalizing,
     next_step,
@@ -122,16 +122,16 @@ class BatchJob:
         while True:
             batch = await self._renew()
             match next_step(batch, self._now_s()):
-                case Step.VALIDATE:
+                case BatchStep.VALIDATE:
                     await self._blocking(self._validate, batch)
-                case Step.ANSWER:
+                case BatchStep.ANSWER:
                     await self._answer(batch)
                     await self._finalize()
-                case Step.FINALIZE:
+                case BatchStep.FINALIZE:
                     await self._finalize()
-                case Step.WRITE_FILES:
+                case BatchStep.WRITE_FILES:
                     await self._blocking(self._write_files, batch)
-                case Step.NOTHING:
+                case BatchStep.NOTHING:
                     return
 
     async def _keep(self) -> None:
@@ -140,7 +140,7 @@ class BatchJob:
             await asyncio.sleep(self._settings.check_s)
             batch = await self._renew()
             if batch.status is not BatchStatus.VALIDATING:
-                is_open = next_step(batch, self._now_s()) is Step.ANSWER
+                is_open = next_step(batch, self._now_s()) is BatchStep.ANSWER
                 if not is_open:
                     self._is_to_stop.set()
 

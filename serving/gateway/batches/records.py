@@ -43,7 +43,7 @@ class FilePurpose(StrEnum):
     BATCH_OUTPUT = "batch_output"  # answers or errors of one
 
 
-class Step(StrEnum):
+class BatchStep(StrEnum):
     """What the owner of a batch has to do next."""
 
     VALIDATE = "validate"
@@ -179,18 +179,18 @@ def tenant_of(holder: KeyRecord) -> str:
     return holder.tenant or DEFAULT_TENANT
 
 
-def next_step(batch: Batch, now_s: float) -> Step:
+def next_step(batch: Batch, now_s: float) -> BatchStep:
     """Returns what the owner of a batch has to do next."""
     match batch.status:
         case BatchStatus.VALIDATING:
-            return Step.VALIDATE
+            return BatchStep.VALIDATE
         case BatchStatus.IN_PROGRESS:
             is_over = batch.num_answered >= batch.num_total or now_s >= batch.expires_at_s
-            return Step.FINALIZE if is_over else Step.ANSWER
+            return BatchStep.FINALIZE if is_over else BatchStep.ANSWER
         case BatchStatus.FINALIZING | BatchStatus.CANCELLING:
-            return Step.WRITE_FILES
+            return BatchStep.WRITE_FILES
         case _:
-            return Step.NOTHING
+            return BatchStep.NOTHING
 
 
 def validated(batch: Batch, num_lines: int, faults: tuple[LineFault, ...], now_s: float) -> Batch:
