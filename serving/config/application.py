@@ -191,6 +191,52 @@ class LinkConfig(_Section):
     rest waits."""
 
 
+class BatchesConfig(_Section):
+    """Batches by OpenAI's API. Off until there is a folder to keep them in."""
+
+    folder: NonEmpty | None = None
+    """Folder for files, batches and answers, which every gateway opens: all of them run on one
+    node, and its disk keeps what it has. Left out: `/v1/files` and `/v1/batches` refuse."""
+    max_file_bytes: Annotated[int, Field(ge=KIB, le=GIB)] = 200 * MIB
+    """Longest file; a longer one is refused with 413."""
+    max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
+    """Lines of one batch; one with more fails. A line is as long as `gateway.max_body_bytes` at
+    most."""
+    max_tenant_bytes: Annotated[int, Field(ge=KIB, le=1024 * GIB)] = 10 * GIB
+    """Bytes of the files of one tenant together; an upload beyond is refused with 413. Files of
+    answers count, and are never refused."""
+    file_lifetime_s: Annotated[float, Field(ge=60, le=366 * 86_400)] = 30 * 86_400.0
+    """How long files stay, if their client does not say; then they are deleted."""
+    completion_windows: Annotated[
+        tuple[
+            Annotated[
+                str,
+                Field(
+                    pattern=r"^[1-9][0-9]{0,3}[mh]$",
+                    json_schema_extra={"allowed": "minutes or hours such as `30m` or `24h`"},
+                ),
+            ],
+            ...,
+        ],
+        Items,
+        Field(min_length=1),
+    ] = ("24h",)
+    """How long a batch may take; a client names one of these. What is not answered by then is
+    not."""
+    batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
+    """Batches that one gateway works on."""
+    lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Lines of one batch that are asked at once."""
+    lease_s: Annotated[float, Field(ge=1, le=600)] = 30.0
+    """How long a gateway that falls silent keeps its batches; then others go on with them."""
+
+    @property
+    def windows_s(self) -> dict[str, float]:
+        """The length of each completion window."""
+        seconds = {"m": 60.0, "h": 3600.0}
+        return {each: int(each[:-1]) * seconds[each[-1]] for each in self.completion_windows}
+
+
 class HealthConfig(_Section):
     """How soon an engine that stopped turning is found out."""
 
@@ -253,6 +299,8 @@ class AppConfig(_Section):
     """What the gateway takes, and how long a request may wait."""
     auth: AuthConfig = AuthConfig()
     """Who may ask."""
+    batches: BatchesConfig = BatchesConfig()
+    """Files of requests that are answered when there is room."""
     link: LinkConfig = LinkConfig()
     """The token link between gateways and engine hosts."""
     health: HealthConfig = HealthConfig()
@@ -395,6 +443,9 @@ def _broken_rules(raw: Mapping[str, object], vllm_args: VllmArgs | None) -> Iter
     yield from rules.canary_problems(models)
     yield from slice_rules.compute_class_problems(raw, models)
     yield from rules.gateway_problems(_with_defaults(raw, "gateway", GatewayConfig()))
+    batches = _with_defaults(raw, "batches", BatchesConfig())
+    gateway = _with_defaults(raw, "gateway", GatewayConfig())
+    yield from rules.batch_problems(batches, gateway)
     auth = _with_defaults(raw, "auth", AuthConfig())
     yield from rules.auth_problems(auth)
     yield from rules.tenant_problems(rules.mapping_in(raw, "gateway"), auth)

@@ -205,6 +205,30 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
         )
 
 
+def batch_problems(batches: Raw, gateway: Raw) -> Iterator[Problem]:
+    """Yields batches that would leave clients no place to wait, and files beyond all room."""
+    at_once, in_flight = numbers_in(batches, "batches_at_once", "lines_in_flight")
+    (waiting,) = numbers_in(gateway, "max_waiting_requests")
+    lines = None if at_once is None or in_flight is None else at_once * in_flight
+    is_on = batches.get("folder") is not None
+    if is_on and lines is not None and waiting is not None and lines > waiting / 2:
+        yield Problem(
+            "batches.lines_in_flight",
+            f"with {at_once:g} batches at once more than half of what may wait",
+            "allowed: so many that all batches have at most half of "
+            f"gateway.max_waiting_requests, {waiting:g}",
+            f"{in_flight:g}",
+        )
+    file, tenant = numbers_in(batches, "max_file_bytes", "max_tenant_bytes")
+    if file is not None and tenant is not None and file > tenant:
+        yield Problem(
+            "batches.max_tenant_bytes",
+            "no room for one file of the length allowed",
+            f"allowed: at least batches.max_file_bytes, {file:.0f}",
+            f"{tenant:.0f}",
+        )
+
+
 def auth_problems(auth: Raw) -> Iterator[Problem]:
     """Yields a second source of API keys."""
     yield from _one_source("auth", auth, "keys_file", "keys_env")

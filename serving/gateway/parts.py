@@ -20,6 +20,7 @@ from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.gateway.batches.lane import BatchLane
 from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.own_routes import complaint
@@ -139,6 +140,7 @@ class GatewayParts:
             config.tracing.settings, "slicewise-gateway", self._view.gateway_id
         )
         self._quotas = QuotaBook(self._view.gateway_id)
+        self._batches = _batch_lane(config, self._view.gateway_id)
         self.edge = HttpEdge(
             self._models,
             EdgeRules.of(config),
@@ -149,6 +151,7 @@ class GatewayParts:
             tracer=self._tracer,
             gateway_id=self._view.gateway_id,
             quotas=self._quotas,
+            batches=None if self._batches is None else self._batches.routes,
         )
         self._listener = OwnListener(self.edge, host, config.gateway.metrics_ports)
         self._membership = Membership(
@@ -183,6 +186,8 @@ class GatewayParts:
         ]
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
+        if self._batches is not None:
+            self._batches.start(self.edge.answer_line)
         self._listener.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -194,6 +199,8 @@ class GatewayParts:
         """Ends the links; engines free what was in flight here."""
         for task in self._tasks:
             task.cancel()
+        if self._batches is not None:
+            await self._batches.close()
         self._turns.stop()
         self._dashboard.close()
         self.edge.close()
@@ -401,6 +408,18 @@ class GatewayParts:
         return describe_fleet(
             self._view, models, self._membership.snapshot, now_s, autoscaling, uses
         )
+
+
+def _batch_lane(config: AppConfig, gateway_id: str) -> BatchLane | None:
+    """Opens the batch lane; `None` if there is no folder for one.
+
+    Raises:
+        ValueError: the folder cannot be used.
+    """
+    folder = config.batches.folder
+    if folder is None:
+        return None
+    return BatchLane(folder, config.batches, config.gateway, gateway_id)
 
 
 def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:

@@ -494,6 +494,25 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
         "allowed: at most gateway.max_hold_s, 0.1",
     ),
     (
+        "batches",
+        {"folder": "batches", "batches_at_once": 9},
+        "batches.lines_in_flight: with 9 batches at once more than half of what may wait "
+        "(value 64); allowed: so many that all batches have at most half of "
+        "gateway.max_waiting_requests, 1024",
+    ),
+    (
+        "batches",
+        {"max_tenant_bytes": 1_000_000},
+        "batches.max_tenant_bytes: no room for one file of the length allowed (value 1000000); "
+        "allowed: at least batches.max_file_bytes, 209715200",
+    ),
+    (
+        "batches",
+        {"completion_windows": ["1d"]},
+        'batches.completion_windows[0]: not allowed (value "1d"); allowed: a string, minutes or '
+        "hours such as `30m` or `24h`",
+    ),
+    (
         "auth",
         {"keys_file": "keys.txt", "keys_env": "KEYS"},
         'auth.keys_env: auth.keys_file is given as well (value "KEYS"); '

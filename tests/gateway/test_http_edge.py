@@ -18,6 +18,7 @@ from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError, NoEngineInTimeError, RequestError
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.rules import EngineFacts
+from serving.gateway.batches.routes import BatchRoutes
 from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.dispatch.routing import CanaryView
 from serving.gateway.edge.auth import ApiKeys
@@ -87,6 +88,7 @@ def edge_over(
     readiness: Callable[[], Readiness] = lambda: READY,
     gateway_id: str = "",
     quotas: QuotaBook | None = None,
+    batches: BatchRoutes | None = None,
     describe_fleet: Callable[[], dict[str, Any]] = lambda: {"models": []},
     **rules: Any,
 ) -> HttpEdge:
@@ -101,6 +103,7 @@ def edge_over(
         readiness=readiness,
         gateway_id=gateway_id,
         quotas=quotas,
+        batches=batches,
     )
 
 

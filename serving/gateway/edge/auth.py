@@ -23,6 +23,7 @@ from serving.config.application import AuthConfig
 from serving.domain.errors import ExpiredKeyError, ForbiddenError, UnauthorizedError
 from serving.domain.models.request_fields.service_class import ServiceTier
 from serving.domain.usage.quotas import Quota
+from serving.gateway.batches.records import KeyOfBatch, tenant_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +73,21 @@ class ApiKeys:
         if presented is None:
             raise UnauthorizedError("No API key provided. Send it as 'Authorization: Bearer KEY'.")
         record = self._records.get(self._blinded(hashlib.sha256(presented.encode()).digest()))
-        if record is None:
-            raise UnauthorizedError
-        if record.expires_at_s is not None and now_s >= record.expires_at_s:
-            ended_at = datetime.fromtimestamp(record.expires_at_s, UTC)
-            raise ExpiredKeyError(record.name or "", f"{ended_at:%Y-%m-%dT%H:%M:%SZ}")
-        return record
+        return _valid(record, now_s)
+
+    def check_later(self, key: KeyOfBatch, tenant: str, now_s: float) -> KeyRecord:
+        """Passes what was asked for by a key some time ago, if that key may still ask.
+
+        A key that is gone is stood for by the one that has its record's name and its `tenant` now.
+        Without keys everything passes, as by `check`; the errors are those too.
+        """
+        if not self._records:
+            return ANYBODY
+        record = self._records.get(self._blinded(bytes.fromhex(key.digest)))
+        if record is None and key.name is not None:
+            of_name = (each for each in self._records.values() if each.name == key.name)
+            record = next((each for each in of_name if tenant_of(each) == tenant), None)
+        return _valid(record, now_s)
 
     def _by_blinded_digest(self, records: Iterable[KeyRecord]) -> dict[bytes, KeyRecord]:
         return {self._blinded(record.digest): record for record in records}
@@ -112,11 +122,19 @@ class KeysOfFile(ApiKeys):
 
     def check(self, presented: str | None, now_s: float) -> KeyRecord:
         """Checks a key as `ApiKeys.check` does, by the file as it is now."""
+        self._reread_in_time()
+        return super().check(presented, now_s)
+
+    def check_later(self, key: KeyOfBatch, tenant: str, now_s: float) -> KeyRecord:
+        """Checks as `ApiKeys.check_later` does, by the file as it is now."""
+        self._reread_in_time()
+        return super().check_later(key, tenant, now_s)
+
+    def _reread_in_time(self) -> None:
         monotonic_s = self._monotonic_s()
         if monotonic_s - self._checked_at_s >= CHECK_INTERVAL_S:
             self._checked_at_s = monotonic_s
             self._reread()
-        return super().check(presented, now_s)
 
     def _reread(self) -> None:
         try:
@@ -130,6 +148,16 @@ class KeysOfFile(ApiKeys):
             logger.error("api_keys_not_taken reason=%r kept=%d", str(error), len(self._records))
             return
         logger.info("api_keys_taken count=%d", len(self._records))
+
+
+def _valid(record: KeyRecord | None, now_s: float) -> KeyRecord:
+    """Returns a record that may be used; see `ApiKeys.check`."""
+    if record is None:
+        raise UnauthorizedError
+    if record.expires_at_s is not None and now_s >= record.expires_at_s:
+        ended_at = datetime.fromtimestamp(record.expires_at_s, UTC)
+        raise ExpiredKeyError(record.name or "", f"{ended_at:%Y-%m-%dT%H:%M:%SZ}")
+    return record
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.config.api_keys import KeyRecord
+from serving.config.api_keys import KeyRecord, KeyScope
 from serving.config.application import AppConfig, OpenField
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import (
@@ -27,8 +27,11 @@ from serving.domain.errors import (
     error_headers,
 )
 from serving.domain.limits import BODY_BUDGET_BYTES, BODY_TIMEOUT_S, MAX_INPUTS, MAX_SEQUENCES
-from serving.domain.models.request_fields.service_class import tier_of_key
+from serving.domain.models.request_fields.service_class import ServiceTier, tier_of_key
 from serving.domain.usage.quotas import Quota
+from serving.gateway.batches.errors import BatchesOffError
+from serving.gateway.batches.records import Batch
+from serving.gateway.batches.routes import BatchRoutes, LaneRequest
 from serving.gateway.dispatch.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
 from serving.gateway.dispatch.routing import CanaryView, choose_canary
 from serving.gateway.edge.api_description import DescribedModel, describe_api
@@ -37,6 +40,7 @@ from serving.gateway.edge.auth import (
     ApiKeys,
     check_model,
     check_route,
+    check_scope,
     check_tier,
     load_keys,
     may_use,
@@ -63,6 +67,7 @@ from serving.gateway.edge.routes import (
     NUMBERED_ROUTES,
     OWN_METHODS,
     READY,
+    batch_route_of,
     methods_of,
     route_of,
 )
@@ -156,8 +161,12 @@ class HttpEdge:
         tracer: Tracer = NO_TRACER,
         gateway_id: str = "",
         quotas: QuotaBook | None = None,
+        batches: BatchRoutes | None = None,
     ) -> None:
-        """Makes the edge; `render_metrics` gets the reader's `Accept` header."""
+        """Makes the edge; `render_metrics` gets the reader's `Accept` header.
+
+        Without `batches` the routes of the batch lane refuse.
+        """
         self._models = models
         self._rules = rules
         self._tracer = tracer
@@ -177,6 +186,7 @@ class HttpEdge:
             gateway_id,
         )
         self._own = OwnRoutes(models, readers)
+        self._batches = batches
         self._readiness = readiness
         self.metrics = EdgeMetrics()
 
@@ -214,6 +224,23 @@ class HttpEdge:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
+    async def answer_line(self, scope: Scope, receive: Receive, send: Send, batch: Batch) -> None:
+        """Serves one line of a batch as a request of the key that made the batch, in its class."""
+
+        async def serve(exchange: "_Exchange") -> None:
+            await self._turns.wait()
+            exchange.context.tenant = batch.tenant
+            holder = self._rules.keys.check_later(batch.key, batch.tenant, time.time())
+            exchange.context.weight = holder.weight
+            check_route(holder, exchange.path)
+            await self._serve_model(exchange, holder, ServiceTier.FLEX)
+
+        client = ReceiveInTurns(receive, self._leaving)
+        exchange = _Exchange(scope, client, send, self.metrics)
+        if self._tracer.is_on:
+            exchange.begin_trace(self._tracer)
+        await exchange.run(serve)
+
     def _answer_ready(self, method: str) -> Response:
         if method not in OWN_METHODS:
             error = WrongMethodError(method, READY, OWN_METHODS)
@@ -231,6 +258,11 @@ class HttpEdge:
                 raise WrongMethodError(exchange.method, exchange.path, MODEL_METHODS)
             check_route(holder, exchange.path)
             await self._serve_model(exchange, holder)
+            return
+        if batch_route_of(exchange.path)[0]:
+            holder = self._authorize(exchange)
+            check_scope(holder, KeyScope.INFERENCE)
+            await exchange.serve_batches(self._batches, holder)
             return
         asked = OwnRequest(
             exchange.method,
@@ -278,7 +310,10 @@ class HttpEdge:
         exchange.context.weight = holder.weight
         return holder
 
-    async def _serve_model(self, exchange: "_Exchange", holder: KeyRecord) -> None:
+    async def _serve_model(
+        self, exchange: "_Exchange", holder: KeyRecord, tier: ServiceTier | None = None
+    ) -> None:
+        """Serves a request for a model, in the class of `tier` if one is given."""
         body = await exchange.read_body(self._room)
         exchange.context.body_read()
         opened = self._rules.open_fields | holder.open_fields
@@ -289,7 +324,7 @@ class HttpEdge:
             judged = await exchange.unless_left(self._bodies.read(exchange.path, body, limits))
         else:
             judged = judge_fields(exchange.path, fields, limits)
-        tier = judged.service_tier or tier_of_key(holder.service_tiers)
+        tier = tier or judged.service_tier or tier_of_key(holder.service_tiers)
         check_tier(holder, tier)
         exchange.context.service_tier = tier
         exchange.context.patience_s = asked_ttft_s(exchange.scope["headers"])
@@ -442,6 +477,21 @@ class _Exchange:
     def add_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Adds headers to whatever will be answered."""
         self._own_headers += headers
+
+    async def serve_batches(self, batches: BatchRoutes | None, holder: KeyRecord) -> None:
+        """Answers a request for a route of the batch lane."""
+        if batches is None:
+            await self._respond_error(BatchesOffError())
+            return
+        asked = LaneRequest(
+            self.method,
+            self.path,
+            self.scope.get("query_string", b"").decode("latin-1"),
+            self.header(b"content-type"),
+            self.header(b"range"),
+            self._receive,
+        )
+        await self.respond(await batches.answer(asked, holder))
 
     async def respond(self, response: Response) -> None:
         await response(self.scope, self._receive, self._send_with_headers)

@@ -4,6 +4,7 @@ What is not here is not served. vLLM registers more (scaling, adapters, profilin
 operations on a server of its own and not for whoever holds an API key. Pure.
 """
 
+import re
 from collections.abc import Mapping
 
 from serving.config.api_keys import KeyScope, ModelRoute
@@ -39,6 +40,26 @@ FLEET_HISTORY = "/fleet/history"
 ONE_REQUEST = "/fleet/requests/{request_id}"
 API_DESCRIPTION = "/openapi.json"
 
+FILES = "/v1/files"
+ONE_FILE = "/v1/files/{file_id}"
+FILE_CONTENT = "/v1/files/{file_id}/content"
+BATCHES = "/v1/batches"
+ONE_BATCH = "/v1/batches/{batch_id}"
+CANCEL_BATCH = "/v1/batches/{batch_id}/cancel"
+
+# The routes of the batch lane with their methods. A key for them is one for inference.
+BATCH_ROUTES: Mapping[str, tuple[str, ...]] = {
+    FILES: ("GET", "POST"),
+    ONE_FILE: ("GET", "DELETE"),
+    FILE_CONTENT: ("GET",),
+    BATCHES: ("GET", "POST"),
+    ONE_BATCH: ("GET",),
+    CANCEL_BATCH: ("POST",),
+}
+_WITH_ID = {
+    re.compile(re.sub(r"\{.+\}", "([^/]+)", route)): route for route in BATCH_ROUTES if "{" in route
+}
+
 # The gateway's own routes, all of them read by GET; and what a key has to be for. `None`: any key.
 OWN_ROUTES: Mapping[str, KeyScope | None] = {
     HEALTH: None,
@@ -62,7 +83,20 @@ def route_of(path: str) -> str | None:
     for route in (ONE_MODEL, ONE_REQUEST):
         if part_of(path, route):
             return route
-    return None
+    return batch_route_of(path)[0] or None
+
+
+def batch_route_of(path: str) -> tuple[str, str]:
+    """Returns the route of the batch lane that a path belongs to, and the id in it.
+
+    What there is none of is empty.
+    """
+    if path in BATCH_ROUTES:
+        return path, ""
+    for form, route in _WITH_ID.items():
+        if found := form.fullmatch(path):
+            return route, found[1]
+    return "", ""
 
 
 def part_of(path: str, route: str) -> str:
@@ -73,4 +107,6 @@ def part_of(path: str, route: str) -> str:
 
 def methods_of(route: str) -> tuple[str, ...]:
     """Returns the methods of a route."""
+    if route in BATCH_ROUTES:
+        return BATCH_ROUTES[route]
     return MODEL_METHODS if route in MODEL_ROUTES else OWN_METHODS

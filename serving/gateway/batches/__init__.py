@@ -1,0 +1,1 @@
+"""The batch lane: files of requests that are answered when there is room, each line once."""

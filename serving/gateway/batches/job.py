@@ -1,0 +1,312 @@
+"""Carries one leased batch from the state it is in to its end.
+
+Every step begins from what the store has, and ends with one write to it: whoever takes the batch
+over after a crash begins with the step that was not written. Does not own which batches are leased
+(`runner`), nor what becomes of a line (`LineCaller`).
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Protocol
+
+from serving.gateway.batches.answers import LineReply, answer_of, unanswered
+from serving.gateway.batches.lines import (
+    BatchLine,
+    LineError,
+    LineLimits,
+    check_lines,
+    numbered,
+    parse_line,
+)
+from serving.gateway.batches.records import (
+    Batch,
+    BatchLease,
+    BatchStatus,
+    FilePurpose,
+    LineAnswer,
+    BatchStep,
+    StoredFile,
+    finalizing,
+    next_step,
+    outcome_of,
+    validated,
+)
+from serving.gateway.batches.store import BatchStore, NewContent, discarding
+
+# Refusals that pass: the model's line is full, a quota is used up, no engine is there.
+_PASSING = frozenset({429, 503})
+_LONGEST_WAIT_S = 60.0
+# Lines that are read from the file at once.
+_LINES_AT_ONCE = 64
+
+# Runs a blocking call where it does not stop the event loop.
+Blocking = Callable[..., Awaitable[Any]]
+
+
+class LineCaller(Protocol):
+    """The way of a line to its route."""
+
+    async def ask(self, batch: Batch, line: BatchLine) -> LineReply:
+        """Returns what the route answers; being cancelled ends the request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How a batch is carried on.
+
+    A lease is renewed every `check_s`, which is also how late a cancellation is seen, at most.
+    `file_lifetime_s` is how long files of answers stay if their batch does not say. `patience_s` is
+    the least time until a line that was refused is asked again.
+    """
+
+    limits: LineLimits
+    lines_in_flight: int
+    lease_s: float
+    check_s: float
+    file_lifetime_s: float
+    patience_s: float = 1.0
+
+
+@dataclass(slots=True)
+class LineCounts:
+    """What came of lines at one gateway since its start."""
+
+    num_completed: int = 0
+    num_failed: int = 0
+    num_refused: int = 0  # and asked again
+
+
+class BatchJob:
+    """One batch under a lease."""
+
+    def __init__(
+        self,
+        lease: BatchLease,
+        store: BatchStore,
+        caller: LineCaller,
+        settings: JobSettings,
+        now_s: Callable[[], float],
+        blocking: Blocking,
+        counts: LineCounts,
+    ) -> None:
+        self._lease = lease
+        self._store = store
+        self._caller = caller
+        self._settings = settings
+        self._now_s = now_s
+        self._blocking = blocking
+        self._counts = counts
+        self._is_to_stop = asyncio.Event()  # no line of it is to be answered any more
+        self._writing = asyncio.Lock()
+        self._unwritten: list[LineAnswer] = []
+
+    async def run(self) -> None:
+        """Carries the batch to its end.
+
+        Raises:
+            ExceptionGroup: of a `LeaseLostError`, somebody else has it, or of what the store failed
+                at. The batch is as it was after the last step that was written.
+        """
+        async with asyncio.TaskGroup() as group:
+            keeper = group.create_task(self._keep())
+            try:
+                await self._advance()
+            finally:
+                keeper.cancel()
+
+    async def _advance(self) -> None:
+        while True:
+            batch = await self._renew()
+            match next_step(batch, self._now_s()):
+                case BatchStep.VALIDATE:
+                    await self._blocking(self._validate, batch)
+                case BatchStep.ANSWER:
+                    await self._answer(batch)
+                    await self._finalize()
+                case BatchStep.FINALIZE:
+                    await self._finalize()
+                case BatchStep.WRITE_FILES:
+                    await self._blocking(self._write_files, batch)
+                case BatchStep.NOTHING:
+                    return
+
+    async def _keep(self) -> None:
+        """Renews the lease, and sees when no more lines are to be answered."""
+        while True:
+            await asyncio.sleep(self._settings.check_s)
+            batch = await self._renew()
+            if batch.status is not BatchStatus.VALIDATING:
+                is_open = next_step(batch, self._now_s()) is BatchStep.ANSWER
+                if not is_open:
+                    self._is_to_stop.set()
+
+    async def _renew(self) -> Batch:
+        batch: Batch = await self._blocking(
+            self._store.renew, self._lease, self._now_s(), self._settings.lease_s
+        )
+        return batch
+
+    async def _finalize(self) -> None:
+        now_s = self._now_s()
+        await self._blocking(
+            self._store.change_leased, self._lease, lambda batch: finalizing(batch, now_s)
+        )
+
+    # -- in a thread --
+
+    def _validate(self, batch: Batch) -> None:
+        with self._store.open_content(batch.input_file_id) as content:
+            checked = check_lines(content, batch.endpoint, self._settings.limits)
+        now_s = self._now_s()
+        self._store.change_leased(
+            self._lease,
+            lambda each: validated(each, checked.num_lines, checked.faults, now_s),
+        )
+
+    def _write_files(self, batch: Batch) -> None:
+        """Writes the files of answers, and ends the batch with them."""
+        ended_as, now_s = outcome_of(batch), self._now_s()
+        with contextlib.ExitStack() as stack:
+            output, errors = (
+                stack.enter_context(discarding(self._store.new_content())) for _ in range(2)
+            )
+            for answer in self._store.answers(batch.batch_id, is_failure=False):
+                output.write(answer.record + b"\n")
+            for answer in self._store.answers(batch.batch_id, is_failure=True):
+                errors.write(answer.record + b"\n")
+            for custom_id in self._unanswered(batch):
+                errors.write(unanswered(custom_id, ended_as) + b"\n")
+            made = [
+                (self._file(batch, kind, content, now_s), content)
+                for kind, content in (("output", output), ("error", errors))
+                if content.num_bytes  # one without a line is none
+            ]
+            ids = {content: file.file_id for file, content in made}
+            self._store.end(
+                self._lease,
+                made,
+                lambda each: replace(
+                    each.enter(ended_as, now_s),
+                    output_file_id=ids.get(output),
+                    error_file_id=ids.get(errors),
+                ),
+            )
+
+    def _unanswered(self, batch: Batch) -> Iterator[str]:
+        if batch.num_answered >= batch.num_total:  # also of one whose lines were never counted
+            return
+        answered = self._store.answered_lines(batch.batch_id)
+        with self._store.open_content(batch.input_file_id) as content:
+            for line in _open_lines(content, batch.endpoint, self._settings.limits, answered):
+                yield line.custom_id
+
+    def _file(self, batch: Batch, kind: str, content: NewContent, now_s: float) -> StoredFile:
+        lifetime_s = batch.output_lifetime_s or self._settings.file_lifetime_s
+        return StoredFile(
+            new_file_id(),
+            batch.tenant,
+            f"{batch.batch_id}_{kind}.jsonl",
+            FilePurpose.BATCH_OUTPUT,
+            content.num_bytes,
+            now_s,
+            now_s + lifetime_s,
+        )
+
+    # -- lines --
+
+    async def _answer(self, batch: Batch) -> None:
+        """Answers lines until all are answered, or no more are to be."""
+        answered = await self._blocking(self._store.answered_lines, batch.batch_id)
+        content = await self._blocking(self._store.open_content, batch.input_file_id)
+        lines = _open_lines(content, batch.endpoint, self._settings.limits, answered)
+        source = _LineSource(lines, self._blocking)
+        work = asyncio.create_task(self._answer_all(batch, source))
+        stop = asyncio.create_task(self._is_to_stop.wait())
+        try:
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            work.cancel()
+            stop.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+            await self._blocking(content.close)
+
+    async def _answer_all(self, batch: Batch, source: "_LineSource") -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.lines_in_flight):
+                group.create_task(self._answer_lines(batch, source))
+
+    async def _answer_lines(self, batch: Batch, source: "_LineSource") -> None:
+        while (line := await source.next()) is not None:
+            await self._write(answer_of(line, await self._ask(batch, line)))
+
+    async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
+        num_refusals = 0
+        while True:
+            reply = await self._caller.ask(batch, line)
+            if reply.status not in _PASSING:
+                return reply
+            self._counts.num_refused += 1
+            await asyncio.sleep(wait_s(reply, num_refusals, self._settings.patience_s))
+            num_refusals += 1
+
+    async def _write(self, answer: LineAnswer) -> None:
+        """Keeps an answer, with those that came while the last ones were written."""
+        self._unwritten.append(answer)
+        async with self._writing:
+            if not self._unwritten:
+                return
+            answers, self._unwritten = self._unwritten, []
+            await self._blocking(self._store.add_answers, self._lease, answers)
+        num_failed = sum(each.is_failure for each in answers)
+        self._counts.num_failed += num_failed
+        self._counts.num_completed += len(answers) - num_failed
+
+
+class _LineSource:
+    """Hands out the lines of a file, which is read a few lines ahead."""
+
+    def __init__(self, lines: Iterator[BatchLine], blocking: Blocking) -> None:
+        self._lines = lines
+        self._blocking = blocking
+        self._read: list[BatchLine] = []  # the next one last
+        self._reading = asyncio.Lock()
+
+    async def next(self) -> BatchLine | None:
+        """Returns the next line; `None` if there is none."""
+        async with self._reading:
+            if not self._read:
+                self._read = await self._blocking(self._read_some)
+            return self._read.pop() if self._read else None
+
+    def _read_some(self) -> list[BatchLine]:
+        read = [line for _, line in zip(range(_LINES_AT_ONCE), self._lines, strict=False)]
+        return read[::-1]
+
+
+def wait_s(reply: LineReply, num_refusals: int, patience_s: float) -> float:
+    """Returns when a line that was refused is asked again: when it was told to, within bounds."""
+    told_s = reply.retry_after_s or patience_s * 2.0 ** min(num_refusals, 10)
+    return min(max(told_s, patience_s), _LONGEST_WAIT_S)
+
+
+def new_file_id() -> str:
+    """Returns the id of a new file. It cannot be guessed, and is fit for the name of one."""
+    return f"file-{uuid.uuid4().hex}"
+
+
+def _open_lines(
+    content: BinaryIO, endpoint: str, limits: LineLimits, answered: set[int]
+) -> Iterator[BatchLine]:
+    """Yields the requests that have no answer. The file has been checked."""
+    for number, line in numbered(content, limits):
+        if number not in answered:
+            try:
+                yield parse_line(number, line, endpoint, limits)
+            except LineError as error:
+                raise RuntimeError(f"line {number} was a request, and is none now") from error

@@ -1,0 +1,89 @@
+"""The batch lane of one gateway: its store, its routes and its runner, wired."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from serving.config.application import BatchesConfig, GatewayConfig
+from serving.gateway.batches.edge_caller import AnswerLine, EdgeCaller
+from serving.gateway.batches.job import JobSettings, LineCounts
+from serving.gateway.batches.lines import LineLimits
+from serving.gateway.batches.routes import BatchRoutes, BatchRules
+from serving.gateway.batches.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.sqlite_store import SqliteBatchStore
+
+# How often leases are renewed and cancellations looked for, of a lease's length; and at least.
+_CHECKS_PER_LEASE = 6
+_MAX_CHECK_S = 1.0
+
+
+class BatchLane:
+    """Takes batches in and runs them; made once, run once, closed once."""
+
+    def __init__(
+        self, folder: str, config: BatchesConfig, gateway: GatewayConfig, owner: str
+    ) -> None:
+        """Opens the store; `owner` is the gateway's id.
+
+        Raises:
+            ValueError: the folder cannot be used.
+        """
+        try:
+            self._store = SqliteBatchStore(Path(folder))
+        except Exception as error:
+            raise ValueError(f"batches.folder {folder!r} cannot be used: {error}") from error
+        self._blocking = BlockingCalls()
+        self._settings = JobSettings(
+            LineLimits(config.max_lines, gateway.max_body_bytes),
+            config.lines_in_flight,
+            config.lease_s,
+            min(_MAX_CHECK_S, config.lease_s / _CHECKS_PER_LEASE),
+            config.file_lifetime_s,
+        )
+        self._batches_at_once = config.batches_at_once
+        self._owner = owner
+        self._runner: BatchRunner | None = None
+        self._task: asyncio.Task[None] | None = None
+        rules = BatchRules(
+            config.max_file_bytes,
+            config.max_tenant_bytes,
+            config.file_lifetime_s,
+            config.windows_s,
+            gateway.body_timeout_s,
+        )
+        self.routes = BatchRoutes(self._store, rules, time.time, self._blocking, self._wake)
+
+    @property
+    def counts(self) -> LineCounts:
+        """What came of lines here since the start."""
+        return LineCounts() if self._runner is None else self._runner.counts
+
+    @property
+    def num_leased(self) -> int:
+        """The batches that this gateway works on."""
+        return 0 if self._runner is None else self._runner.num_leased
+
+    def start(self, answer_line: AnswerLine) -> None:
+        """Runs batches from now on; `answer_line` is the edge's."""
+        self._runner = BatchRunner(
+            self._store,
+            EdgeCaller(answer_line),
+            self._settings,
+            self._owner,
+            self._batches_at_once,
+            time.time,
+            self._blocking,
+        )
+        self._task = asyncio.create_task(self._runner.run())
+
+    async def close(self) -> None:
+        """Gives the batches back that are not done, and closes the store."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._blocking.close)
+        self._store.close()
+
+    def _wake(self) -> None:
+        if self._runner is not None:
+            self._runner.wake()

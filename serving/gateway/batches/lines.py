@@ -1,0 +1,157 @@
+"""Reads the lines of a batch's file, and says which cannot be requests. Pure, but for the reading.
+
+Owns the form of a line. Does not own what a request may ask for: its route judges that when the
+line is answered, as it does for a request of a client.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from serving.config.api_keys import ModelRoute
+from serving.gateway.batches.records import LineFault
+
+# The routes whose requests a batch may hold.
+BATCH_ENDPOINTS = (
+    ModelRoute.CHAT_COMPLETIONS,
+    ModelRoute.COMPLETIONS,
+    ModelRoute.RESPONSES,
+    ModelRoute.EMBEDDINGS,
+)
+MAX_CUSTOM_ID = 512
+# Of a file with more faults than these the first ones are told.
+MAX_FAULTS = 100
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class LineLimits:
+    """The bounds of a batch's file: lines, and bytes of one line."""
+
+    max_lines: int
+    max_line_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One request of a batch. `number` is its line in the file, from 1; `body` is JSON."""
+
+    number: int
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLines:
+    """What a file holds: `num_lines` requests, or why it holds none that can be asked."""
+
+    num_lines: int
+    faults: tuple[LineFault, ...]
+
+
+class LineError(Exception):
+    """Reports a line that cannot be a request."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(code, message, param)
+        self.code, self.message, self.param = code, message, param
+
+
+class _Asked(msgspec.Struct):
+    """What is looked at in a body before it is a request."""
+
+    stream: Any = None
+
+
+_LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXT = msgspec.json.Decoder(str)
+_BODY = msgspec.json.Decoder(_Asked)
+
+
+def numbered(content: BinaryIO, limits: LineLimits) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines with their numbers; empty ones are left out, long ones are cut."""
+    number = 0
+    while line := content.readline(limits.max_line_bytes + 2):
+        number += 1
+        whole = line.endswith(b"\n")
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if line.strip():
+            yield number, line.rstrip(b"\r\n") if whole else line
+        while not whole and (rest := content.readline(limits.max_line_bytes + 2)):
+            whole = rest.endswith(b"\n")
+
+
+def parse_line(number: int, line: bytes, endpoint: str, limits: LineLimits) -> BatchLine:
+    """Returns the request of a line.
+
+    Raises:
+        LineError: it holds none for this endpoint.
+    """
+    if len(line) > limits.max_line_bytes:
+        message = f"The line is longer than the {limits.max_line_bytes} bytes allowed."
+        raise LineError("line_too_long", message)
+    try:
+        fields = _LINE.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LineError("invalid_json_line", "The line is not a JSON object.") from error
+    custom_id = _text(fields, "custom_id")
+    if not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id: {len(custom_id)} characters; allowed: 1 to {MAX_CUSTOM_ID}."
+        raise LineError("invalid_custom_id", message, "custom_id")
+    if (method := _text(fields, "method")) != "POST":
+        raise LineError("invalid_method", f"method: {method[:40]!r}; allowed: POST.", "method")
+    if (url := _text(fields, "url")) != endpoint:
+        message = f"url: {url[:80]!r}; allowed: {endpoint}, the endpoint of the batch."
+        raise LineError("mismatched_url", message, "url")
+    return BatchLine(number, custom_id, _body(fields))
+
+
+def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> CheckedLines:
+    """Reads a whole file. Holds the ids of its lines, and of its lines one at a time."""
+    faults: list[LineFault] = []
+    seen: dict[str, int] = {}
+    num_lines = 0
+    for number, line in numbered(content, limits):
+        num_lines += 1
+        if num_lines > limits.max_lines:
+            message = f"The file has more than {limits.max_lines} lines. Divide it."
+            return CheckedLines(num_lines, (LineFault("too_many_lines", message),))
+        try:
+            parsed = parse_line(number, line, endpoint, limits)
+            first = seen.setdefault(parsed.custom_id, number)
+            if first != number:
+                message = f"custom_id: it is that of line {first} too; allowed: each once."
+                raise LineError("duplicate_custom_id", message, "custom_id")
+        except LineError as error:
+            faults.append(LineFault(error.code, error.message, number, error.param))
+            if len(faults) >= MAX_FAULTS:
+                break
+    if not num_lines:
+        faults.append(LineFault("empty_file", "The file has no line."))
+    return CheckedLines(num_lines, tuple(faults))
+
+
+def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
+    if name not in fields:
+        raise LineError("missing_required_parameter", f"{name}: missing.", name)
+    try:
+        return _TEXT.decode(fields[name])
+    except msgspec.DecodeError as error:
+        raise LineError("invalid_type", f"{name}: allowed: a string.", name) from error
+
+
+def _body(fields: dict[str, msgspec.Raw]) -> bytes:
+    if "body" not in fields:
+        raise LineError("missing_required_parameter", "body: missing.", "body")
+    body = bytes(fields["body"])
+    try:
+        asked = _BODY.decode(body)
+    except msgspec.DecodeError as error:
+        raise LineError("invalid_type", "body: allowed: an object.", "body") from error
+    if asked.stream:
+        message = "body.stream: an answer in a file is no stream; allowed: false, or left out."
+        raise LineError("stream_not_allowed", message, "body.stream")
+    return body

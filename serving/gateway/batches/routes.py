@@ -1,0 +1,304 @@
+"""Answers `/v1/files` and `/v1/batches` to the holder of a key.
+
+Owns what is answered to whom: a tenant's files and batches are there for its own keys, and to
+others as if there were none. Does not own the routes' names (`edge.routes`), nor the running of
+batches (`runner`).
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive
+
+from serving.config.api_keys import KeyRecord
+from serving.domain.errors import (
+    BodyTimeoutError,
+    RequestError,
+    RequestTooLargeError,
+    WrongMethodError,
+    error_headers,
+    openai_error_body,
+)
+from serving.domain.limits import KIB
+from serving.domain.models.request_fields.service_class import ServiceTier
+from serving.gateway.batches.answers import batch_json, file_json, list_json
+from serving.gateway.batches.errors import (
+    ObjectStateError,
+    StorageFullError,
+    StoreUnavailableError,
+    TooManyUploadsError,
+    UnknownObjectError,
+)
+from serving.gateway.batches.job import Blocking, new_file_id
+from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
+from serving.gateway.batches.requests import ListBounds, new_batch, page_of, part_of_file
+from serving.gateway.batches.store import (
+    BatchStore,
+    FileInUseError,
+    MissingFileError,
+    Page,
+    StoreFullError,
+    discarding,
+)
+from serving.gateway.batches.uploads import UploadForm
+from serving.gateway.edge import routes
+from serving.gateway.edge.auth import check_route, check_tier
+from serving.gateway.streams.leaving import ClientLeftError
+
+logger = logging.getLogger(__name__)
+
+_MAX_UPLOADS = 16
+_MAX_BODY_BYTES = 64 * KIB
+_CHUNK_BYTES = 256 * KIB
+_FILES = ListBounds(usual=10_000, most=10_000)
+_BATCHES = ListBounds(usual=20, most=100)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """The bounds of the batch lane. `windows_s` are the allowed completion windows by their names.
+
+    A client has to send some part of a file every `timeout_s`.
+    """
+
+    max_file_bytes: int
+    max_tenant_bytes: int
+    file_lifetime_s: float
+    windows_s: Mapping[str, float]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRequest:
+    """A request for a route of the batch lane; headers that did not come are empty."""
+
+    method: str
+    path: str
+    query: str
+    content_type: str
+    range: str
+    receive: Receive
+
+
+class BatchRoutes:
+    """Answers the routes of the batch lane."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        rules: BatchRules,
+        now_s: Callable[[], float],
+        blocking: Blocking,
+        wake: Callable[[], None],
+    ) -> None:
+        """Makes the routes over a store; `wake` is called when there is something to do."""
+        self._store = store
+        self._rules = rules
+        self._now_s = now_s
+        self._blocking = blocking
+        self._wake = wake
+        self._num_uploads = 0
+
+    async def answer(self, request: LaneRequest, holder: KeyRecord) -> Response:
+        """Returns the answer; refusals are answers too.
+
+        Raises:
+            ClientLeftError: nobody reads it any more.
+        """
+        try:
+            return await self._answer(request, holder)
+        except RequestError as error:
+            return _refused(error)
+        except (sqlite3.Error, OSError):
+            logger.exception("batch_store_failed route=%s", routes.route_of(request.path))
+            return _refused(StoreUnavailableError())
+
+    def _answer(self, request: LaneRequest, holder: KeyRecord) -> Awaitable[Response]:
+        route, object_id = routes.batch_route_of(request.path)
+        methods = routes.BATCH_ROUTES[route]
+        if request.method not in methods:
+            raise WrongMethodError(request.method, request.path, methods)
+        tenant = tenant_of(holder)
+        match route, request.method:
+            case routes.FILES, "POST":
+                return self._upload(request, tenant)
+            case routes.FILES, _:
+                return self._list_files(request.query, tenant)
+            case routes.ONE_FILE, "DELETE":
+                return self._delete_file(object_id, tenant)
+            case routes.ONE_FILE, _:
+                return self._one_file(object_id, tenant)
+            case routes.FILE_CONTENT, _:
+                return self._content(object_id, tenant, request.range)
+            case routes.BATCHES, "POST":
+                return self._create(request, holder)
+            case routes.BATCHES, _:
+                return self._list_batches(request.query, tenant)
+            case routes.CANCEL_BATCH, _:
+                return self._cancel(object_id, tenant)
+            case _:
+                return self._one_batch(object_id, tenant)
+
+    # -- files --
+
+    async def _upload(self, request: LaneRequest, tenant: str) -> Response:
+        if self._num_uploads >= _MAX_UPLOADS:
+            raise TooManyUploadsError(self._num_uploads)
+        self._num_uploads += 1
+        try:
+            with discarding(await self._blocking(self._store.new_content)) as content:
+                form = UploadForm(request.content_type, content, self._rules.max_file_bytes)
+                async for chunk in self._chunks(request.receive):
+                    await self._blocking(form.feed, chunk)
+                came = form.finish()
+                now_s = self._now_s()
+                file = StoredFile(
+                    new_file_id(),
+                    tenant,
+                    came.filename,
+                    FilePurpose.BATCH,
+                    content.num_bytes,
+                    now_s,
+                    now_s + (came.lifetime_s or self._rules.file_lifetime_s),
+                )
+                await self._blocking(
+                    self._store.add_file, file, content, self._rules.max_tenant_bytes
+                )
+        except StoreFullError as error:
+            raise StorageFullError(error.num_bytes, error.max_bytes) from error
+        finally:
+            self._num_uploads -= 1
+        return JSONResponse(file_json(file))
+
+    async def _chunks(self, receive: Receive) -> AsyncIterator[bytes]:
+        """Yields the body as it comes."""
+        has_more = True
+        while has_more:
+            try:
+                async with asyncio.timeout(self._rules.timeout_s):
+                    message = await receive()
+            except TimeoutError as error:
+                raise BodyTimeoutError(self._rules.timeout_s) from error
+            if message["type"] != "http.request":
+                raise ClientLeftError
+            has_more = message.get("more_body", False)
+            yield message.get("body", b"")
+
+    async def _list_files(self, query: str, tenant: str) -> Response:
+        page, others = page_of(query, _FILES, ("purpose",))
+        more = Page(page.limit + 1, page.after, page.is_oldest_first)
+        found = await self._blocking(self._store.files, tenant, more, others.get("purpose"))
+        return _listed([file_json(file) for file in found], page)
+
+    async def _one_file(self, file_id: str, tenant: str) -> Response:
+        return JSONResponse(file_json(await self._file(file_id, tenant)))
+
+    async def _file(self, file_id: str, tenant: str) -> StoredFile:
+        file: StoredFile | None = await self._blocking(self._store.file, tenant, file_id)
+        if file is None:
+            raise UnknownObjectError("file", file_id)
+        return file
+
+    async def _delete_file(self, file_id: str, tenant: str) -> Response:
+        try:
+            if not await self._blocking(self._store.delete_file, tenant, file_id):
+                raise UnknownObjectError("file", file_id)
+        except FileInUseError as error:
+            message = (
+                f"{file_id} is read by {error.batch_id}, which has not ended; cancel it first."
+            )
+            raise ObjectStateError(message) from error
+        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+    async def _content(self, file_id: str, tenant: str, wanted: str) -> Response:
+        file = await self._file(file_id, tenant)
+        part = part_of_file(wanted, file.num_bytes)
+        begin, end = part or (0, file.num_bytes)
+        if end < begin:
+            headers = {"content-range": f"bytes */{file.num_bytes}"}
+            return Response(None, 416, headers)
+        try:
+            content = await self._blocking(self._store.open_content, file_id)
+        except MissingFileError as error:
+            raise UnknownObjectError("file", file_id) from error
+        headers = {"accept-ranges": "bytes", "content-length": str(end - begin)}
+        if part is not None:
+            headers["content-range"] = f"bytes {begin}-{end - 1}/{file.num_bytes}"
+        return StreamingResponse(
+            self._read(content, begin, end),
+            200 if part is None else 206,
+            headers,
+            "application/octet-stream",
+        )
+
+    async def _read(self, content: BinaryIO, begin: int, end: int) -> AsyncIterator[bytes]:
+        try:
+            await self._blocking(content.seek, begin)
+            while begin < end:
+                chunk: bytes = await self._blocking(content.read, min(_CHUNK_BYTES, end - begin))
+                if not chunk:
+                    raise OSError("the content is shorter than its record says")
+                begin += len(chunk)
+                yield chunk
+        finally:
+            content.close()
+
+    # -- batches --
+
+    async def _create(self, request: LaneRequest, holder: KeyRecord) -> Response:
+        body = b""
+        async for chunk in self._chunks(request.receive):
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                raise RequestTooLargeError(_MAX_BODY_BYTES)
+        batch = new_batch(body, holder, self._rules.windows_s, self._now_s())
+        # Its lines would be refused one by one.
+        check_route(holder, batch.endpoint)
+        check_tier(holder, ServiceTier.FLEX)
+        try:
+            await self._blocking(self._store.add_batch, batch)
+        except MissingFileError as error:
+            raise UnknownObjectError("file", batch.input_file_id, "input_file_id") from error
+        self._wake()
+        logger.info("batch_made batch=%s tenant=%s", batch.batch_id, batch.tenant)
+        return JSONResponse(batch_json(batch))
+
+    async def _list_batches(self, query: str, tenant: str) -> Response:
+        page, _ = page_of(query, _BATCHES)
+        more = Page(page.limit + 1, page.after, page.is_oldest_first)
+        found = await self._blocking(self._store.batches, tenant, more)
+        return _listed([batch_json(batch) for batch in found], page)
+
+    async def _one_batch(self, batch_id: str, tenant: str) -> Response:
+        batch = await self._blocking(self._store.batch, tenant, batch_id)
+        if batch is None:
+            raise UnknownObjectError("batch", batch_id)
+        return JSONResponse(batch_json(batch))
+
+    async def _cancel(self, batch_id: str, tenant: str) -> Response:
+        now_s = self._now_s()
+        try:
+            batch = await self._blocking(
+                self._store.change, tenant, batch_id, lambda each: cancelled(each, now_s)
+            )
+        except ValueError as error:
+            raise ObjectStateError(f"{batch_id} cannot be cancelled: {error}.") from error
+        if batch is None:
+            raise UnknownObjectError("batch", batch_id)
+        self._wake()
+        return JSONResponse(batch_json(batch))
+
+
+def _listed(found: list[dict[str, Any]], page: Page) -> Response:
+    has_more = len(found) > page.limit
+    return JSONResponse(list_json(found[: page.limit], has_more=has_more))
+
+
+def _refused(error: RequestError) -> Response:
+    headers = error_headers(error)
+    return JSONResponse(openai_error_body(error), status_code=error.status, headers=headers)

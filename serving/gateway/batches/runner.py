@@ -1,0 +1,145 @@
+"""Leases batches for one gateway, and carries each on by a job of its own.
+
+Owns how many at once, and when to look for more. Does not own what a job does (`job`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from serving.gateway.batches.job import BatchJob, JobSettings, LineCaller, LineCounts
+from serving.gateway.batches.records import BatchLease
+from serving.gateway.batches.store import BatchStore, LeaseLostError
+
+logger = logging.getLogger(__name__)
+
+# Threads for the calls of the store, which block.
+_NUM_THREADS = 4
+# How often expired files are looked for.
+_SWEEP_S = 600.0
+
+
+class BlockingCalls:
+    """Runs blocking calls in a few threads of their own."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "batches")
+
+    async def __call__(self, call: Callable[..., Any], *values: Any) -> Any:
+        """Returns what a call returns; the call goes on if the caller is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *values)
+
+    def close(self) -> None:
+        """Waits for the calls that run, and takes no more."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+class BatchRunner:
+    """The batches that one gateway has leased. Used from one event loop."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        caller: LineCaller,
+        settings: JobSettings,
+        owner: str,
+        batches_at_once: int,
+        now_s: Callable[[], float],
+        blocking: Callable[..., Any],
+    ) -> None:
+        """Makes a runner that claims batches as `owner`; `now_s` is Unix time."""
+        self._store = store
+        self._caller = caller
+        self._settings = settings
+        self._owner = owner
+        self._batches_at_once = batches_at_once
+        self._now_s = now_s
+        self._blocking = blocking
+        self._jobs: dict[asyncio.Task[None], BatchLease] = {}
+        self._is_woken = asyncio.Event()
+        self.counts = LineCounts()
+
+    @property
+    def num_leased(self) -> int:
+        """The batches that this gateway works on."""
+        return len(self._jobs)
+
+    def wake(self) -> None:
+        """Has it look for batches now: one was made here."""
+        self._is_woken.set()
+
+    async def run(self) -> None:
+        """Works until it is cancelled; then it gives its batches back."""
+        sweep_at_s = self._now_s()
+        try:
+            while True:
+                try:
+                    if self._now_s() >= sweep_at_s:
+                        sweep_at_s = self._now_s() + _SWEEP_S
+                        await self._sweep()
+                    await self._claim()
+                except Exception:
+                    # A full disk passes; whatever it is, the streams go on.
+                    logger.exception("batch_store_failed")
+                await self._wait()
+        finally:
+            await self._give_back()
+
+    async def _sweep(self) -> None:
+        expired = await self._blocking(self._store.sweep, self._now_s())
+        if expired:
+            logger.info("batch_files_expired count=%d", len(expired))
+
+    async def _claim(self) -> None:
+        self._is_woken.clear()
+        while len(self._jobs) < self._batches_at_once:
+            lease = await self._blocking(
+                self._store.claim, self._owner, self._now_s(), self._settings.lease_s
+            )
+            if lease is None:
+                return
+            logger.info("batch_leased batch=%s term=%d", lease.batch_id, lease.term)
+            self._jobs[asyncio.create_task(self._carry(lease))] = lease
+
+    async def _carry(self, lease: BatchLease) -> None:
+        job = BatchJob(
+            lease,
+            self._store,
+            self._caller,
+            self._settings,
+            self._now_s,
+            self._blocking,
+            self.counts,
+        )
+        try:
+            await job.run()
+            logger.info("batch_ended batch=%s", lease.batch_id)
+        except* LeaseLostError:
+            logger.warning("batch_lease_lost batch=%s term=%d", lease.batch_id, lease.term)
+        except* Exception:
+            # Somebody tries again when the lease is over.
+            logger.exception("batch_failed batch=%s", lease.batch_id)
+
+    async def _wait(self) -> None:
+        """Waits until a job ends, a batch is made here, or it is time to look for others'."""
+        woken = asyncio.ensure_future(self._is_woken.wait())
+        try:
+            await asyncio.wait(
+                [woken, *self._jobs],
+                timeout=self._settings.check_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            woken.cancel()
+        for task in [task for task in self._jobs if task.done()]:
+            del self._jobs[task]
+
+    async def _give_back(self) -> None:
+        jobs, self._jobs = self._jobs, {}
+        for task in jobs:
+            task.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        for lease in jobs.values():
+            await self._blocking(self._store.release, lease)

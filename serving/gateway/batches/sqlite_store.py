@@ -1,0 +1,414 @@
+"""Keeps the batch lane in one folder: records in an SQLite database, contents as files beside it.
+
+For gateways of one node, which all open the folder. A change is one transaction of one writer. A
+content is written whole and flushed before its record is, so a crash leaves contents without
+records at most; `sweep` deletes those. Owns the tables. `store` says what each call does.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from serving.gateway.batches.records import (
+    Batch,
+    BatchLease,
+    BatchStatus,
+    FilePurpose,
+    LineAnswer,
+    StoredFile,
+)
+from serving.gateway.batches.store import (
+    FileInUseError,
+    LeaseLostError,
+    MissingFileError,
+    NewContent,
+    Page,
+    StoreFullError,
+)
+
+# How long a writer waits for another one.
+_BUSY_S = 30.0
+# Content without a record is older than this when it is deleted: no upload takes as long.
+_ORPHAN_S = 6 * 3600.0
+# Answers that are read at once.
+_PAGE = 200
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, file_id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+  filename TEXT NOT NULL, purpose TEXT NOT NULL, num_bytes INTEGER NOT NULL,
+  created_at_s REAL NOT NULL, expires_at_s REAL);
+CREATE INDEX IF NOT EXISTS files_of_tenant ON files (tenant, seq);
+CREATE TABLE IF NOT EXISTS batches (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, batch_id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+  input_file_id TEXT NOT NULL, has_ended INTEGER NOT NULL, record BLOB NOT NULL,
+  owner TEXT, term INTEGER NOT NULL DEFAULT 0, until_s REAL NOT NULL DEFAULT 0);
+CREATE INDEX IF NOT EXISTS batches_of_tenant ON batches (tenant, seq);
+CREATE INDEX IF NOT EXISTS batches_to_do ON batches (has_ended, seq);
+CREATE TABLE IF NOT EXISTS answers (
+  batch_id TEXT NOT NULL, line INTEGER NOT NULL, is_failure INTEGER NOT NULL, record BLOB NOT NULL,
+  PRIMARY KEY (batch_id, line)) WITHOUT ROWID;
+"""
+_BATCHES = msgspec.json.Decoder(Batch)
+_FILE_COLUMNS = "file_id, tenant, filename, purpose, num_bytes, created_at_s, expires_at_s"
+# Batches that nobody has go first to the tenants of whom the fewest are worked on.
+_CLAIMABLE = """
+SELECT batch_id, term FROM batches AS b WHERE has_ended = 0 AND until_s <= :now
+ORDER BY (SELECT count(*) FROM batches AS o
+          WHERE o.has_ended = 0 AND o.tenant = b.tenant AND o.until_s > :now), seq LIMIT 1
+"""
+
+
+class _FileContent:
+    """Content that is written into the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"new-{uuid.uuid4().hex}"
+        self._file = self.path.open("xb")
+        self.num_bytes = 0
+        self._is_kept = False
+
+    def write(self, data: bytes) -> None:
+        """Appends."""
+        self._file.write(data)
+        self.num_bytes += len(data)
+
+    def keep(self, path: Path) -> None:
+        """Flushes it, and gives it its name."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self.path.rename(path)
+        self.path = path
+
+    def discard(self) -> None:
+        """Throws it away, unless it belongs to a file already."""
+        self._file.close()
+        if not self._is_kept:
+            self.path.unlink(missing_ok=True)
+
+    def belongs(self) -> None:
+        """Notes that a file has it."""
+        self._is_kept = True
+
+
+class SqliteBatchStore:
+    """The batch lane in a folder. Implements `BatchStore`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the folder, and makes it if there is none.
+
+        Raises:
+            OSError: it cannot be written to.
+            sqlite3.Error: its database is not one of ours.
+        """
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._contents = folder / "files"
+        self._contents.mkdir(exist_ok=True, mode=0o700)
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(
+            folder / "batches.sqlite", _BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        self._database.execute("PRAGMA journal_mode = WAL")
+        # What a power failure takes is the last transactions, whole: their lines are asked again.
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.executescript(_SCHEMA)
+
+    # -- files --
+
+    def new_content(self) -> _FileContent:
+        """Begins a content in the folder."""
+        return _FileContent(self._contents)
+
+    def add_file(self, file: StoredFile, content: NewContent, max_tenant_bytes: int) -> None:
+        """Makes a file; see `BatchStore.add_file`."""
+        written = _written(content)
+        written.keep(self._path(file.file_id))
+        with self._transaction() as database:
+            row = database.execute(
+                "SELECT coalesce(sum(num_bytes), 0) FROM files WHERE tenant = ?", (file.tenant,)
+            ).fetchone()
+            if row[0] + file.num_bytes > max_tenant_bytes:
+                raise StoreFullError(row[0], max_tenant_bytes)
+            _insert_file(database, file)
+        written.belongs()
+
+    def file(self, tenant: str, file_id: str) -> StoredFile | None:
+        """Returns a tenant's file."""
+        where = "tenant = ? AND file_id = ?"
+        found = self._rows(f"SELECT {_FILE_COLUMNS} FROM files WHERE {where}", tenant, file_id)
+        return _file_of(found[0]) if found else None
+
+    def files(self, tenant: str, page: Page, purpose: str | None = None) -> list[StoredFile]:
+        """Returns a tenant's files, the newest first unless the page says otherwise."""
+        where, values = _of_page("files", "file_id", tenant, page)
+        if purpose is not None:
+            where, values = f"purpose = ? AND {where}", [purpose, *values]
+        found = self._rows(f"SELECT {_FILE_COLUMNS} FROM files WHERE {where}", *values)
+        return [_file_of(row) for row in found]
+
+    def delete_file(self, tenant: str, file_id: str) -> bool:
+        """Deletes a file; see `BatchStore.delete_file`."""
+        with self._transaction() as database:
+            users = database.execute(
+                "SELECT batch_id FROM batches WHERE input_file_id = ? AND has_ended = 0",
+                (file_id,),
+            ).fetchone()
+            deleted = database.execute(
+                "DELETE FROM files WHERE tenant = ? AND file_id = ?", (tenant, file_id)
+            )
+            if deleted.rowcount and users is not None:
+                raise FileInUseError(users[0])
+        if deleted.rowcount:
+            self._path(file_id).unlink(missing_ok=True)
+        return deleted.rowcount > 0
+
+    def open_content(self, file_id: str) -> BinaryIO:
+        """Opens the content of a file; see `BatchStore.open_content`."""
+        try:
+            return self._path(file_id).open("rb")
+        except FileNotFoundError as error:
+            raise MissingFileError(file_id) from error
+
+    def sweep(self, now_s: float) -> list[str]:
+        """Deletes what has expired; see `BatchStore.sweep`."""
+        with self._transaction() as database:
+            found = database.execute(
+                "DELETE FROM files WHERE expires_at_s <= ? AND NOT EXISTS (SELECT 1 FROM batches "
+                "WHERE input_file_id = file_id AND has_ended = 0) RETURNING file_id",
+                (now_s,),
+            ).fetchall()
+            kept = {row[0] for row in database.execute("SELECT file_id FROM files")}
+        for path in self._contents.iterdir():
+            # One that was deleted meanwhile is gone, as it should be.
+            with contextlib.suppress(FileNotFoundError):
+                if path.name not in kept and path.stat().st_mtime < now_s - _ORPHAN_S:
+                    path.unlink()
+        for (file_id,) in found:
+            self._path(file_id).unlink(missing_ok=True)
+        return [file_id for (file_id,) in found]
+
+    # -- batches --
+
+    def add_batch(self, batch: Batch) -> None:
+        """Takes a batch in; see `BatchStore.add_batch`."""
+        with self._transaction() as database:
+            found = database.execute(
+                "SELECT 1 FROM files WHERE tenant = ? AND file_id = ? AND purpose = ?",
+                (batch.tenant, batch.input_file_id, FilePurpose.BATCH),
+            ).fetchone()
+            if found is None:
+                raise MissingFileError(batch.input_file_id)
+            database.execute(
+                "INSERT INTO batches (batch_id, tenant, input_file_id, has_ended, record) "
+                "VALUES (?, ?, ?, 0, ?)",
+                (batch.batch_id, batch.tenant, batch.input_file_id, _packed(batch)),
+            )
+
+    def batch(self, tenant: str, batch_id: str) -> Batch | None:
+        """Returns a tenant's batch."""
+        sql = "SELECT record FROM batches WHERE tenant = ? AND batch_id = ?"
+        found = self._rows(sql, tenant, batch_id)
+        return _batch_of(found[0][0]) if found else None
+
+    def batches(self, tenant: str, page: Page) -> list[Batch]:
+        """Returns a tenant's batches, the newest first unless the page says otherwise."""
+        where, values = _of_page("batches", "batch_id", tenant, page)
+        found = self._rows(f"SELECT record FROM batches WHERE {where}", *values)
+        return [_batch_of(row[0]) for row in found]
+
+    def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
+        """Changes a batch, whoever has it; see `BatchStore.change`."""
+        with self._transaction() as database:
+            row = database.execute(
+                "SELECT record FROM batches WHERE tenant = ? AND batch_id = ?", (tenant, batch_id)
+            ).fetchone()
+            return None if row is None else _update(database, decide(_batch_of(row[0])))
+
+    # -- by the owner of a batch --
+
+    def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
+        """Leases a batch; see `BatchStore.claim`."""
+        with self._transaction() as database:
+            row = database.execute(_CLAIMABLE, {"now": now_s}).fetchone()
+            if row is None:
+                return None
+            lease = BatchLease(row[0], owner, row[1] + 1, now_s + lease_s)
+            database.execute(
+                "UPDATE batches SET owner = ?, term = ?, until_s = ? WHERE batch_id = ?",
+                (owner, lease.term, lease.until_s, lease.batch_id),
+            )
+            return lease
+
+    def renew(self, lease: BatchLease, now_s: float, lease_s: float) -> Batch:
+        """Lengthens a lease; see `BatchStore.renew`."""
+        with self._transaction() as database:
+            batch = _leased(database, lease)
+            database.execute(
+                "UPDATE batches SET until_s = ? WHERE batch_id = ?",
+                (now_s + lease_s, lease.batch_id),
+            )
+            return batch
+
+    def release(self, lease: BatchLease) -> None:
+        """Gives a batch back, if it is still the lease's."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE batches SET owner = NULL, until_s = 0 WHERE batch_id = ? AND term = ?",
+                (lease.batch_id, lease.term),
+            )
+
+    def change_leased(self, lease: BatchLease, decide: Callable[[Batch], Batch]) -> Batch:
+        """Changes a leased batch; see `BatchStore.change_leased`."""
+        with self._transaction() as database:
+            return _update(database, decide(_leased(database, lease)))
+
+    def add_answers(self, lease: BatchLease, answers: Sequence[LineAnswer]) -> Batch:
+        """Keeps answers; see `BatchStore.add_answers`."""
+        with self._transaction() as database:
+            batch = _leased(database, lease)
+            if batch.status is not BatchStatus.IN_PROGRESS:
+                return batch
+            new = [answer for answer in answers if _insert_answer(database, lease, answer)]
+            num_failed = sum(answer.is_failure for answer in new)
+            counted = replace(
+                batch,
+                num_completed=batch.num_completed + len(new) - num_failed,
+                num_failed=batch.num_failed + num_failed,
+                usage=sum((answer.usage for answer in new), batch.usage),
+            )
+            return _update(database, counted)
+
+    def answered_lines(self, batch_id: str) -> set[int]:
+        """Returns the lines with an answer."""
+        sql = "SELECT line FROM answers WHERE batch_id = ?"
+        return {row[0] for row in self._rows(sql, batch_id)}
+
+    def answers(self, batch_id: str, *, is_failure: bool) -> Iterator[LineAnswer]:
+        """Yields answers, a page at a time."""
+        after = 0
+        sql = (
+            "SELECT line, record FROM answers WHERE batch_id = ? AND is_failure = ? AND line > ? "
+            "ORDER BY line LIMIT ?"
+        )
+        while rows := self._rows(sql, batch_id, is_failure, after, _PAGE):
+            for line, record in rows:
+                yield LineAnswer(line, is_failure, record)
+            after = rows[-1][0]
+
+    def end(
+        self,
+        lease: BatchLease,
+        files: Sequence[tuple[StoredFile, NewContent]],
+        decide: Callable[[Batch], Batch],
+    ) -> Batch:
+        """Ends a batch; see `BatchStore.end`."""
+        written = [(file, _written(content)) for file, content in files]
+        for file, content in written:
+            content.keep(self._path(file.file_id))
+        with self._transaction() as database:
+            batch = decide(_leased(database, lease))
+            for file, _ in written:
+                _insert_file(database, file)
+            _update(database, batch)
+            database.execute("DELETE FROM answers WHERE batch_id = ?", (lease.batch_id,))
+        for _, content in written:
+            content.belongs()
+        return batch
+
+    def close(self) -> None:
+        """Closes the database. Idempotent."""
+        with self._lock:
+            self._database.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """One writer at a time, of all threads and processes."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._database.execute(sql, values).fetchall()
+
+    def _path(self, file_id: str) -> Path:
+        return self._contents / file_id
+
+
+def _written(content: NewContent) -> _FileContent:
+    assert isinstance(content, _FileContent), "the content is of another store"
+    return content
+
+
+def _insert_file(database: sqlite3.Connection, file: StoredFile) -> None:
+    database.execute(
+        f"INSERT INTO files ({_FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(file.file_id, file.tenant, file.filename, file.purpose, file.num_bytes),
+            *(file.created_at_s, file.expires_at_s),
+        ),
+    )
+
+
+def _file_of(row: tuple[Any, ...]) -> StoredFile:
+    file_id, tenant, filename, purpose, *rest = row
+    return StoredFile(file_id, tenant, filename, FilePurpose(purpose), *rest)
+
+
+def _of_page(table: str, key: str, tenant: str, page: Page) -> tuple[str, list[Any]]:
+    """Returns the end of a query for a page of a tenant's records, and its values."""
+    where, values = "tenant = ?", [tenant]
+    if page.after is not None:
+        beyond = ">" if page.is_oldest_first else "<"
+        where += f" AND seq {beyond} (SELECT seq FROM {table} WHERE tenant = ? AND {key} = ?)"
+        values += [tenant, page.after]
+    order = "ASC" if page.is_oldest_first else "DESC"
+    return f"{where} ORDER BY seq {order} LIMIT ?", [*values, page.limit]
+
+
+def _leased(database: sqlite3.Connection, lease: BatchLease) -> Batch:
+    row = database.execute(
+        "SELECT record FROM batches WHERE batch_id = ? AND owner = ? AND term = ?",
+        (lease.batch_id, lease.owner, lease.term),
+    ).fetchone()
+    if row is None:
+        raise LeaseLostError(lease.batch_id)
+    return _batch_of(row[0])
+
+
+def _update(database: sqlite3.Connection, batch: Batch) -> Batch:
+    database.execute(
+        "UPDATE batches SET record = ?, has_ended = ? WHERE batch_id = ?",
+        (_packed(batch), batch.has_ended, batch.batch_id),
+    )
+    return batch
+
+
+def _insert_answer(database: sqlite3.Connection, lease: BatchLease, answer: LineAnswer) -> bool:
+    """Keeps an answer; returns whether its line had none."""
+    done = database.execute(
+        "INSERT OR IGNORE INTO answers (batch_id, line, is_failure, record) VALUES (?, ?, ?, ?)",
+        (lease.batch_id, answer.line, answer.is_failure, answer.record),
+    )
+    return done.rowcount > 0
+
+
+def _packed(batch: Batch) -> bytes:
+    return msgspec.json.encode(batch)
+
+
+def _batch_of(record: bytes) -> Batch:
+    return _BATCHES.decode(record)

@@ -1,0 +1,102 @@
+"""What a line of a batch's file may be, and what is said of one that is something else."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from serving.gateway.batches.lines import (
+    MAX_FAULTS,
+    BatchLine,
+    CheckedLines,
+    LineLimits,
+    check_lines,
+    numbered,
+    parse_line,
+)
+
+PATH = "/v1/chat/completions"
+LIMITS = LineLimits(max_lines=200, max_line_bytes=300)
+
+
+def line(**changes: Any) -> dict[str, Any]:
+    whole = {"custom_id": "a", "method": "POST", "url": PATH, "body": {"model": "m"}} | changes
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+def check(text: bytes) -> CheckedLines:
+    return check_lines(io.BytesIO(text), PATH, LIMITS)
+
+
+def test_lines_are_numbered_as_an_editor_does() -> None:
+    text = b"\xef\xbb\xbf{}\r\n\n  \n[1]\nlast"
+    assert list(numbered(io.BytesIO(text), LIMITS)) == [(1, b"{}"), (4, b"[1]"), (5, b"last")]
+
+
+def test_long_line_is_cut_and_the_next_one_is_whole() -> None:
+    text = b"x" * 1000 + b"\n{}\n"
+    (first, cut), second = numbered(io.BytesIO(text), LIMITS)
+    assert (first, second) == (1, (2, b"{}"))
+    assert LIMITS.max_line_bytes < len(cut) < 310
+    fault = check(text).faults[0]
+    assert (fault.line, fault.code) == (1, "line_too_long")
+    exact = json.dumps(line(body={"x": ""}))
+    longest = line(body={"x": "y" * (300 - len(exact))})
+    assert check(json.dumps(longest).encode() + b"\n") == CheckedLines(1, ())
+
+
+def test_body_goes_on_as_it_came() -> None:
+    text = b'{"custom_id": "a", "method": "POST", "url": "%s", "body": {"n":1e0, "n":2}}'
+    parsed = parse_line(3, text % PATH.encode(), PATH, LIMITS)
+    assert parsed == BatchLine(3, "a", b'{"n":1e0, "n":2}')
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "shown"),
+    [
+        (b"[]", "invalid_json_line", "JSON object"),
+        (b'{"custom_id"', "invalid_json_line", "JSON object"),
+        (b"\xff", "invalid_json_line", "JSON object"),
+        (line(custom_id=...), "missing_required_parameter", "custom_id: missing"),
+        (line(custom_id=7), "invalid_type", "custom_id: allowed: a string"),
+        (line(custom_id=""), "invalid_custom_id", "0 characters"),
+        (line(method="GET"), "invalid_method", "'GET'; allowed: POST"),
+        (line(url="/v1/embeddings"), "mismatched_url", f"allowed: {PATH}"),
+        (line(body=...), "missing_required_parameter", "body: missing"),
+        (line(body=[]), "invalid_type", "body: allowed: an object"),
+        (line(body={"stream": True}), "stream_not_allowed", "body.stream"),
+    ],
+)
+def test_bad_line_is_told_by_its_number(bad: Any, code: str, shown: str) -> None:
+    text = bad if isinstance(bad, bytes) else json.dumps(bad).encode()
+    good = json.dumps(line(custom_id="good")).encode()
+    checked = check(good + b"\n\n" + text + b"\n")
+    (fault,) = checked.faults
+    assert (fault.line, fault.code) == (3, code)
+    assert shown in fault.message
+
+
+def test_stream_that_is_off_passes() -> None:
+    text = json.dumps(line(body={"stream": False, "model": "m"})).encode()
+    assert check(text) == CheckedLines(1, ())
+
+
+def test_id_is_that_of_one_line() -> None:
+    text = "\n".join(json.dumps(line(custom_id=name)) for name in "aba").encode()
+    (fault,) = check(text).faults
+    assert (fault.line, fault.code, fault.param) == (3, "duplicate_custom_id", "custom_id")
+    assert "that of line 1" in fault.message
+
+
+def test_file_has_some_lines_and_not_too_many() -> None:
+    many = b"".join(json.dumps(line(custom_id=str(n))).encode() + b"\n" for n in range(201))
+    for text, code in ((b"", "empty_file"), (b"\n \n", "empty_file"), (many, "too_many_lines")):
+        (fault,) = check(text).faults
+        assert (fault.code, fault.line) == (code, None)
+    assert check(many[: many.rindex(b"\n", 0, -1) + 1]) == CheckedLines(200, ())
+
+
+def test_of_many_faults_the_first_are_told() -> None:
+    faults = check(b"[]\n" * 150).faults
+    assert [fault.line for fault in faults] == list(range(1, MAX_FAULTS + 1))
