@@ -5,18 +5,21 @@ fails to be written is kept as a fault and tried again with the next file: the r
 """
 
 import contextlib
+import errno
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deployments.first_run.masking import mask
 from serving.artifacts.object_store.store import ObjectStore, StoreError
 
 ARCHIVE = "first-run.tar.gz"
-# Freed when the disk is full, so that the verdict and the archive still find room.
+# Freed when the disk is full, so that results, verdict and archive still find room. Logs are left
+# out from then on.
 RESERVE_BYTES = 2 * 1024**2
+_SMALL_BYTES = 64 * 1024
 _RESERVE = ".reserve"
 # The most of one file: the end of a log says how it ended.
 MAX_FILE_BYTES = 4 * 1024**2
@@ -43,6 +46,7 @@ class EvidenceFolder:
         self._contents: dict[str, bytes] = {}
         self._unsynced: set[str] = set()
         self._faults: dict[str, str] = {}
+        self._is_full = False
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # a small disk: then there is no reserve
             _write(folder / _RESERVE, b"\0" * reserve_bytes)
@@ -74,19 +78,18 @@ class EvidenceFolder:
         self._faults.pop("store", None)
 
     def archive(self) -> Path | None:
-        """Writes one file with all others; its path, or `None` if the folder did not take it."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for name, data in sorted(self._contents.items()):
-                if name == ARCHIVE:
-                    continue
-                entry = tarfile.TarInfo(f"first-run/{name}")
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-        self._put(ARCHIVE, buffer.getvalue())
+        """Writes one file with all others; its path, or `None` if the folder did not take it.
+
+        What the folder had no room for is not in the archive there either.
+        """
+        self._contents[ARCHIVE] = _archived(self._contents)
+        self._unsynced.add(ARCHIVE)
+        self._put_here(ARCHIVE, self._contents[ARCHIVE])
+        if ARCHIVE in self._faults:
+            here = {name: data for name, data in self._contents.items() if name not in self._faults}
+            self._put_here(ARCHIVE, _archived(here))
         self.sync()
-        path = self.folder / ARCHIVE
-        return path if ARCHIVE not in self._faults else None
+        return self.folder / ARCHIVE if ARCHIVE not in self._faults else None
 
     def close(self) -> None:
         """Gives the reserve back."""
@@ -95,17 +98,36 @@ class EvidenceFolder:
     def _put(self, name: str, data: bytes) -> None:
         self._contents[name] = data
         self._unsynced.add(name)
-        path = self.folder / name
+        self._put_here(name, data)
+
+    def _put_here(self, name: str, data: bytes) -> None:
+        may_use_reserve = len(data) <= _SMALL_BYTES or name == ARCHIVE
         try:
+            if self._is_full and not may_use_reserve:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             try:
-                _write(path, data)
+                _write(self.folder / name, data)
             except OSError:
-                # The reserve is there for this.
-                (self.folder / _RESERVE).unlink()
-                _write(path, data)
+                self._is_full = True
+                if not may_use_reserve:
+                    raise
+                self.close()
+                _write(self.folder / name, data)
             self._faults.pop(name, None)
         except OSError as error:
             self._faults[name] = f"not in {self.folder}: {name} ({error.strerror or error})"
+
+
+def _archived(contents: Mapping[str, bytes]) -> bytes:
+    """Returns an archive of all files but the archive itself."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in sorted(contents.items()):
+            if name != ARCHIVE:
+                entry = tarfile.TarInfo(f"first-run/{name}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
 
 
 def _write(path: Path, data: bytes) -> None:

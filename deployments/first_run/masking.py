@@ -13,8 +13,8 @@ MASK = "***"
 # Shorter values are words such as `true` and `none`, and would blot out half of a log.
 MIN_SECRET_LENGTH = 6
 _SECRET_NAME = re.compile(
-    r"(?i)(token|secret|password|passwd|credential|private|api_?keys?|access_?keys?|_key)$"
-    r"|(?i:^(api_?)?keys?$)|(?i:auth(orization)?$)"
+    r"(?i)(token|secret|password|passwd|credential|private|api[_-]?keys?|access[_-]?keys?|_key)$"
+    r"|(?i:^keys?$)|(?i:auth(orization)?$)"
 )
 # Names that end like a secret's and have a place or a mode as their value.
 _NO_SECRET = re.compile(r"(?i)(_path|_file|_mode|_env|_dir|_name)$")
