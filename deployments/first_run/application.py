@@ -6,6 +6,7 @@ an engine to return, and an engine ends with its application, so that a second s
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,8 @@ _REQUEST_DEADLINE_S = 600.0
 _ANSWER_S = 5.0
 # `slicewise serve` gives `serve run` 30 s, and then ends what is left.
 _STOP_S = 60.0
-_LOG_TAIL_LINES = 15
+_LOG_TAIL_LINES, _LOG_TAIL_LENGTH = 5, 800
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class ServedApplication:
 def served_settings(settings: Mapping[str, Any], port: int) -> dict[str, Any]:
     """Returns the configuration as a first run serves it. Pure."""
     made: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(settings)))
+    # The run is where Ray's head is, and asks there.
+    made["proxy_location"] = "HeadOnly"
     made["http_options"] = {**(made.get("http_options") or {}), "host": "127.0.0.1", "port": port}
     for application in made["applications"]:
         args = application.setdefault("args", {})
@@ -160,7 +164,8 @@ def log_tail(application: ServedApplication) -> str:
     """Returns the last lines of its log."""
     with contextlib.suppress(OSError):
         lines = Path(application.log).read_text(errors="replace").splitlines()
-        return " | ".join(line.strip() for line in lines[-_LOG_TAIL_LINES:] if line.strip())
+        kept = [_COLOURS.sub("", line).strip() for line in lines[-_LOG_TAIL_LINES:]]
+        return " | ".join(filter(None, kept))[-_LOG_TAIL_LENGTH:]
     return "no log"
 
 

@@ -40,17 +40,17 @@ def compare_runs(
         old, new = before.get(rule.stage), after.get(rule.stage)
         if old is None and new is None:
             continue
-        outcomes = tuple("not run" if each is None else each.outcome.value for each in (old, new))
-        if outcomes[0] != outcomes[1]:
-            rows.append((rule.stage.value, "outcome", *outcomes))
+        was, is_now = ("not run" if each is None else each.outcome.value for each in (old, new))
+        if was != is_now:
+            rows.append((rule.stage.value, "outcome", was, is_now))
         measured = [
             {} if each is None else {item.what: item.measured for item in each.measurements}
             for each in (old, new)
         ]
         for what in dict.fromkeys([*measured[0], *measured[1]]):
-            values = tuple(one.get(what, "-") for one in measured)
-            if values[0] != values[1]:
-                rows.append((rule.stage.value, what, *values))
+            was, is_now = (one.get(what, "-") for one in measured)
+            if was != is_now:
+                rows.append((rule.stage.value, what, was, is_now))
     return rows
 
 

@@ -1,6 +1,7 @@
 """Stages `cold_start` and `warm_start`: the application from nothing, and once more."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from deployments.first_run.context import StageContext
 from deployments.first_run.order import RunStage
 from deployments.first_run.results import Measurement, StageResult, judged
 from deployments.first_run.stages.served_models import run_model
+from deployments.status.reports import ReportedFleet
 
 _POLL_S = 1.0
 # Beyond it a larger batch or a longer prompt may end the process.
@@ -75,7 +77,10 @@ def _start(context: StageContext, number: int) -> _Started:
     context.keep_application(application)
     wanted = run_model(context).num_engines
     most_bytes = 0
-    while (linked := num_linked(fleet_of(application))) < wanted:
+    reached_s: dict[str, float] = {}
+    while (linked := num_linked(fleet := fleet_of(application))) < wanted:
+        for state in _states(fleet):
+            reached_s.setdefault(state, time.monotonic() - began_s)
         most_bytes = max(most_bytes, _memory_bytes(application))
         if not is_running(application) or context.left_s < 0:
             break
@@ -87,9 +92,21 @@ def _start(context: StageContext, number: int) -> _Started:
         words += f": {log_tail(application)}"
     measurements = (
         Measurement("engines ready", f"{wanted}", words, is_met=linked >= wanted),
+        *(
+            Measurement(f"first engine seen {state}", "", f"after {at_s:.0f} s")
+            for state, at_s in reached_s.items()
+        ),
         *_of_memory(most_bytes),
     )
     return _Started(application, measurements, ready_s if linked >= wanted else None)
+
+
+def _states(fleet: ReportedFleet | None) -> Iterator[str]:
+    """Yields the states of all engines; a second apart, so that a short one may be missed."""
+    for model in () if fleet is None else fleet.models:
+        for engine in model.engines:
+            if engine.state is not None:
+                yield engine.state
 
 
 def _memory_bytes(application: ServedApplication) -> int:
