@@ -15,6 +15,7 @@ import typer
 from deployments.compile_cache import programs
 from deployments.doctor.command import doctor_command
 from deployments.engine_plan import engine_plan_command
+from deployments.first_run.command import first_run_command
 from deployments.ledger.command import ledger_command
 from deployments.manifests.command import render_command
 from deployments.observe.command import observe_command
@@ -41,6 +42,7 @@ _OWN_COMMANDS: dict[str, Any] = {
     "status": status_command,
     "explain": explain_command,
     "doctor": doctor_command,
+    "first-run": first_run_command,
     "engine-plan": engine_plan_command,
     "ledger": ledger_command,
     "observe": observe_command,

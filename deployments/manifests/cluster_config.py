@@ -219,6 +219,18 @@ class ClusterConfig(_Section):
     bucket: ObjectName | None = None
     """Cloud Storage bucket of weights, mounted read-only at `/data` on TPU hosts, and on gateways,
     which read configuration and tokenizer."""
+    first_run_out: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^(gs|s3)://[a-zA-Z0-9._/-]+$",
+                json_schema_extra={"allowed": "an address such as `gs://BUCKET/first-run`"},
+            ),
+        ]
+        | None
+    ) = None
+    """Where a [first run](first-run.md) keeps what it finds, which has to outlive its pod; with it
+    a Job or RayJob is rendered that makes one."""
     dranet: bool = False
     """Give every TPU host all its network interfaces (managed DRANET), for traffic between
     slices."""

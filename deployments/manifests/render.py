@@ -11,6 +11,7 @@ import yaml
 from deployments.manifests import edges, platform
 from deployments.manifests.cluster_config import Provisioning, UpgradeKind
 from deployments.manifests.compute_classes import compute_classes, control_class
+from deployments.manifests.first_run import first_run_objects
 from deployments.manifests.hosts import node_pools
 from deployments.manifests.names import Json, serve_service
 from deployments.manifests.ray_objects import ray_cluster, ray_service, serve_config
@@ -64,6 +65,9 @@ def manifests(values: Values) -> dict[str, list[Json]]:
         "kuberay/base/gateway-service.yaml": [edges.gateway_service(cluster)],
         "kuberay/raycluster/route.yaml": _route(values),
     }
+    if first_run := first_run_objects(values, groups):
+        # By itself, and in no kustomization but its own.
+        files["kuberay/first-run/first-run.yaml"] = first_run
     if cluster.redis.own is not None:
         files["kuberay/base/redis.yaml"] = redis_objects(cluster, cluster.redis.own)
     if cluster.dranet:

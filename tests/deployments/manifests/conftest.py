@@ -8,6 +8,7 @@ from tests.needs import CRDS, do_without, missing
 _FILES = (
     "kuberay/ray.io_rayservices.v1.7.0.yaml",
     "kuberay/ray.io_rayclusters.v1.7.0.yaml",
+    "kuberay/ray.io_rayjobs.v1.7.0.yaml",
     "computeclass/cloud.google.com_computeclasses.yaml",
 )
 

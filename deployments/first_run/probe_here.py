@@ -1,0 +1,28 @@
+"""Probes this host once: `python -m deployments.first_run.probe_here SPEC SECONDS`.
+
+SPEC is a `ProbeSpec` as JSON; the result is printed as JSON.
+"""
+
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from serving.slices.probe import SIMULATED_VARIABLE, Platform, ProbeSpec, run_probe_on_host
+from serving.tpu.host.locked_memory import raise_locked_memory
+
+
+def main(text: str, limit_s: float) -> str:
+    """Returns the result of the probe as JSON."""
+    spec = msgspec.json.decode(text, type=ProbeSpec)
+    if SIMULATED_VARIABLE in os.environ:
+        spec = msgspec.structs.replace(spec, platform=Platform.CPU)
+    else:
+        # As a host's agent does, for the program that it starts.
+        raise_locked_memory(os.environ)
+    return msgspec.json.encode(asyncio.run(run_probe_on_host(spec, limit_s))).decode()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(main(sys.argv[1], float(sys.argv[2])) + "\n")

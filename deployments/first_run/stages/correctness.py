@@ -1,0 +1,117 @@
+"""Stage `correctness`: greedy answers beside those of transformers, run here for this run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deployments.first_run.asking import COMPLETIONS, ask, greedy
+from deployments.first_run.context import StageContext
+from deployments.first_run.order import RunStage
+from deployments.first_run.prompts import PROMPTS
+from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
+from deployments.first_run.stages.served_models import RunModel, run_model
+from serving.artifacts.object_store.address import is_bucket
+from serving.domain.models.engine_kind import EngineKind
+
+_NUM_TOKENS = 32
+# What two ways of adding the same numbers may come to: an expectation of 2026-11-22.
+_NEAR_TIE_NATS = {"float32": 0.001}
+_NEAR_TIE_OTHERWISE_NATS = 0.1
+# What a reference needs beside its weights, at most.
+_MEMORY_FACTOR = 1.3
+
+
+def correctness(context: StageContext) -> StageResult:
+    """Compares the answers to all prompts, token by token."""
+    model = run_model(context)
+    name = context.reference or model.config.source
+    reason = _no_reference(model, name)
+    if reason is not None:
+        return skipped(RunStage.CORRECTNESS, reason)
+    replies = [
+        ask(
+            context.served.url,
+            COMPLETIONS,
+            greedy(model.name, prompt, _NUM_TOKENS),
+            max(1.0, context.left_s),
+        )
+        for prompt in PROMPTS
+    ]
+    wrong = [reply.complaint() for reply in replies if reply.status != 200]
+    if wrong:
+        return failed(RunStage.CORRECTNESS, f"{len(wrong)} requests were refused: {wrong[0]}")
+    pairs = [_tokens(reply.body) for reply in replies]
+    context.keep("answers.json", json.dumps({"prompts": PROMPTS, "pairs": pairs}, indent=1))
+    dtype = str(model.engine_args.get("dtype", "auto"))
+    found = _gaps(name, dtype, pairs, context.left_s)
+    context.keep("gaps.json", json.dumps(found, indent=1))
+    if not isinstance(found, list):
+        return failed(RunStage.CORRECTNESS, f"no reference: {found}")
+    limit = _NEAR_TIE_NATS.get(dtype, _NEAR_TIE_OTHERWISE_NATS)
+    return judged(RunStage.CORRECTNESS, _measured(found, limit, name))
+
+
+def _no_reference(model: RunModel, name: str) -> str | None:
+    """Returns why no reference can be run; `None` if it can."""
+    if model.config.engine == EngineKind.PACED:
+        return "a paced engine's tokens are made up"
+    if is_bucket(name):
+        return f"transformers reads no {name}: name a --reference that it can read"
+    need = sum(path.stat().st_size for path in Path(name).glob("*.safetensors")) * _MEMORY_FACTOR
+    free = psutil.virtual_memory().available
+    if need > free:
+        return f"{name} needs {need / 2**30:.0f} GiB of memory, and {free / 2**30:.0f} are free"
+    return None
+
+
+def _tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:
+    (choice,) = body["choices"]
+    return choice["prompt_token_ids"], choice["token_ids"]
+
+
+def _gaps(
+    name: str, dtype: str, pairs: Sequence[tuple[list[int], list[int]]], limit_s: float
+) -> list[list[float]] | str:
+    """Returns the gaps, or why there are none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "deployments.first_run.reference", name, dtype],
+            input=json.dumps(pairs),
+            capture_output=True,
+            text=True,
+            timeout=max(1.0, limit_s),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not computed within {limit_s:.0f} s"
+    sys.stdout.write(done.stderr)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return lines[-1][:500]
+    found: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _measured(found: list[list[float]], limit: float, name: str) -> list[Measurement]:
+    flat = [gap for gaps in found for gap in gaps]
+    near = sum(0 < gap < limit for gap in flat)
+    wrong = sum(gap >= limit for gap in flat)
+    return [
+        Measurement(
+            f"tokens that {name} finds less likely by {limit:g} nat or more",
+            "0",
+            f"{wrong} of {len(flat)}, the worst by {max(flat, default=0):.3g} nat",
+            is_met=wrong == 0 and bool(flat),
+        ),
+        Measurement("nearly as likely tokens, counted and not failed", "", f"{near}"),
+        Measurement(
+            "answers that are the reference's in every token",
+            "",
+            f"{sum(not any(gaps) for gaps in found)} of {len(found)}",
+        ),
+    ]

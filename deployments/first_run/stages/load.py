@@ -1,0 +1,154 @@
+"""Stages `mixed_load` and `throughput`: every kind of request once, then many of one kind."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.first_run.asking import COMPLETIONS, Reply, ask, metric_sum
+from deployments.first_run.context import StageContext
+from deployments.first_run.order import RunStage
+from deployments.first_run.published import PublishedFigure, published_for
+from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
+from deployments.first_run.stages.served_models import RunModel, run_model
+
+_CHAT = "/v1/chat/completions"
+_LATE = "slicewise_programs_late_total"
+_ROUNDS = 2
+_SCHEMA = {
+    "type": "object",
+    "properties": {"chips": {"type": "integer"}, "name": {"type": "string", "maxLength": 12}},
+    "required": ["chips", "name"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "count_chips", "parameters": _SCHEMA}}
+# What may not be there: an engine on TPU refuses what it would ignore, and says so with a 400.
+_MAY_REFUSE = ("penalties", "logit_bias", "min_tokens", "seed", "prompt_logprobs", "tools", "json")
+_FEWEST_OF_PUBLISHED = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One kind of request."""
+
+    name: str
+    path: str
+    body: Mapping[str, Any]
+
+
+def mixed_load(context: StageContext) -> StageResult:
+    """Sends each kind alone, then all at once, and counts what was compiled meanwhile."""
+    model = run_model(context)
+    kinds = list(_kinds(model.name))
+    late_before = metric_sum(context.served.url, _LATE)
+    alone = {kind.name: _send(context, kind) for kind in kinds}
+    with ThreadPoolExecutor(len(kinds) * _ROUNDS) as senders:
+        together = list(
+            senders.map(lambda kind: (kind.name, _send(context, kind)), kinds * _ROUNDS)
+        )
+    replies = [*alone.items(), *together]
+    told = [
+        {"kind": name, "status": reply.status, "wall_s": round(reply.wall_s, 3), "body": reply.body}
+        for name, reply in replies
+    ]
+    context.keep("replies.json", json.dumps(told, indent=1))
+    measurements = [_of_kind(kind.name, replies) for kind in kinds]
+    measurements.append(_late_programs(context, late_before))
+    return judged(RunStage.MIXED_LOAD, measurements)
+
+
+def _kinds(model: str) -> list[_Kind]:
+    text = {"model": model, "prompt": "A slice is", "max_tokens": 16, "temperature": 0}
+    chat = {
+        "model": model,
+        "messages": [{"role": "user", "content": "How many chips has a slice?"}],
+        "max_tokens": 48,
+        "temperature": 0,
+    }
+    schema = {"type": "json_schema", "json_schema": {"name": "slice", "schema": _SCHEMA}}
+    forced = {"type": "function", "function": {"name": "count_chips"}}
+    return [
+        _Kind("plain", COMPLETIONS, text),
+        _Kind("drawn", COMPLETIONS, text | {"temperature": 0.8, "top_p": 0.9, "top_k": 20}),
+        _Kind("several", COMPLETIONS, text | {"n": 3, "temperature": 0.7}),
+        _Kind("long prompt", COMPLETIONS, text | {"prompt": "chips and hosts " * 10}),
+        _Kind("stop", COMPLETIONS, text | {"stop": ["."]}),
+        _Kind("logprobs 1", COMPLETIONS, text | {"logprobs": 1}),
+        _Kind("logprobs 5", COMPLETIONS, text | {"logprobs": 5}),
+        _Kind("prompt_logprobs", COMPLETIONS, text | {"prompt_logprobs": 1}),
+        _Kind("penalties", COMPLETIONS, text | {"presence_penalty": 0.5}),
+        _Kind("logit_bias", COMPLETIONS, text | {"logit_bias": {"5": -100}}),
+        _Kind("min_tokens", COMPLETIONS, text | {"min_tokens": 8}),
+        _Kind("seed", COMPLETIONS, text | {"seed": 1, "temperature": 0.8}),
+        _Kind("chat", _CHAT, chat),
+        _Kind("json", _CHAT, chat | {"response_format": schema}),
+        _Kind("tools", _CHAT, chat | {"tools": [_TOOL], "tool_choice": forced}),
+    ]
+
+
+def _send(context: StageContext, kind: _Kind) -> Reply:
+    return ask(context.served.url, kind.path, kind.body, max(1.0, context.left_s))
+
+
+def _of_kind(name: str, replies: list[tuple[str, Reply]]) -> Measurement:
+    of_kind = [reply for kind, reply in replies if kind == name]
+    longest_s = max(reply.wall_s for reply in of_kind)
+    bad = [reply for reply in of_kind if reply.status != 200]
+    may_refuse = name in _MAY_REFUSE
+    is_met = not bad or (may_refuse and all(reply.status == 400 for reply in bad))
+    expected = "200, or 400 with a reason" if may_refuse else "200"
+    words = bad[0].complaint() if bad else f"{len(of_kind)} answered"
+    return Measurement(name, expected, f"{words}, at most {longest_s:.2f} s", is_met=is_met)
+
+
+def _late_programs(context: StageContext, before: float | None) -> Measurement:
+    after = metric_sum(context.served.url, _LATE)
+    what = "programs compiled while serving"
+    if before is None or after is None:
+        return Measurement(what, "", f"not told ({_LATE}: engines on TPU only)")
+    return Measurement(what, "0", f"{after - before:.0f}", is_met=after == before)
+
+
+def throughput(context: StageContext) -> StageResult:
+    """Sends the load of a published figure, where there is one for this model on these chips."""
+    model = run_model(context)
+    published = _published(model)
+    if isinstance(published, str):
+        return skipped(RunStage.THROUGHPUT, published)
+    out = context.scratch / "throughput"
+    duration_s = max(20.0, context.left_s * 0.7)
+    command = [
+        sys.executable, "-m", "deployments.cli", "loadtest", "--url", context.served.url,
+        "--duration", f"{duration_s:.0f}", "--warmup", f"{duration_s / 4:.0f}", "--drain", "0",
+        "--users", f"{published.concurrency}", "--model", model.name,
+        "--input-tokens", f"{published.input_tokens}",
+        "--output-tokens", f"{published.output_tokens}", "--out", str(out),
+    ]  # fmt: skip
+    subprocess.run(command, check=False)
+    try:
+        card = json.loads((out / "scorecard.json").read_text())
+    except (OSError, ValueError) as error:
+        return failed(RunStage.THROUGHPUT, f"the load test has no scorecard: {error}")
+    context.keep("scorecard.json", json.dumps(card, indent=1))
+    return judged(RunStage.THROUGHPUT, [_beside(card, published)])
+
+
+def _published(model: RunModel) -> PublishedFigure | str:
+    if model.slice is None or not model.config.is_on_tpu:
+        return "no chips: no published figure holds here"
+    shape = model.slice.shape
+    return published_for(model.config.source, shape.generation, shape.num_chips)
+
+
+def _beside(card: Mapping[str, Any], published: PublishedFigure) -> Measurement:
+    rate = float(card["throughput"]["requests_per_s"])
+    wanted = published.requests_per_s
+    return Measurement(
+        f"requests per second, {published.input_tokens} tokens in, {published.output_tokens} out",
+        f"at least {_FEWEST_OF_PUBLISHED:.0%} of {wanted:g} ({published.source})",
+        f"{rate:.2f}",
+        is_met=rate >= _FEWEST_OF_PUBLISHED * wanted,
+    )

@@ -1,0 +1,132 @@
+"""The decisions of single stages, without an application."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from deployments.first_run.application import served_settings
+from deployments.first_run.asking import StreamedAnswer
+from deployments.first_run.hosts import PYTHON, HostsUnreachableError, RayHosts, ThisHost
+from deployments.first_run.prompts import PROMPTS
+from deployments.first_run.published import published_for
+from deployments.first_run.stages.losses import first_gap
+from serving.config.check import check_serve_config
+
+ROOT = Path(__file__).parents[3]
+SLEEP = str(shutil.which("sleep"))
+SHIPPED = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+
+
+def test_served_copy_can_be_served_and_waits_for_an_engine_that_returns() -> None:
+    before = yaml.safe_dump(SHIPPED)
+    made = served_settings(SHIPPED, 4711)
+    assert yaml.safe_dump(SHIPPED) == before
+    assert list(map(str, check_serve_config(made, None).problems)) == []
+    assert made["http_options"] == {"host": "127.0.0.1", "port": 4711}
+    args = made["applications"][0]["args"]
+    assert args["gateway"]["request_deadline_s"] == 600
+    assert args["health"]["engine_handover_s"] == 0
+    assert args["models"] == SHIPPED["applications"][0]["args"]["models"]
+
+
+def test_longer_deadline_of_a_request_stays() -> None:
+    settings: dict[str, Any] = {
+        "applications": [{"args": {"gateway": {"request_deadline_s": 900}}}]
+    }
+    made = served_settings(settings, 1)
+    assert made["applications"][0]["args"]["gateway"]["request_deadline_s"] == 900
+
+
+def test_prompts_are_as_many_as_the_streams_that_a_kill_hits_and_all_different() -> None:
+    assert len(set(PROMPTS)) == 20
+    assert all(len(prompt) <= 80 for prompt in PROMPTS)
+
+
+def answer(tokens: list[int], *alternatives: dict[int, float]) -> StreamedAnswer:
+    return StreamedAnswer(tokens, list(alternatives))
+
+
+def test_same_tokens_have_no_gap() -> None:
+    assert first_gap(answer([1, 2]), answer([1, 2])) is None
+
+
+def test_first_other_token_is_as_far_as_the_first_answer_says() -> None:
+    before = answer([1, 2, 3], {1: -0.1, 9: -4}, {2: -0.7, 5: -0.75}, {3: -0.1})
+    assert first_gap(before, answer([1, 5, 8])) == pytest.approx(0.05)
+
+
+def test_other_token_that_was_never_likely_is_infinitely_far() -> None:
+    before = answer([1, 2], {1: -0.1, 9: -4}, {2: -0.7, 5: -0.75})
+    assert first_gap(before, answer([1, 7])) == float("inf")
+    assert first_gap(answer([1]), answer([2])) == float("inf")
+
+
+def test_published_figure_holds_for_its_model_on_its_chips_only() -> None:
+    found = published_for("meta-llama/Llama-3.1-8B-Instruct", "v6e", 1)
+    assert not isinstance(found, str)
+    assert found.requests_per_s == 10.77
+    other = published_for("meta-llama/Llama-3.1-8B-Instruct", "v6e", 4)
+    assert other == (
+        "no figure known for meta-llama/Llama-3.1-8B-Instruct on 4 chips of v6e, "
+        "only on 1 chips of v6e"
+    )
+    assert published_for("models/slicewise-demo", "v6e", 1) == (
+        "no figure known for models/slicewise-demo"
+    )
+
+
+def test_longest_pause_of_a_stream_is_between_two_tokens() -> None:
+    assert StreamedAnswer([1, 2, 3], arrivals_s=[1.0, 1.5, 4.0]).longest_gap_s == 2.5
+    assert StreamedAnswer([1], arrivals_s=[1.0]).longest_gap_s == 0
+
+
+@pytest.mark.process
+def test_program_runs_on_this_host_with_its_environment() -> None:
+    program = (PYTHON, "-c", "import os; print('{\"seen\": \"' + os.environ['WORD'] + '\"}')")
+    (found,) = ThisHost().run(program, 60, {"WORD": "here"})
+    assert (found.status, found.last_json()) == (0, {"seen": "here"})
+
+
+@pytest.mark.process
+def test_program_that_does_not_end_in_time_is_told_of() -> None:
+    (found,) = ThisHost().run((PYTHON, "-c", "import time; time.sleep(600)"), 0.5)
+    assert found.status is None
+    assert found.complaint() == "not in time: it said nothing"
+
+
+def test_host_that_there_is_not_is_refused() -> None:
+    with pytest.raises(HostsUnreachableError, match="there is no host 'x'"):
+        ThisHost().run((PYTHON, "-c", ""), 60, host="x")
+
+
+@pytest.mark.process
+def test_ray_that_is_not_there_is_named() -> None:
+    with pytest.raises(HostsUnreachableError, match=r"Ray at nowhere:"):
+        RayHosts("nowhere").run((PYTHON, "-c", ""), 60)
+
+
+@pytest.mark.process
+def test_process_of_this_cluster_is_killed_and_no_other(tmp_path: Path) -> None:
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "RAY_TMPDIR": folder}
+        return subprocess.Popen(["SW::Test", "600"], executable=SLEEP, env=environment)
+
+    ours, others = start(f"{tmp_path}/a1/sw"), start(f"{tmp_path}/other")
+    try:
+        command = (PYTHON, "-m", "deployments.first_run.kill", "SW::Test", f"{tmp_path}/a1/")
+        (told,) = ThisHost().run(command, 60)
+        assert told.last_json() == {"found": 1, "killed": ours.pid}
+        assert ours.wait(30) == -9
+        assert psutil.Process(others.pid).status() != psutil.STATUS_ZOMBIE
+        (again,) = ThisHost().run(command, 60)
+        assert again.last_json() == {"found": 0, "killed": None}
+    finally:
+        for each in (ours, others):
+            each.kill()
+            each.wait()
