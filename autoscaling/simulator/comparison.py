@@ -17,7 +17,7 @@ from autoscaling.policy.rules import Objectives
 from autoscaling.simulator.bounds.hindsight import HindsightPolicy
 from autoscaling.simulator.bounds.yardsticks import SERVICE_LEVEL, hindsight_of, lower_bound_of
 from autoscaling.simulator.outcome import FleetTimeline, ServiceTimeline, SimulationOutcome
-from autoscaling.simulator.policies import POLICIES, STATIC
+from autoscaling.simulator.policies import STATIC, make_policy
 from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.engines import GatewayLimits
@@ -211,7 +211,7 @@ def simulate_policy(
     run_setup: PreparedRun, name: str, on_progress: Callable[[float], None] | None = None
 ) -> SimulationOutcome:
     """Simulates one policy in one run."""
-    return simulate(setup_of(run_setup), POLICIES[name](run_setup), on_progress)
+    return simulate(setup_of(run_setup), make_policy(run_setup, name), on_progress)
 
 
 def setup_of(run_setup: PreparedRun) -> SimulationSetup:

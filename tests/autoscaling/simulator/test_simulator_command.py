@@ -10,10 +10,11 @@ import yaml
 from typer.testing import CliRunner
 
 from autoscaling.simulator.command import plan_command, simulate_command
+from autoscaling.simulator.policies import POLICIES
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["slicewise", "static-on-demand", "hpa", "ray-serve-default", "spothedge", "llmd-slo"]
+NAMES = list(POLICIES)
 
 _cli = typer.Typer()
 _cli.command("simulate")(simulate_command)
