@@ -8,10 +8,17 @@ quarters of an hour and needs `KUBEBUILDER_ASSETS`, `ingress` half an hour. `req
 request costs besides its tokens; `--base` names another checkout, whose gateway is measured beside.
 `dispatch` replays a trace of conversations, which `--trace` names, in simulated time, and prints.
 `dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
+
+`policies` simulates autoscaling policies beside each other, for hours, and writes the page of that
+name. It goes on where it was broken off: `--lines` is the file of its records. `--traces` is the
+folder of the recorded traces, without which their days are left out; `--only` names parts of the
+table, `--cases` its days, `--names` policies, `--seeds` how many seeds, `--until` an instant (UTC) after which nothing
+begins.
 """
 
 import argparse
 import asyncio
+import datetime
 import os
 import shutil
 import subprocess
@@ -39,13 +46,14 @@ from benchmarks import (
     request_cost,
 )
 from benchmarks.ingress_disturbances import Kind
+from benchmarks.policies.command import compare_policies
 from benchmarks.side_by_side.command import compare
 from benchmarks.side_by_side.run import MIN_PAIRS
 
 _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
     *(_SIDE_BY_SIDE, "pause", "metrics", "calibration", "clients", "provisioner", "ingress"),
-    *("requests", "dispatch", "dispatch-loads", "choice", "floods"),
+    *("requests", "dispatch", "dispatch-loads", "choice", "floods", "policies"),
 )
 
 
@@ -100,11 +108,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("part", nargs="?", choices=_PARTS, default=_SIDE_BY_SIDE)
     parser.add_argument("--pairs", type=int, default=MIN_PAIRS, help="of each comparison")
-    parser.add_argument("--only", help="keys of comparisons, with commas between them")
+    parser.add_argument("--only", help="keys of comparisons, or parts of `policies`")
     parser.add_argument("--base", type=Path, help="another checkout, for `requests`")
     parser.add_argument("--trace", type=Path, help="of Mooncake's form, for `dispatch`")
     parser.add_argument("--skip", type=int, default=0, help="so many of its requests")
     parser.add_argument("--count", type=int, help="take so many of the others, not all")
+    parser.add_argument("--traces", type=Path, help="folder of recorded traces, for `policies`")
+    parser.add_argument("--lines", type=Path, default=Path(".bench/policies.jsonl"))
+    parser.add_argument("--cases", help="of `policies`, with commas between them")
+    parser.add_argument("--names", help="policies of `policies`, likewise")
+    parser.add_argument("--seeds", type=int, help="so many of each part of `policies`")
+    parser.add_argument("--until", type=datetime.datetime.fromisoformat, help="2026-11-26T23:10Z")
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), help="its command")
     given = parser.parse_args()
     if os.getpid() != os.getsid(0):
@@ -132,6 +146,16 @@ def main() -> None:
     if given.part == "floods":
         print(floods.HEAD)
         floods.rows(lambda row: print(row, flush=True))
+    if given.part == "policies":
+        compare_policies(
+            given.lines,
+            given.traces,
+            only=given.only,
+            cases=given.cases,
+            names=given.names,
+            num_seeds=given.seeds,
+            until=given.until,
+        )
     if given.part == "choice":
         print(choice_cost.table(choice_cost.run()))
     if given.part == "dispatch":

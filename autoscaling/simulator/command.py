@@ -45,7 +45,7 @@ def simulate_command(
     ] = None,
     prices: _Prices = None,
 ) -> None:
-    """Compare autoscaling policies in a simulated day: cost, service, and the oracle's floor."""
+    """Compare autoscaling policies in a simulated day: cost, service, and a lower bound."""
     # NumPy, SciPy, Numba and matplotlib take seconds to import.
     from autoscaling.simulator.preparation import Replacements  # noqa: PLC0415
     from autoscaling.simulator.session import run_simulate  # noqa: PLC0415

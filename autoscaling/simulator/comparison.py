@@ -14,18 +14,17 @@ from typing import Any
 from scipy.stats import t as student_t
 
 from autoscaling.policy.rules import Objectives
-from autoscaling.simulator.oracle import OracleBound, OraclePolicy
+from autoscaling.simulator.bounds.hindsight import HindsightPolicy
+from autoscaling.simulator.bounds.yardsticks import SERVICE_LEVEL, hindsight_of, lower_bound_of
 from autoscaling.simulator.outcome import FleetTimeline, ServiceTimeline, SimulationOutcome
-from autoscaling.simulator.policies import POLICIES, STATIC, oracle_of
+from autoscaling.simulator.policies import STATIC, make_policy
 from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.engines import GatewayLimits
 
 _CONFIDENCE = 0.95
-# The share of requests that are to meet both objectives: what the oracle is held to.
-SERVICE_LEVEL = 0.99
-# Multiples of the bare work that the oracle tries: bursts within a minute need something to spare.
-# Observed until now: 1.2 for the days, 1.3 for llm-d's ramp.
+# Multiples of the demand that plans with hindsight are tried for: bursts within a minute need
+# something to spare. Observed until now: 1.2 for the days, 1.3 for llm-d's ramp.
 _MARGINS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 # Service is shown in about so many intervals, none shorter than what a percentile needs.
 _NUM_INTERVALS = 288
@@ -36,9 +35,9 @@ _SHORTEST_INTERVAL_S = 30.0
 class Figures:
     """The figures of one policy in one run. `vs_` are its cost as a multiple of others'.
 
-    `vs_oracle` is against the oracle that keeps the service level, `None` where none does;
-    `vs_floor` against the oracle that carries the bare work; `vs_on_demand` against the static
-    fleet, `None` where it did not run.
+    `vs_lower_bound` is against what no policy that keeps the service level can cost less than;
+    `vs_hindsight` against the plan with hindsight that keeps it, `None` where none does;
+    `vs_on_demand` against the static fleet, `None` where it did not run.
     """
 
     seed: int
@@ -49,8 +48,8 @@ class Figures:
     peak_slices: float
     ttft_p99_s: float
     tpot_p99_s: float
-    vs_floor: float
-    vs_oracle: float | None
+    vs_lower_bound: float
+    vs_hindsight: float | None
     vs_on_demand: float | None
 
 
@@ -88,14 +87,14 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class OracleRun:
-    """The oracle in one run: the floor for the bare work, and simulated with a margin.
+class Yardsticks:
+    """What the costs of one run are measured against: a lower bound, and a plan with hindsight.
 
-    `margin` is the least of `_MARGINS` with which enough requests met both objectives; it and its
-    results are `None` if none was enough.
+    `margin` is the least of `_MARGINS` with which enough requests met both objectives when the
+    plan was followed; it and its results are `None` if none was enough.
     """
 
-    floor: OracleBound
+    lower_bound_usd: float
     margin: float | None
     cost_usd: float | None
     slo_ratio: float | None
@@ -121,7 +120,7 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True)
 class PolicyComparison:
-    """The result of the comparison. `oracles` has one per seed."""
+    """The result of the comparison. `yardsticks` has one per seed."""
 
     scenario: str
     description: str
@@ -132,7 +131,7 @@ class PolicyComparison:
     num_requests: tuple[int, ...]
     mean_demand_slices: float
     policies: tuple[PolicyResult, ...]
-    oracles: tuple[OracleRun, ...]
+    yardsticks: tuple[Yardsticks, ...]
     prices: tuple[UsedPrice, ...]
     trace: str
     capacity: str
@@ -156,17 +155,19 @@ def compare(
     requests and of spot capacity, in words.
 
     Raises:
-        OracleError: the oracle's solver gave up.
+        HindsightError: the solver gave up.
+        LowerBoundError: the classes cannot carry the work.
     """
-    oracles = tuple(
-        _oracle_run(run_setup, partial(on_progress, "oracle", run_setup.seed)) for run_setup in runs
+    yardsticks = tuple(
+        yardsticks_of(run_setup, partial(on_progress, "hindsight", run_setup.seed))
+        for run_setup in runs
     )
     figures: dict[str, list[Figures]] = {name: [] for name in names}
     courses: dict[str, Course] = {}
-    for run_setup, oracle in zip(runs, oracles, strict=True):
+    for run_setup, yardstick in zip(runs, yardsticks, strict=True):
         for name in names:
             outcome = simulate_policy(run_setup, name, partial(on_progress, name, run_setup.seed))
-            figures[name].append(_figures(run_setup, outcome, oracle))
+            figures[name].append(_figures(run_setup, outcome, yardstick))
             courses.setdefault(name, Course.of(outcome))
     if STATIC in figures:
         _set_against(figures, figures[STATIC])
@@ -181,28 +182,36 @@ def compare(
         num_requests=tuple(len(run_setup.requests) for run_setup in runs),
         mean_demand_slices=statistics.fmean(run_setup.offered.mean_slices for run_setup in runs),
         policies=tuple(PolicyResult(name, tuple(figures[name]), courses[name]) for name in names),
-        oracles=oracles,
+        yardsticks=yardsticks,
         prices=first.prices,
         trace=trace,
         capacity=capacity,
     )
 
 
-def _oracle_run(run_setup: PreparedRun, on_progress: Callable[[float], None]) -> OracleRun:
-    floor = oracle_of(run_setup)
+def yardsticks_of(
+    run_setup: PreparedRun, on_progress: Callable[[float], None] | None = None
+) -> Yardsticks:
+    """The yardsticks of a run. Plans with hindsight are simulated until one keeps the level.
+
+    Raises:
+        HindsightError: the solver gave up.
+        LowerBoundError: the classes cannot carry the work.
+    """
+    least_usd = lower_bound_of(run_setup)
     for margin in _MARGINS:
-        bound = oracle_of(run_setup, margin)
-        outcome = simulate(setup_of(run_setup), OraclePolicy(run_setup.terms, bound), on_progress)
+        policy = HindsightPolicy(run_setup.terms, hindsight_of(run_setup, margin))
+        outcome = simulate(setup_of(run_setup), policy, on_progress)
         if outcome.service.slo_ratio >= SERVICE_LEVEL:
-            return OracleRun(floor, margin, outcome.cost.total_usd, outcome.service.slo_ratio)
-    return OracleRun(floor, None, None, None)
+            return Yardsticks(least_usd, margin, outcome.cost.total_usd, outcome.service.slo_ratio)
+    return Yardsticks(least_usd, None, None, None)
 
 
 def simulate_policy(
     run_setup: PreparedRun, name: str, on_progress: Callable[[float], None] | None = None
 ) -> SimulationOutcome:
     """Simulates one policy in one run."""
-    return simulate(setup_of(run_setup), POLICIES[name](run_setup), on_progress)
+    return simulate(setup_of(run_setup), make_policy(run_setup, name), on_progress)
 
 
 def setup_of(run_setup: PreparedRun) -> SimulationSetup:
@@ -233,27 +242,34 @@ def as_json(comparison: PolicyComparison) -> dict[str, Any]:
         "capacity": comparison.capacity,
         "profile_source": comparison.profile_source,
         "policies": {each.name: _policy_json(each) for each in comparison.policies},
-        "oracle": _oracle_json(comparison.oracles),
+        **_yardsticks_json(comparison.yardsticks),
         "prices": [_price_json(each) for each in comparison.prices],
     }
 
 
-_REPORTED = ("cost_usd", "served_ratio", "slo_ratio", "mean_slices", "peak_slices", "vs_floor")
-_ONE_SEEDS_OWN = ("vs_oracle", "vs_on_demand", "ttft_p99_s", "tpot_p99_s")
+_REPORTED = (
+    "cost_usd",
+    "served_ratio",
+    "slo_ratio",
+    "mean_slices",
+    "peak_slices",
+    "vs_lower_bound",
+)
+_ONE_SEEDS_OWN = ("vs_hindsight", "vs_on_demand", "ttft_p99_s", "tpot_p99_s")
 
 
-def _oracle_json(oracles: Sequence[OracleRun]) -> dict[str, Any]:
-    floors = [each.floor for each in oracles]
-    played = [each for each in oracles if each.cost_usd is not None]
+def _yardsticks_json(yardsticks: Sequence[Yardsticks]) -> dict[str, Any]:
     return {
-        "cost_usd": statistics.fmean(each.cost_usd for each in floors),
-        "bound_usd": statistics.fmean(each.bound_usd for each in floors),
-        "short_slice_hours": statistics.fmean(each.short_slice_hours for each in floors),
-        "at_service_level": {
+        "lower_bound": {
+            "cost_usd": statistics.fmean(each.lower_bound_usd for each in yardsticks),
+            "by_seed": [each.lower_bound_usd for each in yardsticks],
+        },
+        "hindsight": {
             "slo_ratio": SERVICE_LEVEL,
             "by_seed": [
                 {"margin": each.margin, "cost_usd": each.cost_usd, "slo_ratio": each.slo_ratio}
-                for each in played
+                for each in yardsticks
+                if each.cost_usd is not None
             ],
         },
     }
@@ -262,7 +278,7 @@ def _oracle_json(oracles: Sequence[OracleRun]) -> dict[str, Any]:
 def _policy_json(result: PolicyResult) -> dict[str, Any]:
     spreads = {name: result.spread(name) for name in _REPORTED}
     figures: dict[str, Any] = {name: spread.mean for name, spread in spreads.items()}
-    figures |= {name: result.multiple(name) for name in ("vs_oracle", "vs_on_demand")}
+    figures |= {name: result.multiple(name) for name in ("vs_hindsight", "vs_on_demand")}
     figures["spread"] = {
         name: {"margin_95": spread.margin, "lowest": spread.lowest, "highest": spread.highest}
         for name, spread in spreads.items()
@@ -297,7 +313,7 @@ def _set_against(figures: dict[str, list[Figures]], static: Sequence[Figures]) -
         ]
 
 
-def _figures(run_setup: PreparedRun, outcome: SimulationOutcome, oracle: OracleRun) -> Figures:
+def _figures(run_setup: PreparedRun, outcome: SimulationOutcome, yardstick: Yardsticks) -> Figures:
     cost_usd = outcome.cost.total_usd
     return Figures(
         seed=run_setup.seed,
@@ -308,7 +324,7 @@ def _figures(run_setup: PreparedRun, outcome: SimulationOutcome, oracle: OracleR
         peak_slices=outcome.peak_slices,
         ttft_p99_s=outcome.service.ttft_s[99],
         tpot_p99_s=outcome.service.tpot_s[99],
-        vs_floor=cost_usd / oracle.floor.cost_usd,
-        vs_oracle=cost_usd / oracle.cost_usd if oracle.cost_usd else None,
+        vs_lower_bound=cost_usd / yardstick.lower_bound_usd,
+        vs_hindsight=cost_usd / yardstick.cost_usd if yardstick.cost_usd else None,
         vs_on_demand=None,
     )

@@ -1,7 +1,7 @@
 """Converts a trace's work into slices, interval by interval, by what a slice carries.
 
-Owns the one conversion that the static baseline, the oracle and the scaling of scenarios share: it
-reads a whole trace at once, which no policy may. Pure.
+Owns the one conversion that the static baseline, the plan with hindsight and the scaling of
+scenarios share: it reads a whole trace at once, which no policy may. Pure.
 """
 
 import math

@@ -1,93 +1,133 @@
-"""Makes the policies of a run afresh: our production policy, the baselines and the oracle.
+"""Makes the policies of a run afresh: our production policy and the baselines.
 
-Owns their names and what each is given. Ray is imported only if its policy is requested.
+Owns their names, what each is given, and the one knob with which each trades cost for service. Ray
+is imported only if its policy is requested.
 """
 
-import math
 from collections.abc import Callable, Mapping
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.records import Policy
+from autoscaling.simulator.baselines.dynamo_planner import DynamoPlanner
 from autoscaling.simulator.baselines.hpa import HorizontalPodAutoscaler
-from autoscaling.simulator.baselines.llmd_slo import LlmdSlo
-from autoscaling.simulator.baselines.sizing import size
-from autoscaling.simulator.baselines.spothedge import SpotHedge
+from autoscaling.simulator.baselines.ladder import ClassLadder
+from autoscaling.simulator.baselines.layout import BaselineLayout
+from autoscaling.simulator.baselines.llmd_slo import UP_THRESHOLD, LlmdSlo
+from autoscaling.simulator.baselines.single_class import SingleClassLayout
+from autoscaling.simulator.baselines.sizing import HEADROOM, Sizing, size
+from autoscaling.simulator.baselines.spothedge import (
+    AUTHORS_SETTINGS,
+    QUICK_SETTINGS,
+    HedgeSettings,
+    SpotHedge,
+)
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
-from autoscaling.simulator.oracle import OracleBound, OracleProblem, capacity_range, oracle_cost
 from autoscaling.simulator.preparation import PreparedRun
 
 SLICEWISE = "slicewise"
 STATIC = "static-on-demand"
-ORACLE_INTERVAL_S = 300.0
 
 
-def _slicewise(run_setup: PreparedRun) -> Policy:
-    return SlicewisePolicy(run_setup.scenario.profile, run_setup.terms, run_setup.rules)
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """The setting that trades cost for service: its name, values to try, and the shipped one."""
+
+    name: str
+    values: tuple[float, ...]
+    shipped: float
 
 
-def _static(run_setup: PreparedRun) -> Policy:
-    return StaticOnDemand(run_setup.terms, run_setup.offered)
+@dataclass(frozen=True, slots=True)
+class ComparedPolicy:
+    """The policy as it takes part: `make` gets the run and the value of its knob."""
+
+    make: Callable[[PreparedRun, float], Policy]
+    knob: Knob
 
 
-def _hpa(run_setup: PreparedRun) -> Policy:
-    sizing = size(run_setup.scenario.profile, run_setup.rules.objectives, *run_setup.mean_lengths)
-    return HorizontalPodAutoscaler(run_setup.terms, sizing)
+def make_policy(run_setup: PreparedRun, name: str, value: float | None = None) -> Policy:
+    """The policy of that name, of `POLICIES`; its knob at `value`, `None`: as shipped."""
+    compared = POLICIES[name]
+    return compared.make(run_setup, compared.knob.shipped if value is None else value)
 
 
-def _ray_serve_default(run_setup: PreparedRun) -> Policy:
+def _slicewise(run_setup: PreparedRun, spread: float) -> Policy:
+    rules = replace(run_setup.rules, spread=spread)
+    return SlicewisePolicy(run_setup.scenario.profile, run_setup.terms, rules)
+
+
+def _static(run_setup: PreparedRun, headroom: float) -> Policy:
+    return StaticOnDemand(run_setup.terms, run_setup.offered, headroom)
+
+
+def _hpa(layout: Callable[[PreparedRun], BaselineLayout]) -> Callable[[PreparedRun, float], Policy]:
+    return lambda run_setup, headroom: HorizontalPodAutoscaler(
+        layout(run_setup), _sizing(run_setup, headroom)
+    )
+
+
+def _llmd(
+    layout: Callable[[PreparedRun], BaselineLayout],
+) -> Callable[[PreparedRun, float], Policy]:
+    return lambda run_setup, up_threshold: LlmdSlo(
+        layout(run_setup), run_setup.scenario.profile, run_setup.rules.objectives, up_threshold
+    )
+
+
+def _dynamo(
+    layout: Callable[[PreparedRun], BaselineLayout],
+) -> Callable[[PreparedRun, float], Policy]:
+    return lambda run_setup, share: DynamoPlanner(
+        layout(run_setup), run_setup.scenario.profile, run_setup.rules.objectives, share
+    )
+
+
+def _ray_serve_default(run_setup: PreparedRun, headroom: float) -> Policy:
     # Ray takes seconds to import, and every `slicewise` command loads this module.
     from autoscaling.simulator.baselines.ray_serve_default import RayServeDefault  # noqa: PLC0415
 
-    sizing = size(run_setup.scenario.profile, run_setup.rules.objectives, *run_setup.mean_lengths)
-    return RayServeDefault(run_setup.terms, sizing)
+    return RayServeDefault(_on_demand(run_setup), _sizing(run_setup, headroom))
 
 
-def _spothedge(run_setup: PreparedRun) -> Policy:
-    sizing = size(run_setup.scenario.profile, run_setup.rules.objectives, *run_setup.mean_lengths)
-    return SpotHedge(run_setup.terms, sizing)
-
-
-def _llmd_slo(run_setup: PreparedRun) -> Policy:
-    return LlmdSlo(run_setup.terms, run_setup.scenario.profile, run_setup.rules.objectives)
-
-
-POLICIES: Mapping[str, Callable[[PreparedRun], Policy]] = {
-    SLICEWISE: _slicewise,
-    STATIC: _static,
-    "hpa": _hpa,
-    "ray-serve-default": _ray_serve_default,
-    "spothedge": _spothedge,
-    "llmd-slo": _llmd_slo,
-}
-
-
-def oracle_of(run_setup: PreparedRun, margin: float = 1.0) -> OracleBound:
-    """The floor under every policy of this run, for `margin` times the demand.
-
-    With a margin of 1 the work is carried, but slices have nothing to spare for the bursts within
-    a minute: in a simulation such a plan misses objectives.
-
-    Raises:
-        OracleError: the solver gave up.
-    """
-    per_interval = round(ORACLE_INTERVAL_S / run_setup.offered.interval_s)
-    minutes = run_setup.offered.slices
-    num_intervals = math.ceil(len(minutes) / per_interval)
-    padded = np.zeros(num_intervals * per_interval)
-    padded[: len(minutes)] = minutes
-    # An interval needs what its busiest minute needs.
-    demand = padded.reshape(num_intervals, per_interval).max(axis=1)
-    demand = np.clip(margin * demand, run_setup.rules.min_slices, run_setup.rules.max_slices)
-    capacity = {
-        each.terms.name: capacity_range(
-            each.conditions.capacity, each.terms.max_slices, num_intervals, ORACLE_INTERVAL_S
-        )
-        for each in run_setup.classes
-    }
-    return oracle_cost(
-        OracleProblem(
-            ORACLE_INTERVAL_S, demand, run_setup.terms, capacity, run_setup.scenario.initial_slices
-        )
+def _spothedge(settings: HedgeSettings) -> Callable[[PreparedRun, float], Policy]:
+    return lambda run_setup, headroom: SpotHedge(
+        run_setup.terms, _sizing(run_setup, headroom), settings
     )
+
+
+def _sizing(run_setup: PreparedRun, headroom: float) -> Sizing:
+    profile, objectives = run_setup.scenario.profile, run_setup.rules.objectives
+    return size(profile, objectives, *run_setup.mean_lengths, headroom)
+
+
+def _on_demand(run_setup: PreparedRun) -> BaselineLayout:
+    return SingleClassLayout.of(run_setup.terms)
+
+
+def _ladder(run_setup: PreparedRun) -> BaselineLayout:
+    return ClassLadder(run_setup.terms, migrates=True)
+
+
+def _ladder_without_return(run_setup: PreparedRun) -> BaselineLayout:
+    return ClassLadder(run_setup.terms, migrates=False)
+
+
+_HEADROOM = Knob("headroom", (0.5, 0.65, 0.8, 0.9, 1.0), HEADROOM)
+_LLMD = Knob("up_threshold", (0.35, 0.45, 0.55, 0.65, 0.75), UP_THRESHOLD)
+_DYNAMO = Knob("objective_share", (0.6, 0.7, 0.8, 0.9, 1.0), 1.0)
+
+POLICIES: Mapping[str, ComparedPolicy] = {
+    SLICEWISE: ComparedPolicy(_slicewise, Knob("spread", (0.0, 1.4, 2.8, 5.6, 9.0), 2.8)),
+    STATIC: ComparedPolicy(_static, _HEADROOM),
+    "hpa": ComparedPolicy(_hpa(_on_demand), _HEADROOM),
+    "hpa-ladder": ComparedPolicy(_hpa(_ladder), _HEADROOM),
+    "hpa-ladder-no-return": ComparedPolicy(_hpa(_ladder_without_return), _HEADROOM),
+    "llmd-slo": ComparedPolicy(_llmd(_on_demand), _LLMD),
+    "llmd-slo-ladder": ComparedPolicy(_llmd(_ladder), _LLMD),
+    "dynamo-planner": ComparedPolicy(_dynamo(_on_demand), _DYNAMO),
+    "dynamo-planner-ladder": ComparedPolicy(_dynamo(_ladder), _DYNAMO),
+    "ray-serve-default": ComparedPolicy(_ray_serve_default, _HEADROOM),
+    "spothedge": ComparedPolicy(_spothedge(AUTHORS_SETTINGS), _HEADROOM),
+    "spothedge-quick": ComparedPolicy(_spothedge(QUICK_SETTINGS), _HEADROOM),
+}

@@ -95,9 +95,13 @@ class PreparedRun:
 
 
 def prepare_run(
-    scenario: Scenario, seed: int, prices: PriceTable, files: Replacements
+    scenario: Scenario,
+    seed: int,
+    prices: PriceTable,
+    files: Replacements,
+    given: Requests | None = None,
 ) -> PreparedRun:
-    """The run of `scenario` with `seed`.
+    """The run of `scenario` with `seed`; `given` are requests in place of those of its load.
 
     Raises:
         ScenarioError: a regime is unknown, there are more spot files than spot classes, nothing
@@ -106,7 +110,7 @@ def prepare_run(
         TraceError: the trace file is no trace.
         SpotTraceError: a spot file is no spot trace.
     """
-    requests = _requests(scenario, seed, files.trace)
+    requests = given if given is not None else _requests(scenario, seed, files.trace)
     if not len(requests):
         raise ScenarioError(f"{scenario.name}: no request arrives in {scenario.duration_s:g} s")
     used = tuple(_price(each, scenario, prices) for each in scenario.classes)

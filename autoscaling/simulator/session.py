@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autoscaling.prices.table import PriceError, price_table
+from autoscaling.simulator.bounds.hindsight import HindsightError
+from autoscaling.simulator.bounds.lower_bound import LowerBoundError
 from autoscaling.simulator.capacity_plan import make_plan, plan_json, planned_scenario
 from autoscaling.simulator.comparison import as_json, compare
-from autoscaling.simulator.oracle import OracleError
 from autoscaling.simulator.policies import POLICIES
 from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.report.page import report_page
@@ -32,7 +33,8 @@ _OPERATORS_ERRORS = (
     ProfileError,
     SpotTraceError,
     TraceError,
-    OracleError,
+    HindsightError,
+    LowerBoundError,
 )
 
 

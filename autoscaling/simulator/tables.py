@@ -9,14 +9,15 @@ from autoscaling.simulator.comparison import PolicyComparison, PolicyResult, See
 from autoscaling.simulator.preparation import UsedPrice
 
 # Together they fit into eighty columns.
-_HEADINGS = ("USD", "static", "oracle", "served", "SLO", "worst", "slices")
+_HEADINGS = ("USD", "static", "bound", "known", "served", "SLO", "worst", "slices")
 
 
 def comparison_table(comparison: PolicyComparison) -> Table:
-    """Makes one row per policy, the oracle last; means over the seeds, with half the 95 % interval.
+    """Makes one row per policy; means over the seeds, with half the 95 % interval.
 
-    The costs stand beside the static fleet's, and beside that of the oracle that keeps the service
-    level. `worst` is the worst seed's SLO. Slices are those held on average, and at most.
+    The costs stand beside the static fleet's, the lower bound, and what was `known`: the plan with
+    hindsight that keeps the service level. `worst` is the worst seed's SLO. Slices are those held
+    on average, and at most.
     """
     objectives = comparison.objectives
     table = Table(
@@ -34,14 +35,14 @@ def comparison_table(comparison: PolicyComparison) -> Table:
     for result in comparison.policies:
         table.add_row(result.name, *_cells(result))
     blank = [""] * (len(_HEADINGS) - 1)
-    floors = SeedSpread.of([each.floor.cost_usd for each in comparison.oracles])
-    played = [each for each in comparison.oracles if each.cost_usd is not None]
-    if len(played) == len(comparison.oracles):
+    played = [each for each in comparison.yardsticks if each.cost_usd is not None]
+    if len(played) == len(comparison.yardsticks):
         costs = SeedSpread.of([each.cost_usd or 0.0 for each in played])
         slo = SeedSpread.of([each.slo_ratio or 0.0 for each in played])
-        cells = ("", "1.00x", "", f"{slo.mean:.2%}", f"{slo.lowest:.2%}", "")
-        table.add_row("oracle", _usd(costs), *cells, style="dim")
-    table.add_row("oracle, bare work", _usd(floors), *blank, style="dim")
+        cells = ("", "", "1.00x", "", f"{slo.mean:.2%}", f"{slo.lowest:.2%}", "")
+        table.add_row("hindsight", _usd(costs), *cells, style="dim")
+    least = SeedSpread.of([each.lower_bound_usd for each in comparison.yardsticks])
+    table.add_row("lower bound", _usd(least), *blank, style="dim")
     return table
 
 
@@ -84,11 +85,12 @@ def price_lines(prices: Sequence[UsedPrice]) -> Iterator[str]:
 
 
 def _cells(result: PolicyResult) -> tuple[str, ...]:
-    static, oracle = result.multiple("vs_on_demand"), result.multiple("vs_oracle")
+    static, known = result.multiple("vs_on_demand"), result.multiple("vs_hindsight")
     return (
         _usd(result.spread("cost_usd")),
         "" if static is None else f"{static - 1:+.0%}",
-        "" if oracle is None else f"{oracle:.2f}x",
+        f"{result.spread('vs_lower_bound').mean:.2f}x",
+        "" if known is None else f"{known:.2f}x",
         f"{result.spread('served_ratio').mean:.2%}",
         f"{result.spread('slo_ratio').mean:.2%}",
         f"{result.spread('slo_ratio').lowest:.2%}",

@@ -10,7 +10,8 @@ Source: github.com/llm-d/llm-d, docs "SLO-Aware Autoscaling with KEDA - the cont
         = n                                   otherwise
 
 Then an HPA: up to the lowest d of 30 s, at most the larger of 100 % and 4 replicas per 60 s; down
-to the highest d of 180 s, one replica per 120 s. (The credit never lowers d below n: the source
+to the highest d of 180 s, one replica per 120 s; the replicas that are there when it begins count
+as its first d. (The credit never lowers d below n: the source
 says that only an uncredited signal may.)
 
 Parameters: llm-d trains a predictor of both latencies online and found ten points of attainment
@@ -21,14 +22,12 @@ percentile is taken over the slices.
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import TypeVar
 
 from autoscaling.policy.rules import Objectives
 from autoscaling.records import ModelLoad, Observation, Plan
-from autoscaling.simulator.baselines.single_class import SingleClassLayout
+from autoscaling.simulator.baselines.layout import BaselineLayout, num_ready
 from serving.domain.capacity.slice_profile import CapacityProfile
-from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
 
 UP_THRESHOLD = 0.55
@@ -53,11 +52,18 @@ class LlmdSlo:
     name = "llmd-slo"
 
     def __init__(
-        self, terms: Sequence[ComputeClass], profile: CapacityProfile, objectives: Objectives
+        self,
+        layout: BaselineLayout,
+        profile: CapacityProfile,
+        objectives: Objectives,
+        up_threshold: float = UP_THRESHOLD,
     ) -> None:
-        self._layout = SingleClassLayout.of(terms)
+        self._layout, self._up = layout, up_threshold
+        # The band between the two thresholds keeps its proportions.
+        self._down = up_threshold * DOWN_THRESHOLD / UP_THRESHOLD
         self._profile, self._objectives = profile, objectives
-        self._current = self._layout.min_slices
+        self._begun = False
+        self._current = layout.min_slices
         self._evaluated_at_s = self._raised_at_s = self._lowered_at_s = -math.inf
         self._raised_from = self._current
         self._raw: deque[tuple[float, float]] = deque()
@@ -66,12 +72,15 @@ class LlmdSlo:
     def decide(self, observation: Observation) -> Plan:
         """The plan of the last evaluation, or of a new one when it is time."""
         now_s = observation.now_s
+        if not self._begun:
+            self._begun, self._current = True, self._layout.held(observation.fleet)
+            self._desired.append((now_s, self._current))
         if observation.load is None or now_s - self._evaluated_at_s < RULE_PERIOD_S - 1e-6:
             return self._layout.plan(observation, self._current, "between two evaluations")
         self._evaluated_at_s = now_s
         _remember(self._raw, now_s, self._saturation(observation, observation.load), SMOOTHING_S)
         signal = sum(each for _, each in self._raw) / len(self._raw)
-        desired = self._formula(signal, self._layout.ready(observation.fleet))
+        desired = self._formula(signal, num_ready(observation.fleet))
         desired = min(max(desired, self._layout.min_slices), self._layout.max_slices)
         _remember(self._desired, now_s, desired, DOWN_STABILISATION_S)
         self._scale(now_s)
@@ -80,11 +89,11 @@ class LlmdSlo:
 
     def _formula(self, signal: float, ready: int) -> int:
         n = self._current
-        if signal > UP_THRESHOLD:
+        if signal > self._up:
             credit = ready / n if 0 < ready < n else 1.0
-            return n + max(0, math.ceil(n * (signal * credit / UP_THRESHOLD - 1)))
-        if signal < DOWN_THRESHOLD:
-            return n - math.floor(n * (1 - signal / DOWN_THRESHOLD))
+            return n + max(0, math.ceil(n * (signal * credit / self._up - 1)))
+        if signal < self._down:
+            return n - math.floor(n * (1 - signal / self._down))
         return n
 
     def _scale(self, now_s: float) -> None:

@@ -9,11 +9,11 @@ applied up after 30 s and down after 600 s of the same direction, Serve's defaul
 
 Parameters: `target_ongoing_requests` is the number of requests that `sizing` finds on a slice that
 carries its share; ongoing requests are averaged over Serve's default look-back period, 30 s.
+The replicas that are there when it begins are its first target.
 Importing this module imports Ray, which takes seconds.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from ray.serve._private.common import DeploymentID
@@ -25,9 +25,8 @@ from ray.serve.autoscaling_policy import (
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from autoscaling.records import Observation, Plan
-from autoscaling.simulator.baselines.single_class import SingleClassLayout
+from autoscaling.simulator.baselines.layout import BaselineLayout, num_ready
 from autoscaling.simulator.baselines.sizing import Sizing
-from serving.domain.compute_class import ComputeClass
 
 
 class RayServeDefault:
@@ -35,14 +34,15 @@ class RayServeDefault:
 
     name = "ray-serve-default"
 
-    def __init__(self, terms: Sequence[ComputeClass], sizing: Sizing) -> None:
-        self._layout = SingleClassLayout.of(terms)
+    def __init__(self, layout: BaselineLayout, sizing: Sizing) -> None:
+        self._layout = layout
         self._config = AutoscalingConfig(
             min_replicas=self._layout.min_slices,
             max_replicas=self._layout.max_slices,
             target_ongoing_requests=sizing.in_flight,
         )
-        self._target = self._layout.min_slices
+        self._begun = False
+        self._target = layout.min_slices
         # What Serve's function hands back to be given again; its form is Serve's own.
         self._state: dict[str, Any] = {}
         self._ongoing: deque[tuple[float, int]] = deque()
@@ -50,13 +50,15 @@ class RayServeDefault:
     def decide(self, observation: Observation) -> Plan:
         """The plan of Serve's function; the last one where there is no load to show it."""
         now_s, load = observation.now_s, observation.load
+        if not self._begun:
+            self._begun, self._target = True, self._layout.held(observation.fleet)
         if load is None:
             return self._layout.plan(observation, self._target, "no load is known")
         self._ongoing.append((now_s, load.num_in_flight + load.num_waiting))
         while self._ongoing[0][0] <= now_s - self._config.look_back_period_s:
             self._ongoing.popleft()
         ongoing = sum(each for _, each in self._ongoing) / len(self._ongoing)
-        running = self._layout.ready(observation.fleet)
+        running = num_ready(observation.fleet)
         wanted = self._decided(self._context(ongoing, running, now_s))
         self._target = min(max(wanted, self._layout.min_slices), self._layout.max_slices)
         reason = f"{ongoing:.1f} ongoing requests on {running} replicas: {self._target} slices"

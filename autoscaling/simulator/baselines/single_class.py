@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from autoscaling.records import Decision, Fleet, Observation, Plan
 from serving.domain.compute_class import ComputeClass
-from serving.domain.slice_lifecycle import SliceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,10 @@ class SingleClassLayout:
         """The number of prepaid slices, which are held at any demand."""
         return sum(each.max_slices for each in self.prepaid)
 
-    def ready(self, fleet: Fleet) -> int:
-        """Returns how many slices take requests now."""
-        return sum(1 for each in fleet.slices if each.state == SliceState.READY)
+    def held(self, fleet: Fleet) -> int:
+        """Returns the prepaid slices and those on demand, within the bounds."""
+        there = self.num_prepaid + fleet.targets.get(self.on_demand.name, 0)
+        return min(max(there, self.min_slices), self.max_slices)
 
     def plan(self, observation: Observation, wanted: int, reason: str) -> Plan:
         """The plan for `wanted` slices in all, which lies within the bounds."""

@@ -24,9 +24,13 @@ class Sizing:
 
 
 def size(
-    profile: CapacityProfile, objectives: Objectives, input_tokens: float, output_tokens: float
+    profile: CapacityProfile,
+    objectives: Objectives,
+    input_tokens: float,
+    output_tokens: float,
+    headroom: float = HEADROOM,
 ) -> Sizing:
-    """The sizing for a trace's mean lengths.
+    """The sizing for a trace's mean lengths, at `headroom` of a slice's limit.
 
     Raises:
         ValueError: the objective is shorter than an idle engine's step.
@@ -36,7 +40,7 @@ def size(
         raise ValueError(
             f"tpot_s is {objectives.tpot_s:g}; allowed: more than base_s, {profile.base_s:g}"
         )
-    rate = HEADROOM * limit
+    rate = headroom * limit
     step_s = profile.step_s(rate, input_tokens, output_tokens)
     stay_s = profile.ttft_floor_s + input_tokens * profile.per_prompt_token_s
     stay_s += output_tokens * step_s

@@ -12,9 +12,10 @@ Placement: a zone is active until it preempts a replica or fails to start one, a
 soon as one is ready there; a new replica goes to the active zone that has fewest, the cheapest of
 those. When fewer than two zones are active, all are again.
 
-Parameters: the target rate is that of `sizing`. n_extra is 2 (SkyServe's default is 1), n_base 0.
-The delays are 30 s up and 600 s down as Ray Serve's; SkyServe's own, 300 s and 1200 s, would miss
-the objectives at every morning's rise. A spot class is a zone. An order that is still without a
+Parameters: the target rate is that of `sizing`, n_base is 0. The authors' settings are SkyServe's
+defaults: n_extra 1, delays of 300 s up and 1200 s down. The quick ones are ours: n_extra 2, delays
+of 30 s and 600 s as Ray Serve's. The slices that are there when it begins are its first n_target. A
+spot class is a zone. An order that is still without a
 slice after twice the usual time of provisioning is a failed start. Prepaid slices count as on
 demand, since they are held anyway.
 """
@@ -22,6 +23,7 @@ demand, since they are held anyway.
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autoscaling.records import Decision, Fleet, Observation, Plan
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
@@ -31,11 +33,21 @@ from serving.domain.slice_lifecycle import WAITING, SliceState
 
 QPS_WINDOW_S = 60.0
 DECISION_INTERVAL_S = 20.0
-UPSCALE_DELAY_S = 30.0
-DOWNSCALE_DELAY_S = 600.0
-NUM_EXTRA = 2
 START_FAILS_AFTER = 2.0  # times the class's usual time of provisioning
 _SHORTEST_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeSettings:
+    """The spare spot slices, and for how long a change must have been wanted, in seconds."""
+
+    num_extra: int
+    upscale_delay_s: float
+    downscale_delay_s: float
+
+
+AUTHORS_SETTINGS = HedgeSettings(1, 300.0, 1200.0)
+QUICK_SETTINGS = HedgeSettings(2, 30.0, 600.0)
 
 
 class SpotHedge:
@@ -43,10 +55,14 @@ class SpotHedge:
 
     name = "spothedge"
 
-    def __init__(self, terms: Sequence[ComputeClass], sizing: Sizing) -> None:
+    def __init__(
+        self, terms: Sequence[ComputeClass], sizing: Sizing, settings: HedgeSettings
+    ) -> None:
+        self._settings = settings
         self._layout = SingleClassLayout.of(terms)
         self._zones = {each.name: each for each in terms if each.is_revocable}
         self._target_rate = sizing.requests_per_s
+        self._begun = False
         self._target = self._layout.min_slices
         self._active = set(self._zones)
         self._placed = Counter(dict.fromkeys(self._zones, 0))
@@ -59,6 +75,8 @@ class SpotHedge:
     def decide(self, observation: Observation) -> Plan:
         """The plan for the zones as they are now; the number wanted moves every 20 s at most."""
         now_s = observation.now_s
+        if not self._begun:
+            self._begin(observation.fleet)
         if observation.load is not None:
             self._rates.append((now_s, observation.load.requests_per_s))
             while self._rates[0][0] <= now_s - QPS_WINDOW_S:
@@ -67,8 +85,13 @@ class SpotHedge:
                 self._decided_at_s = now_s
                 self._aim(now_s)
         self._judge_zones(observation)
-        self._place(max(0, self._target - self._layout.num_prepaid) + NUM_EXTRA)
+        self._place(max(0, self._target - self._layout.num_prepaid) + self._settings.num_extra)
         return self._plan(observation)
+
+    def _begin(self, fleet: Fleet) -> None:
+        self._begun = True
+        self._placed = Counter({name: fleet.targets.get(name, 0) for name in self._zones})
+        self._target = self._layout.held(fleet) + self._placed.total()
 
     def _aim(self, now_s: float) -> None:
         """Applies SkyServe's hysteresis: a change is granted once it was wanted for its delay."""
@@ -78,12 +101,12 @@ class SpotHedge:
         if wanted > self._target:
             self._down_since_s = None
             self._up_since_s = now_s if self._up_since_s is None else self._up_since_s
-            if now_s - self._up_since_s >= UPSCALE_DELAY_S:
+            if now_s - self._up_since_s >= self._settings.upscale_delay_s:
                 self._target, self._up_since_s = wanted, None
         elif wanted < self._target:
             self._up_since_s = None
             self._down_since_s = now_s if self._down_since_s is None else self._down_since_s
-            if now_s - self._down_since_s >= DOWNSCALE_DELAY_S:
+            if now_s - self._down_since_s >= self._settings.downscale_delay_s:
                 self._target, self._down_since_s = wanted, None
         else:
             self._up_since_s = self._down_since_s = None
@@ -137,13 +160,13 @@ class SpotHedge:
         needed = max(0, self._target - self._layout.num_prepaid)
         ready = _ready_spot(fleet, self._zones)
         name, most = self._layout.on_demand.name, self._layout.on_demand.max_slices
-        fallback = min(needed, max(0, needed + NUM_EXTRA - ready), most)
+        fallback = min(needed, max(0, needed + self._settings.num_extra - ready), most)
         targets = {each: 0 for each in self._layout.others if each not in self._zones}
         targets |= {each.name: each.max_slices for each in self._layout.prepaid}
         targets |= {zone: self._placed[zone] for zone in self._zones} | {name: fallback}
         reason = (
-            f"{needed} wanted + {NUM_EXTRA} spare spot, {ready} spot ready: {fallback} on demand; "
-            f"active zones: {', '.join(sorted(self._active)) or 'none'}"
+            f"{needed} wanted + {self._settings.num_extra} spare spot, {ready} spot ready: "
+            f"{fallback} on demand; active zones: {', '.join(sorted(self._active)) or 'none'}"
         )
         decisions = tuple(
             Decision(each, target - fleet.targets.get(each, 0), reason)

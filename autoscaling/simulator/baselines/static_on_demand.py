@@ -20,9 +20,11 @@ class StaticOnDemand:
 
     name = "static-on-demand"
 
-    def __init__(self, terms: Sequence[ComputeClass], offered: Offered) -> None:
+    def __init__(
+        self, terms: Sequence[ComputeClass], offered: Offered, headroom: float = HEADROOM
+    ) -> None:
         self._layout = SingleClassLayout.of(terms)
-        wanted = math.ceil(float(offered.slices.max(initial=0.0)) / HEADROOM - 1e-9)
+        wanted = math.ceil(float(offered.slices.max(initial=0.0)) / headroom - 1e-9)
         self._wanted = min(max(wanted, self._layout.min_slices), self._layout.max_slices)
 
     def decide(self, observation: Observation) -> Plan:

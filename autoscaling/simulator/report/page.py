@@ -7,12 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from autoscaling.simulator.comparison import (
-    SERVICE_LEVEL,
-    PolicyComparison,
-    PolicyResult,
-    SeedSpread,
-)
+from autoscaling.simulator.bounds.yardsticks import SERVICE_LEVEL
+from autoscaling.simulator.comparison import PolicyComparison, PolicyResult, SeedSpread
 from autoscaling.simulator.policies import SLICEWISE
 from autoscaling.simulator.report.plots import draw_plots
 from autoscaling.simulator.tables import price_lines
@@ -46,7 +42,7 @@ def report_page(comparison: PolicyComparison) -> str:
     return environment.get_template("page.html").render(
         comparison=comparison,
         shown=shown,
-        floor=SeedSpread.of([each.floor.cost_usd for each in comparison.oracles]),
+        least=SeedSpread.of([each.lower_bound_usd for each in comparison.yardsticks]),
         kept=_kept(comparison),
         service_level=SERVICE_LEVEL,
         plots=[Markup(svg) for svg in draw_plots(comparison, shown)],
@@ -58,9 +54,9 @@ def report_page(comparison: PolicyComparison) -> str:
 
 
 def _kept(comparison: PolicyComparison) -> SeedSpread | None:
-    """Returns the cost of the oracle that keeps the service level; `None` if a seed failed."""
-    costs = [each.cost_usd for each in comparison.oracles if each.cost_usd is not None]
-    return SeedSpread.of(costs) if len(costs) == len(comparison.oracles) else None
+    """Returns the cost of the plan with hindsight that keeps the level; `None` if a seed failed."""
+    costs = [each.cost_usd for each in comparison.yardsticks if each.cost_usd is not None]
+    return SeedSpread.of(costs) if len(costs) == len(comparison.yardsticks) else None
 
 
 def _rows(result: PolicyResult) -> Iterator[_DecisionRow]:

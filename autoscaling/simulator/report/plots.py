@@ -136,19 +136,19 @@ def _goodput(shown: PolicyResult) -> str:
 
 
 def _policies(comparison: PolicyComparison) -> str:
-    """Draws bars: the cost over the oracle's floor, and the share that missed an objective."""
+    """Draws bars: the cost over the lower bound, and the share that missed an objective."""
     figure = new_figure(0.9 + 0.32 * len(comparison.policies))
     left, right = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=0.15, wspace=0.08)
     names = [each.name for each in comparison.policies]
-    costs = [each.spread("vs_floor") for each in comparison.policies]
+    costs = [each.spread("vs_lower_bound") for each in comparison.policies]
     met = [each.spread("slo_ratio") for each in comparison.policies]
     shades = [_shade(number) for number in range(len(names))]
     ink = {"ecolor": colour("ink"), "elinewidth": 1.0}
     cost_margins = [each.margin or 0.0 for each in costs]
     left.barh(names, [each.mean for each in costs], xerr=cost_margins, color=shades, error_kw=ink)
     left.axvline(1.0, color=colour("ink"), linewidth=1)
-    left.set_xlabel("cost, as a multiple of the bare work's")
+    left.set_xlabel("cost, as a multiple of the lower bound")
     missed = [100 * (1 - each.mean) for each in met]
     met_margins = [100 * (each.margin or 0.0) for each in met]
     right.barh(names, missed, xerr=met_margins, color=shades, error_kw=ink)
@@ -156,9 +156,7 @@ def _policies(comparison: PolicyComparison) -> str:
     right.set_xlim(left=0)
     right.set_xlabel("requests that missed an objective, % (line: 1 %)")
     left.invert_yaxis()
-    description = (
-        "Per policy, the cost over the oracle's floor and the share outside the objectives"
-    )
+    description = "Per policy, the cost over the lower bound and the share outside the objectives"
     return to_svg(figure, "policies", "Policies compared", description)
 
 

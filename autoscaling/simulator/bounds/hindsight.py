@@ -1,4 +1,4 @@
-"""Computes the floor: the cost of the day to a planner that knows the whole future.
+"""Computes a plan with hindsight: whole slices for a future that is known.
 
 Knows every arrival and every compute class's capacity for the whole run and chooses, for each
 interval and class, how many slices are ready and how many start, at the least cost:
@@ -9,11 +9,11 @@ interval and class, how many slices are ready and how many start, at the least c
                 ready[c,k] + what starts within load_s after k <= capacity[c,k]
 
 `short` is demand that no class can carry; it costs so much that it is the last resort. Prepaid
-slices cost the same used or not. Two problems are solved (HiGHS): a plan that is feasible, with
-whole slices, loading rounded up to intervals and the least capacity of each interval; and its
-relaxation, with fractions of slices, loading rounded down and the most capacity of each interval,
-which no plan that covers the demand can beat. Neither knows of losses within a class's capacity,
-of provisioning (an oracle asks ahead of time) or of queueing. Pure.
+slices cost the same used or not. Slices are whole, loading is rounded up to intervals, and of each
+interval the least capacity counts (HiGHS). The plan is one that could have been followed. It is no
+lower bound: a policy that carries work over, or needs less than `demand`, may cost less
+(`lower_bound`). It knows neither of losses within a class's capacity, nor of provisioning (slices
+are asked for ahead of time), nor of queueing. Pure.
 """
 
 import math
@@ -34,21 +34,13 @@ _SHORTAGE_FACTOR = 100.0
 _SECONDS_PER_HOUR = 3600.0
 
 
-class OracleError(RuntimeError):
+class HindsightError(RuntimeError):
     """The solver found no answer; the message is its own. Solve over longer intervals."""
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityRange:
-    """The least and the most slices that a class would give in each interval."""
-
-    least: NDArray[np.int64]
-    most: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class OracleProblem:
-    """The inputs of the oracle. `demand` is in slices per interval; `capacity` is by class name.
+class HindsightProblem:
+    """What is known. `demand` is in slices per interval, and `capacity`, by class name, too.
 
     `initial` are the slices that are ready when the run begins, by class: others are ready only
     once they could have come. `None`: slices may have been ordered before the run.
@@ -57,83 +49,69 @@ class OracleProblem:
     interval_s: float
     demand: NDArray[np.float64]
     terms: tuple[ComputeClass, ...]
-    capacity: Mapping[str, CapacityRange]
+    capacity: Mapping[str, NDArray[np.int64]]
     initial: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class OracleBound:
-    """The cost of a feasible plan, `cost_usd`, and the lower bound of all plans, `bound_usd`.
+class HindsightPlan:
+    """The plan: slices per interval, by class, and what they cost with what is prepaid.
 
-    `ready` are the plan's slices per interval, by class; `short_slice_hours` the demand that no
-    class could carry. Both costs include what is prepaid.
+    `short_slice_hours` is the demand that no class could carry.
     """
 
     cost_usd: float
-    bound_usd: float
     ready: Mapping[str, NDArray[np.int64]]
     short_slice_hours: float
     interval_s: float
 
 
-def oracle_cost(problem: OracleProblem, *, time_limit_s: float = 60.0) -> OracleBound:
-    """The cheapest plan for `problem` and the bound below it.
+def plan_with_hindsight(problem: HindsightProblem, *, time_limit_s: float = 60.0) -> HindsightPlan:
+    """The cheapest plan for `problem`.
 
     Raises:
-        OracleError: the solver gave up within `time_limit_s`.
+        HindsightError: the solver gave up within `time_limit_s`.
     """
-    prepaid_usd = _prepaid_usd(problem)
-    relaxed = _solve(problem, is_relaxed=True, time_limit_s=time_limit_s)
-    whole = _solve(problem, is_relaxed=False, time_limit_s=time_limit_s)
+    whole = _solve(problem, time_limit_s=time_limit_s)
     ready = {
         terms.name: np.rint(whole.ready[index]).astype(np.int64)
         for index, terms in enumerate(problem.terms)
     }
     short_h = float(whole.short.sum()) * problem.interval_s / _SECONDS_PER_HOUR
-    return OracleBound(
-        whole.cost_usd + prepaid_usd,
-        relaxed.cost_usd + prepaid_usd,
-        ready,
-        short_h,
-        problem.interval_s,
-    )
+    return HindsightPlan(whole.cost_usd + _prepaid_usd(problem), ready, short_h, problem.interval_s)
 
 
-def capacity_range(
+def least_slices(
     series: CapacitySeries | None, max_slices: int, num_intervals: int, interval_s: float
-) -> CapacityRange:
-    """The least and the most of a capacity series per interval; `None` is always `max_slices`."""
+) -> NDArray[np.int64]:
+    """The least of a capacity series per interval; `None` is always `max_slices`."""
     if series is None:
-        always = np.full(num_intervals, max_slices, np.int64)
-        return CapacityRange(always, always)
+        return np.full(num_intervals, max_slices, np.int64)
     times_s, slices = np.array(series.times_s), np.array(series.slices, np.int64)
     starts_s = np.arange(num_intervals) * interval_s
     first = np.searchsorted(times_s, starts_s, side="right") - 1
     last = np.searchsorted(times_s, starts_s + interval_s, side="left") - 1
-    spans = [slices[a : b + 1] for a, b in zip(first, last, strict=True)]
-    return CapacityRange(
-        np.minimum(np.array([span.min() for span in spans]), max_slices),
-        np.minimum(np.array([span.max() for span in spans]), max_slices),
-    )
+    least = [slices[a : b + 1].min() for a, b in zip(first, last, strict=True)]
+    return np.asarray(np.minimum(least, max_slices), np.int64)
 
 
-class OraclePolicy:
-    """Follows a solution: each class is asked as long ahead as its slices take to be ready."""
+class HindsightPolicy:
+    """Follows a plan: each class is asked as long ahead as its slices take to be ready."""
 
-    name = "oracle"
+    name = "hindsight"
 
-    def __init__(self, terms: Sequence[ComputeClass], bound: OracleBound) -> None:
-        self._terms, self._bound = tuple(terms), bound
+    def __init__(self, terms: Sequence[ComputeClass], known: HindsightPlan) -> None:
+        self._terms, self._known = tuple(terms), known
 
     def decide(self, observation: Observation) -> Plan:
-        """The most slices of each class in its solution from now until one would be ready."""
+        """The most slices of each class in the plan from now until one would be ready."""
         targets = {each.name: self._target(each, observation.now_s) for each in self._terms}
-        return Plan(observation.now_s, targets, arithmetic="as the oracle's solution says")
+        return Plan(observation.now_s, targets, arithmetic="as the plan with hindsight says")
 
     def _target(self, terms: ComputeClass, now_s: float) -> int:
         if terms.is_prepaid:
             return terms.max_slices
-        ready, interval_s = self._bound.ready[terms.name], self._bound.interval_s
+        ready, interval_s = self._known.ready[terms.name], self._known.interval_s
         lead_s = terms.provisioning_s + terms.load_s
         first = min(int(now_s / interval_s), len(ready) - 1)
         last = min(int((now_s + lead_s) / interval_s), len(ready) - 1)
@@ -149,31 +127,32 @@ class _Solution:
     short: NDArray[np.float64]  # [interval]
 
 
-def _prepaid_usd(problem: OracleProblem) -> float:
+def _prepaid_usd(problem: HindsightProblem) -> float:
     hours = len(problem.demand) * problem.interval_s / _SECONDS_PER_HOUR
     return sum(each.max_slices * each.price * hours for each in problem.terms if each.is_prepaid)
 
 
-def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> _Solution:
-    """Solves one of the two problems. Variables: ready[c,k], then started[c,k], then short[k]."""
+def _solve(problem: HindsightProblem, *, time_limit_s: float) -> _Solution:
+    """Solves the problem. Variables: ready[c,k], then started[c,k], then short[k]."""
     num_classes, num_intervals = len(problem.terms), len(problem.demand)
     block = num_classes * num_intervals
     cost = _costs(problem)
-    most = np.stack([_capacity(problem, each, is_relaxed=is_relaxed) for each in problem.terms])
+    most = np.stack(
+        [np.minimum(problem.capacity[each.name], each.max_slices) for each in problem.terms]
+    ).astype(np.float64)
     least = np.stack(
         [
             np.minimum(0 if terms.is_prepaid else terms.min_slices, most[index])
             for index, terms in enumerate(problem.terms)
         ]
     )
-    reachable = np.minimum(most, _reachable(problem, is_relaxed=is_relaxed))
+    reachable = np.minimum(most, _reachable(problem))
     least = np.minimum(least, reachable)
     unbounded = np.full(block + num_intervals, np.inf)
     upper = np.concatenate([reachable.ravel(), unbounded])
     lower = np.concatenate([least.ravel(), np.zeros(block + num_intervals)])
     integrality = np.zeros(2 * block + num_intervals)
-    if not is_relaxed:
-        integrality[:block] = 1
+    integrality[:block] = 1
     answer = milp(
         cost,
         integrality=integrality,
@@ -181,13 +160,13 @@ def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> 
         constraints=[
             LinearConstraint(_coverage(num_classes, num_intervals), problem.demand, np.inf),
             LinearConstraint(_starts(num_classes, num_intervals), -np.inf, _before(problem)),
-            LinearConstraint(_holding(problem, is_relaxed=is_relaxed), -np.inf, most.ravel()),
+            LinearConstraint(_holding(problem), -np.inf, most.ravel()),
         ],
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-3},
     )
-    # A bound has to be an optimum; a plan only has to be feasible.
-    if answer.x is None or (is_relaxed and answer.status != 0):
-        raise OracleError(f"no solution within {time_limit_s:g} s: {answer.message}")
+    # A plan only has to be feasible.
+    if answer.x is None:
+        raise HindsightError(f"no solution within {time_limit_s:g} s: {answer.message}")
     values = np.asarray(answer.x, dtype=np.float64)
     short = values[2 * block :]
     return _Solution(
@@ -197,7 +176,7 @@ def _solve(problem: OracleProblem, *, is_relaxed: bool, time_limit_s: float) -> 
     )
 
 
-def _costs(problem: OracleProblem) -> NDArray[np.float64]:
+def _costs(problem: HindsightProblem) -> NDArray[np.float64]:
     num_intervals, hours = len(problem.demand), problem.interval_s / _SECONDS_PER_HOUR
     held, started = [], []
     for terms in problem.terms:
@@ -211,31 +190,23 @@ def _costs(problem: OracleProblem) -> NDArray[np.float64]:
     return np.concatenate([*held, *started, short])
 
 
-def _capacity(
-    problem: OracleProblem, terms: ComputeClass, *, is_relaxed: bool
-) -> NDArray[np.float64]:
-    had = problem.capacity[terms.name]
-    return np.minimum(had.most if is_relaxed else had.least, terms.max_slices).astype(np.float64)
-
-
-def _reachable(problem: OracleProblem, *, is_relaxed: bool) -> NDArray[np.float64]:
+def _reachable(problem: HindsightProblem) -> NDArray[np.float64]:
     """The most slices of each class that can be ready in each interval, capacity aside."""
     reachable = np.full((len(problem.terms), len(problem.demand)), np.inf)
     for index, terms in enumerate(problem.terms if problem.initial is not None else ()):
         span = (terms.provisioning_s + terms.load_s) / problem.interval_s
-        too_early = math.floor(span) if is_relaxed else math.ceil(span)
-        reachable[index, :too_early] = _initial(problem, terms)
+        reachable[index, : math.ceil(span)] = _initial(problem, terms)
     return reachable
 
 
-def _before(problem: OracleProblem) -> NDArray[np.float64]:
+def _before(problem: HindsightProblem) -> NDArray[np.float64]:
     """Returns the slices ready before each class's first interval, and 0 for later intervals."""
     found = np.zeros((len(problem.terms), len(problem.demand)))
     found[:, 0] = [_initial(problem, terms) for terms in problem.terms]
     return found.ravel()
 
 
-def _initial(problem: OracleProblem, terms: ComputeClass) -> int:
+def _initial(problem: HindsightProblem, terms: ComputeClass) -> int:
     return 0 if problem.initial is None else problem.initial.get(terms.name, 0)
 
 
@@ -261,14 +232,14 @@ def _starts(num_classes: int, num_intervals: int) -> csr_matrix:
     return coo_matrix((values, (rows, columns)), shape=shape).tocsr()
 
 
-def _holding(problem: OracleProblem, *, is_relaxed: bool) -> csr_matrix:
+def _holding(problem: HindsightProblem) -> csr_matrix:
     """Builds the rows (c, k): ready, and what is loading in k to be ready later."""
     num_classes, num_intervals = len(problem.terms), len(problem.demand)
     block, k = num_classes * num_intervals, np.arange(num_intervals)
     rows, columns = [np.arange(block)], [np.arange(block)]
     for index, terms in enumerate(problem.terms):
         span = terms.load_s / problem.interval_s
-        for ahead in range(1, (math.floor(span) if is_relaxed else math.ceil(span)) + 1):
+        for ahead in range(1, math.ceil(span) + 1):
             within = k[: num_intervals - ahead]
             rows.append(index * num_intervals + within)
             columns.append(block + index * num_intervals + within + ahead)

@@ -1,0 +1,171 @@
+"""Computes a lower bound of the cost of a day: no policy that keeps the service level costs less.
+
+It is a linear programme over the mean work of each interval. Work comes when its request arrives
+and is due when the objectives say, and between the two it may be carried over to wherever slices
+are cheap:
+
+    minimise    sum over c, k of  price_c * used[c,k]
+    subject to  used[c,k] <= most slices of c in k
+                done[k] - done[k-1] <= sum over c of used[c,k]
+                due[k] - missed[k] <= done[k] <= arrived[k]
+                done and missed never fall; missed <= work of the largest requests that may miss
+
+in slice-seconds, summed up to the end of interval `k` for done, due, missed and arrived. Whatever
+would make it dearer is left out: slices come in fractions and at once, loading costs nothing,
+nothing is lost but what capacity takes, and work is as cheap as `step_mix` allows. Prepaid slices
+cost the same used or not. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix, csr_matrix
+
+from autoscaling.simulator.bounds.step_mix import least_work
+from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.spot_capacity import CapacitySeries
+from serving.domain.capacity.slice_profile import CapacityProfile
+from serving.domain.compute_class import ComputeClass
+
+_SECONDS_PER_HOUR = 3600.0
+
+Series = NDArray[np.float64]  # [interval]
+
+
+class LowerBoundError(RuntimeError):
+    """The classes cannot carry the work at all, or the solver gave up; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanWork:
+    """The work of `duration_s` in slice-seconds.
+
+    `arrived` and `due` are sums up to each interval's end. `may_miss` is the most work that the
+    requests have that may miss their objectives.
+    """
+
+    duration_s: float
+    interval_s: float
+    arrived: Series
+    due: Series
+    may_miss: float
+
+
+def mean_work(
+    requests: Requests,
+    profile: CapacityProfile,
+    *,
+    ttft_s: float,
+    tpot_s: float,
+    duration_s: float,
+    service_level: float,
+    interval_s: float = 60.0,
+) -> MeanWork:
+    """The work of these requests, of which a share of `service_level` keeps both objectives.
+
+    What is due after `duration_s` is not due at all.
+
+    Raises:
+        ValueError: even an idle engine's step is longer than `tpot_s`.
+    """
+    later = requests.output_tokens - 1
+    least = least_work(profile, tpot_s, float(requests.input_tokens.sum()), float(later.sum()))
+    prompt_s = least.prompt_s(requests.input_tokens)
+    decode_s = least.decode_s(requests.output_tokens)
+    num_intervals = max(1, int(np.ceil(duration_s / interval_s)))
+    ends_s = np.minimum(np.arange(1, num_intervals + 1) * interval_s, duration_s)
+    first_by_s = requests.arrival_s + ttft_s
+    whole_s = prompt_s + decode_s
+    due = _summed(first_by_s, prompt_s, ends_s) + _summed(
+        first_by_s + tpot_s * later, decode_s, ends_s
+    )
+    num_missing = int((1 - service_level) * len(requests) + 1e-9)
+    largest = np.sort(whole_s)[len(whole_s) - num_missing :]
+    arrived = _summed(requests.arrival_s, whole_s, ends_s)
+    return MeanWork(duration_s, interval_s, arrived, due, float(largest.sum()))
+
+
+def most_slices(
+    series: CapacitySeries | None,
+    max_slices: int,
+    num_intervals: int,
+    interval_s: float,
+    grace_s: float,
+) -> Series:
+    """The most slices that a class gives at any instant of each interval.
+
+    `series` is its capacity, `None`: always `max_slices`. A slice that is taken away serves for
+    another `grace_s`.
+    """
+    if series is None:
+        return np.full(num_intervals, float(max_slices))
+    times_s, slices = np.array(series.times_s), np.array(series.slices)
+    starts_s = np.arange(num_intervals) * interval_s
+    first = np.searchsorted(times_s, np.maximum(starts_s - grace_s, 0.0), side="right") - 1
+    last = np.searchsorted(times_s, starts_s + interval_s, side="left") - 1
+    most = [slices[a : b + 1].max() for a, b in zip(first, last, strict=True)]
+    return np.minimum(np.array(most, np.float64), max_slices)
+
+
+def lower_bound_usd(
+    work: MeanWork, terms: Sequence[ComputeClass], most: Mapping[str, Series]
+) -> float:
+    """The least cost of `work`; `most` slices per interval are by the name of the class.
+
+    Raises:
+        LowerBoundError: there is no such plan.
+    """
+    num_classes, num_intervals = len(terms), len(work.due)
+    block = num_classes * num_intervals
+    usd_per_s = [0.0 if each.is_prepaid else each.price / _SECONDS_PER_HOUR for each in terms]
+    # Variables: used[c,k], then done[k], then missed[k].
+    cost = np.concatenate([np.repeat(usd_per_s, num_intervals), np.zeros(2 * num_intervals)])
+    upper = np.concatenate(
+        [
+            *(most[each.name] * work.interval_s for each in terms),
+            work.arrived,
+            np.full(num_intervals, work.may_miss),
+        ]
+    )
+    answer = linprog(
+        cost,
+        A_ub=_constraints(num_classes, num_intervals),
+        b_ub=np.concatenate([np.zeros(3 * num_intervals), -work.due]),
+        bounds=np.stack([np.zeros(block + 2 * num_intervals), upper], axis=1),
+        method="highs",
+    )
+    if answer.status != 0:
+        raise LowerBoundError(f"no lower bound: {answer.message}")
+    hours = work.duration_s / _SECONDS_PER_HOUR
+    prepaid = sum(each.max_slices * each.price * hours for each in terms if each.is_prepaid)
+    return float(answer.fun) + prepaid
+
+
+def _summed(at_s: Series, amounts: Series, ends_s: Series) -> Series:
+    """Returns the sums of what lies before each end; `at_s` need not be in order."""
+    order = np.argsort(at_s, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(amounts[order])])
+    return np.asarray(sums[np.searchsorted(at_s[order], ends_s, side="left")])
+
+
+def _constraints(num_classes: int, num_intervals: int) -> csr_matrix:
+    """Builds four rows per interval, each at most its bound.
+
+    Done less done before and used; done before less done; missed before less missed; minus done
+    and missed.
+    """
+    block, k = num_classes * num_intervals, np.arange(num_intervals)
+    done, missed = block + k, block + num_intervals + k
+    later, ones = k[1:], np.ones(num_intervals)
+    entries = [(k, done, ones), (later, done[:-1], -ones[1:])]
+    entries += [(k, c * num_intervals + k, -ones) for c in range(num_classes)]
+    for place, column in ((1, done), (2, missed)):
+        rows = place * num_intervals + k
+        entries += [(rows, column, -ones), (rows[1:], column[:-1], ones[1:])]
+    entries += [(3 * num_intervals + k, column, -ones) for column in (done, missed)]
+    rows_, columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    shape = (4 * num_intervals, block + 2 * num_intervals)
+    return coo_matrix((values, (rows_, columns)), shape=shape).tocsr()

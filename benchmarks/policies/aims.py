@@ -1,0 +1,84 @@
+"""The aims that the table is judged by, each with what was found. Pure."""
+
+from collections.abc import Iterator
+
+from autoscaling.simulator.policies import SLICEWISE
+from benchmarks.policies.cases import REPORTING, SCALE
+from benchmarks.policies.figures import Table, cost_at, curve
+from benchmarks.policies.jobs import HEADLINE, HINDSIGHT
+
+_SEED = 1
+Row = tuple[str, str, str]
+
+
+def aims(table: Table) -> list[Row]:
+    """A row per aim: what was aimed at, what it is, and whether that meets it."""
+    return [
+        *_reporting(table),
+        *(_wrong_profile(table, world) for world in ("profile +50 %", "profile -50 %")),
+        _equal_service(table),
+        _drought(table),
+        _scale(table),
+    ]
+
+
+def _reporting(table: Table) -> Iterator[Row]:
+    for case in REPORTING:
+        aim = f"`{case}`: SLO at least 99.5 % at most 1.35 of the lower bound"
+        slo = table.spread(case, SLICEWISE, lambda each: each.slo_ratio)
+        over = table.over_bound(case, SLICEWISE)
+        if slo is None or over is None:
+            yield _unknown(aim)
+            continue
+        yield _row(
+            aim,
+            f"{slo.mean:.2%} at {over.mean:.2f}",
+            is_met=slo.mean >= 0.995 and over.mean <= 1.35,
+        )
+
+
+def _wrong_profile(table: Table, world: str) -> Row:
+    aim = (
+        f"{world}: SLO at least 99 % after the first hour at most 1.15 of the right profile's cost"
+    )
+    wrong = table.seeds(HEADLINE, SLICEWISE, world).get(_SEED)
+    right = table.seeds(HEADLINE, SLICEWISE).get(_SEED)
+    if not (wrong and right and wrong.cost_usd and right.cost_usd and wrong.later_slo_ratio):
+        return _unknown(aim)
+    ratio = wrong.cost_usd / right.cost_usd
+    return _row(
+        aim,
+        f"{wrong.later_slo_ratio:.2%} at {ratio:.2f}",
+        is_met=wrong.later_slo_ratio >= 0.99 and ratio <= 1.15,
+    )
+
+
+def _equal_service(table: Table) -> Row:
+    aim = "cost beside HPA on the ladder at an SLO of 99.5 %: at most 0.80"
+    ours = cost_at(curve(table, HEADLINE, SLICEWISE, _SEED), 0.995)
+    theirs = cost_at(curve(table, HEADLINE, "hpa-ladder", _SEED), 0.995)
+    if ours is None or theirs is None:
+        return _unknown(aim)
+    return _row(aim, f"{ours / theirs:.2f}", is_met=ours / theirs <= 0.80)
+
+
+def _drought(table: Table) -> Row:
+    aim = "`spot-drought`: at most 1.4 of the plan with hindsight"
+    over = table.ratios("spot-drought", SLICEWISE, HINDSIGHT)
+    return _unknown(aim) if over is None else _row(aim, f"{over.mean:.2f}", is_met=over.mean <= 1.4)
+
+
+def _scale(table: Table) -> Row:
+    aim = "a thousand slices, 24 h: less than 5 minutes"
+    found = table.seeds(SCALE, SLICEWISE).get(_SEED)
+    if found is None:
+        return _unknown(aim)
+    return _row(aim, f"{found.wall_s / 60:.1f} minutes", is_met=found.wall_s < 300)
+
+
+def _row(aim: str, found: str, *, is_met: bool) -> Row:
+    return aim, found, "yes" if is_met else "no"
+
+
+def _unknown(aim: str) -> Row:
+    return aim, "not known", "not run, or not reached by the curve"

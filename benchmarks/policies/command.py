@@ -1,0 +1,123 @@
+"""The part `policies` of `python -m benchmarks`: runs what is not done yet, and writes the page."""
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.policies.jobs import Part, in_order, parts
+from benchmarks.policies.records import (
+    PolicyRecord,
+    PolicyResults,
+    append,
+    of_commit,
+    read_lines,
+    write_results,
+)
+from benchmarks.policies.report import RESULTS, write_report
+from benchmarks.policies.run import Runner
+
+# What the figures come from: a change elsewhere leaves them as they are.
+_SOURCES = (
+    *("autoscaling", "loadtest/workload", "serving/domain"),
+    *(
+        "benchmarks/policies/cases.py",
+        "benchmarks/policies/worlds.py",
+        "benchmarks/policies/run.py",
+    ),
+)
+
+
+def compare_policies(
+    lines: Path,
+    traces: Path | None,
+    *,
+    only: str | None,
+    cases: str | None,
+    names: str | None,
+    num_seeds: int | None,
+    until: datetime.datetime | None,
+) -> None:
+    """Runs what the records of this commit lack, in order, and publishes all of them.
+
+    `only` has names of parts, `cases` of cases and `names` of policies, with commas between them;
+    `num_seeds` leaves out later seeds. No job begins at `until` or after it. Exits with what is wrong.
+    """
+    try:
+        chosen = chosen_parts(only)
+    except ValueError as error:
+        sys.exit(str(error))
+    commit = source_commit()
+    done = of_commit(read_lines(lines), commit)
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    runner = Runner(traces, commit)
+    named, of_cases = ([] if each is None else each.split(",") for each in (names, cases))
+    for job in in_order(chosen):
+        if job in done or job.seed > (num_seeds or job.seed):
+            continue
+        if (named and job.policy not in named) or (of_cases and job.case not in of_cases):
+            continue
+        if until is not None and datetime.datetime.now(datetime.UTC) >= until:
+            print(f"the time is over; `python -m benchmarks policies` goes on with {job}")
+            break
+        try:
+            record = runner.run(job)
+        except ValueError as error:
+            print(f"left out: {error}", flush=True)
+            continue
+        append(lines, record)
+        done[job] = record
+        print(_told(record), flush=True)
+    if done:
+        publish(list(done.values()), commit)
+
+
+def publish(records: Sequence[PolicyRecord], commit: str) -> None:
+    """Writes results and page of these records."""
+    place = {job: number for number, job in enumerate(in_order(parts()))}
+    ordered = sorted(records, key=lambda each: place.get(each.job, len(place)))
+    results = PolicyResults(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        commit=commit,
+        machine=f"{os.cpu_count()} CPU cores ({platform.machine()})",
+        python=platform.python_version(),
+        records=tuple(ordered),
+    )
+    write_results(RESULTS, results)
+    write_report(results)
+    print(f"written: {RESULTS.name} and its page")
+
+
+def chosen_parts(only: str | None) -> tuple[Part, ...]:
+    """Returns the parts of these names, with commas between them; all for none.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    by_name = {part.name: part for part in parts()}
+    names = only.split(",") if only else list(by_name)
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"no part {', '.join(unknown)}; allowed: {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names)
+
+
+def source_commit() -> str:
+    """Returns the last commit of what the figures come from; `-dirty` follows if files differ."""
+    asked = ["git", "log", "-1", "--format=%h", "--abbrev=7", "--", *_SOURCES]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    changed = ["git", "status", "--porcelain", "--", *_SOURCES]
+    is_dirty = subprocess.run(changed, capture_output=True, text=True, check=True).stdout.strip()
+    return f"{commit}-dirty" if is_dirty else commit
+
+
+def _told(record: PolicyRecord) -> str:
+    cost = "" if record.cost_usd is None else f" {record.cost_usd:,.0f} USD"
+    slo = "" if record.slo_ratio is None else f", {record.slo_ratio:.2%} within the objectives"
+    knob = "" if record.value is None else f" at {record.value:g}"
+    return (
+        f"{record.case}, {record.world}, {record.policy}{knob}, seed {record.seed}:{cost}{slo} "
+        f"({record.wall_s:.0f} s)"
+    )

@@ -1,0 +1,64 @@
+"""Draws cost over service: a line per policy, its points the values of its knob."""
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter
+
+from autoscaling.simulator.policies import POLICIES, SLICEWISE
+from benchmarks.policies.figures import Table, curve
+from loadtest.report.plot_style import (
+    PATTERNS,
+    SERIES,
+    THEME_CSS,
+    colour,
+    new_figure,
+    styled,
+    to_svg,
+)
+
+_HEIGHT_IN = 4.6
+_SHADES = (*SERIES, "quiet")
+_MARKERS = ("o", "s")
+# A curve whose points all kept every request has no place on a logarithmic axis.
+_LEAST_MISSED = 1e-5
+
+
+def drawn(table: Table, case: str, seed: int) -> str:
+    """The drawing of the curves of a case, an SVG file's text."""
+    with styled():
+        figure = new_figure(_HEIGHT_IN)
+        axes = figure.subplots()
+        for number, name in enumerate(POLICIES):
+            points = curve(table, case, name, seed)
+            if not points:
+                continue
+            shade = number % len(_SHADES)
+            axes.plot(
+                np.array([max(_LEAST_MISSED, 1 - each.slo_ratio) for each in points]) * 100,
+                [each.cost_usd for each in points],
+                marker=_MARKERS[number // len(_SHADES) % len(_MARKERS)],
+                markersize=4,
+                linewidth=2.4 if name == SLICEWISE else 1.2,
+                linestyle=PATTERNS[number % len(PATTERNS)],
+                color=colour(_SHADES[shade]),
+                label=name,
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.invert_xaxis()
+        axes.axvline(1.0, color=colour("event"), linewidth=1)
+        axes.set_xlabel("requests outside an objective, % (line: 1 %)")
+        axes.set_ylabel("USD per day")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda usd, _: f"{usd:,.0f}"))
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda usd, _: f"{usd:,.0f}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
+        axes.legend(loc="upper left", bbox_to_anchor=(0.0, 1.0), fontsize=8, ncols=2)
+        svg = to_svg(
+            figure,
+            "policies",
+            f"Cost and service of policies on {case}",
+            "Per policy, the cost of a day over the share of requests outside an objective, one "
+            "point for each value of its knob; to the right is better service.",
+        )
+    head = svg.index(">") + 1
+    style = f"<style>{THEME_CSS} svg {{ font-family: sans-serif; }}</style>"
+    return svg[:head] + style + svg[head:] + "\n"

@@ -1,0 +1,89 @@
+"""Figures over records: means over seeds with intervals, pairs, and cost at equal service. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autoscaling.simulator.comparison import SeedSpread
+from autoscaling.simulator.policies import POLICIES
+from benchmarks.policies.jobs import LOWER_BOUND, Job
+from benchmarks.policies.records import PolicyRecord
+from benchmarks.policies.worlds import AS_BELIEVED
+
+
+class Table:
+    """The records by what they are of."""
+
+    def __init__(self, records: Iterable[PolicyRecord]) -> None:
+        self._by_job = {each.job: each for each in records}
+
+    def find(self, job: Job) -> PolicyRecord | None:
+        """Returns the record of a job; `None` if it was not run."""
+        return self._by_job.get(job)
+
+    def seeds(self, case: str, policy: str, world: str = AS_BELIEVED) -> dict[int, PolicyRecord]:
+        """Returns a policy's records as shipped, by seed in ascending order."""
+        found = [
+            each
+            for each in self._by_job.values()
+            if (each.case, each.world, each.policy) == (case, world, policy) and each.value is None
+        ]
+        return {each.seed: each for each in sorted(found, key=lambda each: each.seed)}
+
+    def ratios(
+        self, case: str, policy: str, to: str, world: str = AS_BELIEVED
+    ) -> SeedSpread | None:
+        """The cost as a multiple of another's, pair by pair of equal seeds; `None` without any."""
+        ours, theirs = self.seeds(case, policy, world), self.seeds(case, to, world)
+        pairs = [
+            each.cost_usd / other.cost_usd
+            for seed, each in ours.items()
+            if (other := theirs.get(seed)) is not None and each.cost_usd and other.cost_usd
+        ]
+        return SeedSpread.of(pairs) if pairs else None
+
+    def over_bound(self, case: str, policy: str) -> SeedSpread | None:
+        """The cost as a multiple of the lower bound."""
+        return self.ratios(case, policy, LOWER_BOUND)
+
+    def spread(
+        self, case: str, policy: str, figure: Callable[[PolicyRecord], float | None]
+    ) -> SeedSpread | None:
+        """The spread of a figure over the seeds; `None` if a seed has none."""
+        values = [figure(each) for each in self.seeds(case, policy).values()]
+        known = [value for value in values if value is not None]
+        return SeedSpread.of(known) if known and len(known) == len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The result of a policy with its knob at `value`."""
+
+    value: float
+    cost_usd: float
+    slo_ratio: float
+
+
+def curve(table: Table, case: str, policy: str, seed: int) -> tuple[CurvePoint, ...]:
+    """The points of a policy over its knob, in the order of the knob, as far as they were run."""
+    knob, points = POLICIES[policy].knob, []
+    for value in knob.values:
+        shown = None if value == knob.shipped else value
+        record = table.find(Job(case, AS_BELIEVED, policy, shown, seed))
+        if record is not None and record.cost_usd is not None and record.slo_ratio is not None:
+            points.append(CurvePoint(value, record.cost_usd, record.slo_ratio))
+    return tuple(points)
+
+
+def cost_at(points: Sequence[CurvePoint], slo_ratio: float) -> float | None:
+    """The least cost at which a policy keeps this share within the objectives.
+
+    Between two neighbours of the curve it is a straight line. `None` where no point keeps it.
+    """
+    costs = [each.cost_usd for each in points if each.slo_ratio >= slo_ratio]
+    for one, other in pairwise(points):
+        low, high = sorted((one, other), key=lambda each: each.slo_ratio)
+        if low.slo_ratio < slo_ratio <= high.slo_ratio:
+            share = (slo_ratio - low.slo_ratio) / (high.slo_ratio - low.slo_ratio)
+            costs.append(low.cost_usd + share * (high.cost_usd - low.cost_usd))
+    return min(costs, default=None)

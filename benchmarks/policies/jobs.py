@@ -1,0 +1,79 @@
+"""What is to be run, in which order: the whole table, part by part.
+
+A part is a section of the page. The first runs of every part come before the second ones of any
+but the headline, so that a run that is broken off has something of everything.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autoscaling.simulator.policies import POLICIES, SLICEWISE
+from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING
+from benchmarks.policies.worlds import AS_BELIEVED, WORLDS
+
+HEADLINE = "azure-day"
+NUM_SEEDS = 10
+LOWER_BOUND, HINDSIGHT = "lower bound", "plan with hindsight"
+# Those that wrong worlds are shown for: ours, and the best of each other kind.
+IN_WORLDS = (SLICEWISE, "hpa-ladder", "llmd-slo-ladder", "dynamo-planner-ladder", "spothedge-quick")
+
+
+class Job(NamedTuple):
+    """One run. `value` is of the policy's knob, `None`: as shipped, or there is none."""
+
+    case: str
+    world: str
+    policy: str
+    value: float | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A section of the page, and its runs in order."""
+
+    name: str
+    jobs: tuple[Job, ...]
+
+
+def parts() -> tuple[Part, ...]:
+    """The whole table."""
+    everyone = tuple(POLICIES)
+    return (
+        Part("headline", tuple(_days((HEADLINE,), everyone, range(1, NUM_SEEDS + 1)))),
+        Part("curves", tuple(_curves())),
+        Part("reporting", tuple(_days(tuple(REPORTING), everyone, range(1, 4)))),
+        Part("worlds", tuple(_worlds())),
+        Part("shipped", tuple(_days(SHIPPED[1:], everyone, range(1, 4)))),
+        Part("tuning", tuple(_days(tuple(TUNING), everyone, range(1, 4)))),
+        Part("scale", (Job(SCALE, AS_BELIEVED, SLICEWISE, None, 1),)),
+    )
+
+
+def in_order(chosen: Sequence[Part]) -> list[Job]:
+    """Every job of these parts once, those of one seed together: a run is prepared once for all."""
+    jobs = dict.fromkeys(job for part in chosen for job in part.jobs)
+    place = {part.name: number for number, part in enumerate(chosen)}
+    part_of = {job: part.name for part in reversed(chosen) for job in part.jobs}
+    return sorted(jobs, key=lambda job: (job.seed, place[part_of[job]]))
+
+
+def _days(cases: Sequence[str], names: Sequence[str], seeds: range) -> Iterator[Job]:
+    for seed in seeds:
+        for case in cases:
+            for name in (*names, LOWER_BOUND, HINDSIGHT):
+                yield Job(case, AS_BELIEVED, name, None, seed)
+
+
+def _curves() -> Iterator[Job]:
+    for name, compared in POLICIES.items():
+        for value in compared.knob.values:
+            shown = None if value == compared.knob.shipped else value
+            yield Job(HEADLINE, AS_BELIEVED, name, shown, 1)
+
+
+def _worlds() -> Iterator[Job]:
+    for world in WORLDS:
+        for name in (*IN_WORLDS, LOWER_BOUND):
+            yield Job(HEADLINE, world, name, None, 1)

@@ -1,0 +1,177 @@
+"""The page `docs/results/policies.md`, from the results beside it.
+
+`python -m benchmarks.policies.report` writes the page anew from the results, without a run.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from autoscaling.simulator.comparison import SeedSpread
+from autoscaling.simulator.policies import POLICIES, SLICEWISE
+from benchmarks.measured_part import with_measured
+from benchmarks.policies.aims import aims
+from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING
+from benchmarks.policies.curves import drawn
+from benchmarks.policies.figures import Table, cost_at, curve
+from benchmarks.policies.jobs import HEADLINE, HINDSIGHT, IN_WORLDS, LOWER_BOUND, parts
+from benchmarks.policies.records import PolicyRecord, PolicyResults, read_results
+from benchmarks.policies.worlds import AS_BELIEVED, WORLDS
+
+REPORT = Path(__file__).resolve().parents[2] / "docs/results/policies.md"
+RESULTS, PLOT = REPORT.with_suffix(".json"), REPORT.with_suffix(".svg")
+_LEVELS = (0.99, 0.995, 0.999)
+_CURVE_SEED = 1
+
+
+def write_report(results: PolicyResults) -> None:
+    """Puts the measured part into the page, and draws the curves beside it."""
+    page = REPORT.read_text(encoding="utf-8")
+    REPORT.write_text(updated(page, results), encoding="utf-8")
+    PLOT.write_text(drawn(Table(results.records), HEADLINE, _CURVE_SEED), encoding="utf-8")
+
+
+def updated(page: str, results: PolicyResults) -> str:
+    """Returns the page with the tables of these results in place of the old ones.
+
+    Raises:
+        ValueError: the lines that they stand between are not there.
+    """
+    return with_measured(page, lambda: "\n\n".join(_sections(results)))
+
+
+def _sections(results: PolicyResults) -> Iterator[str]:
+    table = Table(results.records)
+    yield _conditions(results)
+    yield f"### Aims\n\n{_rows(('aim', 'is', 'met'), aims(table))}"
+    yield f"### `{HEADLINE}`, settings as shipped\n\n{_case(table, HEADLINE)}"
+    if equal := list(_at_equal_service(table)):
+        heads = ("policy", "knob", "points", *(f"USD at {level:.1%}" for level in _LEVELS))
+        yield (
+            f"### Cost at equal service\n\n`{HEADLINE}`, seed {_CURVE_SEED}; a straight line "
+            f"between neighbouring points of the knob.\n\n{_rows(heads, equal)}\n\n"
+            "![Cost over the share outside the objectives, a line per policy](policies.svg)"
+        )
+    groups = (
+        ("Reporting set", REPORTING),
+        ("Other scenarios", SHIPPED[1:]),
+        ("Tuning set", TUNING),
+    )
+    for title, cases in groups:
+        shown = [case for case in cases if any(table.seeds(case, name) for name in POLICIES)]
+        if shown:
+            yield f"### {title}"
+            yield from (f"`{case}`:\n\n{_case(table, case)}" for case in shown)
+    if worlds := list(_worlds(table)):
+        heads = ("world", "policy", "USD", "of as believed", "SLO", "after the first hour")
+        yield f"### Wrong worlds\n\n`{HEADLINE}`, seed {_CURVE_SEED}.\n\n{_rows(heads, worlds)}"
+    for record in table.seeds(SCALE, SLICEWISE).values():
+        yield f"### A thousand slices\n\n{_scale(record)}"
+    yield f"### Not run\n\n{_not_run(table)}"
+
+
+def _conditions(results: PolicyResults) -> str:
+    return (
+        f"Simulated on {results.date} at {results.commit}: {len(results.records)} runs. "
+        f"{results.machine}, Python {results.python}. ± is half of the 95 % interval of the "
+        "mean over paired seeds (Student's t); without it there was one seed."
+    )
+
+
+def _case(table: Table, case: str) -> str:
+    heads = (
+        *("policy", "seeds", "USD", "of the lower bound", "of hindsight"),
+        *("of slicewise, in pairs", "SLO", "worst", "slices"),
+    )
+    return _rows(heads, _case_rows(table, case))
+
+
+def _case_rows(table: Table, case: str) -> Iterator[Sequence[str]]:
+    for name in (*POLICIES, HINDSIGHT, LOWER_BOUND):
+        seeds = table.seeds(case, name)
+        cost = table.spread(case, name, lambda each: each.cost_usd)
+        if not seeds:
+            continue
+        slo = table.spread(case, name, lambda each: each.slo_ratio)
+        pairs = table.ratios(case, name, SLICEWISE) if name != SLICEWISE else None
+        yield (
+            f"**{name}**" if name == SLICEWISE else name,
+            str(len(seeds)),
+            "none keeps 99 %" if cost is None else _spread(cost, ",.0f"),
+            _spread(table.over_bound(case, name) if name != LOWER_BOUND else None, ".2f"),
+            _spread(table.ratios(case, name, HINDSIGHT) if name in POLICIES else None, ".2f"),
+            _spread(pairs, ".2f"),
+            "" if slo is None else f"{slo.mean:.2%}",
+            "" if slo is None else f"{slo.lowest:.2%}",
+            _mean(table.spread(case, name, lambda each: each.mean_slices)),
+        )
+
+
+def _at_equal_service(table: Table) -> Iterator[Sequence[str]]:
+    for name, compared in POLICIES.items():
+        points = curve(table, HEADLINE, name, _CURVE_SEED)
+        if len(points) < 2:
+            continue
+        knob = compared.knob
+        costs = [cost_at(points, level) for level in _LEVELS]
+        yield (
+            name,
+            f"`{knob.name}` {', '.join(f'{each:g}' for each in knob.values)}",
+            str(len(points)),
+            *("not reached" if cost is None else f"{cost:,.0f}" for cost in costs),
+        )
+
+
+def _worlds(table: Table) -> Iterator[Sequence[str]]:
+    for world in WORLDS:
+        for name in IN_WORLDS:
+            record = table.seeds(HEADLINE, name, world).get(_CURVE_SEED)
+            right = table.seeds(HEADLINE, name).get(_CURVE_SEED)
+            if world == AS_BELIEVED or record is None or not record.cost_usd:
+                continue
+            of_right = f"{record.cost_usd / right.cost_usd:.2f}" if right and right.cost_usd else ""
+            yield (
+                world,
+                name,
+                f"{record.cost_usd:,.0f}",
+                of_right,
+                "" if record.slo_ratio is None else f"{record.slo_ratio:.2%}",
+                "" if record.later_slo_ratio is None else f"{record.later_slo_ratio:.2%}",
+            )
+
+
+def _scale(record: PolicyRecord) -> str:
+    return (
+        f"`{SCALE}`, {record.num_requests or 0:,} requests in 24 h, {record.mean_slices or 0:,.0f} slices "
+        f"on average, the production policy and the dispatcher's choice by fewest requests: "
+        f"{record.wall_s / 60:.1f} minutes, {record.cost_usd or 0:,.0f} USD, "
+        f"{record.slo_ratio or 0:.2%} within the objectives."
+    )
+
+
+def _not_run(table: Table) -> str:
+    lines = []
+    for part in parts():
+        missing = [job for job in part.jobs if table.find(job) is None]
+        if missing:
+            lines.append(f"- {part.name}: {len(missing)} of {len(part.jobs)} runs")
+    return "\n".join(lines) or "Everything was run."
+
+
+def _rows(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _spread(spread: SeedSpread | None, digits: str) -> str:
+    if spread is None:
+        return ""
+    margin = "" if spread.margin is None else f" ± {spread.margin:{digits}}"
+    return f"{spread.mean:{digits}}{margin}"
+
+
+def _mean(spread: SeedSpread | None) -> str:
+    return "" if spread is None else f"{spread.mean:.1f}"
+
+
+if __name__ == "__main__":
+    write_report(read_results(RESULTS))
