@@ -9,6 +9,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from serving.artifacts.model_source import resolve_source
@@ -159,30 +160,47 @@ class EngineHost:
                 await self.engine.check(spec.hang_timeout_s - spec.check_period_s)
                 answered_s = clock()
             except EngineDiedError as error:
-                busy_share = _share(busy_s, self.engine.busy_s(), clock() - asked_s)
-                silent_s = clock() - answered_s
-                if error.end != EngineEnd.HUNG or not is_at_work(
-                    busy_share, silent_s, spec.hang_timeout_s
-                ):
+                seen = StepSigns(
+                    silent_s=clock() - answered_s,
+                    busy_share=_share(busy_s, self.engine.busy_s(), clock() - asked_s),
+                    program=self.engine.compiling(asked_s),
+                )
+                if error.end != EngineEnd.HUNG or not is_at_work(seen, spec.hang_timeout_s):
                     return error
                 logger.warning(
-                    "engine_works_without_an_answer engine_id=%s silent_s=%.0f busy=%.2f",
+                    "engine_works_without_an_answer engine_id=%s silent_s=%.0f busy=%s compiles=%s",
                     self.engine_id,
-                    silent_s,
-                    busy_share,
+                    seen.silent_s,
+                    "unknown" if seen.busy_share is None else f"{seen.busy_share:.2f}",
+                    seen.program,
                 )
 
 
-def is_at_work(busy_share: float | None, silent_s: float, hang_timeout_s: float) -> bool:
+@dataclass(frozen=True, slots=True)
+class StepSigns:
+    """What is seen of an engine that does not answer.
+
+    `silent_s` is the time since its last answer. `busy_share` is the share of a core that its
+    processes had in this check, `None` where nobody knows. `program` was being compiled in it;
+    `None`: none was.
+    """
+
+    silent_s: float
+    busy_share: float | None
+    program: str | None
+
+
+def is_at_work(seen: StepSigns, hang_timeout_s: float) -> bool:
     """Decides whether an engine that does not answer is in a long step, and not in a hang.
 
-    A step that loads an adapter, compiles a program or computes a long prompt keeps a core busy,
-    and ends some time. `busy_share` is the share of a core that its processes had meanwhile, `None`
-    where nobody knows. `silent_s` is the time since its last answer.
+    A step that loads an adapter or computes a long prompt keeps a core busy, and ends some time.
+    One that compiles says so: of an engine over several hosts nobody here sees what is busy.
     """
-    if busy_share is None or silent_s >= _LONGEST_STEP * hang_timeout_s:
+    if seen.silent_s >= _LONGEST_STEP * hang_timeout_s:
         return False
-    return busy_share >= _BUSY_SHARE
+    if seen.program is not None:
+        return True
+    return seen.busy_share is not None and seen.busy_share >= _BUSY_SHARE
 
 
 def _share(before_s: float | None, after_s: float | None, during_s: float) -> float | None:

@@ -71,6 +71,13 @@ class Engine(Protocol):
         """
         ...
 
+    def compiling(self, since_s: float) -> str | None:
+        """Returns a program that a step compiles, or has compiled since `since_s` (loop time).
+
+        `None`: none, or nobody knows. A step that compiles may last for minutes.
+        """
+        ...
+
     @property
     def capacity(self) -> EngineCapacity | None:
         """What it can have at once, fixed at start.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from serving.engine.host import EngineHost, is_at_work, start_engine
+from serving.engine.host import EngineHost, StepSigns, is_at_work, start_engine
 from serving.engine.host_actor import EngineHostActor
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
@@ -143,12 +143,19 @@ async def test_close_of_a_host_is_no_crash_of_its_engine() -> None:
 
 
 class WorkingEngine(PacedEngine):
-    """An engine in a long step: it does not answer, and its processes are busy meanwhile."""
+    """An engine in a long step: it does not answer, and its processes are busy meanwhile.
 
-    def __init__(self, *, share: float) -> None:
+    Or they compile, which nobody sees them do: `program`.
+    """
+
+    def __init__(self, *, share: float, program: str | None = None) -> None:
         super().__init__(PacedConfig())
-        self._share, self.num_unanswered = share, 0
+        self._share, self.num_unanswered, self._program = share, 0, program
         self.unanswered = asyncio.Event()
+
+    def compiling(self, since_s: float) -> str | None:  # type: ignore[override] # as `busy_s`
+        assert since_s <= asyncio.get_running_loop().time()
+        return self._program
 
     def busy_s(self) -> float:  # type: ignore[override] # the paced engine has none
         return asyncio.get_running_loop().time() * self._share
@@ -162,8 +169,11 @@ class WorkingEngine(PacedEngine):
             raise
 
 
-async def test_engine_that_does_not_answer_and_computes_is_left_to_end_its_step() -> None:
-    engine = WorkingEngine(share=0.9)
+@pytest.mark.parametrize(("share", "program"), [(0.9, None), (0.0, "jit(sample)")])
+async def test_engine_that_does_not_answer_and_works_is_left_to_end_its_step(
+    share: float, program: str | None
+) -> None:
+    engine = WorkingEngine(share=share, program=program)
     async with hosted(engine) as (host, peer):
         engine.hang()
         async with asyncio.timeout(DEADLINE_S):
@@ -187,20 +197,23 @@ async def test_engine_that_computes_without_an_end_hangs_after_six_times_its_tim
 
 
 @pytest.mark.parametrize(
-    ("busy_share", "silent_s", "at_work"),
+    ("busy_share", "program", "silent_s", "at_work"),
     [
-        (None, 20.0, False),  # nobody knows: it hangs
-        (0.05, 20.0, False),  # it waits for something
-        (0.49, 20.0, False),
-        (0.5, 20.0, True),
-        (3.0, 119.0, True),
-        (3.0, 120.0, False),  # six times as long as it may be silent
+        (None, None, 20.0, False),  # nobody knows: it hangs
+        (0.05, None, 20.0, False),  # it waits for something
+        (0.49, None, 20.0, False),
+        (0.5, None, 20.0, True),
+        (3.0, None, 119.0, True),
+        (3.0, None, 120.0, False),  # six times as long as it may be silent
+        (0.05, "jit(sample)", 20.0, True),  # on Ray's workers, whose work is not seen
+        (None, "jit(sample)", 119.0, True),
+        (0.05, "jit(sample)", 120.0, False),
     ],
 )
 def test_long_step_is_told_from_a_hang_by_what_it_computes(
-    busy_share: float | None, silent_s: float, *, at_work: bool
+    busy_share: float | None, program: str | None, silent_s: float, *, at_work: bool
 ) -> None:
-    assert is_at_work(busy_share, silent_s, 20.0) is at_work
+    assert is_at_work(StepSigns(silent_s, busy_share, program), 20.0) is at_work
 
 
 async def test_engine_that_stops_turning_is_noticed_and_ended() -> None:

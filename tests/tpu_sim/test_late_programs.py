@@ -1,44 +1,101 @@
-"""After the whole warm-up no request waits for a program to be compiled, whatever its shape."""
+"""After the whole warm-up no request waits for a program to be compiled, whatever it asks for."""
 
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from vllm.sampling_params import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from serving.engine.vllm.engine import COMPILATIONS_CALL, VllmEngine
 from serving.link.messages import TokenRequest
 
 from .engines import answers, request, running_engine, simulation_environment
 from .evidence import Evidence
-from .tiny_models import LLAMA, TinyModels
+from .test_parity import ATTENTION_DP, Shape, tensor
+from .tiny_models import LLAMA, QWEN3, TinyModels
 
 pytestmark = [
     pytest.mark.tpu_sim,
     pytest.mark.filterwarnings("default"),  # the engine core is forked, see test_parity
 ]
 
-NUM_ROUNDS = 6
+NUM_REQUESTS = 300
 MAX_PROMPT_TOKENS = 200
+ADAPTER = "adapter"
+
+PLAIN: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 8},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0, "logprobs": 0},
+)
+PROMPT_LOGPROBS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "prompt_logprobs": 2},
+    {"temperature": 0.8, "prompt_logprobs": 0, "logprobs": 2},
+)
 
 
-def mixed_requests(draw: random.Random, number: int) -> list[TokenRequest]:
-    """One to sixteen at once, short and long, greedy and drawn, some with logprobs or penalties."""
-    kinds = (
-        {"temperature": 0.0},
-        {"temperature": 0.8},
-        {"temperature": 1.0, "top_p": 0.9, "top_k": 8},
-        {"temperature": 0.0, "logprobs": 3},
-        {"temperature": 0.7, "repetition_penalty": 1.1, "presence_penalty": 0.2},
-    )
+def grammar(temperature: float, **params: Any) -> dict[str, Any]:
+    """As vLLM's frontend hands it over: with the program that compiles it."""
+    regex = StructuredOutputsParams(regex="[a-z]{3,20}")
+    regex._backend = "xgrammar"
+    return {"temperature": temperature, "structured_outputs": regex, **params}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A model, how it is served, and what is asked of it beside prompts and lengths."""
+
+    name: str
+    model: str
+    shape: Shape
+    kinds: tuple[dict[str, Any], ...]
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    has_adapter: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+GRAMMARS = (grammar(0.0), grammar(0.9, logprobs=1))
+EVERYTHING = PLAIN + PROMPT_LOGPROBS + GRAMMARS
+NGRAM = {
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    }
+}
+ON_TORCHAX = Shape("TP 1 on torchax", 1, environment={"MODEL_IMPL_TYPE": "vllm"})
+LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+LOADS = [
+    Load("TP 1", LLAMA, tensor(1), EVERYTHING),
+    Load("TP 4", LLAMA, tensor(4), EVERYTHING),
+    # Grammars are refused with data parallelism, and log-probabilities of prompts with speculation.
+    Load("attention DP 2, TP 4", LLAMA, ATTENTION_DP, PLAIN + PROMPT_LOGPROBS),
+    Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True),
+    Load("speculation", LLAMA, tensor(1), PLAIN + GRAMMARS, NGRAM),
+]
+
+
+def mixed_requests(
+    draw: random.Random, number: int, load: Load, adapter: LoRARequest | None
+) -> list[TokenRequest]:
+    """One to sixteen at once, short and long, of all kinds."""
     requests = []
     for at in range(draw.randint(1, 16)):
         prompt = [draw.randrange(5, 300) for _ in range(draw.randint(1, MAX_PROMPT_TOKENS))]
         params = SamplingParams(
-            max_tokens=draw.randint(1, 24), ignore_eos=True, **draw.choice(kinds)
+            max_tokens=draw.randint(1, 8), ignore_eos=True, **draw.choice(load.kinds)
         )
-        requests.append(request(f"{number}-{at}", prompt, params))
+        lora = adapter if draw.random() < 0.5 else None
+        requests.append(request(f"{number}-{at}", prompt, params, lora=lora))
     return requests
 
 
@@ -48,27 +105,30 @@ async def late_programs(engine: VllmEngine) -> int:
     return sum(counts)
 
 
+@pytest.mark.parametrize("load", LOADS, ids=str)
 async def test_mixed_load_compiles_nothing_after_the_warm_up(
-    models: TinyModels, tmp_path: Path, evidence: Evidence
+    models: TinyModels, tmp_path: Path, evidence: Evidence, load: Load
 ) -> None:
-    environment = simulation_environment(tmp_path, 1)
+    environment = simulation_environment(tmp_path, load.shape.num_devices) | load.shape.environment
     # As on a TPU host: all shapes are compiled before a request is taken. With bfloat16, because
     # tpu-inference takes it for granted there.
     environment["SKIP_JAX_PRECOMPILE"] = "0"
+    adapter = LoRARequest(ADAPTER, 1, models.adapter) if load.has_adapter else None
+    adapters = [(adapter.lora_name, adapter.lora_path)] if adapter else []
+    args = {"dtype": "bfloat16", "max_num_seqs": 16} | load.shape.engine_args | load.engine_args
     draw = random.Random(7)
-    num_requests = 0
-    async with running_engine(
-        models.path(LLAMA), environment, dtype="bfloat16", max_num_seqs=16
-    ) as engine:
+    num_requests = num_rounds = 0
+    async with running_engine(models.path(load.model), environment, adapters, **args) as engine:
         warmed_up = engine.engine_stats.programs
         assert warmed_up is not None
-        for number in range(NUM_ROUNDS):
-            requests = mixed_requests(draw, number)
+        while num_requests < NUM_REQUESTS:
+            requests = mixed_requests(draw, num_rounds, load, adapter)
             await answers(engine, requests)
             num_requests += len(requests)
+            num_rounds += 1
         assert await late_programs(engine) == 0
     num_programs = warmed_up.hits + warmed_up.misses
     evidence.placed(
-        f"after the warm-up, which needed {num_programs} programs, {num_requests} requests of "
-        f"mixed shapes compiled none"
+        f"{load}: after the warm-up, which needed {num_programs} programs, {num_requests} requests "
+        f"of mixed shapes compiled none"
     )

@@ -117,6 +117,10 @@ class PacedEngine:
         """Returns `None`: it computes nothing, and stands still only when it is told to."""
         return
 
+    def compiling(self, since_s: float) -> None:  # noqa: ARG002 # as the protocol names it
+        """Returns `None`: it has no programs."""
+        return
+
     @property
     def load(self) -> EngineLoad:
         """The slots in use, and the waiting requests.

@@ -5,6 +5,7 @@ sends a resumed request as a new one, prompt only; here the emitted tokens becom
 it enters the batch. Sampling on a TPU has no generator per request, so none is wound forward.
 """
 
+import dataclasses
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 from serving.directory.ray_hosts import own_address, own_node_id
 from serving.engine.load_stage import ReportsStages
 from serving.engine.tpu.compile_watch import CompileWatch
+from serving.engine.tpu.grammar_rows import rows_as_read
 from serving.engine.tpu.step_inputs import compile_step_inputs
 from serving.link.vllm_codec import emitted_token_ids
 from serving.tpu.host.locked_memory import raise_locked_memory
@@ -46,7 +48,7 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
         super().__init__(*args, **kwargs)
         self._compile_watch = CompileWatch()
         if self.pp_config.pp_world_size > 1 and envs.TPU_MULTIHOST_BACKEND == "ray":
-            # It listens there for the worker of the next stage: see `stage_executor`.
+            # It listens there for the worker of the next stage: see `slice_executor`.
             self.pp_config.ip = own_address()
 
     def stage_address(self) -> str:
@@ -90,6 +92,20 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
             batch.__class__ = _ResumingInputBatch
         self._compile_watch.step = _StepShape(scheduler_output)
         return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Samples as the worker does; each request under a grammar gets the mask that is its."""
+        if grammar_output is not None:
+            names, masks = rows_as_read(
+                grammar_output.structured_output_request_ids,
+                grammar_output.grammar_bitmask,
+                self.model_runner.input_batch.req_id_to_index,
+            )
+            # A copy: the engine core may be this process, and reads its own again.
+            grammar_output = dataclasses.replace(
+                grammar_output, structured_output_request_ids=names, grammar_bitmask=masks
+            )
+        return super().sample_tokens(grammar_output)
 
     def watch_compilations(self) -> None:
         """Counts a program that is compiled from now on as one that warm-up has missed."""

@@ -2,10 +2,12 @@
 
 Owns the engine core's life in this host: start, steps, check, end. Does not own the link, nor the
 meaning of a request. The engine core and its workers end with this process, however it ends
-(`watch_host`), and the end of any of them is known here at once.
+(`watch_host`), and the end of any of them is known here at once: by the kernel for those on this
+host, by the engine core's executor for those on other hosts (`tpu.slice_executor`).
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -45,6 +47,7 @@ from serving.engine.vllm.resume_scheduler import (
     scheduler_path,
 )
 from serving.engine.vllm.token_line import TokenLine
+from serving.engine.worker_reports import WorkerReports
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import (
     EngineEnd,
@@ -70,7 +73,7 @@ _WORKER_CLASSES = {
 }
 _EXECUTOR_CLASSES = {
     "tpu_inference.executors.ray_distributed_executor_v2.RayDistributedExecutorV2": (
-        "serving.engine.tpu.stage_executor.StageExecutor"
+        "serving.engine.tpu.slice_executor.SliceExecutor"
     ),
 }
 # In the title of vLLM's worker processes.
@@ -107,7 +110,7 @@ def engine_config(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     parallel = config.parallel_config
     parallel.worker_cls = _WORKER_CLASSES.get(parallel.worker_cls, parallel.worker_cls)
     backend = parallel.distributed_executor_backend
-    if parallel.pipeline_parallel_size > 1 and isinstance(backend, type):
+    if isinstance(backend, type):
         path = _EXECUTOR_CLASSES.get(f"{backend.__module__}.{backend.__qualname__}")
         if path is not None:
             # A class, because vLLM asks it whether it uses Ray.
@@ -127,8 +130,12 @@ class VllmEngine:
         config: VllmConfig,
         client: AsyncMPClient,
         adapters: Sequence[tuple[str, str]],
+        reports: WorkerReports,
     ) -> None:
-        """Takes an engine core that runs; `adapters` are those that it is going to load."""
+        """Takes an engine core that runs; `adapters` are those that it is going to load.
+
+        `reports` were open when it was started, and are closed with it.
+        """
         self.on_scheduled: Callable[[str, float], None] | None = None
         self._config = config
         self._client = client
@@ -145,6 +152,8 @@ class VllmEngine:
         self._info = self._describe()
         self._programs: ProgramCounts | None = None  # until counted, and where nothing counts
         self._counting: asyncio.Task[None] | None = None
+        self._reports = reports
+        reports.on_worker_ended = self._report_death
         self._watch_processes()
 
     @classmethod
@@ -167,15 +176,18 @@ class VllmEngine:
         config = await asyncio.to_thread(engine_config, model, engine_args)
         # Read by `watch_host` in the engine core and in its workers.
         os.environ[HOST_VARIABLE] = str(HostProcess.own())
+        reports = WorkerReports(asyncio.get_running_loop().time)
         launch = asyncio.create_task(asyncio.to_thread(_launch, config))
         try:
             client = await asyncio.shield(launch)
-        except asyncio.CancelledError:
-            launch.add_done_callback(_shut_down_unwanted)
+        except BaseException as error:
+            reports.close()
+            if isinstance(error, asyncio.CancelledError):
+                launch.add_done_callback(_shut_down_unwanted)
+            if isinstance(error, RuntimeError):
+                raise EngineDiedError(f"engine core failed to start: {error}") from error
             raise
-        except RuntimeError as error:
-            raise EngineDiedError(f"engine core failed to start: {error}") from error
-        engine = cls(config, client, adapters)
+        engine = cls(config, client, adapters, reports)
         try:
             await engine._prepare(adapters)
         except BaseException:
@@ -369,9 +381,14 @@ class VllmEngine:
         except psutil.Error:
             return None
 
+    def compiling(self, since_s: float) -> str | None:
+        """Returns what a process on this host compiles, as JAX names it; see `Engine.compiling`."""
+        return self._reports.compiling(since_s)
+
     async def close(self) -> None:
         """Closes the engine; see `Engine.close`."""
         self._report_death("closed", EngineEnd.TOLD)
+        self._reports.close()
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)
@@ -456,16 +473,27 @@ class VllmEngine:
         return list(manager.processes) if manager is not None else []
 
     def _watch_processes(self) -> None:
-        """Learns of the engine core's end from the kernel, not from vLLM's slower clean-up."""
+        """Learns of an end from the kernel, not from vLLM's clean-up, which may take seconds."""
         loop = asyncio.get_running_loop()
-        for process in self._processes():
-            pidfd = os.pidfd_open(process.pid)
-            loop.add_reader(pidfd, self._on_exit, pidfd, process.pid)
+        for pid in self.process_ids:
+            watched = {pid: "engine core"}
+            with contextlib.suppress(psutil.NoSuchProcess):  # its own end is told below
+                workers = _workers_of(psutil.Process(pid))
+                watched |= dict.fromkeys((each.pid for each in workers), "worker")
+            for watched_pid, what in watched.items():
+                try:
+                    pidfd = os.pidfd_open(watched_pid)
+                except ProcessLookupError:
+                    self._report_death(f"{what} process {watched_pid} ended")
+                    continue
+                loop.add_reader(pidfd, self._on_exit, pidfd, f"{what} process {watched_pid}")
 
-    def _on_exit(self, pidfd: int, pid: int) -> None:
+    def _on_exit(self, pidfd: int, process: str) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
-        self._report_death(f"engine core process {pid} ended")
+        if not self._died.done():
+            self._reports.read()  # an engine core that ends because of a worker has said so
+        self._report_death(f"{process} ended")
 
     def _report_death(self, reason: str, end: EngineEnd = EngineEnd.CRASHED) -> None:
         if not self._died.done():
@@ -548,10 +576,14 @@ def _computing(cores: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Returns the workers of these engine cores; a core without any computes by itself."""
     found: list[psutil.Process] = []
     for core in cores:
-        below = core.children(recursive=True)
-        workers = [each for each in below if _WORKER_TITLE in " ".join(each.cmdline())]
-        found += workers or [core]
+        found += _workers_of(core) or [core]
     return found
+
+
+def _workers_of(core: psutil.Process) -> list[psutil.Process]:
+    """Returns the workers below an engine core; those on Ray are not, on this host neither."""
+    below = core.children(recursive=True)
+    return [each for each in below if _WORKER_TITLE in " ".join(each.cmdline())]
 
 
 def _cpu_s(process: psutil.Process) -> float:

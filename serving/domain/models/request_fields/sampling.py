@@ -182,15 +182,16 @@ SAMPLING: tuple[FieldRow, ...] = (
     _internal("_eos_token_id"),
     _internal("_all_stop_token_ids"),
     _internal("_watermarking_skipped"),
-    # Its masks are by the request's place in the batch, and rows of logits are by group. It skips
-    # the warm-up of grammars there, and says that they are not supported.
+    # Its masks are by the request's place in the batch. With data parallelism rows of logits are by
+    # group; it skips the warm-up of grammars there, and says that they are not supported. With
+    # drafted tokens a request has several rows of logits and several masks, of which it takes one.
     FieldRow(
         "structured_outputs",
         HONOURED,
         FieldOutcome(
             State.LACKING,
-            "engines on TPU that compute with data parallelism keep no grammar",
-            (Trait.DATA_PARALLEL,),
+            "engines on TPU that compute with data parallelism, or speculate, keep no grammar",
+            (Trait.DATA_PARALLEL, Trait.SPECULATES),
         ),
         MADE_UP,
         "vllm/v1/structured_output; tpu_inference/runner/compilation_manager.py; "
