@@ -13,13 +13,13 @@ from typing import Any
 
 from scipy.stats import t as student_t
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.simulator.oracle import OracleBound, OraclePolicy
 from autoscaling.simulator.outcome import FleetTimeline, ServiceTimeline, SimulationOutcome
 from autoscaling.simulator.policies import POLICIES, STATIC, oracle_of
 from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.engines import GatewayLimits
+from serving.domain.capacity.objectives import Objectives
 
 _CONFIDENCE = 0.95
 # The share of requests that are to meet both objectives: what the oracle is held to.

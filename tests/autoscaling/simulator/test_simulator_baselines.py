@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, Policy, SliceLoss, SliceView
 from autoscaling.simulator.baselines.hpa import HorizontalPodAutoscaler
 from autoscaling.simulator.baselines.llmd_slo import LlmdSlo
@@ -15,6 +14,7 @@ from autoscaling.simulator.baselines.sizing import Sizing, size
 from autoscaling.simulator.baselines.spothedge import SpotHedge
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
 from autoscaling.simulator.offered import Offered
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState
