@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.prices.table import PricedMarket, PriceError, PriceTable, price_table
+from serving.domain.capacity.objectives import ObjectivesConfig
 from serving.domain.capacity.slice_profile import CapacityProfile, ProfileError, read_profile
 from serving.domain.compute_class import MARKETS, ComputeClass, Market
 from serving.domain.topology import TopologyError, slice_shape
@@ -46,15 +47,6 @@ _Positive = Annotated[float, Field(gt=0)]
 _NotNegative = Annotated[float, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0, le=100_000)]
-
-
-class ObjectivesConfig(_Section):
-    """The objectives of a request, in seconds."""
-
-    ttft_s: _Positive
-    """Time to first token, from its arrival."""
-    tpot_s: _Positive
-    """Time per output token after the first, on average."""
 
 
 def _default(record: type, name: str) -> Any:
@@ -227,14 +219,15 @@ def _model_settings(
         profile = (
             read_profile(root / model.profile) if isinstance(model.profile, str) else model.profile
         )
-        rules = Rules(
-            Objectives(model.objectives.ttft_s, model.objectives.tpot_s),
-            **model.rules.model_dump(),
-        )
+        rules = Rules(model.objectives.objectives, **model.rules.model_dump())
     except ProfileError as error:
         raise PolicyConfigError(f"{at}.profile: {error}") from error
     except ValueError as error:
         raise PolicyConfigError(f"{at}.rules: {error}") from error
+    try:
+        rules.objectives.check(profile)
+    except ValueError as error:
+        raise PolicyConfigError(f"{at}.{error}") from error
     terms = []
     problems = []
     for class_name, given in model.classes.items():

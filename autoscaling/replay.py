@@ -14,9 +14,10 @@ from typing import Any
 
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity.engine_rates import EngineRate
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState

@@ -99,9 +99,12 @@ def backlog_demand(
     rules: Rules,
     factor: float = 1.0,
 ) -> float:
-    """Returns the extra slices that work off `num_waiting` requests within the TTFT objective."""
+    """Returns the extra slices that work off `num_waiting` requests within the TTFT objective.
+
+    It is that of a prompt of average length; what a prefix cache saves shortens it.
+    """
     if num_waiting <= 0:
         return 0.0
-    rate = num_waiting / rules.objectives.ttft_s
+    rate = num_waiting / rules.objectives.ttft_of(traffic.input_tokens)
     waiting = DemandInputs(rate, max(traffic.input_tokens, 1.0), max(traffic.output_tokens, 1.0))
     return demand_of(waiting, profile, rules, factor).mean

@@ -2,18 +2,7 @@
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """The objectives of a request, in seconds: TTFT from its arrival, and TPOT."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: above 0")
+from serving.domain.capacity.objectives import Objectives
 
 
 @dataclass(frozen=True, slots=True)

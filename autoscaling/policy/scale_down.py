@@ -28,7 +28,8 @@ def why_nothing_may_go(load: ModelLoad, rules: Rules) -> str | None:
         return "; ".join(load.late)
     if load.num_waiting <= 0:
         return None
-    ttft_s = rules.objectives.ttft_s
+    # How long the prompt is that waits longest is not known.
+    ttft_s = rules.objectives.ttft_of(load.input_tokens_mean)
     if load.oldest_wait_s > ttft_s:
         return (
             f"{load.num_waiting} requests wait, the first for {load.oldest_wait_s:.1f} s;"

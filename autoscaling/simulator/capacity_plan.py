@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.simulator.comparison import simulate_policy
 from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.policies import SLICEWISE
@@ -18,11 +17,18 @@ from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.scenario import Scenario, ScenarioError
 from autoscaling.simulator.world.slices import ClassSetup
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile, read_profile
 from serving.domain.slice_lifecycle import HELD_STATES
 
 HOURS_PER_MONTH = 730.0
 _TOKENS = 1_000_000
+# By their names on the command line.
+_OBJECTIVES = {
+    "ttft": "ttft_s",
+    "ttft_per_prompt_token": "ttft_per_prompt_token_s",
+    "tpot": "tpot_s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +134,14 @@ def _situation_json(point: OperatingPoint) -> dict[str, Any]:
 def _objectives(slo: str) -> dict[str, float]:
     given = dict(each.partition("=")[::2] for each in slo.split(","))
     try:
-        if given.keys() != {"ttft", "tpot"}:
+        if not {"ttft", "tpot"} <= given.keys() <= _OBJECTIVES.keys():
             raise ValueError
-        return {f"{name}_s": float(seconds) for name, seconds in given.items()}
+        return {_OBJECTIVES[name]: float(seconds) for name, seconds in given.items()}
     except ValueError as error:
-        raise ScenarioError(f"slo is {slo!r}; allowed: as ttft=2,tpot=0.1, in seconds") from error
+        raise ScenarioError(
+            f"slo is {slo!r}; allowed: as ttft=2,tpot=0.1 or, by the length of prompts,"
+            " ttft=2,ttft_per_prompt_token=0.0001,tpot=0.1, in seconds"
+        ) from error
 
 
 def _load_at(scenario: Scenario, rate: float) -> dict[str, Any]:

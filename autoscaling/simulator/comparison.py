@@ -13,7 +13,6 @@ from typing import Any
 
 from scipy.stats import t as student_t
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.simulator.bounds.hindsight import HindsightPolicy
 from autoscaling.simulator.bounds.yardsticks import SERVICE_LEVEL, hindsight_of, lower_bound_of
 from autoscaling.simulator.outcome import FleetTimeline, ServiceTimeline, SimulationOutcome
@@ -21,6 +20,7 @@ from autoscaling.simulator.policies import STATIC, make_policy
 from autoscaling.simulator.preparation import PreparedRun, UsedPrice
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.engines import GatewayLimits
+from serving.domain.capacity.objectives import Objectives
 
 _CONFIDENCE = 0.95
 # Multiples of the demand that plans with hindsight are tried for: bursts within a minute need

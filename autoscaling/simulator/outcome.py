@@ -11,12 +11,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, ModelLoad, Plan, SliceView
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Answers, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceRun
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
 _PERCENTILES = (50, 95, 99)
@@ -232,9 +232,9 @@ def tpot_s(requests: Requests, answers: Answers) -> kernel.F32:
 def _met(requests: Requests, answers: Answers, objectives: Objectives) -> npt.NDArray[np.bool_]:
     per_token_s = tpot_s(requests, answers)
     is_paced = np.isnan(per_token_s) | (per_token_s <= objectives.tpot_s)
-    return np.asarray(
-        (answers.status == kernel.SERVED) & (answers.first_s <= objectives.ttft_s) & is_paced
-    )
+    prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
+    is_begun = answers.first_s <= (objectives.ttft_s + prompts_s).astype(np.float32)
+    return np.asarray((answers.status == kernel.SERVED) & is_begun & is_paced)
 
 
 def _service(requests: Requests, answers: Answers, objectives: Objectives) -> Service:

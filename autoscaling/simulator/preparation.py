@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.prices.table import Price, PricedMarket, PriceTable
 from autoscaling.simulator.offered import Offered, offered_slices, slices_per_request_per_s
 from autoscaling.simulator.scenario import (
@@ -120,7 +120,7 @@ def prepare_run(
         _class_setup(each, scenario, usd[each.name], seed, spot_files.get(each.name))
         for each in scenario.classes
     )
-    objectives = Objectives(scenario.objectives.ttft_s, scenario.objectives.tpot_s)
+    objectives = scenario.objectives.objectives
     offered = offered_slices(
         requests.arrival_s,
         requests.input_tokens,

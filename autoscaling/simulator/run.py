@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import Fleet, ModelLoad, Observation, Policy
 from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
 from serving.domain.capacity.engine_rates import EngineRate
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autoscaling.prices.table import PricedMarket
+from serving.domain.capacity.objectives import ObjectivesConfig
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -29,13 +30,6 @@ class _Part(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
-
-
-class ObjectiveConfig(_Part):
-    """The objectives of a request, in seconds."""
-
-    ttft_s: _Positive
-    tpot_s: _Positive
 
 
 class AlwaysCapacity(_Part):
@@ -154,7 +148,7 @@ class Scenario(_Part):
     description: Annotated[str, Field(min_length=1)]
     profile: CapacityProfile
     region: Annotated[str, Field(min_length=1)]
-    objectives: ObjectiveConfig
+    objectives: ObjectivesConfig
     rules: RuleConfig = RuleConfig()
     classes: Annotated[list[ScenarioClass], Field(min_length=1)]
     load: Annotated[DayLoad | StagesLoad, Field(discriminator="kind")]
@@ -183,6 +177,7 @@ class Scenario(_Part):
                 f"objectives.tpot_s is {self.objectives.tpot_s:g}; allowed: more than "
                 f"profile.base_s, {self.profile.base_s:g}"
             )
+        self.objectives.objectives.check(self.profile)
         return self
 
 

@@ -23,7 +23,7 @@ def comparison_table(comparison: PolicyComparison) -> Table:
     table = Table(
         title=f"{comparison.scenario}: {comparison.duration_s / 3600:g} h, seeds "
         f"{', '.join(map(str, comparison.seeds))}, demand {comparison.mean_demand_slices:.1f} "
-        f"slices on average; TTFT {objectives.ttft_s:g} s, TPOT {objectives.tpot_s:g} s",
+        f"slices on average; TTFT {objectives.ttft_words}, TPOT {objectives.tpot_s:g} s",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),

@@ -242,8 +242,11 @@ def is_good(request: RequestRecord, limits: GoodputLimits) -> bool:
     """Returns whether a request succeeded and met every limit. One token alone has no pace."""
     if not request.is_ok:
         return False
+    prompt_tokens = request.input_tokens
+    if prompt_tokens is None:
+        prompt_tokens = request.planned_input_tokens
     pairs = [
-        (limits.ttft_s, latency.ttft_scheduled_s(request)),
+        (limits.ttft_of(prompt_tokens), latency.ttft_scheduled_s(request)),
         (limits.e2e_s, latency.e2e_scheduled_s(request)),
     ]
     if request.output_tokens != 1:

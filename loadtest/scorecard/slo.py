@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loadtest.scorecard.spread import Spread
 from loadtest.strict_yaml import read_strict_yaml
+from serving.domain.capacity.objectives import ttft_limit_s
 
 _Seconds = Annotated[float, Field(gt=0)]
 _Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -43,11 +44,13 @@ class GoodputLimits(_Part):
     """The limits that a good request keeps, and the share of requests that has to keep them.
 
     A request is good when it succeeded and met all limits given here, in seconds, measured from its
-    scheduled instant. `at_least` is a share of all requests that were scheduled; `None` to report
-    the share without judging it.
+    scheduled instant. `ttft_per_prompt_token_s` is allowed on top of `ttft_s` for each token of the
+    prompt, as in the objectives of the model. `at_least` is a share of all requests that were
+    scheduled; `None` to report the share without judging it.
     """
 
     ttft_s: _Seconds | None = None
+    ttft_per_prompt_token_s: Annotated[float, Field(ge=0)] | None = None
     tpot_s: _Seconds | None = None
     e2e_s: _Seconds | None = None
     at_least: _Ratio | None = None
@@ -56,7 +59,15 @@ class GoodputLimits(_Part):
     def _limits_something(self) -> Self:
         if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
             raise ValueError("at least one of ttft_s, tpot_s, e2e_s is needed")
+        if self.ttft_per_prompt_token_s is not None and self.ttft_s is None:
+            raise ValueError("ttft_per_prompt_token_s needs ttft_s")
         return self
+
+    def ttft_of(self, prompt_tokens: int) -> float | None:
+        """Returns the limit of a prompt's first token, in seconds; `None` if there is none."""
+        if self.ttft_s is None:
+            return None
+        return ttft_limit_s(self.ttft_s, self.ttft_per_prompt_token_s or 0.0, prompt_tokens)
 
 
 class ClientGates(_Part):

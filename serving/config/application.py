@@ -69,7 +69,8 @@ class GatewayConfig(_Section):
     request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.REQUEST_DEADLINE_S
     """How long a request waits for its first token, if it does not say (`X-SLO-TTFT-Ms`): in front
     of a model without a ready engine before 503, and for room in one before 429. What cannot have
-    it in time is refused when it comes. A stream that has begun and lost its engine waits so long
+    it in time is refused when it comes. Each token of its prompt adds the model's
+    `objectives.ttft_per_prompt_token_s`. A stream that has begun and lost its engine waits so long
     for another."""
     flex_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.FLEX_DEADLINE_S
     """The same for requests with the `service_tier` `flex`."""

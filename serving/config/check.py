@@ -32,7 +32,7 @@ from serving.config.application import (
 )
 from serving.config.models import DeploymentConfig, ModelConfig
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
-from serving.config.rules import mappings_in
+from serving.config.rules import mapping_in, mappings_in
 from serving.config.schema import name_hint, path_text, shown
 from serving.config.sections import load_yaml
 from serving.config.slices import SliceConfig
@@ -138,6 +138,7 @@ def check_serve_config(
             continue
         applications[str(application.get("name", "default"))] = config
         problems += _policy_problems(f"applications[{index}]", application, config)
+        problems += _objective_problems(f"applications[{index}]", application, config)
         problems += _drain_problems(
             f"{path}.rollout", config.rollout, {**RAY_SETTINGS, **inherited}
         )
@@ -311,6 +312,30 @@ def _policy_problems(
             "missing, and deployments have min_replicas and max_replicas",
             "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
         )
+
+
+def _objective_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Yields models that are served by other objectives than their policy plans for.
+
+    One that has none of its own need not repeat flat ones.
+    """
+    kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
+    for index, model in enumerate(config.models):
+        given = mapping_in(mapping_in(mapping_in(kwargs, "models"), model.name), "objectives")
+        per_token_s = given.get("ttft_per_prompt_token_s", 0.0)
+        if not given or (model.objectives is None and not per_token_s):
+            continue
+        planned = given.get("ttft_s"), given.get("tpot_s"), per_token_s
+        own = model.request_objectives
+        if planned != (own.ttft_s, own.tpot_s, own.ttft_per_prompt_token_s):
+            yield Problem(
+                f"{path}.args.models[{index}].objectives",
+                f"not those that the policy plans for, {dict(given)}",
+                "allowed: the same in both places",
+                f"{None if model.objectives is None else model.objectives.model_dump()}",
+            )
 
 
 def _drain_problems(

@@ -161,6 +161,7 @@ class ServedModel:
             elif not served.is_frontend_of(config):
                 await served.rebuild_frontend(config)
             before_id, self._current_id, self._config = self._current_id, version_id, config
+            self._queue.telemetry.objectives = config.request_objectives
             for known in self._versions.values():
                 known.dispatcher.is_retired = known.version != version_id
             self._queue.look_again()

@@ -379,6 +379,15 @@ SERVING_COUNTS = (
     ),
     _counter(
         Scope.CLASS,
+        "slicewise_objective_sequences_total",
+        "Sequences that met or missed an objective of the model, batch work left out: the first "
+        "token (ttft) when it came, by the length of its prompt, and the mean time of those after "
+        "it (tpot) at their end",
+        objective=2,
+        result=2,
+    ),
+    _counter(
+        Scope.CLASS,
         "slicewise_input_tokens_total",
         "Tokens of the prompts given to engines, those in a prefix cache included",
         tenant=_TENANTS,

@@ -6,9 +6,10 @@ from pathlib import Path
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import replay_log
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.plan_report import PlanReport

@@ -9,9 +9,10 @@ import pytest
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, Tokens
 from autoscaling.policy.memory import PolicyRecord
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats

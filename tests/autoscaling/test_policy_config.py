@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
 from autoscaling.prices.table import PricedMarket, price_table
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile, write_profile
 from serving.domain.compute_class import ComputeClass, Market
 
@@ -159,3 +160,15 @@ def test_shipped_application_can_be_read_and_plays_the_law_of_its_profile() -> N
     assert model.profile.base_s == pace["tpot_ms"] / 1000
     assert model.profile.per_sequence_s == pace["tpot_per_seq_ms"] / 1000
     assert model.profile.max_num_seqs == pace["max_num_seqs"]
+
+
+def test_objective_by_prompt_length_is_bounded_by_the_profile() -> None:
+    by_length = {"ttft_s": 3.0, "tpot_s": 0.05, "ttft_per_prompt_token_s": 2e-4}
+    profile = PROFILE | {"per_prompt_token_s": 1e-4}
+    model = {"profile": profile, "objectives": by_length, "classes": {"reserved": {}}}
+    (found,) = read_policy_settings({"models": {"m": model}}, ROOT).models
+    assert found.rules.objectives == Objectives(3.0, 0.05, 2e-4)
+    model["profile"] = PROFILE | {"per_prompt_token_s": 0.9e-4}
+    message = r"models\.m\.objectives\.ttft_per_prompt_token_s is 0\.0002; allowed: at most 0\.0001"
+    with pytest.raises(PolicyConfigError, match=message):
+        read_policy_settings({"models": {"m": model}}, ROOT)

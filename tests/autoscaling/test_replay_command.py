@@ -9,10 +9,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.rules import Objectives, Rules
+from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
 from autoscaling.replay_command import replay_command
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.compute_class import ComputeClass
 from tests.autoscaling.policy.policy_world import PROFILE
 

@@ -253,3 +253,27 @@ def test_config_check_notes_defaults_that_engines_do_not_honour(
     assert len(notes) == len(told)
     for note in told:
         assert f"has {note} by default; engines on TPU ignore it" in result.output
+
+
+@pytest.mark.parametrize(
+    ("own", "planned", "is_refused"),
+    [
+        (None, {"ttft_s": 3.0, "tpot_s": 0.1}, False),
+        (None, {"ttft_s": 3.0, "tpot_s": 0.1, "ttft_per_prompt_token_s": 1e-4}, True),
+        ({"ttft_s": 3.0, "tpot_s": 0.1}, {"ttft_s": 3.0, "tpot_s": 0.1}, False),
+        ({"ttft_s": 2.0, "tpot_s": 0.1}, {"ttft_s": 3.0, "tpot_s": 0.1}, True),
+        ({"ttft_s": 2.0, "tpot_s": 0.1}, {}, False),
+    ],
+)
+def test_objectives_of_a_model_are_those_that_its_policy_plans_for(
+    own: dict[str, float] | None, planned: dict[str, float], *, is_refused: bool
+) -> None:
+    settings = settings_with()
+    (application,) = settings["applications"]
+    (model,) = application["args"]["models"]
+    if own is not None:
+        model["objectives"] = own
+    models = {model["name"]: {"objectives": planned}}
+    application["autoscaling_policy"] = {"policy_kwargs": {"models": models}}
+    place = "applications[0].args.models[0].objectives: not those that the policy plans for"
+    assert [place in problem for problem in problems_of(settings)].count(True) == is_refused

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.config.api_keys import read_keys
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
 from serving.domain.models.request_fields.service_class import ServiceClass, ServiceTier
 from serving.gateway.edge.auth import ApiKeys
@@ -212,6 +213,54 @@ def test_single_token_has_no_time_per_output_token() -> None:
     request.ended("length", 4.0)
     samples = page({"chat": StagedFleet(telemetry.metrics)})
     assert sum_and_count(samples, "slicewise_time_per_output_token_seconds", **SPOT) == (0.0, 0)
+
+
+def judged(telemetry: ModelTelemetry) -> dict[tuple[str, str], float | None]:
+    """The counts of sequences by objective and result."""
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
+    return {
+        (objective, result): value(
+            samples,
+            "slicewise_objective_sequences_total",
+            objective=objective,
+            result=result,
+            **SPOT,
+        )
+        for objective in ("ttft", "tpot")
+        for result in ("met", "missed")
+    }
+
+
+def test_objective_of_a_first_token_grows_with_its_prompt() -> None:
+    telemetry = ModelTelemetry("chat", 0.0, Objectives(1.0, 0.5, ttft_per_prompt_token_s=0.01))
+    for prompt_tokens in (199, 201):
+        request = telemetry.arrived("r", prompt_tokens, 0.0)
+        request.context.received_at_s = 0.0
+        dispatched(request, "spot", 0.0)
+        step(telemetry, 3.0, (request, 1))
+        step(telemetry, 3.0 + 0.002 * prompt_tokens + 0.1, (request, 1))
+        request.ended("stop", 4.0)
+    assert judged(telemetry) == {
+        ("ttft", "met"): 1,  # 3 s of 3.01 s
+        ("ttft", "missed"): 1,  # of 2.99 s
+        ("tpot", "met"): 1,
+        ("tpot", "missed"): 1,
+    }
+
+
+def test_batch_work_has_no_objectives() -> None:
+    telemetry = ModelTelemetry("chat", 0.0)
+    context = RequestContext(0.0, service_tier=ServiceTier.FLEX)
+    token = REQUEST_CONTEXT.set(context)
+    try:
+        request = telemetry.arrived("r", 7, 0.0)
+    finally:
+        REQUEST_CONTEXT.reset(token)
+    dispatched(request, "spot", 0.0)
+    step(telemetry, 100.0, (request, 1))
+    step(telemetry, 200.0, (request, 1))
+    request.ended("stop", 200.0)
+    assert set(judged(telemetry).values()) == {0}
 
 
 def test_way_through_the_gateway_is_timed_of_one_output_in_eight() -> None:

@@ -16,9 +16,9 @@ objective that the planner is told is a share of the real one, `objective_share`
 import math
 from collections.abc import Sequence
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import ModelLoad, Observation, Plan
 from autoscaling.simulator.baselines.layout import BaselineLayout
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 ADJUSTMENT_INTERVAL_S = 180.0

@@ -24,9 +24,9 @@ import math
 from collections import deque
 from typing import TypeVar
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import ModelLoad, Observation, Plan
 from autoscaling.simulator.baselines.layout import BaselineLayout, num_ready
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.slice_lifecycle import SliceState
 
@@ -137,7 +137,8 @@ class LlmdSlo:
         queue_s = (in_flight - running) / limit if limit > 0 else math.inf
         prompt_s = load.input_tokens_mean * profile.per_prompt_token_s
         ttft_s = profile.ttft_floor_s + prompt_s + step_s + queue_s + load.oldest_wait_s
-        return max(ttft_s / self._objectives.ttft_s, step_s / self._objectives.tpot_s)
+        allowed_s = self._objectives.ttft_of(load.input_tokens_mean)
+        return max(ttft_s / allowed_s, step_s / self._objectives.tpot_s)
 
 
 def _remember(history: deque[tuple[float, _T]], now_s: float, value: _T, window_s: float) -> None:

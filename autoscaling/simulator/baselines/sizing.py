@@ -7,7 +7,7 @@ has too. `HEADROOM` is that "somewhat". Pure.
 
 from dataclasses import dataclass
 
-from autoscaling.policy.rules import Objectives
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 # Share of a slice's limit to aim at. The Kubernetes documentation's and KEDA's own examples aim at

@@ -113,6 +113,7 @@ def _ttft(comparison: PolicyComparison, shown: PolicyResult) -> str:
     axes.plot(service.at_s, service.ttft_p50_s, color=colour("blue"), label="p50")
     axes.plot(service.at_s, service.ttft_p99_s, color=colour("orange"), label="p99",
               linestyle=PATTERNS[1])  # fmt: skip
+    # Of the shortest prompts, where it depends on them.
     axes.axhline(comparison.objectives.ttft_s, color=colour("event"), linewidth=1,
                  label="objective")  # fmt: skip
     axes.set_yscale("log")

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 from zlib import crc32
 
+from serving.domain.capacity.objectives import ttft_limit_s
 from serving.domain.errors import (
     CannotResumeError,
     EngineRefusedError,
@@ -473,6 +474,8 @@ class Dispatcher:
         patience_s = request.patience_s
         if patience_s is None:
             patience_s = self._limits.patience_s(request.service_class)
+            per_token_s = self.telemetry.objectives.ttft_per_prompt_token_s
+            patience_s = ttft_limit_s(patience_s, per_token_s, len(request.prompt_token_ids))
         request.first_token_by_s = now_s + patience_s - request.waited_s
         request.line_work = self._line_work(request)
         self._requests[request.request_id] = request

@@ -21,6 +21,7 @@ from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
     FORECAST_OUTCOMES,
     NO_CLASS,
+    OBJECTIVE_RESULTS,
     EdgeMetrics,
     Histogram,
     RequestMetrics,
@@ -52,6 +53,8 @@ _COUNTS_BY = {
     "slicewise_resumes_total": ("cause", attrgetter("resumes")),
     "slicewise_link_losses_total": ("cause", attrgetter("link_losses")),
 }
+_OBJECTIVES = {"ttft": attrgetter("ttft_objective"), "tpot": attrgetter("tpot_objective")}
+_JUDGED = "slicewise_objective_sequences_total"
 _FORECAST = "slicewise_cache_forecast_tokens_total"
 # Shown from zero on, because alerts wait for them: a counter that appears with its first event
 # hides that event from every rate.
@@ -225,6 +228,10 @@ def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> Non
             for name, histogram in _HISTOGRAMS.items():
                 families.add(name, labels, histogram(numbers))
             families.add("slicewise_output_chunks_total", labels, numbers.output_chunks)
+            for objective, of_objective in _OBJECTIVES.items():
+                for result in OBJECTIVE_RESULTS:
+                    judged = labels | {"objective": objective, "result": result}
+                    families.add(_JUDGED, judged, getattr(of_objective(numbers), result))
             for outcome in FORECAST_OUTCOMES:
                 count = getattr(numbers.cache_forecast, outcome)
                 families.add(_FORECAST, labels | {"outcome": outcome}, count)

@@ -88,6 +88,22 @@ class TokenCount:
     output_tokens: int = 0
 
 
+@dataclass(slots=True)
+class ObjectiveCount:
+    """The sequences that kept to an objective and those that did not, batch work left out."""
+
+    met: int = 0
+    missed: int = 0
+
+    def judge(self, *, is_met: bool) -> None:
+        """Counts one sequence."""
+        if is_met:
+            self.met += 1
+        else:
+            self.missed += 1
+
+
+OBJECTIVE_RESULTS = ("met", "missed")
 FORECAST_OUTCOMES = ("found", "missing", "unforeseen")
 
 
@@ -124,6 +140,8 @@ class ClassMetrics:
     gateway_hold: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
     output_chunks: int = 0
     resume_stall: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
+    ttft_objective: ObjectiveCount = field(default_factory=ObjectiveCount)
+    tpot_objective: ObjectiveCount = field(default_factory=ObjectiveCount)
     cache_forecast: CacheForecast = field(default_factory=CacheForecast)
     tenants: dict[str, TokenCount] = field(default_factory=dict)
     sequences: Counter[str] = field(default_factory=Counter)  # by outcome

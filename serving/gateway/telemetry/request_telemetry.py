@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES, Objectives
 from serving.domain.errors import RequestError
 from serving.domain.models.request_fields.service_class import ServiceClass, ServiceTier
 from serving.gateway.quotas.book import QuotaTicket
@@ -376,6 +377,9 @@ class RequestTelemetry:
         self.context.has_begun = True
         waited_s = now_s - self.context.received_at_s
         self.numbers.to_first_token.observe(waited_s)
+        if self._has_objectives:
+            allowed_s = self.owner.objectives.ttft_of(self.num_prompt_tokens)
+            self.numbers.ttft_objective.judge(is_met=waited_s <= allowed_s)
         self.context.exemplify(self.numbers.to_first_token, waited_s, now_s)
 
     def resumed(self, now_s: float) -> None:
@@ -459,6 +463,11 @@ class RequestTelemetry:
         )  # fmt: skip
 
     @property
+    def _has_objectives(self) -> bool:
+        """False for batch work, which is done when there is room."""
+        return self.context.service_class is not ServiceClass.BATCH
+
+    @property
     def _load(self) -> LoadWindow:
         return self.owner.load_of(self.context.service_class)
 
@@ -486,17 +495,23 @@ class RequestTelemetry:
         if self.num_tokens > 1:
             spent_s = (self.last_at_s - self.first_at_s) / (self.num_tokens - 1)
             numbers.per_output_token.observe(spent_s)
+            if self._has_objectives:
+                numbers.tpot_objective.judge(is_met=spent_s <= self.owner.objectives.tpot_s)
             self.context.exemplify(numbers.per_output_token, spent_s, self.last_at_s)
 
 
 class ModelTelemetry:
     """Follows the requests of all versions of one model.
 
-    `load` is that of interactive and standard work, `batch_load` that of batch work.
+    `load` is that of interactive and standard work, `batch_load` that of batch work. `objectives`
+    are the present ones of the model.
     """
 
-    def __init__(self, model: str, started_at_s: float) -> None:
+    def __init__(
+        self, model: str, started_at_s: float, objectives: Objectives = DEFAULT_OBJECTIVES
+    ) -> None:
         self.model = model
+        self.objectives = objectives
         self.metrics = RequestMetrics()
         self.load = LoadWindow(started_at_s)
         self.batch_load = LoadWindow(started_at_s)

@@ -6,9 +6,10 @@ from itertools import pairwise
 from closed_loop import ON_DEMAND, ClosedLoop, law
 from closed_loop import RULES as LOOP_RULES
 from policy_world import PROFILE, RULES, TICK_S, World
+from policy_world import load as load_at
 
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.scale_down import MOST_TURNS, NeedTurns
+from autoscaling.policy.scale_down import MOST_TURNS, NeedTurns, why_nothing_may_go
 
 CALM = replace(RULES, forecast_share=0.0)  # without a margin for past errors
 WAITS = {"num_waiting": 5, "oldest_wait_s": 4.0}
@@ -126,3 +127,10 @@ def test_bound_on_turns_is_told() -> None:
 
 def test_profile_of_the_world_is_what_the_numbers_here_are_made_of() -> None:
     assert PROFILE.max_requests_per_s(100.0, 100.0, RULES.objectives.tpot_s) == 10.0
+
+
+def test_long_prompts_may_wait_as_long_as_their_objective_allows() -> None:
+    objectives = replace(RULES.objectives, ttft_per_prompt_token_s=0.01)
+    load = load_at(8.0, num_waiting=5, oldest_wait_s=4.0, input_tokens_mean=200.0)
+    assert why_nothing_may_go(load, RULES) is not None
+    assert why_nothing_may_go(load, replace(RULES, objectives=objectives)) is None

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.run import SimulationSetup, simulate
@@ -11,6 +10,7 @@ from autoscaling.simulator.world.arrivals import Requests, constant_lengths, dra
 from autoscaling.simulator.world.engines import GatewayLimits
 from autoscaling.simulator.world.slices import ClassSetup, Conditions
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 

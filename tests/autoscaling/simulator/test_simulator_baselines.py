@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.prices.table import price_table
 from autoscaling.records import Fleet, ModelLoad, Observation, Plan, Policy, SliceLoss, SliceView
 from autoscaling.simulator.baselines.dynamo_planner import DynamoPlanner, KalmanTrend
@@ -26,6 +25,7 @@ from autoscaling.simulator.offered import Offered
 from autoscaling.simulator.policies import POLICIES
 from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.scenario import Scenario, read_scenario
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState

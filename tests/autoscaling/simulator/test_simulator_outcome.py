@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from simulated_days import Scripted, always, class_setup, run_day, steady
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import Decision, Observation, Plan
 from autoscaling.simulator.world.arrivals import Requests
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 
 DAY = steady(rate=10.0, duration_s=1000.0)
@@ -39,6 +39,23 @@ def test_slo_ratio_counts_all_requests_and_both_objectives() -> None:
             DAY, always(spot=2), class_setup(), ready_at_start={"spot": 2}, objectives=objectives
         )
         assert (missed.service.served_ratio, missed.service.slo_ratio) == (1, 0)
+
+
+def test_long_prompt_is_allowed_its_time() -> None:
+    prompts = np.array([100, 4000], np.int32)
+    two = Requests(np.array([1.0, 100.0]), prompts, np.array([2, 2], np.int32))
+
+    def slo_ratio(objectives: Objectives) -> float:
+        ready = {"spot": 1}
+        outcome = run_day(
+            two, always(spot=1), class_setup(), ready_at_start=ready, objectives=objectives
+        )
+        first_s = outcome.answers.first_s
+        assert first_s[0] < 0.1 < first_s[1] < 4000 * 1e-4
+        return outcome.service.slo_ratio
+
+    assert slo_ratio(Objectives(0.1, 1.0)) == 0.5
+    assert slo_ratio(Objectives(0.1, 1.0, ttft_per_prompt_token_s=1e-4)) == 1
 
 
 def test_request_of_one_token_has_no_tpot_to_miss() -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from simulated_days import class_setup, profile
 
-from autoscaling.policy.rules import Objectives
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.arrivals import Requests, build_day
 from autoscaling.simulator.world.spot_capacity import REGIMES, generate
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.slice_lifecycle import SliceState
 
 NUM_REQUESTS = 10_000_000

@@ -9,7 +9,7 @@ from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.domain.supply.records import SupplyState
 from serving.exporters.collector import Code
-from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES
+from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, OBJECTIVE_RESULTS
 from serving.ledger.states import LedgerState
 
 # What Prometheus and its client libraries give of every target.
@@ -35,6 +35,10 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     },
     "slicewise_admissions_total": {"result": {"admitted", *error_codes()}},
     "slicewise_cache_forecast_tokens_total": {"outcome": set(FORECAST_OUTCOMES)},
+    "slicewise_objective_sequences_total": {
+        "objective": {"ttft", "tpot"},
+        "result": set(OBJECTIVE_RESULTS),
+    },
     "slicewise_line_sequences": {"service_class": {each.label for each in ServiceClass}},
     "slicewise_resumes_total": {"cause": {*_MOVES, "slow", "yielded"}},
     "slicewise_link_losses_total": {"cause": _MOVES},

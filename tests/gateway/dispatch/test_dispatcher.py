@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.errors import (
     CannotResumeError,
     MalformedRequestError,
@@ -408,6 +409,29 @@ async def test_deadline_of_a_lost_request_starts_when_it_begins_to_wait() -> Non
         link.end()
         await fleet.failed.wait()
     assert isinstance(fleet.failures["r"], NoEngineInTimeError)
+
+
+def test_deadline_grows_with_the_prompt_as_the_objective_does() -> None:
+    async def main() -> None:
+        fleet = Fleet(FleetLimits(request_deadline_s=5.0))
+        fleet.dispatcher.telemetry.objectives = Objectives(1.0, 0.1, ttft_per_prompt_token_s=0.02)
+        fleet.add("long", prompt=[1] * 100)
+        fleet.add("short", prompt=[1] * 10)
+        fleet.add("asks", prompt=[1] * 1000, patience_s=8.0)
+        ended_s = {}
+        while len(ended_s) < 3:
+            fleet.failed.clear()
+            await fleet.failed.wait()
+            for request_id in fleet.failures.keys() - ended_s.keys():
+                ended_s[request_id] = asyncio.get_running_loop().time()
+        assert ended_s == {
+            "short": pytest.approx(5.2),
+            "long": pytest.approx(7.0),
+            "asks": pytest.approx(8.0),
+        }
+        fleet.dispatcher.shutdown()
+
+    run_simulated(main())
 
 
 def test_each_waiting_request_has_a_deadline_of_its_own() -> None:

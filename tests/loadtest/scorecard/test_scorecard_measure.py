@@ -14,6 +14,7 @@ from made_run import (
     ready_slices,
     steady_run,
 )
+from pydantic import ValidationError
 
 from loadtest.errors import ExitCode, LoadTestError
 from loadtest.histogram import bucket_of
@@ -148,6 +149,22 @@ def test_goodput_is_measured_from_the_scheduled_instant() -> None:
     goodput = scorecard(MadeRun((late,)), level).goodput
     assert goodput is not None
     assert goodput.good == 0
+
+
+def test_goodput_allows_a_long_prompt_its_time() -> None:
+    level = ServiceLevel(goodput=GoodputLimits(ttft_s=0.5, ttft_per_prompt_token_s=0.001))
+    requests = (
+        made_request(0, 1.0, ttft_s=0.65, input_tokens=200),
+        made_request(1, 2.0, ttft_s=0.75, input_tokens=200),
+        # Without usage it is the planned prompt, of 100 tokens.
+        made_request(2, 3.0, ttft_s=0.58, input_tokens=None),
+        made_request(3, 4.0, ttft_s=0.62, input_tokens=None),
+    )
+    goodput = scorecard(MadeRun(requests), level).goodput
+    assert goodput is not None
+    assert goodput.good == 2
+    with pytest.raises(ValidationError, match="ttft_per_prompt_token_s needs ttft_s"):
+        GoodputLimits(tpot_s=0.1, ttft_per_prompt_token_s=0.001)
 
 
 @pytest.mark.parametrize(("tokens", "usage", "good"), [(1, 1, 1), (11, None, 0)])
