@@ -56,7 +56,7 @@ def lines() -> bytes:
 def application() -> Iterator[RunningApplication]:
     with tempfile.TemporaryDirectory() as folder:
         args = application_args(
-            paced_model(2, {"ttft_s": 0.01, "time_per_token_s": 0.01}),
+            paced_model(2, {"ttft_ms": 10, "tpot_ms": 10}),
             gateway={"replicas": 2},
             batches={"folder": str(Path(folder) / "batches"), "lease_s": 5.0},
         )
