@@ -23,6 +23,7 @@ from deployments.rollout.command import rollout_command
 from deployments.simulation.command import sim
 from deployments.start.serve import serve_command
 from deployments.start.tpu_host import ray_environment_command, ray_options_command
+from deployments.status.batches import batches_command
 from deployments.status.command import status_command
 from deployments.status.explain import explain_command
 from deployments.validation.command import validate_command
@@ -41,6 +42,7 @@ _OWN_COMMANDS: dict[str, Any] = {
     "ray-options": ray_options_command,
     "status": status_command,
     "explain": explain_command,
+    "batches": batches_command,
     "doctor": doctor_command,
     "first-run": first_run_command,
     "engine-plan": engine_plan_command,

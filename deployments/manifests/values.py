@@ -104,6 +104,7 @@ def _broken_rules(values: Values) -> Iterator[Problem]:
     yield from _class_problems(values)
     yield from _node_label_problems(values)
     yield from _secret_problems(values)
+    yield from _batch_problems(values)
     yield from _redis_problems(values.cluster.redis)
     yield from _bucket_problems(values)
     yield from _gateway_pod_problems(values)
@@ -271,6 +272,12 @@ def _bucket_problems(values: Values) -> Iterator[Problem]:
                 complaint = f"no bucket is mounted at {DATA_FOLDER}"
                 needed = "needed: cluster.bucket"
                 yield Problem(f"{_ARGS}.models[{at}].{name}", complaint, needed, source)
+
+
+def _batch_problems(values: Values) -> Iterator[Problem]:
+    if (folder := values.app.batches.folder) is not None:
+        complaint = "gateways have pods of their own, which share no folder and keep none"
+        yield Problem(f"{_ARGS}.batches.folder", complaint, "allowed: left out", folder)
 
 
 def _secret_problems(values: Values) -> Iterator[Problem]:

@@ -1,6 +1,7 @@
 """Asks a gateway for what it shows to operators. Owns the request and the words of its failures."""
 
 import http.client
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Container
@@ -37,6 +38,27 @@ def fetch_story(url: str, request_id: str, api_key: str | None, timeout_s: float
     """
     path = f"/fleet/requests/{quote(request_id, safe='')}"
     return _fetch(url, path, api_key, timeout_s, error_statuses=(404,))
+
+
+def fetch_batches(url: str, limit: int, api_key: str | None, timeout_s: float) -> str:
+    """The JSON text of the newest batches of the key's tenant.
+
+    Raises:
+        FleetUnavailableError: nothing answers there, or no gateway that serves batches.
+    """
+    path = f"/v1/batches?limit={limit}"
+    body = _fetch(url, path, api_key, timeout_s, error_statuses=(403, 404))
+    if (refusal := _refusal_in(body)) is not None:
+        raise FleetUnavailableError(f"{url} refuses: {refusal}")
+    return body
+
+
+def _refusal_in(body: str) -> str | None:
+    """Returns why a gateway refused; `None` if it did not."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _fetch(

@@ -26,6 +26,7 @@ from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.own_routes import complaint
 from serving.gateway.edge.readiness_keeper import Latch, ReadinessKeeper
 from serving.gateway.membership import LinkSettings, Membership
+from serving.gateway.metrics.batches import BatchCollector
 from serving.gateway.metrics.class_prices import ClassPrices
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.gateway.metrics.fleet import PlanCollector, SliceCollector
@@ -248,6 +249,8 @@ class GatewayParts:
             PlanCollector(lambda: self._plan_report),
         ):
             metrics.register(collector)
+        if self._batches is not None:
+            metrics.register(BatchCollector(self._batches))
         return metrics
 
     async def _watch_directory(self, version: str, timeout_s: float) -> Snapshot:

@@ -116,7 +116,7 @@ _ADMISSIONS = 13
 # Of an incarnation of a slice (`serving.domain.supply.records`).
 _SUPPLY_STATES = 7
 # Routes of the edge, and the statuses that one is answered with.
-_ROUTES, _STATUSES = 23, 13
+_ROUTES, _STATUSES = 29, 13
 # Of a slice that a replica has or waits for; and of any, those that nobody has included.
 _HELD_STATES, _LEDGER_STATES = 8, 13
 # The most names that API keys may have (`auth.max_tenants`); then one more for keys without.
@@ -886,6 +886,22 @@ GATEWAY_LOOP = (
     ),
 )
 
+# Without batches there are none.
+BATCHES = (
+    _counter(
+        Scope.GATEWAY,
+        "slicewise_batch_lines_total",
+        "Lines of batches by outcome: completed with status 200, failed with another, or refused "
+        "for now and asked again",
+        outcome=3,
+    ),
+    _gauge(
+        Scope.GATEWAY,
+        "slicewise_batches_leased",
+        "Batches that the gateway works on",
+    ),
+)
+
 TRACES = (
     _counter(
         Scope.GATEWAY,
@@ -900,7 +916,7 @@ ALL: Mapping[str, Metric] = MappingProxyType(
         metric.name: metric
         for metric in (
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-            *(*GATEWAY_LOOP, *TRACES),
+            *(*GATEWAY_LOOP, *TRACES, *BATCHES),
             *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
             *(*PROVISIONING, *CONDITIONS),
             *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS, *LINKS),

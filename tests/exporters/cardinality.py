@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from serving.domain.topology import SliceShape
 from serving.telemetry.metric_names import (
+    BATCHES,
     ENGINE_STEPS,
     ENGINES,
     LEDGER,
@@ -39,7 +40,10 @@ _PROCESS_SERIES = 6
 ONE_SLICE = (*TPU_CHIPS, *TPU_HOST, *TPU_EXPORTER)
 MANY_SLICES = (*ONE_SLICE, *TPU_DCN)
 # On every gateway's page; and of each engine on the page of one gateway.
-OF_EVERY_GATEWAY = (*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LINKS, *LEDGER, *SLICES, *PLANS)
+OF_EVERY_GATEWAY = (
+    *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LINKS, *LEDGER, *SLICES, *PLANS),
+    *BATCHES,
+)
 OF_ONE_GATEWAY = (*VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS)
 _OF_A_CHIP = (Scope.DEVICE, Scope.CHIP, Scope.LINK)
 

@@ -8,6 +8,7 @@ from serving.exporters.identity import read_identity, runtime_targets
 from serving.exporters.libtpu_service.metric_table import RULES, Form
 from serving.telemetry.metric_names import (
     ALL,
+    BATCHES,
     CONDITIONS,
     ENGINE_STEPS,
     ENGINES,
@@ -34,7 +35,7 @@ from serving.telemetry.metric_names import (
 
 GROUPS = (
     *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
-    *(*GATEWAY_LOOP, *TRACES),
+    *(*GATEWAY_LOOP, *TRACES, *BATCHES),
     *(
         *SERVING_LATENCY,
         *SERVING_COUNTS,

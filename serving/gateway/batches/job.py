@@ -222,19 +222,18 @@ class BatchJob:
         """Answers lines until all are answered, or no more are to be."""
         answered = await self._blocking(self._store.answered_lines, batch.batch_id)
         content = await self._blocking(self._store.open_content, batch.input_file_id)
-        lines = _open_lines(content, batch.endpoint, self._settings.limits, answered)
-        source = _LineSource(lines, self._blocking)
-        work = asyncio.create_task(self._answer_all(batch, source))
-        stop = asyncio.create_task(self._is_to_stop.wait())
-        try:
-            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                await work
-        finally:
-            work.cancel()
-            stop.cancel()
-            await asyncio.gather(work, stop, return_exceptions=True)
-            await self._blocking(content.close)
+        with content:
+            lines = _open_lines(content, batch.endpoint, self._settings.limits, answered)
+            work = asyncio.create_task(self._answer_all(batch, _LineSource(lines, self._blocking)))
+            stop = asyncio.create_task(self._is_to_stop.wait())
+            try:
+                await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    await work
+            finally:
+                work.cancel()
+                stop.cancel()
+                await asyncio.gather(work, stop, return_exceptions=True)
 
     async def _answer_all(self, batch: Batch, source: "_LineSource") -> None:
         async with asyncio.TaskGroup() as group:

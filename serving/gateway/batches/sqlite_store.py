@@ -6,10 +6,8 @@ records at most; `sweep` deletes those. Owns the tables. `store` says what each 
 """
 
 import contextlib
-import os
 import sqlite3
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from serving.gateway.batches.content_folder import ContentFolder, FileContent
 from serving.gateway.batches.records import (
     Batch,
     BatchLease,
@@ -36,8 +35,6 @@ from serving.gateway.batches.store import (
 
 # How long a writer waits for another one.
 _BUSY_S = 30.0
-# Content without a record is older than this when it is deleted: no upload takes as long.
-_ORPHAN_S = 6 * 3600.0
 # Answers that are read at once.
 _PAGE = 200
 _SCHEMA = """
@@ -66,39 +63,6 @@ ORDER BY (SELECT count(*) FROM batches AS o
 """
 
 
-class _FileContent:
-    """Content that is written into the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"new-{uuid.uuid4().hex}"
-        self._file = self.path.open("xb")
-        self.num_bytes = 0
-        self._is_kept = False
-
-    def write(self, data: bytes) -> None:
-        """Appends."""
-        self._file.write(data)
-        self.num_bytes += len(data)
-
-    def keep(self, path: Path) -> None:
-        """Flushes it, and gives it its name."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self.path.rename(path)
-        self.path = path
-
-    def discard(self) -> None:
-        """Throws it away, unless it belongs to a file already."""
-        self._file.close()
-        if not self._is_kept:
-            self.path.unlink(missing_ok=True)
-
-    def belongs(self) -> None:
-        """Notes that a file has it."""
-        self._is_kept = True
-
-
 class SqliteBatchStore:
     """The batch lane in a folder. Implements `BatchStore`."""
 
@@ -110,8 +74,7 @@ class SqliteBatchStore:
             sqlite3.Error: its database is not one of ours.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._contents = folder / "files"
-        self._contents.mkdir(exist_ok=True, mode=0o700)
+        self._contents = ContentFolder(folder / "files")
         self._lock = threading.Lock()
         self._database = sqlite3.connect(
             folder / "batches.sqlite", _BUSY_S, isolation_level=None, check_same_thread=False
@@ -123,14 +86,14 @@ class SqliteBatchStore:
 
     # -- files --
 
-    def new_content(self) -> _FileContent:
+    def new_content(self) -> FileContent:
         """Begins a content in the folder."""
-        return _FileContent(self._contents)
+        return self._contents.begin()
 
     def add_file(self, file: StoredFile, content: NewContent, max_tenant_bytes: int) -> None:
         """Makes a file; see `BatchStore.add_file`."""
         written = _written(content)
-        written.keep(self._path(file.file_id))
+        self._contents.keep(written, file.file_id)
         with self._transaction() as database:
             row = database.execute(
                 "SELECT coalesce(sum(num_bytes), 0) FROM files WHERE tenant = ?", (file.tenant,)
@@ -167,15 +130,12 @@ class SqliteBatchStore:
             if deleted.rowcount and users is not None:
                 raise FileInUseError(users[0])
         if deleted.rowcount:
-            self._path(file_id).unlink(missing_ok=True)
+            self._contents.delete(file_id)
         return deleted.rowcount > 0
 
     def open_content(self, file_id: str) -> BinaryIO:
         """Opens the content of a file; see `BatchStore.open_content`."""
-        try:
-            return self._path(file_id).open("rb")
-        except FileNotFoundError as error:
-            raise MissingFileError(file_id) from error
+        return self._contents.open(file_id)
 
     def sweep(self, now_s: float) -> list[str]:
         """Deletes what has expired; see `BatchStore.sweep`."""
@@ -186,13 +146,9 @@ class SqliteBatchStore:
                 (now_s,),
             ).fetchall()
             kept = {row[0] for row in database.execute("SELECT file_id FROM files")}
-        for path in self._contents.iterdir():
-            # One that was deleted meanwhile is gone, as it should be.
-            with contextlib.suppress(FileNotFoundError):
-                if path.name not in kept and path.stat().st_mtime < now_s - _ORPHAN_S:
-                    path.unlink()
+        self._contents.sweep(kept, now_s)
         for (file_id,) in found:
-            self._path(file_id).unlink(missing_ok=True)
+            self._contents.delete(file_id)
         return [file_id for (file_id,) in found]
 
     # -- batches --
@@ -312,7 +268,7 @@ class SqliteBatchStore:
         """Ends a batch; see `BatchStore.end`."""
         written = [(file, _written(content)) for file, content in files]
         for file, content in written:
-            content.keep(self._path(file.file_id))
+            self._contents.keep(content, file.file_id)
         with self._transaction() as database:
             batch = decide(_leased(database, lease))
             for file, _ in written:
@@ -344,12 +300,9 @@ class SqliteBatchStore:
         with self._lock:
             return self._database.execute(sql, values).fetchall()
 
-    def _path(self, file_id: str) -> Path:
-        return self._contents / file_id
 
-
-def _written(content: NewContent) -> _FileContent:
-    assert isinstance(content, _FileContent), "the content is of another store"
+def _written(content: NewContent) -> FileContent:
+    assert isinstance(content, FileContent), "the content is of another store"
     return content
 
 

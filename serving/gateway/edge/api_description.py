@@ -28,11 +28,13 @@ _ERRORS = {
     "401": "No API key, or one that is unknown or has ended",
     "403": "The API key is not for this",
     "404": "There is no such model, or it does not answer here",
+    "409": "It cannot be changed as it is now",
     "413": "The body is too long",
     "429": "Too many requests wait; retry after the stated time",
     "500": "The request failed and is not to be repeated",
     "503": "No engine took the request in time; retry after the stated time",
 }
+_MODEL_ERRORS = _ERRORS.keys() - {"409"}
 _OPENAI_ERROR = "Error"
 _ANTHROPIC_ERROR = "AnthropicError"
 _TEXT = {"type": "string"}
@@ -94,6 +96,43 @@ _OWN: Mapping[str, tuple[str, str, Json]] = {
 }
 
 
+_BATCH_STATUSES = ("400", "401", "403", "404", "409", "413", "503")
+_FILE_FORM: Json = {
+    "multipart/form-data": {
+        "schema": {
+            "type": "object",
+            "required": ["file", "purpose"],
+            "properties": {"file": {"type": "string", "format": "binary"}, "purpose": _TEXT},
+        }
+    }
+}
+_NEW_BATCH: Json = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "required": ["input_file_id", "endpoint", "completion_window"],
+            "properties": {
+                "input_file_id": _TEXT,
+                "endpoint": _TEXT,
+                "completion_window": _TEXT,
+                "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
+                "output_expires_after": {"type": ["object", "null"]},
+            },
+            "additionalProperties": False,
+        }
+    }
+}
+# The summary and the body of each operation of the batch lane.
+_BATCH: Mapping[str, Mapping[str, tuple[str, Json | None]]] = {
+    routes.FILES: {"get": ("Your files", None), "post": ("Upload one", _FILE_FORM)},
+    routes.ONE_FILE: {"get": ("One of them", None), "delete": ("Delete it", None)},
+    routes.FILE_CONTENT: {"get": ("What is in it", None)},
+    routes.BATCHES: {"get": ("Your batches", None), "post": ("Begin one", _NEW_BATCH)},
+    routes.ONE_BATCH: {"get": ("How far it is", None)},
+    routes.CANCEL_BATCH: {"post": ("End it early", None)},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
     """One model: the names that select it, adapters' included, and the routes that it answers."""
@@ -108,17 +147,20 @@ def describe_api(
     open_fields: frozenset[OpenField],
     *,
     needs_key: bool,
+    has_batches: bool = False,
 ) -> Json:
     """Returns the description of what the holder of a key may ask, as a new document.
 
     Requests name only models that are served and that the key is for. Fields that steer engines are
-    not among theirs unless they are in `open_fields`.
+    not among theirs unless they are in `open_fields`. `has_batches`: the batch lane's routes too.
     """
     served = _served(models, holder)
+    may_batch = has_batches and KeyScope.INFERENCE in holder.scopes
+    batch_paths = dict(_batch_paths()) if may_batch else {}
     described: Json = {
         "openapi": "3.1.0",
         "info": {"title": "Slicewise", "version": f"vLLM {_vllm()['vllm']}"},
-        "paths": dict(_model_paths(served)) | dict(_own_paths(holder)),
+        "paths": dict(_model_paths(served)) | dict(_own_paths(holder)) | batch_paths,
         "components": {"schemas": _schemas(served, open_fields) | _ERROR_SCHEMAS},
     }
     if needs_key:
@@ -149,7 +191,7 @@ def _model_paths(served: Iterable[str]) -> Iterator[tuple[str, Json]]:
         content: Json = {"application/json": {"schema": {}}}
         if described["streams"]:
             content["text/event-stream"] = {}
-        statuses = sorted({*_ERRORS, *described["statuses"]})
+        statuses = sorted({*_MODEL_ERRORS, *described["statuses"]})
         error = _ANTHROPIC_ERROR if route in routes.ANTHROPIC_ROUTES else _OPENAI_ERROR
         operation = {
             "summary": described["summary"],
@@ -187,6 +229,29 @@ def _own_paths(holder: KeyRecord) -> Iterator[tuple[str, Json]]:
                 {"name": name[1], "in": "path", "required": True, "schema": _TEXT}
             ]
         yield route, {"get": operation}
+
+
+def _batch_paths() -> Iterator[tuple[str, Json]]:
+    for route, operations in _BATCH.items():
+        described: Json = {}
+        for method, (summary, body) in operations.items():
+            is_content = route == routes.FILE_CONTENT
+            media_type = "application/octet-stream" if is_content else "application/json"
+            content = {media_type: {"schema": {} if is_content else {"type": "object"}}}
+            operation: Json = {
+                "summary": summary,
+                "operationId": f"{method} {route}",
+                "responses": {"200": {"description": "The answer", "content": content}}
+                | {status: _error(status, _OPENAI_ERROR) for status in _BATCH_STATUSES},
+            }
+            if body is not None:
+                operation["requestBody"] = {"required": True, "content": body}
+            if (name := _IN_PATH.search(route)) is not None:
+                operation["parameters"] = [
+                    {"name": name[1], "in": "path", "required": True, "schema": _TEXT}
+                ]
+            described[method] = operation
+        yield route, described
 
 
 def _error(status: str, schema: str) -> Json:

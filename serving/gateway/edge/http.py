@@ -282,7 +282,13 @@ class HttpEdge:
         )
         rules = self._rules
         opened = rules.open_fields | holder.open_fields
-        return describe_api(models, holder, opened, needs_key=bool(rules.keys))
+        return describe_api(
+            models,
+            holder,
+            opened,
+            needs_key=bool(rules.keys),
+            has_batches=self._batches is not None,
+        )
 
     async def _share(self, exchange: "_Exchange") -> bool:
         """Lets allowed web pages read the answer; returns whether it has been given already.

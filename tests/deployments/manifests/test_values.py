@@ -76,6 +76,11 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
         lambda raw: _args(raw).update(link={}),
         "cluster.secrets.link: nobody reads it",
     ),
+    "batches without a disk": (
+        lambda raw: _args(raw).update(batches={"folder": "/batches"}),
+        "args.batches.folder: gateways have pods of their own, which share no folder and keep none "
+        "(value /batches); allowed: left out",
+    ),
     "weights from no bucket": (
         lambda raw: _args(raw)["models"][0].update(source="/data/llama"),
         "args.models[0].source: no bucket is mounted at /data (value /data/llama); "

@@ -34,6 +34,7 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
         "outcome": {"stop", "length", "repetition", "abort", "error", "aborted", *error_codes()}
     },
     "slicewise_admissions_total": {"result": {"admitted", *error_codes()}},
+    "slicewise_batch_lines_total": {"outcome": {"completed", "failed", "refused"}},
     "slicewise_cache_forecast_tokens_total": {"outcome": set(FORECAST_OUTCOMES)},
     "slicewise_objective_sequences_total": {
         "objective": {"ttft", "tpot"},

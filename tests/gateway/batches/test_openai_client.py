@@ -13,6 +13,9 @@ from serving.domain.errors import NoRoomInTimeError
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
+from serving.gateway.edge.http import HttpEdge
+from serving.gateway.edge.routes import BATCH_ROUTES
+from serving.gateway.metrics.batches import BatchCollector
 from tests.gateway.test_http_edge import EchoFrontend, client_of, edge_over
 
 from .lanes import (
@@ -26,6 +29,11 @@ from .lanes import (
     turn_until,
     upload,
 )
+
+
+async def client_get(edge: HttpEdge, path: str) -> Any:
+    async with client_of(edge) as http:
+        return (await http.get(path)).json()
 
 
 def keys_of(*records: dict[str, Any]) -> ApiKeys:
@@ -434,6 +442,38 @@ async def test_without_a_folder_the_routes_say_so() -> None:
             assert answer.status_code == 404
             assert answer.json()["error"]["code"] == "batches_off"
             assert "batches.folder" in answer.json()["error"]["message"]
+
+
+async def test_description_has_the_routes_and_their_methods(tmp_path: Path) -> None:
+    async with (
+        gateway_in(tmp_path, Answering(), runs=False) as gateway,
+        client_of(gateway.edge) as http,
+    ):
+        described = (await http.get("/openapi.json")).json()["paths"]
+        without = (await client_get(edge_over(EchoFrontend("m")), "/openapi.json"))["paths"]
+    methods = {
+        route: tuple(method.upper() for method in described.get(route, ()))
+        for route in BATCH_ROUTES
+    }
+    assert methods == BATCH_ROUTES
+    assert not without.keys() & BATCH_ROUTES.keys()
+
+
+async def test_metrics_tell_what_became_of_lines(tmp_path: Path) -> None:
+    model = Answering()
+    model.statuses = [400, 429]
+    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+        await ended(client, await begin(client, chats(3)))
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in BatchCollector(gateway.lane).collect()
+            for sample in family.samples
+        }
+    name = "slicewise_batch_lines_total"
+    assert samples[name, "completed"] == 2
+    assert samples[name, "failed"] == 1
+    assert samples[name, "refused"] == 1
+    assert samples["slicewise_batches_leased",] in (0, 1)
 
 
 async def test_client_that_leaves_while_it_uploads_leaves_nothing(tmp_path: Path) -> None:
