@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.first_run.evidence import ARCHIVE
 from deployments.first_run.order import RunStage
+from deployments.first_run.record.evidence import ARCHIVE
 from deployments.first_run.runner import TEXT_PAGE
 
 from .application import PROJECT_ROOT

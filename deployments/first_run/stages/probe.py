@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from deployments.first_run.context import StageContext
-from deployments.first_run.hosts import PYTHON, HostAnswer, hosts_of
+from deployments.first_run.hosts.reach import PYTHON, HostAnswer, hosts_of
 from deployments.first_run.order import RunStage
 from deployments.first_run.results import Measurement, StageResult, judged
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.slices.probe import Platform, ProbeSpec
 
+_PROBE = (PYTHON, "-m", "deployments.first_run.hosts.probe_here")
 _NUM_PROBES = 3
 # Above JAX's own for this; another one each time, because one that was used is not free at once.
 _FIRST_PORT = 8476
@@ -36,7 +37,12 @@ def probe(context: StageContext) -> StageResult:
     model = run_model(context)
     hosts = hosts_of(context.address)
     spec = _spec(model)
-    program = (PYTHON, "-m", "deployments.first_run.probe_here", msgspec.json.encode(spec).decode())
+    program = (
+        PYTHON,
+        "-m",
+        "deployments.first_run.hosts.probe_here",
+        msgspec.json.encode(spec).decode(),
+    )
     turns = []
     for number in range(1, _NUM_PROBES + 1):
         limit_s = context.left_s / (_NUM_PROBES + 1 - number)

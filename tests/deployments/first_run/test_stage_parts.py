@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from deployments.first_run.application import served_settings
-from deployments.first_run.asking import StreamedAnswer
-from deployments.first_run.hosts import PYTHON, HostsUnreachableError, RayHosts, ThisHost
-from deployments.first_run.prompts import PROMPTS
-from deployments.first_run.published import published_for
-from deployments.first_run.ray_hosts import first_hosts, place_of
+from deployments.first_run.hosts.ray_tasks import first_hosts, place_of
+from deployments.first_run.hosts.reach import PYTHON, HostsUnreachableError, RayHosts, ThisHost
+from deployments.first_run.requests.asking import StreamedAnswer
+from deployments.first_run.requests.prompts import PROMPTS
+from deployments.first_run.requests.published import published_for
 from deployments.first_run.stages.losses import first_gap
 from serving.config.check import check_serve_config
 from serving.domain.inventory import SLICE_NAME_LABEL, WORKER_ID_LABEL
@@ -121,7 +121,7 @@ def test_process_of_this_cluster_is_killed_and_no_other(tmp_path: Path) -> None:
 
     ours, others = start(f"{tmp_path}/a1/sw"), start(f"{tmp_path}/other")
     try:
-        command = (PYTHON, "-m", "deployments.first_run.kill", "SW::Test", f"{tmp_path}/a1/")
+        command = (PYTHON, "-m", "deployments.first_run.hosts.kill", "SW::Test", f"{tmp_path}/a1/")
         (told,) = ThisHost().run(command, 60)
         assert told.last_json() == {"found": 1, "killed": ours.pid}
         assert ours.wait(30) == -9

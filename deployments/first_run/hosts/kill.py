@@ -1,4 +1,4 @@
-"""Ends one process of an engine on this host: `python -m deployments.first_run.kill TITLE PLACE`.
+"""Ends one process of an engine on this host: a program, with the arguments TITLE and PLACE.
 
 TITLE is the beginning of the process's title. PLACE is what the Ray folder of its cluster begins
 with, or `-` in a task of Ray: then it has to be of the same Ray node as the task, so that no engine

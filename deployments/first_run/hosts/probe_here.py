@@ -1,4 +1,4 @@
-"""Probes this host once: `python -m deployments.first_run.probe_here SPEC SECONDS PORT`.
+"""Probes this host once: `python -m deployments.first_run.hosts.probe_here SPEC SECONDS PORT`.
 
 SPEC is a `ProbeSpec` as JSON, as of host 0; which host this is stands in the environment. On a
 slice of several hosts the program of host 0 coordinates the others on PORT. The result is printed
@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from deployments.first_run.hosts import FIRST_HOST_VARIABLE, WORKER_VARIABLE
+from deployments.first_run.hosts.reach import FIRST_HOST_VARIABLE, WORKER_VARIABLE
 from serving.slices.probe import SIMULATED_VARIABLE, Platform, ProbeSpec, run_probe_on_host
 from serving.tpu.host.locked_memory import raise_locked_memory
 

@@ -1,6 +1,6 @@
 """Runs a program on the hosts of a Ray cluster, as a separate program, and prints the answers.
 
-    python -m deployments.first_run.ray_hosts HOST:PORT < request.json
+    python -m deployments.first_run.hosts.ray_tasks HOST:PORT < request.json
 
 It is separate because Ray's client may wait in native code; the caller ends it when its time is
 over. Hosts with chips are meant, or all hosts where none has any.
@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.first_run.hosts import FIRST_HOST_VARIABLE, WORKER_VARIABLE, run_here
+from deployments.first_run.hosts.reach import FIRST_HOST_VARIABLE, WORKER_VARIABLE, run_here
 from serving.domain.inventory import SLICE_NAME_LABEL, WORKER_ID_LABEL
 
 

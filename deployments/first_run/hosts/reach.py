@@ -105,7 +105,7 @@ class RayHosts:
             "environment": dict(environment or {}),
             "host": host,
         }
-        command = [sys.executable, "-m", "deployments.first_run.ray_hosts", self._address]
+        command = [sys.executable, "-m", "deployments.first_run.hosts.ray_tasks", self._address]
         try:
             done = subprocess.run(
                 command,
