@@ -10,10 +10,10 @@ from typing import Annotated, NoReturn
 import typer
 import yaml
 
-from deployments.first_run.comparison import RunUnreadableError, compare_runs, read_run
-from deployments.first_run.evidence import ARCHIVE, EvidenceFolder
-from deployments.first_run.masking import secrets_of
 from deployments.first_run.order import RunStage, chosen_stages
+from deployments.first_run.record.comparison import RunUnreadableError, compare_runs, read_run
+from deployments.first_run.record.evidence import ARCHIVE, EvidenceFolder
+from deployments.first_run.record.masking import secrets_of
 from deployments.first_run.runner import FirstRun, RunInterruptedError, RunOrder
 from deployments.terminal import build_table, plain_lines
 from serving.artifacts.object_store.address import is_bucket, open_store

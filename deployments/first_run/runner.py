@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from deployments.first_run.application import ServedApplication, fleet_of, stop_application
-from deployments.first_run.evidence import MAX_FILE_BYTES, EvidenceFolder
 from deployments.first_run.order import RULE_OF, RunStage, obstacle
-from deployments.first_run.page import html_page, text_page
 from deployments.first_run.process import PROGRAM, run_stage_process
+from deployments.first_run.record.evidence import MAX_FILE_BYTES, EvidenceFolder
+from deployments.first_run.record.page import html_page, text_page
 from deployments.first_run.results import (
     RunVerdict,
     StageOutcome,

@@ -11,9 +11,9 @@ import yaml
 from deployments.manifests import edges, platform
 from deployments.manifests.cluster_config import Provisioning, UpgradeKind
 from deployments.manifests.compute_classes import compute_classes, control_class
-from deployments.manifests.first_run import first_run_objects
 from deployments.manifests.hosts import node_pools
 from deployments.manifests.names import Json, serve_service
+from deployments.manifests.pods.first_run import first_run_objects
 from deployments.manifests.ray_objects import ray_cluster, ray_service, serve_config
 from deployments.manifests.redis import redis_objects
 from deployments.manifests.slice_groups import SliceGroup, slice_groups

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from deployments.engine_plan import plan_deployment, plan_json
-from deployments.first_run.asking import Streams
 from deployments.first_run.context import StageContext
-from deployments.first_run.hosts import PYTHON, HostAnswer, hosts_of
+from deployments.first_run.hosts.reach import PYTHON, HostAnswer, hosts_of
 from deployments.first_run.order import RunStage
-from deployments.first_run.prompts import PROMPTS
+from deployments.first_run.requests.asking import Streams
+from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, judged, skipped
 from deployments.first_run.stages.served_models import run_model
 
-_CAPTURE = (PYTHON, "-m", "deployments.first_run.capture_here")
+_CAPTURE = (PYTHON, "-m", "deployments.first_run.hosts.capture_here")
 _CAPTURE_S = 15.0
 # Whether a host's chips are made up; see `serving.engine.tpu_sim`.
 _IS_SIMULATED = (PYTHON, "-c", "import os, sys; sys.exit('SLICEWISE_TPU_SIM' not in os.environ)")

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 
-from deployments.first_run.asking import COMPLETIONS, ask, greedy
 from deployments.first_run.context import StageContext
 from deployments.first_run.order import RunStage
-from deployments.first_run.prompts import PROMPTS
+from deployments.first_run.requests.asking import COMPLETIONS, ask, greedy
+from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.artifacts.object_store.address import is_bucket
@@ -80,7 +80,7 @@ def _gaps(
     """Returns the gaps, or why there are none."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "deployments.first_run.reference", name, dtype],
+            [sys.executable, "-m", "deployments.first_run.requests.reference", name, dtype],
             input=json.dumps(pairs),
             capture_output=True,
             text=True,

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from deployments.first_run.context import StageContext
-from deployments.first_run.hosts import PYTHON, HostAnswer, hosts_of
+from deployments.first_run.hosts.reach import PYTHON, HostAnswer, hosts_of
 from deployments.first_run.order import RunStage
 from deployments.first_run.results import Measurement, StageResult, judged
 
 _DOCTOR = (PYTHON, "-m", "deployments.cli", "doctor", "--json")
-_FACTS = (PYTHON, "-m", "deployments.first_run.host_facts")
+_FACTS = (PYTHON, "-m", "deployments.first_run.hosts.host_facts")
 # What has to be the same on every host.
 _EQUAL = ("python", "packages")
 

@@ -17,12 +17,12 @@ from deployments.first_run.application import (
     processes_of,
     wait_linked,
 )
-from deployments.first_run.asking import StreamedAnswer, Streams
 from deployments.first_run.context import StageContext
-from deployments.first_run.hosts import PYTHON, hosts_of
-from deployments.first_run.kill import ENGINE_CORE
+from deployments.first_run.hosts.kill import ENGINE_CORE
+from deployments.first_run.hosts.reach import PYTHON, hosts_of
 from deployments.first_run.order import RunStage
-from deployments.first_run.prompts import PROMPTS
+from deployments.first_run.requests.asking import StreamedAnswer, Streams
+from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.domain.models.engine_kind import EngineKind
@@ -113,7 +113,7 @@ def _engine_ids(context: StageContext) -> set[str]:
 def _kill(context: StageContext) -> str | None:
     """Kills one engine core, and returns where; `None` if there is none on any host."""
     folder = "-" if context.address is not None else f"{context.served.folder}/"
-    program = (PYTHON, "-m", "deployments.first_run.kill", ENGINE_CORE, folder)
+    program = (PYTHON, "-m", "deployments.first_run.hosts.kill", ENGINE_CORE, folder)
     hosts = hosts_of(context.address)
     # One at a time: only one may die.
     for host in [answer.host for answer in hosts.run((PYTHON, "-c", ""), _HOST_S)]:

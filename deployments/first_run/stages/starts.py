@@ -18,9 +18,9 @@ from deployments.first_run.application import (
     start_application,
     stop_application,
 )
-from deployments.first_run.asking import metric_sum
 from deployments.first_run.context import StageContext
 from deployments.first_run.order import RunStage
+from deployments.first_run.requests.asking import metric_sum
 from deployments.first_run.results import Measurement, StageResult, judged
 from deployments.first_run.stages.served_models import run_model
 from deployments.status.reports import ReportedFleet

@@ -8,7 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from deployments.first_run.evidence import EvidenceFolder
+from deployments.first_run.record.evidence import EvidenceFolder
 from serving.artifacts.object_store.address import open_store
 
 RESERVE_BYTES = 512 * 1024

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.first_run.evidence import ARCHIVE, MAX_FILE_BYTES, EvidenceFolder
+from deployments.first_run.record.evidence import ARCHIVE, MAX_FILE_BYTES, EvidenceFolder
 from deployments.simulation.hosts.namespaces import check_permitted
 from serving.artifacts.object_store.address import open_store
 from tests.hosts.permission import skipped_where_refused

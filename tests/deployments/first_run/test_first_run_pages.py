@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli import build_cli
-from deployments.first_run.comparison import RunUnreadableError, compare_runs, read_run
-from deployments.first_run.evidence import EvidenceFolder
-from deployments.first_run.page import html_page, text_page
+from deployments.first_run.record.comparison import RunUnreadableError, compare_runs, read_run
+from deployments.first_run.record.evidence import EvidenceFolder
+from deployments.first_run.record.page import html_page, text_page
 from deployments.first_run.results import (
     Measurement,
     StageResult,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from deployments.first_run.evidence import ARCHIVE, EvidenceFolder
 from deployments.first_run.order import RunStage
 from deployments.first_run.process import run_stage_process
+from deployments.first_run.record.evidence import ARCHIVE, EvidenceFolder
 from deployments.first_run.results import RunVerdict, StageOutcome
 from deployments.first_run.runner import FirstRun, RunOrder
 from serving.artifacts.object_store.address import open_store

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.first_run.masking import (
+from deployments.first_run.record.masking import (
     MASK,
     is_secret_name,
     mask,

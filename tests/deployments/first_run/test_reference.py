@@ -11,7 +11,7 @@ def test_own_choices_have_no_gap_and_another_token_has_one() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from deployments.first_run.reference import main
+    from deployments.first_run.requests.reference import main
 
     prompt = [5, 17, 200, 31]
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()

@@ -11,12 +11,14 @@ import pytest
 import yaml
 
 from deployments.first_run.application import served_settings
-from deployments.first_run.asking import StreamedAnswer
-from deployments.first_run.hosts import PYTHON, HostsUnreachableError, RayHosts, ThisHost
-from deployments.first_run.prompts import PROMPTS
-from deployments.first_run.published import published_for
+from deployments.first_run.hosts.ray_tasks import first_hosts, place_of
+from deployments.first_run.hosts.reach import PYTHON, HostsUnreachableError, RayHosts, ThisHost
+from deployments.first_run.requests.asking import StreamedAnswer
+from deployments.first_run.requests.prompts import PROMPTS
+from deployments.first_run.requests.published import published_for
 from deployments.first_run.stages.losses import first_gap
 from serving.config.check import check_serve_config
+from serving.domain.inventory import SLICE_NAME_LABEL, WORKER_ID_LABEL
 
 ROOT = Path(__file__).parents[3]
 SLEEP = str(shutil.which("sleep"))
@@ -119,14 +121,37 @@ def test_process_of_this_cluster_is_killed_and_no_other(tmp_path: Path) -> None:
 
     ours, others = start(f"{tmp_path}/a1/sw"), start(f"{tmp_path}/other")
     try:
-        command = (PYTHON, "-m", "deployments.first_run.kill", "SW::Test", f"{tmp_path}/a1/")
+        command = (PYTHON, "-m", "deployments.first_run.hosts.kill", "SW::Test", f"{tmp_path}/a1/")
         (told,) = ThisHost().run(command, 60)
         assert told.last_json() == {"found": 1, "killed": ours.pid}
         assert ours.wait(30) == -9
         assert psutil.Process(others.pid).status() != psutil.STATUS_ZOMBIE
+        # In a task of Ray it has to be of the task's own node.
+        in_task = (*command[:-1], "-")
+        (told,) = ThisHost().run(in_task, 60, {"RAY_RAYLET_PID": "4711"})
+        assert told.last_json() == {"found": 0, "killed": None}
         (again,) = ThisHost().run(command, 60)
         assert again.last_json() == {"found": 0, "killed": None}
     finally:
         for each in (ours, others):
             each.kill()
             each.wait()
+
+
+def test_program_on_a_ray_node_is_told_its_place_in_its_slice() -> None:
+    def node(address: str, slice_name: str | None, worker: str | None) -> dict[str, Any]:
+        labels = {SLICE_NAME_LABEL: slice_name, WORKER_ID_LABEL: worker}
+        return {
+            "NodeManagerAddress": address,
+            "Labels": {name: value for name, value in labels.items() if value is not None},
+        }
+
+    nodes = [
+        node("a", "s-0", "1"),
+        node("b", "s-0", "0"),
+        node("c", "s-1", "0"),
+        node("d", None, None),
+    ]
+    firsts = first_hosts(nodes)
+    told = [tuple(place_of(each, firsts).values()) for each in nodes]
+    assert told == [("1", "b"), ("0", "b"), ("0", "c"), ("0", "")]

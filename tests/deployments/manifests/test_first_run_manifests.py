@@ -91,6 +91,14 @@ def test_job_serves_one_model_with_one_engine_on_its_own_host() -> None:
     )
 
 
+def test_slice_of_several_hosts_is_not_taken_for_the_one_of_the_same_topology() -> None:
+    one_host = slice_shape("v6e", "2x4", 8)
+    text = one(folder_of((TWO_HOSTS, "spot"), (one_host, "spot")), "ConfigMap", "llm-first-run")
+    config = yaml.safe_load(text.body["data"]["serve_config.yaml"])
+    (model,) = config["applications"][0]["args"]["models"]
+    assert model["deployments"][0]["slice"]["chips_per_host"] == 8
+
+
 def test_schema_takes_the_ray_job(crds: Schemas) -> None:
     job = one(folder_of((TWO_HOSTS, "spot")), "RayJob")
     assert crds.has(job)

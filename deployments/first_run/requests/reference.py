@@ -1,6 +1,6 @@
 """Judges greedy answers by transformers on this host's CPU, in a process of its own.
 
-    python -m deployments.first_run.reference MODEL DTYPE < answers.json
+    python -m deployments.first_run.requests.reference MODEL DTYPE < answers.json
 
 The input is a list of pairs: the token ids of a prompt and of its answer. The output is a list with
 one list a pair: of each token of the answer, how much less likely it is to the reference than the

@@ -53,7 +53,7 @@ def first_run_config(values: Values, group: SliceGroup) -> Json:
     args.pop("auth", None)
     config["proxy_location"] = "HeadOnly"
     config["http_options"] = {**(config.get("http_options") or {}), "host": "127.0.0.1"}
-    model, deployment = next(_served(args["models"], group))
+    model, deployment = next(_served(values, args["models"], group))
     for field in ("min_replicas", "max_replicas"):
         deployment.pop(field, None)
     args["models"] = [model | {"deployments": [deployment | {"replicas": 1}]}]
@@ -63,12 +63,14 @@ def first_run_config(values: Values, group: SliceGroup) -> Json:
     return config
 
 
-def _served(models: Sequence[Json], group: SliceGroup) -> Iterator[tuple[Json, Json]]:
-    for model in models:
-        for deployment in model["deployments"]:
-            wanted = deployment.get("slice") or {}
-            asked = (deployment["compute_class"], wanted.get("generation"), wanted.get("topology"))
-            if asked == (group.terms.name, str(group.shape.generation), group.shape.topology):
+def _served(
+    values: Values, models: Sequence[Json], group: SliceGroup
+) -> Iterator[tuple[Json, Json]]:
+    """Yields what of `models`, as the file has them, has slices of the group."""
+    for model, known in zip(models, values.app.models, strict=True):
+        for deployment, parsed in zip(model["deployments"], known.deployments, strict=True):
+            is_of_class = parsed.compute_class == group.terms.name
+            if is_of_class and parsed.slice is not None and parsed.slice.shape == group.shape:
                 yield model, dict(deployment)
 
 

@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from deployments.first_run.masking import mask
+from deployments.first_run.record.masking import mask
 from serving.artifacts.object_store.store import ObjectStore, StoreError
 
 ARCHIVE = "first-run.tar.gz"

@@ -1,4 +1,4 @@
-"""Captures what the chips of this host say now: `python -m deployments.first_run.capture_here`.
+"""Captures what the chips of this host say now; a program, run as a module.
 
 Prints one JSON object: the exporter's capture, and the values that it makes of it by series.
 """

@@ -1,4 +1,4 @@
-"""Tells what one host is like, as JSON: `python -m deployments.first_run.host_facts`.
+"""Tells what one host is like, as JSON: `python -m deployments.first_run.hosts.host_facts`.
 
 More than `slicewise doctor` judges: the first run on a machine of a kind is when all of it is news.
 Values of secrets are masked here already, before they go over any wire.
@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from deployments.first_run.masking import mask_environment, secrets_of
+from deployments.first_run.record.masking import mask_environment, secrets_of
 from serving.tpu.host.limits import read_host_limits
 
 _PACKAGES = (

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 # The first word of a program that is the interpreter of its host, wherever that has it.
 PYTHON = "python"
+# What a program on a Ray node is told: its host's number in the slice, and host 0's address.
+WORKER_VARIABLE = "SLICEWISE_FIRST_RUN_WORKER"
+FIRST_HOST_VARIABLE = "SLICEWISE_FIRST_RUN_FIRST_HOST"
 _RAY_S = 30.0
 
 
@@ -102,7 +105,7 @@ class RayHosts:
             "environment": dict(environment or {}),
             "host": host,
         }
-        command = [sys.executable, "-m", "deployments.first_run.ray_hosts", self._address]
+        command = [sys.executable, "-m", "deployments.first_run.hosts.ray_tasks", self._address]
         try:
             done = subprocess.run(
                 command,

@@ -25,7 +25,7 @@ _TOKEN_PREFIX = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpAnswer:
     """The answer to one request. `status` of 0: there was none, and `body` has the reason."""
 
     status: int
@@ -55,7 +55,7 @@ class StreamedAnswer:
         return max((later - earlier for earlier, later in pairs), default=0.0)
 
 
-def ask(url: str, path: str, body: Mapping[str, Any], timeout_s: float) -> Reply:
+def ask(url: str, path: str, body: Mapping[str, Any], timeout_s: float) -> HttpAnswer:
     """Sends one request and returns its answer, whatever it is."""
     began_s = time.monotonic()
     request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), _headers())
@@ -65,13 +65,13 @@ def ask(url: str, path: str, body: Mapping[str, Any], timeout_s: float) -> Reply
     except urllib.error.HTTPError as error:
         status, text = error.code, error.read()
     except (OSError, http.client.HTTPException) as error:
-        return Reply(0, {"error": f"{error}"}, time.monotonic() - began_s)
+        return HttpAnswer(0, {"error": f"{error}"}, time.monotonic() - began_s)
     try:
         found = json.loads(text)
     except ValueError:
         found = {"error": text.decode(errors="replace")[:500]}
     found = found if isinstance(found, dict) else {"error": str(found)}
-    return Reply(status, found, time.monotonic() - began_s)
+    return HttpAnswer(status, found, time.monotonic() - began_s)
 
 
 def metric_sum(url: str, name: str, timeout_s: float = 10.0) -> float | None:

@@ -1,0 +1,1 @@
+"""What is done on the hosts of a run, and how they are reached."""

@@ -1,0 +1,1 @@
+"""What a run writes: results, pages, an archive, and nothing that is secret."""

@@ -1,0 +1,1 @@
+"""What a run asks of the application, and what the answers are judged by."""

@@ -1,0 +1,124 @@
+"""`slicewise first-run` on tpu-inference, on hosts in namespaces of their own.
+
+Nodes are started as pods and TPU VMs start them, and the command runs on the head, which has no
+chips, as it does under a RayJob. The chips and the kernels for them are replaced as elsewhere in
+this folder; so memory, throughput and what chips report are skipped.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.first_run.order import RunStage
+from deployments.first_run.runner import TEXT_PAGE
+from deployments.simulation.hosts.namespaces import Hosts, check_permitted
+from deployments.simulation.plan import (
+    SimulatedSlices,
+    host_environment,
+    host_labels,
+    host_resources,
+)
+from serving.config.slice_spec import RUN_DIR_VARIABLE
+from serving.slices.probe import SIMULATED_VARIABLE
+from tests.e2e.application import application_args, serve_config
+from tests.hosts.permission import skipped_where_refused
+from tests.hosts.ray_nodes import RayNodes, node_environment
+
+from .engines import ENGINE_ARGS, simulation_environment
+from .evidence import Evidence
+from .tiny_models import LLAMA, PROJECT_ROOT, TinyModels
+
+pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(3600)]
+
+START_S = 900.0
+# Of a machine with much other work; the deadlines are meant for a TPU host.
+PATIENCE = 5
+SKIPPED = {RunStage.HBM, RunStage.THROUGHPUT}
+
+
+def slices_of(topology: str) -> SimulatedSlices:
+    return SimulatedSlices(
+        name="spot", compute_class="spot", generation="v6e", topology=topology, chips_per_host=4
+    )
+
+
+def config(models: TinyModels, slices: SimulatedSlices) -> dict[str, Any]:
+    """The file as a user writes it."""
+    structured = {"backend": "xgrammar", "disable_any_whitespace": True}
+    served = {
+        "name": LLAMA,
+        "source": models.path(LLAMA),
+        "engine": "vllm-tpu",
+        "engine_args": ENGINE_ARGS | {"structured_outputs_config": structured},
+        "deployments": [
+            {
+                "compute_class": slices.compute_class,
+                "slice": {
+                    "generation": slices.generation,
+                    "topology": slices.topology,
+                    "chips_per_host": slices.chips_per_host,
+                },
+            }
+        ],
+    }
+    # Steps that compile take seconds here.
+    args = application_args(served, link={}, health={"hang_timeout_s": 60.0})
+    return serve_config(args, port=8000)
+
+
+@pytest.mark.parametrize(("topology", "num_hosts"), [("2x2", 1), ("2x4", 2)])
+def test_every_stage_passes(
+    topology: str,
+    num_hosts: int,
+    models: TinyModels,
+    caches: Path,
+    tmp_path: Path,
+    evidence: Evidence,
+) -> None:
+    with skipped_where_refused():
+        check_permitted()
+    slices, out = slices_of(topology), tmp_path / "out"
+    file = tmp_path / "serve_config.yaml"
+    file.write_text(yaml.safe_dump(config(models, slices)))
+    with Hosts() as network:
+        names = ["head", *(f"host-{number}" for number in range(num_hosts))]
+        head, *slice_hosts = [network.add(name) for name in names]
+        simulated = simulation_environment(caches, slices.chips_per_host)
+        # A host knows its own.
+        for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
+            simulated.pop(name)
+        environment = node_environment(network.folder) | simulated
+        environment["PYTHONPATH"] = str(PROJECT_ROOT)
+        nodes = RayNodes(head, environment, tmp_path)
+        nodes.start_head(START_S)
+        slice_name = slices.slice_name(0)
+        for worker_id, host in enumerate(slice_hosts):
+            own = {SIMULATED_VARIABLE: "1", RUN_DIR_VARIABLE: str(network.folder / "run")}
+            nodes.join(
+                host,
+                host_environment(slices, slice_name, worker_id) | own,
+                host_resources(slices, slice_name, worker_id),
+                host_labels(slices, slice_name, worker_id),
+            )
+        nodes.wait_joined(START_S)
+        with (tmp_path / "output.txt").open("wb") as output:
+            command = [sys.executable, "-m", "deployments.cli", "first-run", str(file)]
+            command += ["--out", str(out), "--address", nodes.address, "--patience", f"{PATIENCE}"]
+            run = head.start(*command, env=environment, stdout=output, stderr=output)
+            code = run.wait()
+    page = (out / TEXT_PAGE).read_text()
+    results = {
+        stage: json.loads((out / stage / "result.json").read_text())["outcome"]
+        for stage in RunStage
+    }
+    wanted = {stage: "skipped" if stage in SKIPPED else "passed" for stage in RunStage}
+    assert (code, results) == (0, wanted), page
+    evidence.placed(
+        f"`slicewise first-run` on a slice v6e {topology} of {num_hosts} host(s) in namespaces of "
+        "their own, from a head without chips: every stage passed but those of memory and "
+        "throughput, which are skipped"
+    )
