@@ -12,8 +12,8 @@ request costs besides its tokens; `--base` names another checkout, whose gateway
 `policies` simulates autoscaling policies beside each other, for hours, and writes the page of that
 name. It goes on where it was broken off: `--lines` is the file of its records. `--traces` is the
 folder of the recorded traces, without which their days are left out; `--only` names parts of the
-table, `--cases` its days, `--names` policies, `--seeds` how many seeds, `--until` an instant (UTC) after which nothing
-begins.
+table, `--cases` its days, `--names` policies, `--seeds` how many seeds, `--until` an instant after
+which nothing begins.
 """
 
 import argparse

@@ -44,7 +44,8 @@ def compare_policies(
     """Runs what the records of this commit lack, in order, and publishes all of them.
 
     `only` has names of parts, `cases` of cases and `names` of policies, with commas between them;
-    `num_seeds` leaves out later seeds. No job begins at `until` or after it. Exits with what is wrong.
+    `num_seeds` leaves out later seeds. No job begins at `until` or after it. Exits with what is
+    wrong.
     """
     try:
         chosen = chosen_parts(only)

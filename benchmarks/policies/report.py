@@ -96,7 +96,7 @@ def _case_rows(table: Table, case: str) -> Iterator[Sequence[str]]:
         yield (
             f"**{name}**" if name == SLICEWISE else name,
             str(len(seeds)),
-            "none keeps 99 %" if cost is None else _spread(cost, ",.0f"),
+            "none keeps 99 %" if cost is None else _spread(cost, _digits(cost.mean)),
             _spread(table.over_bound(case, name) if name != LOWER_BOUND else None, ".2f"),
             _spread(table.ratios(case, name, HINDSIGHT) if name in POLICIES else None, ".2f"),
             _spread(pairs, ".2f"),
@@ -141,8 +141,8 @@ def _worlds(table: Table) -> Iterator[Sequence[str]]:
 
 def _scale(record: PolicyRecord) -> str:
     return (
-        f"`{SCALE}`, {record.num_requests or 0:,} requests in 24 h, {record.mean_slices or 0:,.0f} slices "
-        f"on average, the production policy and the dispatcher's choice by fewest requests: "
+        f"`{SCALE}`, {record.num_requests or 0:,} requests in 24 h, {record.mean_slices or 0:,.0f} "
+        f"slices on average, the production policy, requests to the engine with the fewest: "
         f"{record.wall_s / 60:.1f} minutes, {record.cost_usd or 0:,.0f} USD, "
         f"{record.slo_ratio or 0:.2%} within the objectives."
     )
@@ -167,6 +167,10 @@ def _spread(spread: SeedSpread | None, digits: str) -> str:
         return ""
     margin = "" if spread.margin is None else f" ± {spread.margin:{digits}}"
     return f"{spread.mean:{digits}}{margin}"
+
+
+def _digits(usd: float) -> str:
+    return ",.2f" if usd < 100 else ",.0f"
 
 
 def _mean(spread: SeedSpread | None) -> str:
