@@ -1,4 +1,4 @@
-"""Every engine of the shipped values files fits its slices, by the planner and the facts beside it."""
+"""Every engine of the shipped values fits its slices, by the planner and the facts we have."""
 
 from pathlib import Path
 
