@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 from vllm.sampling_params import SamplingParams
@@ -243,6 +244,25 @@ async def test_killed_engine_core_ends_the_step_that_waits_and_says_which_proces
             await step
         with pytest.raises(EngineDiedError):
             await engine.submit(subject.make_request("b", 2, []))
+        with pytest.raises(EngineDiedError):
+            await engine.check(DEADLINE_S)
+
+
+async def test_killed_worker_is_known_by_its_own_end_and_not_by_its_cores(
+    subject: Subject,
+) -> None:
+    """vLLM first ends the other workers in order, for which it takes seconds."""
+    engine = subject.engine
+    assert isinstance(engine, VllmEngine)
+    (core,) = engine.process_ids
+    below = psutil.Process(core).children(recursive=True)
+    (worker,) = [each for each in below if "VLLM::Worker" in " ".join(each.cmdline())]
+    async with asyncio.timeout(DEADLINE_S):
+        step = asyncio.create_task(until_it_ends(engine))
+        await asyncio.sleep(0)
+        worker.kill()
+        with pytest.raises(EngineDiedError, match=f"worker process {worker.pid} ended"):
+            await step
         with pytest.raises(EngineDiedError):
             await engine.check(DEADLINE_S)
 

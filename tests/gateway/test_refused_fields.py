@@ -202,11 +202,12 @@ async def test_route_without_an_engine_refuses_nothing_that_engines_lack(path: s
         assert (await client.post(path, json=body)).status_code == 200
 
 
+@pytest.mark.parametrize("trait", [Trait.DATA_PARALLEL, Trait.SPECULATES])
 @pytest.mark.parametrize("field", ["structured_outputs", "response_format"])
-def test_grammar_is_refused_where_engines_on_tpu_keep_none(field: str) -> None:
+def test_grammar_is_refused_where_engines_on_tpu_keep_none(field: str, trait: Trait) -> None:
     body = json.dumps({field: ASKED[field][0]}).encode()
-    facts = EngineFacts(EngineKind.VLLM_TPU, frozenset({Trait.DATA_PARALLEL}))
-    with pytest.raises(MalformedRequestError, match="data parallelism keep no grammar") as caught:
+    facts = EngineFacts(EngineKind.VLLM_TPU, frozenset({trait}))
+    with pytest.raises(MalformedRequestError, match="or speculate, keep no grammar") as caught:
         check(body, facts)
     assert caught.value.param == field
     check(body, TPU)

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 
 from serving.engine.vllm.engine import COMPILATIONS_CALL, VllmEngine
 from serving.link.messages import TokenRequest
 
 from .engines import answers, request, running_engine, simulation_environment
 from .evidence import Evidence
+from .grammars import under_grammar
 from .test_parity import ATTENTION_DP, Shape, tensor
 from .tiny_models import LLAMA, QWEN3, TinyModels
 
@@ -23,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # the engine core is forked, see test_parity
 ]
 
-NUM_REQUESTS = 300
 MAX_PROMPT_TOKENS = 200
 ADAPTER = "adapter"
 
@@ -40,13 +40,6 @@ PROMPT_LOGPROBS: tuple[dict[str, Any], ...] = (
 )
 
 
-def grammar(temperature: float, **params: Any) -> dict[str, Any]:
-    """As vLLM's frontend hands it over: with the program that compiles it."""
-    regex = StructuredOutputsParams(regex="[a-z]{3,20}")
-    regex._backend = "xgrammar"
-    return {"temperature": temperature, "structured_outputs": regex, **params}
-
-
 @dataclass(frozen=True)
 class Load:
     """A model, how it is served, and what is asked of it beside prompts and lengths."""
@@ -57,12 +50,16 @@ class Load:
     kinds: tuple[dict[str, Any], ...]
     engine_args: dict[str, Any] = field(default_factory=dict)
     has_adapter: bool = False
+    num_requests: int = 300
 
     def __str__(self) -> str:
         return self.name
 
 
-GRAMMARS = (grammar(0.0), grammar(0.9, logprobs=1))
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "structured_outputs": under_grammar()},
+    {"temperature": 0.9, "structured_outputs": under_grammar(), "logprobs": 1},
+)
 EVERYTHING = PLAIN + PROMPT_LOGPROBS + GRAMMARS
 NGRAM = {
     "speculative_config": {
@@ -77,10 +74,11 @@ LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
 LOADS = [
     Load("TP 1", LLAMA, tensor(1), EVERYTHING),
     Load("TP 4", LLAMA, tensor(4), EVERYTHING),
-    # Grammars are refused with data parallelism, and log-probabilities of prompts with speculation.
+    # Grammars are refused with data parallelism, and with speculation as log-probabilities of
+    # prompts are.
     Load("attention DP 2, TP 4", LLAMA, ATTENTION_DP, PLAIN + PROMPT_LOGPROBS),
-    Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True),
-    Load("speculation", LLAMA, tensor(1), PLAIN + GRAMMARS, NGRAM),
+    Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True, num_requests=100),
+    Load("speculation", LLAMA, tensor(1), PLAIN, NGRAM, num_requests=100),
 ]
 
 
@@ -121,7 +119,7 @@ async def test_mixed_load_compiles_nothing_after_the_warm_up(
     async with running_engine(models.path(load.model), environment, adapters, **args) as engine:
         warmed_up = engine.engine_stats.programs
         assert warmed_up is not None
-        while num_requests < NUM_REQUESTS:
+        while num_requests < load.num_requests:
             requests = mixed_requests(draw, num_rounds, load, adapter)
             await answers(engine, requests)
             num_requests += len(requests)

@@ -42,8 +42,12 @@ PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 # Limits of a machine with much other work; alone a start takes three minutes.
 START_S = 900.0
-# How long a process may outlive the one that it was for.
+# How long a process may outlive the one that it was for, and an end go unknown.
 END_S = 60.0
+# Far longer than that: what is known before comes by no check.
+HANG_TIMEOUT_S = 900.0
+# Log-probabilities of one token by two ways through the model: float32, other shapes of a step.
+TOLERANCE = 1e-3
 # What processes are called.
 ENGINE_HOST, ENGINE_CORE, WORKER = "ray::EngineHostActor", "VLLM::EngineCore", "ray::RayWorkerProc"
 
@@ -72,6 +76,13 @@ class Served:
         calls = [Call(f"{URL}/v1/completions", _completion(model, prompt)) for prompt in prompts]
         replies = [reply.json() for reply in self.calls.make(calls)]
         return [reply["choices"][0]["token_ids"] for reply in replies]
+
+    def completed(self, **fields: Any) -> dict[str, Any]:
+        """The choice with which one completion is answered."""
+        (reply,) = self.calls.make([Call(f"{URL}/v1/completions", {"model": LLAMA, **fields})])
+        assert reply.status == 200, reply.json()
+        choice: dict[str, Any] = reply.json()["choices"][0]
+        return choice
 
 
 def _completion(model: str, prompt: list[int]) -> dict[str, Any]:
@@ -103,8 +114,7 @@ def config(models: TinyModels) -> dict[str, Any]:
             }
         ],
     }
-    # Steps that compile take seconds here.
-    args = application_args(served, link={}, health={"hang_timeout_s": 60.0})
+    args = application_args(served, link={}, health={"hang_timeout_s": HANG_TIMEOUT_S})
     return serve_config(args, port=PORT)
 
 
@@ -163,6 +173,48 @@ def test_engine_over_hosts_in_namespaces_answers_as_transformers(
         "hosts in PID, network, mount, UTS and IPC namespaces of their own: one worker each on "
         f"both hosts of the slice; first answer {first_s:.0f} s after `serve run`"
     )
+
+
+def test_echo_with_logprobs_is_answered_over_two_hosts(
+    served: Served, models: TinyModels, evidence: Evidence
+) -> None:
+    """Both hosts run the same programs, with log-probabilities of a prompt and after it."""
+    engines = served.engine_ids()
+    greedy = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
+    for prompt in models.prompts[LLAMA][1:4]:
+        answer = served.completed(prompt=prompt, max_tokens=12, **greedy)
+        text = prompt + answer["token_ids"]
+        echoed = served.completed(prompt=text, max_tokens=6, echo=True, **greedy)
+        of_prompt = echoed["logprobs"]["token_logprobs"][len(prompt) : len(text)]
+        assert of_prompt == pytest.approx(answer["logprobs"]["token_logprobs"], abs=TOLERANCE)
+        assert len(echoed["logprobs"]["token_logprobs"]) == len(text) + 6
+    assert served.engine_ids() == engines
+    evidence.parity(
+        f"{LLAMA}, TP 8, log-probabilities of a prompt against those it was generated with",
+        "a slice v6e 2x4 of two hosts in namespaces of their own, 4 devices each",
+        "the same engine's, token by token",
+        3,
+    )
+
+
+def test_end_of_the_worker_on_the_other_host_is_known_at_once(
+    served: Served, models: TinyModels, evidence: Evidence
+) -> None:
+    """Also while no request is there, in which nobody would miss it."""
+    _, second = served.slice_hosts
+    (worker,) = second.processes(WORKER)
+    before = served.engine_ids()
+    killed_s = time.monotonic()
+    worker.kill()
+    served.nodes.wait_until(lambda: not set(before) & set(served.engine_ids()), END_S)
+    gone_s = time.monotonic() - killed_s
+    evidence.placed(
+        f"worker on the other host killed: the gateway had no link to its engine after "
+        f"{gone_s:.1f} s, with a hang check of {HANG_TIMEOUT_S:.0f} s"
+    )
+    served.nodes.wait_until(lambda: served.engine_ids() != [], START_S)
+    prompts, expected = models.prompts[LLAMA], models.expected[LLAMA]
+    assert served.answers(LLAMA, prompts) == expected
 
 
 def test_worker_on_the_other_host_ends_with_the_engine_host(

@@ -4,6 +4,7 @@ The prompts make steps of all kinds: two are longer than a step (chunked prefill
 the single tokens of others; every later round finds its prompts in the prefix cache.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ async def test_an_adapter_changes_outputs_as_peft_does(
     )
 
 
-async def test_what_is_compiled_for_a_new_shape_is_counted_once(
+async def test_what_is_compiled_for_a_new_shape_is_counted_once_and_told_to_the_host(
     models: TinyModels, caches: Path
 ) -> None:
     short, long = [7, 8, 9], list(range(10, 210))
@@ -162,8 +163,14 @@ async def test_what_is_compiled_for_a_new_shape_is_counted_once(
             await answers(engine, [request("one", prompt, greedy(4))])
             return await num_compilations() - before
 
+        clock = asyncio.get_running_loop().time
         await compiled_for(short)
+        warm_s = clock()
         assert await compiled_for(short) == 0
+        assert engine.compiling(warm_s) is None
         # A step of 256 tokens, which nothing has had yet: the warm-up's have 128 at most.
         assert await compiled_for(long) > 0
+        assert "jit" in str(engine.compiling(warm_s))
+        done_s = clock()
         assert await compiled_for(long) == 0
+        assert engine.compiling(done_s) is None

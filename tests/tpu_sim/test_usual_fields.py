@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from vllm.sampling_params import (
-    RepetitionDetectionParams,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
@@ -27,8 +23,16 @@ from serving.link.engine_protocol import EngineDiedError
 from serving.link.messages import TokenRequest
 from serving.link.vllm_codec import decode_output, decode_request, output_decoder, request_decoder
 
-from .engines import ANSWER_S, greedy, request, running_engine, simulation_environment
-from .tiny_models import QWEN3, TinyModels
+from .engines import (
+    ANSWER_S,
+    answers,
+    greedy,
+    request,
+    running_engine,
+    simulation_environment,
+)
+from .grammars import LETTERS, under_grammar
+from .tiny_models import QWEN3, TinyModels, token_text
 
 pytestmark = [
     pytest.mark.tpu_sim,
@@ -59,7 +63,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "repetition_detection": {
         "repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3)
     },
-    "regex": {"structured_outputs": StructuredOutputsParams(regex="[a-z]{3,20}")},
+    "regex": {"structured_outputs": under_grammar()},
     "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
     "extra_args": {"extra_args": {"mine": 1, "kv_transfer_params": {"a": 1}}},
 }
@@ -152,6 +156,25 @@ async def test_engine_outlives_a_field_that_is_let_through(
     asked = request(f"usual {usual}", prompt, params_of(**USUAL[usual]))
     assert await outputs_of(engine, asked)
     await engine.check(ANSWER_S)
+
+
+async def test_requests_under_grammars_in_one_step_each_keep_their_own(
+    engine: VllmEngine, models: TinyModels
+) -> None:
+    """Their ids sort otherwise than they come, as those of clients do."""
+    prompt = models.prompts[QWEN3][2]
+    regexes = {"z-letters": "[a-z]{80}", "m-digits": "[0-9]{80}", "a-stops": "[.]{80}"}
+    asked = [
+        request(name, prompt, params_of(structured_outputs=under_grammar(regex)))
+        for name, regex in regexes.items()
+    ]
+    letters, digits, stops = [token_text(models, each) for each in await answers(engine, asked)]
+    assert (set(letters) <= LETTERS, set(digits) <= set("0123456789"), set(stops)) == (
+        True,
+        True,
+        {"."},
+    )
+    assert min(map(len, (letters, digits, stops))) >= NUM_TOKENS
 
 
 # What the gateway refuses because it is ignored, each strong enough to change a greedy answer.

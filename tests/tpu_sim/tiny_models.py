@@ -66,6 +66,13 @@ class TinyModels:
         return str(self.folder / "adapter")
 
 
+def token_text(models: TinyModels, token_ids: list[int]) -> str:
+    """The text of tokens, by the tokenizer that all of them have."""
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(models.path(QWEN3)).decode(token_ids))
+
+
 def make(folder: Path) -> TinyModels:
     """Makes them below `folder`, in a process of its own (20 to 40 s)."""
     command = [sys.executable, "-m", "tests.tpu_sim.tiny_models", str(folder)]

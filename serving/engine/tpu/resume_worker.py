@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_inference import envs
@@ -19,6 +20,8 @@ from serving.directory.ray_hosts import own_address, own_node_id
 from serving.engine.load_stage import ReportsStages
 from serving.engine.tpu.compile_watch import CompileWatch
 from serving.engine.tpu.grammar_rows import rows_as_read
+from serving.engine.tpu.logits_programs import compile_logits_programs
+from serving.engine.tpu.prompt_logprobs import done_prompts
 from serving.engine.tpu.step_inputs import compile_step_inputs
 from serving.link.vllm_codec import emitted_token_ids
 from serving.tpu.host.locked_memory import raise_locked_memory
@@ -38,7 +41,25 @@ def restore_emitted(state: CachedRequestState) -> None:
 class _ResumingInputBatch(InputBatch):
     def add_request(self, request: CachedRequestState, *args: Any, **kwargs: Any) -> Any:
         restore_emitted(request)
-        return super().add_request(request, *args, **kwargs)
+        added = super().add_request(request, *args, **kwargs)
+        # One that comes back into the batch asks for its prompt again, though it may be done.
+        if request.num_computed_tokens >= request.num_prompt_tokens:
+            self.num_prompt_logprobs.pop(request.req_id, None)
+        return added
+
+    def forget_done_prompts(
+        self, scheduler_output: Any, requests: Mapping[str, CachedRequestState]
+    ) -> None:
+        """Asks for no more log-probabilities of prompts that are done before this step."""
+        if not self.num_prompt_logprobs:
+            return
+        going_on = scheduler_output.scheduled_cached_reqs
+        num_computed = dict(zip(going_on.req_ids, going_on.num_computed_tokens, strict=True))
+        # A thread of tpu-inference takes some out as well.
+        asked = [name for name in list(self.num_prompt_logprobs) if name in requests]
+        num_prompt = {name: requests[name].num_prompt_tokens for name in asked}
+        for name in done_prompts(asked, num_computed, num_prompt):
+            self.num_prompt_logprobs.pop(name, None)
 
 
 class ResumingTPUWorker(ReportsStages, TPUWorker):
@@ -81,6 +102,12 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
             num_pairs = compile_step_inputs(self.model_runner)
             duration_ms = (time.monotonic() - started_s) * 1000
             logger.info("step_inputs_compiled pairs=%d duration_ms=%d", num_pairs, duration_ms)
+            started_s = time.monotonic()
+            num_shapes = compile_logits_programs(self.model_runner)
+            duration_ms = (time.monotonic() - started_s) * 1000
+            logger.info(
+                "logits_programs_compiled shapes=%d duration_ms=%d", num_shapes, duration_ms
+            )
         return times
 
     def execute_model(self, scheduler_output: Any) -> Any:
@@ -90,6 +117,7 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
         # subclass adds no state, so the instance can change class.
         if type(batch) is InputBatch:
             batch.__class__ = _ResumingInputBatch
+        batch.forget_done_prompts(scheduler_output, self.model_runner.requests)
         self._compile_watch.step = _StepShape(scheduler_output)
         return super().execute_model(scheduler_output)
 

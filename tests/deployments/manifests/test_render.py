@@ -95,7 +95,7 @@ def test_provisioner_takes_every_rendered_group_as_it_stands() -> None:
     groups, notes = read_groups(one(folder, "RayCluster").body, [])
     assert notes == []
     asked = {group.name: (group.kind, group.num_hosts) for group in groups}
-    assert asked["v6e-4x4-spot"] == (SliceKind("spot", "v6e", "4x4"), 4)
+    assert asked["v6e-4x8-spot"] == (SliceKind("spot", "v6e", "4x8"), 8)
     assert asked["v6e-2x4-reserved"] == (SliceKind("reserved", "v6e", "2x4"), 1)
     assert len(asked) == 8
 
