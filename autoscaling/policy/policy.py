@@ -5,8 +5,9 @@ The steps, each a pure function or a small memory of its own:
 1. `forecast`       the work now, and by the time a slice ordered today would be ready
 2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`,
                     as far as slices were seen to keep to that law (`learned_capacity`)
+                    and a little more while objectives are missed or caches are full (`pressure`)
 3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
-                    and there is none while work waits (`scale_down`)
+                    and there is none while work waits (`scale_down`) or there is such pressure
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
 5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
 6. `bridges`        what others bring where slices end before their class replaces them
@@ -38,6 +39,7 @@ from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_
 from autoscaling.policy.learned_capacity import learned_of_record, nothing_learned
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.pressure import Pressure, pressure_reason
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.scale_down import (
     MOST_TURNS,
@@ -104,6 +106,9 @@ class SlicewisePolicy:
         self._floor = NeedFloor()
         self._turns = NeedTurns()
         self._factor = 1.0
+        self._pressure = Pressure()
+        self._pressed_because: str | None = None
+        self._added = 0.0
         self.learned = (
             nothing_learned(profile)
             if memory is None
@@ -125,6 +130,7 @@ class SlicewisePolicy:
         ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
         num_ready = ready.total()
         self._factor = self.learned.factor(ready)
+        self._look_at_pressure(now_s, load, num_ready)
         demand = self._demand(now_s, load, num_ready, self._leading(now_s)[0])
         needed = self._held_need(now_s, self._bounded(now_s, load, demand))
         need, stays = self._kept_need(now_s, load, needed, num_ready)
@@ -224,7 +230,14 @@ class SlicewisePolicy:
         num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
         backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules, self._factor)
         most = self._most_backlog(now_s, load, steady.mean, leading, has_backlog=backlog > 0)
-        return Demand(steady.mean, steady.spread, min(backlog, most))
+        return Demand(steady.mean, steady.spread, min(backlog, most), self._added)
+
+    def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: int) -> None:
+        """Notes what shows that slices have too much to do now, and what is added for it."""
+        traffic = DemandInputs(self._forecaster.rate, *self._forecaster.tokens)
+        mean = demand_of(traffic, self._profile, self._rules, self._factor).mean
+        self._pressed_because = pressure_reason(load, mean, num_ready)
+        self._added = self._pressure.added_slices(now_s, mean, self._pressed_because)
 
     def _most_backlog(
         self,
@@ -284,7 +297,7 @@ class SlicewisePolicy:
         self, now_s: float, load: ModelLoad, needed: int, num_ready: int
     ) -> tuple[int, str | None]:
         """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
-        stays = why_nothing_may_go(load, self._rules)
+        stays = why_nothing_may_go(load, self._rules) or self._pressed_because
         kept = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
         need = self._turns.bounded(now_s, kept)
         if need > kept:
