@@ -14,6 +14,7 @@ from serving.domain.capacity.engine_rates import rates_of_stats
 from serving.domain.capacity.slice_profile import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import (
+    JUDGED,
     FleetReport,
     LoadSample,
     StatsError,
@@ -185,6 +186,7 @@ def _sum_of(
         num_batch_in_flight=sum(sample.num_batch_in_flight for sample in known),
         # Gateways share the engines. Where nothing waits, nobody sees that they are full.
         full_ratio=max(sample.full_ratio for sample in known),
+        **{what: sum(getattr(sample, what) for sample in known) for what in JUDGED},
         # Each engine is told of by one gateway at a time.
         engines=tuple(each for report in reports for each in rates_of_stats(model, report.stats)),
     )

@@ -23,6 +23,9 @@ class ModelLoad:
     on engines. `full_ratio` is the share of the window, 0 to 1, in which work waited and no engine
     took more. `engines` are those whose work is known.
 
+    `num_ttft_met` and `num_ttft_missed` are first tokens of the window that kept to the objective
+    of their prompt and that did not; `num_tpot_met` and `num_tpot_missed` are answers that ended.
+
     `late` says, in words, which gateways have not told theirs in time: what others told is then the
     least that there is. `left_out` says which have been silent for so long that they do not count.
     """
@@ -38,6 +41,10 @@ class ModelLoad:
     num_batch_waiting: int = 0
     num_batch_in_flight: int = 0
     full_ratio: float = 0.0
+    num_ttft_met: int = 0
+    num_ttft_missed: int = 0
+    num_tpot_met: int = 0
+    num_tpot_missed: int = 0
     engines: tuple[EngineRate, ...] = ()
     late: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()

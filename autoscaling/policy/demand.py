@@ -24,17 +24,19 @@ class Demand:
     """The slices that a load takes.
 
     `mean` carries its mean, `spread` carries random variation, `backlog` works off what waits
-    already.
+    already. `pressure` is for objectives that are missed and caches that are full, and as far as
+    there is a backlog it is for the same.
     """
 
     mean: float
     spread: float = 0.0
     backlog: float = 0.0
+    pressure: float = 0.0
 
     @property
     def slices(self) -> float:
         """The number of slices needed, as a fraction."""
-        return self.mean + self.spread + self.backlog
+        return self.mean + self.spread + max(self.backlog, self.pressure)
 
     @property
     def whole(self) -> int:
@@ -44,10 +46,12 @@ class Demand:
     @property
     def arithmetic(self) -> str:
         """The sum behind the number, for a log line."""
-        return (
+        text = (
             f"{self.slices:.2f} slices = {self.mean:.2f} mean + {self.spread:.2f} spread"
             f" + {self.backlog:.2f} backlog"
         )
+        more = self.pressure - self.backlog
+        return f"{text} + {more:.2f} pressure" if more > 0 else text
 
 
 class UnreachableObjectiveError(ValueError):

@@ -45,12 +45,17 @@ class ForecastErrors(_Record):
 
 
 class ForecastRecord(_Record):
-    """The rate of the last day by the minute, and how wrong forecasts of it were."""
+    """The load of the last day by the minute, and how wrong forecasts of it were."""
 
     since_s: float
     """When the first minute began."""
     rates: Annotated[tuple[_NotNegative | None, ...], _Tuple, Field(max_length=2880)]
     """In requests per second, minute by minute; `null` where none was measured."""
+    input_tokens: Annotated[tuple[_NotNegative | None, ...], _Tuple, Field(max_length=2880)] = ()
+    """Uncached prompt tokens of a request on average, of the same minutes; an earlier build wrote
+    none."""
+    output_tokens: Annotated[tuple[_NotNegative | None, ...], _Tuple, Field(max_length=2880)] = ()
+    """Output tokens, likewise."""
     errors: Annotated[tuple[ForecastErrors, ...], _Tuple]
 
 

@@ -2,11 +2,12 @@
 
 The steps, each a pure function or a small memory of its own:
 
-1. `forecast`       the rate now, and by the time a slice ordered today would be ready
+1. `forecast`       the work now, and by the time a slice ordered today would be ready
 2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`,
                     as far as slices were seen to keep to that law (`learned_capacity`)
+                    and a little more while objectives are missed or caches are full (`pressure`)
 3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
-                    and there is none while work waits (`scale_down`)
+                    and there is none while work waits (`scale_down`) or there is such pressure
 4. `class_history`  which classes are healthy, and what a useful hour of each costs
 5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
 6. `bridges`        what others bring where slices end before their class replaces them
@@ -24,13 +25,21 @@ from dataclasses import replace
 
 from autoscaling.policy.bridges import bridged
 from autoscaling.policy.class_history import ClassHistory
-from autoscaling.policy.demand import Demand, DemandInputs, backlog_demand, demand_of, num_at_once
+from autoscaling.policy.demand import (
+    Demand,
+    DemandInputs,
+    UnreachableObjectiveError,
+    backlog_demand,
+    demand_of,
+    num_at_once,
+)
 from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
 from autoscaling.policy.learned_capacity import learned_of_record, nothing_learned
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.pressure import Pressure, pressure_reason
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.scale_down import (
     MOST_TURNS,
@@ -44,8 +53,6 @@ from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
 
-# Token means move slowly; what one window happens to hold is smoothed over about ten minutes.
-_TOKEN_MEMORY_S = 600.0
 # Of the mean demand, the most that is bought in addition to work off what waits.
 _MOST_BACKLOG = 0.1
 # A backlog is older than a slice takes to come after this at the earliest.
@@ -87,11 +94,11 @@ class SlicewisePolicy:
         self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
         self._known_mixes: dict[object, Portfolio] = {}
         self._forecaster = (
-            Forecaster() if memory is None else Forecaster.from_record(memory.forecast)
+            Forecaster(self._cost)
+            if memory is None
+            else Forecaster.from_record(memory.forecast, self._cost)
         )
         self._failures = EngineFailures()
-        self._tokens: tuple[float, float] | None = None
-        self._observed_at_s: float | None = None
         self._learned_at_s: float | None = None
         self._busy_at_s: float | None = None
         # By the class for whose time they are; "" is the base.
@@ -99,6 +106,9 @@ class SlicewisePolicy:
         self._floor = NeedFloor()
         self._turns = NeedTurns()
         self._factor = 1.0
+        self._pressure = Pressure()
+        self._pressed_because: str | None = None
+        self._added = 0.0
         self.learned = (
             nothing_learned(profile)
             if memory is None
@@ -120,6 +130,7 @@ class SlicewisePolicy:
         ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
         num_ready = ready.total()
         self._factor = self.learned.factor(ready)
+        self._look_at_pressure(now_s, load, num_ready)
         demand = self._demand(now_s, load, num_ready, self._leading(now_s)[0])
         needed = self._held_need(now_s, self._bounded(now_s, load, demand))
         need, stays = self._kept_need(now_s, load, needed, num_ready)
@@ -187,38 +198,46 @@ class SlicewisePolicy:
         elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
         self._learned_at_s = now_s
         self.learned = self.learned.seen(elapsed_s, load, self._profile, self._rules)
-        if load.late and load.requests_per_s <= self._forecaster.level:
+        if load.late and load.requests_per_s <= self._forecaster.rate:
             return  # it is the least that there is, and no news
-        self._forecaster.observe(load.at_s, load.requests_per_s)
-        if load.requests_per_s <= 0:
-            return
-        means = (load.input_tokens_mean, load.output_tokens_mean)
-        if self._tokens is None:
-            self._tokens = means
-        else:
-            elapsed_s = now_s - (self._observed_at_s or now_s)
-            share = min(1.0, elapsed_s / _TOKEN_MEMORY_S)
-            self._tokens = (
-                self._tokens[0] + share * (means[0] - self._tokens[0]),
-                self._tokens[1] + share * (means[1] - self._tokens[1]),
-            )
-        self._observed_at_s = now_s
+        self._forecaster.observe(
+            load.at_s, load.requests_per_s, load.input_tokens_mean, load.output_tokens_mean
+        )
+
+    def _cost(self, input_tokens: float, output_tokens: float) -> float:
+        """The slices that one request per second takes; 0 where none meets the objective."""
+        one = DemandInputs(1.0, input_tokens, output_tokens)
+        try:
+            return demand_of(one, self._profile, self._rules).mean
+        except UnreachableObjectiveError:
+            return 0.0
+
+    def _requests_per_s(self, slices: float) -> float:
+        """The rate of requests, as long as they lately were, that is so much work."""
+        cost = self._forecaster.slices_per_request_per_s
+        return slices / cost if cost > 0 else self._forecaster.rate
 
     def _demand(
         self, now_s: float, load: ModelLoad, num_ready: int, leading: ClassHistory
     ) -> Demand:
         """The greater of what is needed now and what will be when `leading` could deliver."""
-        input_tokens, output_tokens = self._tokens or (0.0, 0.0)
         then = self._forecaster.at(now_s, leading.lead_s, self._rules.forecast_share).safe
-        rate = max(self._forecaster.level, then)
-        traffic = DemandInputs(rate, input_tokens, output_tokens)
+        rate = self._requests_per_s(max(self._forecaster.level, then))
+        traffic = DemandInputs(rate, *self._forecaster.tokens)
         steady = demand_of(traffic, self._profile, self._rules, self._factor)
         # What is on engines beyond what they can run waits there.
         held = num_ready * num_at_once(traffic, self._profile, self._rules, self._factor)
         num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
         backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules, self._factor)
         most = self._most_backlog(now_s, load, steady.mean, leading, has_backlog=backlog > 0)
-        return Demand(steady.mean, steady.spread, min(backlog, most))
+        return Demand(steady.mean, steady.spread, min(backlog, most), self._added)
+
+    def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: int) -> None:
+        """Notes what shows that slices have too much to do now, and what is added for it."""
+        traffic = DemandInputs(self._forecaster.rate, *self._forecaster.tokens)
+        mean = demand_of(traffic, self._profile, self._rules, self._factor).mean
+        self._pressed_because = pressure_reason(load, mean, num_ready)
+        self._added = self._pressure.added_slices(now_s, mean, self._pressed_because)
 
     def _most_backlog(
         self,
@@ -278,7 +297,7 @@ class SlicewisePolicy:
         self, now_s: float, load: ModelLoad, needed: int, num_ready: int
     ) -> tuple[int, str | None]:
         """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
-        stays = why_nothing_may_go(load, self._rules)
+        stays = why_nothing_may_go(load, self._rules) or self._pressed_because
         kept = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
         need = self._turns.bounded(now_s, kept)
         if need > kept:
@@ -357,7 +376,8 @@ class SlicewisePolicy:
         if inputs.kept_because is not None:
             notes.append(f"none goes while {inputs.kept_because}")
         rates = (
-            f"{load.requests_per_s:.2f} requests/s, {forecast.safe:.2f} in {lead.lead_s:.0f} s"
+            f"{load.requests_per_s:.2f} requests/s,"
+            f" {self._requests_per_s(forecast.safe):.2f} in {lead.lead_s:.0f} s"
             f" by {forecast.method}: {demand.arithmetic}"
         )
         need = f"need {inputs.need}, floor {floor}"

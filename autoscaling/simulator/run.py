@@ -78,7 +78,7 @@ def simulate(
         ValueError: a plan has a target for an unknown class.
     """
     requests = setup.requests.until(setup.duration_s)
-    engines = Engines(requests, setup.profile, setup.limits)
+    engines = Engines(requests, setup.profile, setup.limits, setup.objectives)
     rng = np.random.default_rng(setup.seed)
     fleet = SliceFleet(setup.classes, engines, rng, setup.drain_s)
     for name, count in setup.ready_at_start.items():
@@ -158,6 +158,7 @@ class SimulatedLoad:
             self._input_tokens_mean = (last.input_tokens - first.input_tokens) / arrived
         if finished:
             self._output_tokens_mean = (last.output_tokens - first.output_tokens) / finished
+        num_late = last.num_late - first.num_late
         return ModelLoad(
             at_s=last.at_s,
             requests_per_s=arrived / span_s if span_s > 0 else 0.0,
@@ -167,6 +168,8 @@ class SimulatedLoad:
             oldest_wait_s=last.oldest_wait_s,
             num_in_flight=last.num_in_flight - last.num_held_back,
             full_ratio=sum(each.are_full for each in window) / len(window),
+            num_ttft_met=last.num_first_tokens - first.num_first_tokens - num_late,
+            num_ttft_missed=num_late,
             engines=_engine_rates(engines, first, last),
         )
 

@@ -38,6 +38,7 @@ from serving.config.sections import load_yaml
 from serving.config.slices import SliceConfig
 from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.config.vllm_rules import unbounded_media_problem
+from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
 from serving.domain.models.request_fields.refusals import ignored_defaults
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
@@ -328,7 +329,7 @@ def _objective_problems(
         if not given or (model.objectives is None and not per_token_s):
             continue
         planned = given.get("ttft_s"), given.get("tpot_s"), per_token_s
-        own = model.request_objectives
+        own = model.own_objectives or DEFAULT_OBJECTIVES
         if planned != (own.ttft_s, own.tpot_s, own.ttft_per_prompt_token_s):
             yield Problem(
                 f"{path}.args.models[{index}].objectives",

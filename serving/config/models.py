@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from serving.config.sections import ENV_NAME_WORDS, STRICT_SECTION, EnvName, Items, NonEmpty
 from serving.config.slices import ComputeClassName, SliceConfig
 from serving.domain.capacity.gateway_sizing import ASSUMED_SEQUENCE_TOKENS_PER_S, EngineOutput
-from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES, Objectives, ObjectivesConfig
+from serving.domain.capacity.objectives import Objectives, ObjectivesConfig
 from serving.domain.capacity.slice_profile import full_batch_tokens_per_s
 from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.model_version import model_version
@@ -170,7 +170,8 @@ class ModelConfig(_Section):
     objectives: ObjectivesConfig | None = None
     """What a request is to see: gateways count by it what is late, and a request's deadline grows
     with its prompt as its objective does. `null`: 2.5 s to the first token and 0.1 s for each after
-    it. With a scaling policy they are those of its `policy_kwargs`."""
+    it. With a scaling policy they are those of its `policy_kwargs`; only where they are given here
+    too it is told who met them."""
     version: VersionLabel | None = None
     """A label of the version, to be changed where nothing else tells that the tokens change: other
     weights under the same `source`."""
@@ -201,9 +202,9 @@ class ModelConfig(_Section):
         return f"{self.engine} {0 if self.paced is None else self.paced.model_seed}"
 
     @property
-    def request_objectives(self) -> Objectives:
-        """What a request is to see."""
-        return DEFAULT_OBJECTIVES if self.objectives is None else self.objectives.objectives
+    def own_objectives(self) -> Objectives | None:
+        """What a request is to see; `None` if nothing is said of it."""
+        return None if self.objectives is None else self.objectives.objectives
 
     @property
     def answers_as(self) -> tuple[str, ...]:

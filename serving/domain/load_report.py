@@ -50,7 +50,8 @@ class LoadSample:
     `input_tokens_mean` excludes the tokens that engines found in their prefix caches. A mean is the
     last known one where the window holds no sample, and `None` until there has been one.
     `full_ratio` is the share of the window, 0 to 1, in which such work waited and no engine took
-    another request.
+    another request. The counts of those that met or missed an objective are of first tokens (TTFT)
+    and of sequences that ended (TPOT) in the window.
     """
 
     requests_per_s: float
@@ -63,6 +64,14 @@ class LoadSample:
     num_batch_waiting: int = 0
     num_batch_in_flight: int = 0
     full_ratio: float = 0.0
+    num_ttft_met: int = 0
+    num_ttft_missed: int = 0
+    num_tpot_met: int = 0
+    num_tpot_missed: int = 0
+
+
+# Sequences of the window that kept to an objective of the model, and those that did not.
+JUDGED = ("num_ttft_met", "num_ttft_missed", "num_tpot_met", "num_tpot_missed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,7 @@ def load_stats(model: str, sample: LoadSample) -> dict[str, float]:
         "num_batch_waiting": sample.num_batch_waiting,
         "num_batch_in_flight": sample.num_batch_in_flight,
         "full_ratio": sample.full_ratio,
-    }
+    } | {what: getattr(sample, what) for what in JUDGED}
     return {
         _BAR.join(("load", model, what)): float(value)
         for what, value in values.items()
@@ -159,6 +168,7 @@ def load_of_stats(model: str, stats: Mapping[str, float]) -> LoadSample | None:
         num_batch_waiting=round(value("num_batch_waiting") or 0.0),
         num_batch_in_flight=round(value("num_batch_in_flight") or 0.0),
         full_ratio=value("full_ratio") or 0.0,
+        **{what: round(value(what) or 0.0) for what in JUDGED},
     )
 
 

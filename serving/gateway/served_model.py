@@ -161,7 +161,7 @@ class ServedModel:
             elif not served.is_frontend_of(config):
                 await served.rebuild_frontend(config)
             before_id, self._current_id, self._config = self._current_id, version_id, config
-            self._queue.telemetry.objectives = config.request_objectives
+            self._queue.telemetry.set_objectives(config.own_objectives)
             for known in self._versions.values():
                 known.dispatcher.is_retired = known.version != version_id
             self._queue.look_again()
@@ -282,7 +282,12 @@ class ServedModel:
     def engine_rates(self) -> list[EngineRate]:
         """Returns what the engines do that this gateway shows, as of now; call it now and then."""
         engines = (
-            (engine.engine_id, engine.compute_class, stats)
+            (
+                engine.engine_id,
+                engine.compute_class,
+                stats,
+                0.0 if engine.load is None else engine.load.kv_usage_ratio,
+            )
             for engine in self.connections
             if not engine.is_draining
             and (stats := engine.link.stats.engine_stats) is not None

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.config.api_keys import read_keys
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
+from serving.domain.load_report import JUDGED, load_of_stats, load_stats
 from serving.domain.models.request_fields.service_class import ServiceClass, ServiceTier
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import HttpEdge
@@ -231,6 +232,25 @@ def judged(telemetry: ModelTelemetry) -> dict[tuple[str, str], float | None]:
     }
 
 
+def told(telemetry: ModelTelemetry) -> tuple[int, ...]:
+    """What a policy is told of sequences that met and missed TTFT, and TPOT."""
+    seen = telemetry.load.sample(5.0, num_waiting=0, oldest_wait_s=0.0, num_in_flight=0)
+    sample = load_of_stats("chat", load_stats("chat", seen))
+    assert sample is not None
+    return tuple(getattr(sample, what) for what in JUDGED)
+
+
+def test_policy_is_told_nothing_of_objectives_that_may_be_others_than_its_own() -> None:
+    telemetry = ModelTelemetry("chat", 0.0)
+    request = telemetry.arrived("r", 7, 0.0)
+    dispatched(request, "spot", 0.0)
+    step(telemetry, 1.0, (request, 1))
+    step(telemetry, 2.0, (request, 1))
+    request.ended("stop", 2.0)
+    assert judged(telemetry)["tpot", "missed"] == 1
+    assert told(telemetry) == (0, 0, 0, 0)
+
+
 def test_objective_of_a_first_token_grows_with_its_prompt() -> None:
     telemetry = ModelTelemetry("chat", 0.0, Objectives(1.0, 0.5, ttft_per_prompt_token_s=0.01))
     for prompt_tokens in (199, 201):
@@ -246,6 +266,7 @@ def test_objective_of_a_first_token_grows_with_its_prompt() -> None:
         ("tpot", "met"): 1,
         ("tpot", "missed"): 1,
     }
+    assert told(telemetry) == (1, 1, 1, 1)
 
 
 def test_batch_work_has_no_objectives() -> None:

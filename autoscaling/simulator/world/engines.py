@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 
@@ -42,7 +43,8 @@ class SimulatedTraffic:
 
     `oldest_wait_s` is of the requests that wait at the gateway without an engine, 0 without one.
     `num_held_back` of those in flight are in line at engines whose sequences are all taken: a real
-    gateway holds them back. `are_full` says that all engines are so.
+    gateway holds them back. `are_full` says that all engines are so. `num_late` of the
+    `num_first_tokens` came later than the objective of their prompts.
     """
 
     at_s: float
@@ -55,6 +57,8 @@ class SimulatedTraffic:
     num_in_flight: int
     num_held_back: int = 0
     are_full: bool = False
+    num_first_tokens: int = 0
+    num_late: int = 0
     work: "EngineSums | None" = None
 
 
@@ -86,7 +90,14 @@ class Answers:
 class Engines:
     """Models all engines of one simulation. `open` gives out slots and `close` takes them back."""
 
-    def __init__(self, requests: Requests, profile: CapacityProfile, limits: GatewayLimits) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        profile: CapacityProfile,
+        limits: GatewayLimits,
+        objectives: Objectives | None = None,
+    ) -> None:
+        """Nothing is late where there are no `objectives`."""
         self._ttft_floor_s = profile.ttft_floor_s
         self._law = kernel.StepTimeModel(
             base_s=profile.base_s,
@@ -97,7 +108,11 @@ class Engines:
             request_deadline_s=limits.request_deadline_s,
             max_waiting_requests=limits.max_waiting_requests,
         )
-        self._state = _empty(requests, profile.max_num_seqs)
+        allowed_s = np.full(len(requests), np.inf, np.float32)
+        if objectives is not None:
+            prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
+            allowed_s[:] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
+        self._state = _empty(requests, allowed_s, profile.max_num_seqs)
         self._free = list(range(_FEWEST_SLOTS))[::-1]
 
     def advance(self, until_s: float) -> None:
@@ -168,6 +183,8 @@ class Engines:
             num_in_flight=int(counts[kernel.ON_ENGINES]),
             num_held_back=int(in_line[is_full].sum()),
             are_full=self.num_routable > 0 and int(is_full.sum()) == self.num_routable,
+            num_first_tokens=int(counts[kernel.FIRST_TOKENS]),
+            num_late=int(counts[kernel.LATE]),
             work=EngineSums(
                 self._state.computed.copy(),
                 self._state.emitted.copy(),
@@ -191,10 +208,11 @@ class Engines:
         )
 
 
-def _empty(requests: Requests, max_num_seqs: int) -> kernel.Kernel:
+def _empty(requests: Requests, allowed_s: kernel.F32, max_num_seqs: int) -> kernel.Kernel:
     num = len(requests)
     return kernel.Kernel(
         arrival_s=requests.arrival_s,
+        allowed_s=allowed_s,
         input_tokens=requests.input_tokens,
         output_tokens=requests.output_tokens,
         left=requests.output_tokens.copy(),

@@ -47,7 +47,8 @@ IDLE, DECODING, MIXED = 0, 1, 2
 # Indices of `Kernel.counts`.
 ARRIVED, INPUT_TOKENS, FINISHED, OUTPUT_TOKENS = 0, 1, 2, 3
 ROUTABLE, PARKED, PARKED_HEAD, PARKED_TAIL, ON_ENGINES, MOVES = 4, 5, 6, 7, 8, 9
-NUM_COUNTS = 10
+FIRST_TOKENS, LATE = 10, 11
+NUM_COUNTS = 12
 
 # An entry of `Kernel.ends` is the step at which a sequence ends, then the request.
 _SHIFT = 32
@@ -75,8 +76,9 @@ class Kernel(NamedTuple):
     """The whole state, changed in place.
 
     Per request: `first_s` and `last_s` are its first and last token after its arrival (NaN without
-    one), `left` the tokens still to give, `stall_s` how long its stream stood still because it had
-    to move, `parked_s` when it began to wait at the gateway, after its arrival. Per engine: `step`
+    one), `allowed_s` is the longest `first_s` of its objective, `left` the tokens still to give,
+    `stall_s` how long its stream stood still because it had to move, `parked_s` when it began to
+    wait at the gateway, after its arrival. Per engine: `step`
     counts its finished steps as of `anchor_s`; at `event_s` another `event_steps` of `step_s` each
     are done. `ends` is a heap per engine over its `running` sequences; the queue from `head` to
     `tail` has no prompt computed but `head_done` tokens of the first. `event_heap` holds every slot
@@ -86,6 +88,7 @@ class Kernel(NamedTuple):
     """
 
     arrival_s: F64
+    allowed_s: F32
     input_tokens: I32
     output_tokens: I32
     left: I32
@@ -335,6 +338,8 @@ def _note_first_tokens(k: Kernel, first_taken: int, num_taken: int, at_s: float)
         after_s = at_s - k.arrival_s[request]
         if k.left[request] == k.output_tokens[request]:
             k.first_s[request] = after_s
+            k.counts[FIRST_TOKENS] += 1
+            k.counts[LATE] += after_s > k.allowed_s[request]
         else:
             k.stall_s[request] += after_s
         request = k.link[request]

@@ -22,6 +22,8 @@ class EngineRate:
 
     `prompt_tokens_per_s` were computed, without those that its cache had; `output_tokens_per_s`
     were emitted. `step_s` is the mean length of its steps, those left out that followed none.
+    `kv_usage_ratio` is the share of its KV cache, 0 to 1, that sequences lately had on average; 0
+    where it tells none.
     """
 
     engine_id: str
@@ -29,13 +31,19 @@ class EngineRate:
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     step_s: float
+    kv_usage_ratio: float = 0.0
+
+
+_NEEDED = frozenset({"prompt_tokens_per_s", "output_tokens_per_s", "step_s"})
+# An engine's gateway of an earlier build tells none.
+_TOLD = (*sorted(_NEEDED), "kv_usage_ratio")
 
 
 def rate_stats(model: str, rates: Iterable[EngineRate]) -> dict[str, float]:
     """Returns the rates of a model's engines as stats."""
     stats = {}
     for rate in rates:
-        for what in ("prompt_tokens_per_s", "output_tokens_per_s", "step_s"):
+        for what in _TOLD:
             name = _BAR.join((_KIND, model, rate.compute_class, rate.engine_id, what))
             stats[name] = float(getattr(rate, what))
     return stats
@@ -52,5 +60,5 @@ def rates_of_stats(model: str, stats: Mapping[str, float]) -> tuple[EngineRate, 
     return tuple(
         EngineRate(engine_id, compute_class, **fields)
         for (engine_id, compute_class), fields in sorted(values.items())
-        if fields.keys() == {"prompt_tokens_per_s", "output_tokens_per_s", "step_s"}
+        if _NEEDED <= fields.keys() <= {*_TOLD}
     )

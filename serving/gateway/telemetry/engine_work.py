@@ -19,6 +19,7 @@ class _Sums:
     output_tokens: int
     num_steps: int
     busy_s: float
+    kv_usage_ratio: float
 
 
 class EngineWork:
@@ -28,20 +29,29 @@ class EngineWork:
         self._sums: dict[str, deque[_Sums]] = {}
 
     def look(
-        self, now_s: float, engines: Iterable[tuple[str, str, EngineStats]]
+        self, now_s: float, engines: Iterable[tuple[str, str, EngineStats, float]]
     ) -> list[EngineRate]:
-        """Returns the rates of these engines: id, compute class and what its host told last.
+        """Returns the rates of these engines: id, compute class, and what its host told last.
+
+        That is its sums, and the share of its KV cache in use.
 
         An engine that is not among them is forgotten. One that is new, or has begun anew, has no
         rate for half a minute; one that made no step has none.
         """
         kept: dict[str, deque[_Sums]] = {}
         rates = []
-        for engine_id, compute_class, stats in engines:
+        for engine_id, compute_class, stats, kv_usage_ratio in engines:
             sums = self._sums.get(engine_id, deque())
             cached = stats.local_cached_tokens + stats.external_cached_tokens
             computed = max(0, stats.prompt_tokens - cached)
-            last = _Sums(now_s, computed, stats.generation_tokens, stats.num_steps, stats.busy_s)
+            last = _Sums(
+                now_s,
+                computed,
+                stats.generation_tokens,
+                stats.num_steps,
+                stats.busy_s,
+                kv_usage_ratio,
+            )
             if sums and last.num_steps < sums[-1].num_steps:
                 sums = deque()
             sums.append(last)
@@ -58,6 +68,7 @@ class EngineWork:
                         (last.prompt_tokens - first.prompt_tokens) / span_s,
                         (last.output_tokens - first.output_tokens) / span_s,
                         (last.busy_s - first.busy_s) / num_steps,
+                        sum(each.kv_usage_ratio for each in sums) / len(sums),
                     )
                 )
         self._sums = kept

@@ -224,6 +224,8 @@ class _Second:
     cached_tokens: int = 0
     num_finished: int = 0
     output_tokens: int = 0
+    ttft: ObjectiveCount = field(default_factory=ObjectiveCount)
+    tpot: ObjectiveCount = field(default_factory=ObjectiveCount)
 
 
 class LoadWindow:
@@ -271,6 +273,14 @@ class LoadWindow:
         """Counts tokens of a prompt that an engine did not have to compute."""
         self._second(now_s).cached_tokens += tokens
 
+    def began(self, now_s: float, *, is_met: bool) -> None:
+        """Counts a first token that met its objective, or did not."""
+        self._second(now_s).ttft.judge(is_met=is_met)
+
+    def paced(self, now_s: float, *, is_met: bool) -> None:
+        """Counts a sequence that ended, and whose tokens after the first met their objective."""
+        self._second(now_s).tpot.judge(is_met=is_met)
+
     def finished(self, now_s: float, output_tokens: int) -> None:
         """Counts a sequence that its engine ended after so many tokens."""
         second = self._second(now_s)
@@ -307,6 +317,10 @@ class LoadWindow:
             num_in_flight=num_in_flight,
             input_tokens_mean=self._input_mean,
             output_tokens_mean=self._output_mean,
+            num_ttft_met=sum(second.ttft.met for second in self._seconds),
+            num_ttft_missed=sum(second.ttft.missed for second in self._seconds),
+            num_tpot_met=sum(second.tpot.met for second in self._seconds),
+            num_tpot_missed=sum(second.tpot.missed for second in self._seconds),
         )
 
     def _second(self, now_s: float) -> _Second:

@@ -380,6 +380,8 @@ class RequestTelemetry:
         if self._has_objectives:
             allowed_s = self.owner.objectives.ttft_of(self.num_prompt_tokens)
             self.numbers.ttft_objective.judge(is_met=waited_s <= allowed_s)
+            if self.owner.has_own_objectives:
+                self._load.began(now_s, is_met=waited_s <= allowed_s)
         self.context.exemplify(self.numbers.to_first_token, waited_s, now_s)
 
     def resumed(self, now_s: float) -> None:
@@ -496,7 +498,10 @@ class RequestTelemetry:
             spent_s = (self.last_at_s - self.first_at_s) / (self.num_tokens - 1)
             numbers.per_output_token.observe(spent_s)
             if self._has_objectives:
-                numbers.tpot_objective.judge(is_met=spent_s <= self.owner.objectives.tpot_s)
+                is_met = spent_s <= self.owner.objectives.tpot_s
+                numbers.tpot_objective.judge(is_met=is_met)
+                if self.owner.has_own_objectives:
+                    self._load.paced(now_s, is_met=is_met)
             self.context.exemplify(numbers.per_output_token, spent_s, self.last_at_s)
 
 
@@ -504,17 +509,23 @@ class ModelTelemetry:
     """Follows the requests of all versions of one model.
 
     `load` is that of interactive and standard work, `batch_load` that of batch work. `objectives`
-    are the present ones of the model.
+    are the present ones; where the model has none of its own, a scaling policy may plan for others,
+    and is not told who met them.
     """
 
     def __init__(
-        self, model: str, started_at_s: float, objectives: Objectives = DEFAULT_OBJECTIVES
+        self, model: str, started_at_s: float, objectives: Objectives | None = None
     ) -> None:
         self.model = model
-        self.objectives = objectives
+        self.set_objectives(objectives)
         self.metrics = RequestMetrics()
         self.load = LoadWindow(started_at_s)
         self.batch_load = LoadWindow(started_at_s)
+
+    def set_objectives(self, own: Objectives | None) -> None:
+        """Takes the objectives of the model; `None`: it has none of its own."""
+        self.objectives = DEFAULT_OBJECTIVES if own is None else own
+        self.has_own_objectives = own is not None
 
     def load_of(self, service_class: ServiceClass) -> LoadWindow:
         """Returns where the requests of a class are counted as load."""

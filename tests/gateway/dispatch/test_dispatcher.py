@@ -414,7 +414,8 @@ async def test_deadline_of_a_lost_request_starts_when_it_begins_to_wait() -> Non
 def test_deadline_grows_with_the_prompt_as_the_objective_does() -> None:
     async def main() -> None:
         fleet = Fleet(FleetLimits(request_deadline_s=5.0))
-        fleet.dispatcher.telemetry.objectives = Objectives(1.0, 0.1, ttft_per_prompt_token_s=0.02)
+        objectives = Objectives(1.0, 0.1, ttft_per_prompt_token_s=0.02)
+        fleet.dispatcher.telemetry.set_objectives(objectives)
         fleet.add("long", prompt=[1] * 100)
         fleet.add("short", prompt=[1] * 10)
         fleet.add("asks", prompt=[1] * 1000, patience_s=8.0)
