@@ -42,13 +42,15 @@ _UNANSWERED = {
 class LineReply:
     """What a route answered to a line.
 
-    `retry_after_s` is when to ask again, `None` if it does not say.
+    `retry_after_s` is when to ask again, `None` if it does not say. `is_final`: it says that asking
+    again is of no use (`x-should-retry: false`).
     """
 
     status: int
     body: bytes
     request_id: str
     retry_after_s: float | None = None
+    is_final: bool = False
 
 
 class _Tokens(msgspec.Struct):

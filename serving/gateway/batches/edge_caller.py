@@ -54,6 +54,7 @@ class _LineExchange:
         self._body: bytes | None = body
         self._status = 500
         self._retry_after_s: float | None = None
+        self._is_final = False
         self._parts: list[bytes] = []
         self._never = asyncio.Event()
 
@@ -71,12 +72,14 @@ class _LineExchange:
             for name, value in message.get("headers", ()):
                 if name.lower() == b"retry-after" and value.isdigit():
                     self._retry_after_s = float(value)
+                self._is_final |= (name.lower(), value) == (b"x-should-retry", b"false")
         elif message["type"] == "http.response.body":
             self._parts.append(message.get("body", b""))
 
     def reply(self, request_id: str) -> LineReply:
         """Returns the answer that came."""
-        return LineReply(self._status, b"".join(self._parts), request_id, self._retry_after_s)
+        body = b"".join(self._parts)
+        return LineReply(self._status, body, request_id, self._retry_after_s, self._is_final)
 
 
 def _fault(request_id: str) -> LineReply:

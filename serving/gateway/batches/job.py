@@ -38,6 +38,8 @@ from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
 # Refusals that pass: the model's line is full, a quota is used up, no engine is there.
 _PASSING = frozenset({429, 503})
+# A fault without a reason may be of the moment; one with a reason says that it stays.
+_MAX_FAULTS = 3
 _LONGEST_WAIT_S = 60.0
 # Lines that are read from the file at once.
 _LINES_AT_ONCE = 64
@@ -245,10 +247,11 @@ class BatchJob:
             await self._write(answer_of(line, await self._ask(batch, line)))
 
     async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
-        num_refusals = 0
+        num_refusals = num_faults = 0
         while True:
             reply = await self._caller.ask(batch, line)
-            if reply.status not in _PASSING:
+            num_faults += reply.status >= 500 and reply.status not in _PASSING
+            if is_answer(reply, num_faults):
                 return reply
             self._counts.num_refused += 1
             await asyncio.sleep(wait_s(reply, num_refusals, self._settings.patience_s))
@@ -286,6 +289,16 @@ class _LineSource:
     def _read_some(self) -> list[BatchLine]:
         read = [line for _, line in zip(range(_LINES_AT_ONCE), self._lines, strict=False)]
         return read[::-1]
+
+
+def is_answer(reply: LineReply, num_faults: int) -> bool:
+    """Returns whether a reply is what becomes of its line; else the line is asked again.
+
+    `num_faults` are the line's replies that were faults, this one included.
+    """
+    if reply.status in _PASSING:
+        return False
+    return reply.status < 500 or reply.is_final or num_faults >= _MAX_FAULTS
 
 
 def wait_s(reply: LineReply, num_refusals: int, patience_s: float) -> float:

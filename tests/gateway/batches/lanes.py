@@ -17,6 +17,7 @@ from serving.gateway.edge.http import HttpEdge
 from tests.gateway.test_http_edge import EchoFrontend, edge_over
 
 DEADLINE_S = 60.0
+FINAL = 501  # a fault that says that it stays
 CHAT = "/v1/chat/completions"
 
 
@@ -53,6 +54,8 @@ class Answering(EchoFrontend):
         headers = [(b"content-type", b"application/json")]
         if status == 429:
             headers.append((b"retry-after", b"1"))
+        if status == FINAL:
+            headers.append((b"x-should-retry", b"false"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": json.dumps(said, indent=2).encode()})
 

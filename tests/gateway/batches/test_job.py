@@ -36,6 +36,7 @@ WINDOW_S, LEASE_S = 1000.0, 30.0
 SETTINGS = JobSettings(LIMITS, 2, LEASE_S, 1e6, 1e6, patience_s=0.0)
 DEADLINE_S = 30.0
 NUM_LINES = 5
+FINAL = 501  # a fault that says that it stays
 MANY = Page(100)
 
 
@@ -101,7 +102,8 @@ class World:
         status = statuses.pop(0) if statuses else 200
         usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
         body = json.dumps(json.loads(line.body) | usage, indent=1).encode()
-        return LineReply(status, body, f"request-of-{line.custom_id}")
+        request_id = f"request-of-{line.custom_id}"
+        return LineReply(status, body, request_id, is_final=status == FINAL)
 
     def claim(self, owner: str = "gw-1") -> BatchLease | None:
         return self.store.claim(owner, self.now_s, LEASE_S)
@@ -197,17 +199,20 @@ async def test_batch_is_answered_line_by_line() -> None:
 
 async def test_refusal_that_passes_is_asked_again_and_any_other_is_the_answer() -> None:
     with world_of() as world:
-        world.replies = {"line-0": [429, 503, 429], "line-1": [400], "line-2": [429, 500]}
+        world.replies = {
+            **{"line-0": [429, 503, 429, 500, 500], "line-1": [400]},
+            **{"line-2": [429, 500, 500, 500], "line-4": [FINAL]},
+        }
         await world.carry()
         assert world.asked == {
-            **{"line-0": 4, "line-1": 1, "line-2": 2},
+            **{"line-0": 6, "line-1": 1, "line-2": 4},
             **{"line-3": 1, "line-4": 1},
         }
         failed = {each["custom_id"]: each["response"]["status_code"] for each in world.errors}
-        assert failed == {"line-1": 400, "line-2": 500}
+        assert failed == {"line-1": 400, "line-2": 500, "line-4": FINAL}
         assert world.batch.status is BatchStatus.COMPLETED
         assert_each_line_once(world)
-        assert world.counts == LineCounts(3, 2, 4)
+        assert world.counts == LineCounts(2, 3, 8)
 
 
 async def test_file_with_a_bad_line_fails_and_nothing_is_asked() -> None:

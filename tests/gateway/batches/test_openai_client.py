@@ -20,6 +20,7 @@ from tests.gateway.test_http_edge import EchoFrontend, client_of, edge_over
 
 from .lanes import (
     CHAT,
+    FINAL,
     Answering,
     begin,
     chats,
@@ -151,6 +152,19 @@ async def test_refused_line_waits_and_is_asked_again(tmp_path: Path) -> None:
         await turn_until(lambda: gateway.lane.counts.num_refused == 2)
         model.refusal = None
         assert (await ended(client, batch_id)).status == "completed"
+
+
+@pytest.mark.parametrize(("status", "num_asked"), [(500, 3), (FINAL, 1)])
+async def test_fault_is_asked_again_unless_it_says_that_it_stays(
+    tmp_path: Path, status: int, num_asked: int
+) -> None:
+    model = Answering()
+    model.statuses = [status] * 3
+    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+        batch = await ended(client, await begin(client, chats(1)))
+        (failed,) = await records(client, batch.error_file_id)
+    assert failed["response"]["status_code"] == status
+    assert model.num_asked == num_asked
 
 
 async def test_bad_lines_are_told_by_number_and_nothing_is_asked(tmp_path: Path) -> None:
