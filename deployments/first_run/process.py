@@ -21,6 +21,8 @@ from typing import Any
 MESSAGES_VARIABLE = "SLICEWISE_FIRST_RUN_MESSAGES"
 PROGRAM = (sys.executable, "-m", "deployments.first_run.child")
 _READ_BYTES = 64 * 1024
+# Of what a pipe holds at the end; who goes on writing does not keep the run.
+_MOST_READS = 256
 # How often the callers look at what was printed meanwhile.
 _TURN_S = 2.0
 
@@ -112,6 +114,11 @@ def _read(
                     return True
             return False
         finally:
+            # Also when the run is told to end, or the stage's time is over.
+            for source, into in ((messages, line), (output, printed)):
+                if source in selector.get_map():
+                    _take(selector, source, into, is_last=True)
+            _hand_over(line, on_message)
             if printed:
                 on_output(printed.decode(errors="replace"))
             os.close(ended)
@@ -120,7 +127,7 @@ def _read(
 def _take(selector: selectors.BaseSelector, source: int, into: bytearray, *, is_last: bool) -> None:
     """Reads what is there; of a process that has ended, all that it left in the pipe."""
     os.set_blocking(source, False)
-    while True:
+    for _ in range(_MOST_READS if is_last else 1):
         try:
             data = os.read(source, _READ_BYTES)
         except BlockingIOError:
@@ -129,8 +136,6 @@ def _take(selector: selectors.BaseSelector, source: int, into: bytearray, *, is_
             selector.unregister(source)
             return
         into += data
-        if not is_last:
-            return
 
 
 def _hand_over(line: bytearray, on_message: Callable[[dict[str, Any]], None]) -> None:
