@@ -82,16 +82,13 @@ async def stop_token_ids(bench: Bench) -> bool:
 
 async def ignore_eos(bench: Bench) -> bool:
     """The end of an answer is a token that this one has, as the model's own would be."""
-    minding, ignoring = params_of(ignore_eos=False), params_of(ignore_eos=True)
-    for params in (minding, ignoring):
-        # As vLLM's frontend fills it in.
-        params.update_from_generation_config({}, {bench.greedy[3]})
-    short = await outputs_of(bench.engine, request("minding", bench.prompt, minding))
-    long = await outputs_of(bench.engine, request("ignoring", bench.prompt, ignoring))
-    return (len(short) < NUM_TOKENS, sum(len(each.new_token_ids) for each in long)) == (
-        True,
-        NUM_TOKENS,
-    )
+    lengths = []
+    for name, is_ignored in (("minding", False), ("ignoring", True)):
+        params = params_of(ignore_eos=is_ignored)
+        params.update_from_generation_config({}, bench.greedy[3])  # as vLLM's frontend does
+        outputs = await outputs_of(bench.engine, request(name, bench.prompt, params))
+        lengths.append(sum(len(each.new_token_ids) for each in outputs))
+    return lengths == [bench.greedy.index(bench.greedy[3]) + 1, NUM_TOKENS]
 
 
 async def max_tokens(bench: Bench) -> bool:
