@@ -5,6 +5,13 @@ prompt tokens and output tokens), is all that it can do. Divided by what the law
 *factor* of the slice. A slice is saturated when work waits in front of full engines, or when its
 steps are longer than planned for and it runs about as many sequences as the law allows at that.
 
+Below saturation the law is refitted from step times. A step as long as an engine's would be, by the
+law, with the sequences and prompt tokens that it has is how fast the engine is (its *pace*), and
+what it could carry at that pace within the objective is its factor, where that is more than was
+known. So a profile that is too pessimistic is corrected without ever filling a slice. Where slices
+were full although their steps were short, room ran out and not time (KV caches do before sequences
+do): pace then says nothing.
+
 What counts for a class is the median of its slices, so that one slow slice of ten is reported and
 not learned. It counts the more the more was seen, and within bounds. It is kept until something
 else is seen: while nothing is saturated nobody knows better. A slice that carries more than that
@@ -35,14 +42,23 @@ _FULL_RATIO = 0.9
 _LEAST_SEQUENCES = 0.5
 # A slice is slow that carries less than this of what others of its class do, if there are others.
 _SLOW, _OTHERS_NEEDED = 0.7, 3
+# An engine with fewer sequences is idle now and then, and with less of its step for them and their
+# prompts than this share, how long a full step takes is a guess.
+_SEQUENCES_FOR_PACE, _SHARE_FOR_PACE = 4.0, 0.3
+# Twice the law is the most that pace alone is believed: nobody has seen that there is room for it.
+_MOST_BY_PACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClassCapacity:
-    """What was learned of one class: the factor of its slices, from so many observations."""
+    """What was learned of one class: the factor of its slices, from so many observations.
+
+    `is_room_short` says that slices were last full with steps shorter than planned.
+    """
 
     factor: float
     num_observations: float
+    is_room_short: bool = False
 
     @property
     def confidence(self) -> float:
@@ -97,27 +113,51 @@ class LearnedCapacity:
         classes = dict(self.classes)
         slow: list[SlowSlice] = []
         for name in {each.compute_class for each in load.engines}:
-            carried = {
-                each.engine_id: (factor, _is_saturated(each, load, profile, rules))
-                for each in load.engines
-                if each.compute_class == name
+            engines = [each for each in load.engines if each.compute_class == name]
+            before = classes.get(name)
+            saturated = {
+                each.engine_id: factor
+                for each in engines
+                if _is_saturated(each, load, profile, rules)
                 and (factor := carried_factor(each, profile, rules)) is not None
             }
-            saturated = {key: factor for key, (factor, is_full) in carried.items() if is_full}
-            if saturated:
-                median = statistics.median(saturated.values())
-                classes[name] = _learned(classes.get(name), median, len(saturated), elapsed_s)
-                slow += _slow(name, saturated, median)
+            is_short = before is not None and before.is_room_short
+            paced = {
+                each.engine_id: factor
+                for each in engines
+                if not is_short
+                and each.engine_id not in saturated
+                and (factor := paced_factor(each, profile, rules)) is not None
+            }
+            median, late = _of_most(name, saturated | paced)
+            slow += late
+            if saturated and len(saturated) >= len(paced):
+                factor = statistics.median(saturated.values())
+                learned = _learned(before, factor, len(saturated), elapsed_s)
+                is_short = _is_room_short(engines, saturated, rules)
+                classes[name] = replace(learned, is_room_short=is_short)
                 continue
-            median = statistics.median([factor for factor, _ in carried.values()] or [0.0])
-            if name in classes and median > classes[name].believed:
-                classes[name] = _learned(classes[name], median, len(carried), elapsed_s)
+            carried = [
+                factor
+                for each in engines
+                if (factor := carried_factor(each, profile, rules)) is not None
+            ]
+            median = max(median, statistics.median(carried or [0.0]))
+            believed = 1.0 if before is None else before.believed
+            # An engine that is idle now and then looks slow by its steps. It never looks quick.
+            if median > believed and (before is not None or paced):
+                learned = _learned(before, median, len(carried), elapsed_s)
+                classes[name] = replace(learned, is_room_short=is_short)
         return replace(self, classes=classes, slow=tuple(slow))
 
     def to_record(self) -> LearnedRecord:
         """Returns what was learned. What is slow is seen at every look, and is not part of it."""
         classes = {
-            name: CapacityRecord(factor=each.factor, num_observations=each.num_observations)
+            name: CapacityRecord(
+                factor=each.factor,
+                num_observations=each.num_observations,
+                is_room_short=each.is_room_short,
+            )
             for name, each in self.classes.items()
         }
         return LearnedRecord(profile_key=self.profile_key, classes=classes)
@@ -136,7 +176,7 @@ def learned_of_record(record: LearnedRecord, profile: CapacityProfile) -> Learne
     if record.profile_key != empty.profile_key:
         return empty
     classes = {
-        name: ClassCapacity(_bounded(each.factor), each.num_observations)
+        name: ClassCapacity(_bounded(each.factor), each.num_observations, each.is_room_short)
         for name, each in record.classes.items()
     }
     return replace(empty, classes=classes)
@@ -153,6 +193,46 @@ def carried_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> 
         return None
     times = profile.max_requests_per_s(rate.prompt_tokens_per_s, rate.output_tokens_per_s, step_s)
     return _bounded(1 / times)
+
+
+def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> float | None:
+    """Returns the share of the law that an engine could carry at the planned pace, by its steps.
+
+    Its steps are so many times as long as the law has them for what is in them. By a law with all
+    coefficients so many times as large it carries that. `None` where too little is in its steps to
+    say, or even an idle engine so slow would not keep to the objective.
+    """
+    if rate.step_s <= 0:
+        return None
+    running = rate.output_tokens_per_s * rate.step_s  # a step gives each sequence a token
+    # The law's time for what is in a step: of sequences, and of prompt tokens.
+    work_s = rate.step_s * profile.work_s(rate.prompt_tokens_per_s, rate.output_tokens_per_s)
+    if running < _SEQUENCES_FOR_PACE or work_s < _SHARE_FOR_PACE * (profile.base_s + work_s):
+        return None
+    times = rate.step_s / (profile.base_s + work_s)
+    planned_s = rules.objectives.tpot_s * rules.tpot_margin
+    tokens = rate.prompt_tokens_per_s, rate.output_tokens_per_s
+    # Steps that are so many times longer, or a time that is so many times shorter, are the same.
+    at_pace = profile.max_requests_per_s(*tokens, planned_s / times) / times
+    by_law = profile.max_requests_per_s(*tokens, planned_s)
+    if at_pace <= 0 or by_law <= 0:
+        return None
+    return min(_bounded(at_pace / by_law), _MOST_BY_PACE)
+
+
+def _is_room_short(
+    engines: Iterable[EngineRate], saturated: Mapping[str, float], rules: Rules
+) -> bool:
+    """Whether most of the saturated engines have steps that are shorter than planned."""
+    planned_s = rules.objectives.tpot_s * rules.tpot_margin
+    short = sum(each.step_s < planned_s for each in engines if each.engine_id in saturated)
+    return 2 * short > len(saturated)
+
+
+def _of_most(name: str, factors: Mapping[str, float]) -> tuple[float, list[SlowSlice]]:
+    """Returns the median, 0 of none, and those that are slow beside it."""
+    median = statistics.median(factors.values()) if factors else 0.0
+    return median, list(_slow(name, factors, median))
 
 
 def _is_saturated(

@@ -87,6 +87,7 @@ class CapacityRecord(_Record):
 
     factor: Annotated[float, Field(gt=0)]
     num_observations: _NotNegative
+    is_room_short: bool = False
 
 
 class LearnedRecord(_Record):

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from closed_loop import ON_DEMAND, RATE, RULES, ClosedLoop, law
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoscaling.policy.learned_capacity import (
     LEAST_FACTOR,
@@ -11,6 +13,7 @@ from autoscaling.policy.learned_capacity import (
     carried_factor,
     learned_of_record,
     nothing_learned,
+    paced_factor,
 )
 from autoscaling.policy.memory import LearnedRecord, decode_memory, encode_memory, slice_shape_of
 from autoscaling.policy.policy import SlicewisePolicy
@@ -121,7 +124,86 @@ def test_it_survives_a_restart_and_not_another_profile() -> None:
     assert not learned_of_record(record, law(11.0)).classes
 
 
+# -- below saturation --
+
+
+def at_pace(
+    times: float, running: float, name: str = "s", prompt_tokens: float = 2.0
+) -> EngineRate:
+    """An engine by a law so many times as slow, with so much in each of its steps."""
+    step_s = times * (
+        PROFILE.base_s
+        + running * PROFILE.per_sequence_s
+        + prompt_tokens * PROFILE.per_prompt_token_s
+    )
+    return EngineRate(name, "spot", prompt_tokens / step_s, running / step_s, step_s)
+
+
+@given(st.floats(0.5, 1.5), st.floats(10, 100), st.floats(0, 60))
+def test_pace_says_what_an_engine_could_carry(
+    times: float, running: float, prompt_tokens: float
+) -> None:
+    engine = at_pace(times, running, prompt_tokens=prompt_tokens)
+    found = paced_factor(engine, PROFILE, RULES)
+    if found is None:
+        work_s = engine.step_s / times - PROFILE.base_s
+        assert work_s <= 0.3 * (PROFILE.base_s + work_s) * (1 + 1e-9)
+        return
+    real = PROFILE.model_copy(
+        update={
+            name: times * getattr(PROFILE, name)
+            for name in ("base_s", "per_sequence_s", "per_prompt_token_s")
+        }
+    )
+    tokens = engine.prompt_tokens_per_s, engine.output_tokens_per_s
+    expected = real.max_requests_per_s(*tokens, PLANNED_S) / PROFILE.max_requests_per_s(
+        *tokens, PLANNED_S
+    )
+    assert found == pytest.approx(min(max(expected, LEAST_FACTOR), 2.0))
+
+
+def test_engine_with_little_to_do_says_nothing_of_a_full_one() -> None:
+    assert paced_factor(at_pace(0.7, 3.0), PROFILE, RULES) is None
+    assert paced_factor(at_pace(0.7, 8.0), PROFILE, RULES) is None
+    assert paced_factor(at_pace(0.7, 30.0), PROFILE, RULES) is not None
+    assert learn(load(at_pace(0.7, 8.0)), times=20).factor({"spot": 1}) == 1.0
+
+
+def test_median_pace_is_learned_and_one_slow_slice_is_told() -> None:
+    engines = [at_pace(0.8, 30.0, f"s{number}") for number in range(9)]
+    learned = learn(load(*engines, at_pace(1.6, 30.0, "bad")), times=20)
+    expected = paced_factor(engines[0], PROFILE, RULES)
+    assert learned.factor({"spot": 10}) == pytest.approx(expected)
+    assert [each.engine_id for each in learned.slow] == ["bad"]
+
+
+def test_pace_proves_nothing_where_room_ran_out_before_time() -> None:
+    quick = at_pace(0.8, 30.0)
+    assert quick.step_s < PLANNED_S
+    full = learn(load(quick, **FULL), times=20)
+    expected = carried_factor(quick, PROFILE, RULES)
+    assert expected is not None
+    assert expected < 1
+    record = LearnedRecord.model_validate_json(full.to_record().model_dump_json())
+    for known in (full, learned_of_record(record, PROFILE)):
+        for _ in range(100):
+            known = known.seen(30.0, load(quick), PROFILE, RULES)
+        assert known.factor({"spot": 1}) == pytest.approx(expected)
+
+
 # -- the loop closed --
+
+
+@pytest.mark.parametrize(("times_too_good", "most"), [(0.5, 30), (0.67, 28), (1.0, 27)])
+def test_pessimistic_profile_is_corrected_while_nothing_is_full(
+    times_too_good: float, most: int
+) -> None:
+    world, profile = loop(24, times_too_good, 0.025, num_ready=round(27 / times_too_good))
+    world.run(3600)
+    assert not any(each.num_waiting for each in world.loads)
+    assert 24 <= world.target <= most, world.told(300)
+    by_law = RATE / profile.max_requests_per_s(100.0, 100.0, PLANNED_S)
+    assert by_law == pytest.approx(24 / times_too_good, rel=0.01)
 
 
 def loop(
@@ -172,7 +254,8 @@ def test_next_policy_knows_what_the_one_before_had_learned() -> None:
     world.policy = SlicewisePolicy(profile, [ON_DEMAND], RULES, memory)
     before = world.target
     world.run(900)
-    assert world.target == before
+    # The last slice goes as soon as steps show that it may.
+    assert before - 1 <= world.target <= before
     assert replace(world.policy.learned, slow=()).factor({}) == pytest.approx(
-        learned.factor({}), abs=0.02
+        learned.factor({}), rel=0.1
     )
