@@ -24,10 +24,12 @@ _CURVE_SEED = 1
 
 
 def write_report(results: PolicyResults) -> None:
-    """Puts the measured part into the page, and draws the curves beside it."""
+    """Puts the measured part into the page, and draws the curves beside it once there are any."""
     page = REPORT.read_text(encoding="utf-8")
     REPORT.write_text(updated(page, results), encoding="utf-8")
-    PLOT.write_text(drawn(Table(results.records), HEADLINE, _CURVE_SEED), encoding="utf-8")
+    table = Table(results.records)
+    if any(_at_equal_service(table)):
+        PLOT.write_text(drawn(table, HEADLINE, _CURVE_SEED), encoding="utf-8")
 
 
 def updated(page: str, results: PolicyResults) -> str:
