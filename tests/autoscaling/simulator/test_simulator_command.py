@@ -178,7 +178,11 @@ def test_plan_says_classes_cost_and_what_without_spot(scenario: str) -> None:
 
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
-    assert document["objectives"] == {"ttft_s": 4.0, "tpot_s": 0.3}
+    assert document["objectives"] == {
+        "ttft_s": 4.0,
+        "tpot_s": 0.3,
+        "ttft_per_prompt_token_s": 0.0,
+    }
     usual, without_spot = document["situations"]
     assert usual["classes"]["spot"]["mean_slices"] > 0
     assert without_spot["classes"]["spot"]["mean_slices"] == 0
