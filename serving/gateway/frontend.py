@@ -55,6 +55,7 @@ from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.streams.detokenizing import TailOutputProcessor
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.gateway.streams.plain import write_plain_past
+from serving.gateway.telemetry.frontend_faults import tell_faults
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 
 _ON_CPU = EngineFacts(EngineKind.VLLM)
@@ -438,6 +439,7 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
     refuse_at_first_fault(app)
+    tell_faults(app)
     name_tiers(app.state)
     # vLLM's keep-alive would take a stream that is written past it for one that stands still, and a
     # middleware may change what it would not see.

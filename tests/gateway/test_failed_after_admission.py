@@ -15,7 +15,7 @@ from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
-from serving.link.messages import Finish, Step, TokenOutput
+from serving.link.messages import Finish, Step, TokenOutput, TokenRequest
 
 from .engines import ScriptedLink
 from .test_forged_resume import CONFIG, DEADLINE_S, MODEL, ROUTES
@@ -64,6 +64,31 @@ async def test_failure_has_its_code_and_when_to_come_back(path: str) -> None:
     assert [result for _, result, _ in metrics.admissions] == ["admitted"]
     assert list(metrics.responses.values()) == [1]
     assert not metrics.cancellations
+    version.llm.shutdown()
+
+
+class UnforeseenLink(ScriptedLink):
+    """A link on which something fails that nobody has thought of."""
+
+    def submit(self, request: TokenRequest) -> None:
+        raise KeyError(f"unforeseen: {request.prompt_token_ids}")
+
+
+# vLLM logs those of /v1/messages itself.
+@pytest.mark.parametrize("path", [path for path in ROUTES if path != "/v1/messages"])
+async def test_fault_that_nobody_foresaw_is_logged_with_its_place_and_without_its_words(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = await ModelVersion.build(CONFIG, GatewayConfig())
+    UnforeseenLink(version.dispatcher)
+    async with asyncio.timeout(DEADLINE_S), client_of(edge_over(OneVersion(version))) as client:
+        answer = await client.post(path, json={"model": MODEL, **ROUTES[path]})
+    assert answer.status_code == 500
+    (told,) = [line for line in caplog.messages if line.startswith("frontend_fault")]
+    assert f"path={path} " in told
+    assert "EngineGenerateError at async_llm.py:" in told
+    assert "from KeyError at test_failed_after_admission.py:" in told
+    assert "unforeseen" not in caplog.text
     version.llm.shutdown()
 
 
