@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import PurePath
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import WebSocketRequestValidationError
@@ -20,7 +21,7 @@ from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 logger = logging.getLogger(__name__)
 
 _MAX_CAUSES = 5  # of a fault, and of its causes' causes
-_Handler = Callable[[Request, Exception], Awaitable[Response]]
+_Handler = Callable[[Request, Any], Response | Awaitable[Response]]
 
 
 def tell_faults(app: FastAPI) -> None:
@@ -34,7 +35,8 @@ def tell_faults(app: FastAPI) -> None:
 
 def _telling(answer: _Handler) -> _Handler:
     async def told(request: Request, fault: Exception) -> Response:
-        response = await answer(request, fault)
+        answered = answer(request, fault)
+        response = answered if isinstance(answered, Response) else await answered
         if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
             context = REQUEST_CONTEXT.get()
             logger.error(
@@ -50,7 +52,7 @@ def _telling(answer: _Handler) -> _Handler:
 
 def causes_of(fault: BaseException) -> str:
     """Returns the classes of a fault and of its causes, each with the place that raised it."""
-    told = []
+    told: list[str] = []
     cause: BaseException | None = fault
     while cause is not None and len(told) < _MAX_CAUSES:
         frames = traceback.extract_tb(cause.__traceback__)
