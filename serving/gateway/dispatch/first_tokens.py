@@ -92,7 +92,9 @@ class Unbegun:
         """
         self._on_late = on_late
         self._due: list[tuple[float, str, int]] = []  # a heap
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        # uvloop's handle of what is due at once does not know when.
+        self._timer_at_s = 0.0
 
     def given(self, request_id: str, attempt: int, in_s: float) -> None:
         """Notes that an engine was given it, and is late with it in so many seconds."""
@@ -109,8 +111,9 @@ class Unbegun:
         if not self._due:
             return
         at_s = self._due[0][0]
-        if self._timer is None or at_s < self._timer.when():
+        if self._timer is None or at_s < self._timer_at_s:
             self._cancel()
+            self._timer_at_s = at_s
             self._timer = asyncio.get_running_loop().call_at(at_s, self._look)
 
     def _cancel(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 import pytest
+import uvloop
 
 from serving.gateway.dispatch.admission import FleetLimits
 from serving.gateway.dispatch.dispatcher import Dispatcher
@@ -84,6 +85,28 @@ def test_the_first_that_is_late_is_looked_at_first_and_again() -> None:
 
     run_simulated(main())
     assert looked == [(2.0, "soon", 1), (4.0, "then", 0), (9.0, "late", 0), (9.0, "then", 0)]
+
+
+def test_what_is_late_at_once_leaves_the_others_their_time_on_the_loop_of_gateways() -> None:
+    looked: list[str] = []
+
+    async def main() -> None:
+        done = asyncio.Event()
+
+        def late(request_id: str, _attempt: int) -> None:
+            looked.append(request_id)
+            if request_id == "last":
+                done.set()
+
+        unbegun = Unbegun(late)
+        # After a turn of seconds, as on a machine short of cores.
+        unbegun.given("overdue", 0, -1.0)
+        unbegun.given("last", 0, 0.02)
+        unbegun.given("before", 0, -2.0)
+        await done.wait()
+
+    uvloop.run(asyncio.wait_for(main(), 60.0))
+    assert looked == ["before", "overdue", "last"]
 
 
 class Fleet:
