@@ -179,14 +179,7 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
             f"allowed: at most gateway.max_ongoing_requests, {ongoing:g}",
             f"{waiting:g}",
         )
-    one, every = numbers_in(gateway, "max_body_bytes", "body_budget_bytes")
-    if one is not None and every is not None and one > every:
-        yield Problem(
-            "gateway.body_budget_bytes",
-            "no room for one body of the length allowed",
-            f"allowed: at least gateway.max_body_bytes, {one:.0f}",
-            f"{every:.0f}",
-        )
+    yield from _no_room_for_one("body", "gateway", gateway, "max_body_bytes", "body_budget_bytes")
     for name in ("expected_tokens_per_s", "expected_requests_per_s"):
         if gateway.get(name) is not None and gateway.get("replicas") != "auto":
             yield Problem(
@@ -219,13 +212,20 @@ def batch_problems(batches: Raw, gateway: Raw) -> Iterator[Problem]:
             f"gateway.max_waiting_requests, {waiting:g}",
             f"{in_flight:g}",
         )
-    file, tenant = numbers_in(batches, "max_file_bytes", "max_tenant_bytes")
-    if file is not None and tenant is not None and file > tenant:
+    yield from _no_room_for_one("file", "batches", batches, "max_file_bytes", "max_tenant_bytes")
+
+
+def _no_room_for_one(
+    what: str, section: str, raw: Raw, of_one: str, of_all: str
+) -> Iterator[Problem]:
+    """Yields a bound of all together that is less than the bound of one."""
+    one, every = numbers_in(raw, of_one, of_all)
+    if one is not None and every is not None and one > every:
         yield Problem(
-            "batches.max_tenant_bytes",
-            "no room for one file of the length allowed",
-            f"allowed: at least batches.max_file_bytes, {file:.0f}",
-            f"{tenant:.0f}",
+            f"{section}.{of_all}",
+            f"no room for one {what} of the length allowed",
+            f"allowed: at least {section}.{of_one}, {one:.0f}",
+            f"{every:.0f}",
         )
 
 

@@ -23,11 +23,11 @@ async def do_what_was_put_off() -> None:
 def _compute() -> None:
     # Reads the entry points of every installed package: 20 ms (vllm 0.32).
     cached_load_custom_logitsprocs(None)
-    for model in deferred_models():
+    for model in _deferred_models():
         model.model_rebuild(raise_errors=False)
 
 
-def deferred_models() -> Iterator[type[BaseModel]]:
+def _deferred_models() -> Iterator[type[BaseModel]]:
     """Yields the models of vLLM's API that pydantic would build where they are first made.
 
     All of the `openai` package are declared so: 20 to 40 ms each for the larger events of

@@ -421,8 +421,8 @@ async def build_frontend(
     _load_parser_plugins(args.tool_parser_plugin, config)
     _check_parsers(args.tool_call_parser, config.structured_outputs_config.reasoning_parser)
     app = await asyncio.to_thread(_built, llm, args, tasks)
-    # Around vLLM's own, which it has built already.
-    stack = app.middleware_stack or app.build_middleware_stack()
+    # Around vLLM's own, anew: what vLLM has built has handlers that tell no faults.
+    stack = app.build_middleware_stack()
     app.middleware_stack = _RefusalsWithinStreams(ShortPath(app, stack))
     # vLLM's launcher puts its server here, and vLLM's handler of errors asks it to exit when the
     # frontend has died. Here the gateway reports that (`FleetLLM.errored`), and is replaced.

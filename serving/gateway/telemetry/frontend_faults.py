@@ -25,12 +25,10 @@ _Handler = Callable[[Request, Any], Response | Awaitable[Response]]
 
 
 def tell_faults(app: FastAPI) -> None:
-    """Has an application log its faults, with its middleware built anew."""
+    """Has an application log its faults, once its middleware is built with these handlers."""
     for kind, handler in list(app.exception_handlers.items()):
         if kind is not WebSocketRequestValidationError:
             app.exception_handlers[kind] = _telling(handler)
-    # It was built with the handlers as they were.
-    app.middleware_stack = app.build_middleware_stack()
 
 
 def _telling(answer: _Handler) -> _Handler:
