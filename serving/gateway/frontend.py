@@ -88,9 +88,19 @@ class _RefusalsWithinStreams:
             await self._apps.get(scope["path"], self._app)(scope, receive, send)
         except Exception as fault:
             cause = fault.__cause__ or fault
-            if isinstance(cause, VLLMClientError | ValueError):
+            if _is_refusal(cause):
                 raise MalformedRequestError(str(cause)) from fault
             raise
+
+
+def _is_refusal(fault: BaseException | None) -> bool:
+    """Returns whether vLLM's frontend found a request to be wrong."""
+    return isinstance(fault, VLLMClientError | ValueError)
+
+
+def _is_refusal_of_a_stream(fault: Exception) -> bool:
+    """Returns whether that came once the answer had begun: Starlette makes an error of it then."""
+    return type(fault) is RuntimeError and _is_refusal(fault.__cause__)
 
 
 class FleetLLM(AsyncLLM):
@@ -439,7 +449,7 @@ def _built(llm: FleetLLM, args: Any, tasks: tuple[str, ...]) -> FastAPI:
     app: FastAPI = build_app(args, tasks, llm.vllm_config.model_config)
     asyncio.run(init_app_state(llm, app.state, args, tasks))
     refuse_at_first_fault(app)
-    tell_faults(app)
+    tell_faults(app, _is_refusal_of_a_stream)
     name_tiers(app.state)
     # vLLM's keep-alive would take a stream that is written past it for one that stands still, and a
     # middleware may change what it would not see.

@@ -176,7 +176,9 @@ async def test_stream_that_fails_ends_with_the_error_in_its_clients_form(path: s
     version.llm.shutdown()
 
 
-async def test_request_that_is_refused_after_its_stream_was_begun_has_the_refusals_status() -> None:
+async def test_request_that_is_refused_after_its_stream_was_begun_has_the_refusals_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """`/v1/responses` begins its stream before it has looked at all of the request."""
     version = await ModelVersion.build(CONFIG, GatewayConfig())
     link = ScriptedLink(version.dispatcher)
@@ -190,6 +192,7 @@ async def test_request_that_is_refused_after_its_stream_was_begun_has_the_refusa
     assert answer.status == 400
     assert answer.error["type"] == "invalid_request_error"
     assert "cannot be an empty string" in answer.error["message"]
+    assert "frontend_fault" not in caplog.text
     version.llm.shutdown()
 
 

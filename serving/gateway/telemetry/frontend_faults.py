@@ -24,18 +24,22 @@ _MAX_CAUSES = 5  # of a fault, and of its causes' causes
 _Handler = Callable[[Request, Any], Response | Awaitable[Response]]
 
 
-def tell_faults(app: FastAPI) -> None:
-    """Has an application log its faults, once its middleware is built with these handlers."""
+def tell_faults(app: FastAPI, is_refusal: Callable[[Exception], bool]) -> None:
+    """Has an application log its faults, once its middleware is built with these handlers.
+
+    What `is_refusal` is the client's fault, whatever the handler's answer.
+    """
     for kind, handler in list(app.exception_handlers.items()):
         if kind is not WebSocketRequestValidationError:
-            app.exception_handlers[kind] = _telling(handler)
+            app.exception_handlers[kind] = _telling(handler, is_refusal)
 
 
-def _telling(answer: _Handler) -> _Handler:
+def _telling(answer: _Handler, is_refusal: Callable[[Exception], bool]) -> _Handler:
     async def told(request: Request, fault: Exception) -> Response:
         answered = answer(request, fault)
         response = answered if isinstance(answered, Response) else await answered
-        if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+        is_fault = response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR
+        if is_fault and not is_refusal(fault):
             context = REQUEST_CONTEXT.get()
             logger.error(
                 "frontend_fault request=%s path=%s cause=%r",
