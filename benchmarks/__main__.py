@@ -48,7 +48,7 @@ from benchmarks import (
 from benchmarks.ingress_disturbances import Kind
 from benchmarks.policies.command import compare_policies
 from benchmarks.side_by_side.command import compare
-from benchmarks.side_by_side.run import MIN_PAIRS
+from benchmarks.side_by_side.loads import NUM_PAIRS
 
 _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
@@ -107,7 +107,7 @@ def main() -> None:
     """Runs one part, in a session of its own (see `servers`)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("part", nargs="?", choices=_PARTS, default=_SIDE_BY_SIDE)
-    parser.add_argument("--pairs", type=int, default=MIN_PAIRS, help="of each comparison")
+    parser.add_argument("--pairs", type=int, default=NUM_PAIRS, help="of each comparison")
     parser.add_argument("--only", help="keys of comparisons, or parts of `policies`")
     parser.add_argument("--base", type=Path, help="another checkout, for `requests`")
     parser.add_argument("--trace", type=Path, help="of Mooncake's form, for `dispatch`")

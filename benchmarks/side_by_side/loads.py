@@ -3,6 +3,8 @@
 All of it goes into the record of a run, so that pairs of different work are never mixed.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 PROMPT_TOKENS = 64
@@ -11,6 +13,8 @@ TTFT_MS, TPOT_MS = 50.0, 20.0
 ANSWER_TOKENS = 200
 ANSWER_S = (TTFT_MS + (ANSWER_TOKENS - 1) * TPOT_MS) / 1e3
 MAX_NUM_SEQS = 4096
+# Of a comparison, unless it says another number.
+NUM_PAIRS = 15
 # "Carried" means that at least so much of the offered rate arrived.
 MIN_SHARE = 0.95
 
@@ -39,6 +43,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """Two systems and the loads that both are put under. `key` is what `--only` names.
 
     `warm_up` comes first and is not counted: requests to a server that has just started cost more.
+    `num_pairs` is how many pairs make a result.
     """
 
     key: str
@@ -46,6 +51,12 @@ class Comparison(msgspec.Struct, frozen=True):
     theirs: str
     loads: tuple[Load, ...]
     warm_up: Load = Load("warm-up", 32, 16, window_s=3.0)
+    num_pairs: int = NUM_PAIRS
+
+    def is_of_the_same(self, other: "Comparison") -> bool:
+        """Whether one start of our system serves both: it is the same, under the same loads."""
+        mine, its = ((each.ours, each.loads, each.warm_up) for each in (self, other))
+        return mine == its
 
 
 def _steady(streams: int) -> Load:
@@ -84,13 +95,29 @@ _FROM_128 = tuple(load for load in _ALL if load.streams >= 128 or load is REQUES
 _UP_TO_256 = tuple(load for load in _ALL if load.streams <= 256)
 COMPARISONS = (
     Comparison("now", SLICEWISE, SLICEWISE_NOW, _ALL),
-    Comparison("gateways", TWO_GATEWAYS, ONE_GATEWAY, _FROM_128),
+    # An account of CPU, and no contest.
+    Comparison("gateways", TWO_GATEWAYS, ONE_GATEWAY, _FROM_128, num_pairs=5),
     Comparison("ray-direct", SLICEWISE, RAY_DIRECT, _ALL),
     Comparison("ray-flags", SLICEWISE, RAY_FLAGS, _UP_TO_256),
     Comparison("ray-default", SLICEWISE, RAY_DEFAULT, _UP_TO_256),
     Comparison("vllm-naps", SLICEWISE_NAPS, VLLM_NAPS, REAL),
     Comparison("vllm-spins", SLICEWISE_SPINS, VLLM_SPINS, REAL),
 )
+
+
+def sharing(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, ...]]:
+    """The comparisons in groups of one or two that share the visit to our system.
+
+    Two at most, so that ours comes right before or after each of the others.
+    """
+    groups: list[tuple[Comparison, ...]] = []
+    for each in comparisons:
+        single = next((it for it in groups if len(it) == 1 and it[0].is_of_the_same(each)), None)
+        if single is None:
+            groups.append((each,))
+        else:
+            groups[groups.index(single)] = (*single, each)
+    return groups
 
 
 def offered_per_s(load: Load) -> float:

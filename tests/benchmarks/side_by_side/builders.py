@@ -8,6 +8,7 @@ from benchmarks.side_by_side.reading import Reading
 from benchmarks.side_by_side.records import Head, Pair, Records, Visit
 
 HEAD = Head(
+    code="89abcdef0123",
     commit="0123abc",
     settings=COMPARISONS,
     versions={"ray": "2.60.0"},
@@ -46,7 +47,7 @@ def pair(
         for system, changes in ((comparison.ours, ours), (comparison.theirs, theirs))
     ]
     at = f"2026-11-25T0{turn % 10}:00:00+00:00"
-    return Pair(comparison.key, turn, at, comparison.ours, *visits)
+    return Pair(comparison.key, turn, at, HEAD.commit, comparison.ours, *visits)
 
 
 def records_with(folder: Path, *entries: Any) -> Records:

@@ -29,6 +29,14 @@ def test_run_goes_on_behind_its_last_pair(tmp_path: Path) -> None:
     assert len(Records.read(tmp_path / "records.jsonl").pairs("now")) == 3
 
 
+def test_run_goes_on_at_another_commit_of_the_same_code(tmp_path: Path) -> None:
+    records_with(tmp_path, pair(NOW, 0))
+    later = msgspec.structs.replace(HEAD, commit="fedcba9")
+    records = Records.open(tmp_path / "records.jsonl", later)
+    assert (records.commit, records.head.commit) == ("fedcba9", HEAD.commit)
+    assert records.has("now", 0)
+
+
 def test_line_that_was_broken_off_is_not_there(tmp_path: Path) -> None:
     records_with(tmp_path, pair(NOW, 0), pair(NOW, 1))
     path = tmp_path / "records.jsonl"
@@ -42,10 +50,10 @@ def test_line_that_was_broken_off_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"commit": "fedcba9"}, "another commit: 0123abc there, fedcba9 here"),
-        ({"settings": COMPARISONS[:1]}, "another settings"),
-        ({"machine": "64 CPU cores"}, "another machine"),
-        ({"versions": {"ray": "2.61.0"}}, "another versions"),
+        ({"code": "fedcba9"}, "other code: 89abcdef0123 there, fedcba9 here"),
+        ({"settings": COMPARISONS[:1]}, "other settings"),
+        ({"machine": "64 CPU cores"}, "other machine"),
+        ({"versions": {"ray": "2.61.0"}}, "other versions"),
     ],
 )
 def test_records_of_something_else_are_refused(

@@ -6,9 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.side_by_side import report
-from benchmarks.side_by_side.loads import COMPARISONS, RAY_DIRECT, SLICEWISE_NOW, offered_per_s
+from benchmarks.side_by_side.loads import (
+    COMPARISONS,
+    NUM_PAIRS,
+    RAY_DIRECT,
+    SLICEWISE_NOW,
+    offered_per_s,
+)
 from benchmarks.side_by_side.records import Missing, Pair, Records, Visit
-from benchmarks.side_by_side.run import MIN_PAIRS
 from tests.benchmarks.side_by_side.builders import pair, records_with
 
 PAGE = "before\n<!-- begin: measured -->stale<!-- end: measured -->\nafter\n"
@@ -74,16 +79,21 @@ def test_conditions_say_what_it_was_measured_on(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_page_names_each_commit_that_was_measured(tmp_path: Path) -> None:
+    later = replace(pair(NOW, 1), commit="89abcde")
+    assert "at commit 0123abc, 89abcde:" in updated(records_with(tmp_path, pair(NOW), later))
+
+
 def test_page_that_lacks_pairs_says_so_and_names_the_reason(tmp_path: Path) -> None:
     missing = Missing("ray-direct", 0, "", RAY_DIRECT, "not installed:\n jsonref | x")
     text = updated(records_with(tmp_path, pair(NOW), missing))
     assert "**Pairs are missing. This is no result yet.**" in text
-    assert f"- now: 1 of {MIN_PAIRS} pairs." in text
-    assert f"- ray-direct: 0 of {MIN_PAIRS} pairs. {RAY_DIRECT}: not installed: jsonref" in text
+    assert f"- now: 1 of {NUM_PAIRS} pairs." in text
+    assert f"- ray-direct: 0 of {NUM_PAIRS} pairs. {RAY_DIRECT}: not installed: jsonref" in text
 
 
 def test_page_with_all_pairs_lacks_nothing(tmp_path: Path) -> None:
-    pairs = [pair(each, turn) for turn in range(MIN_PAIRS) for each in COMPARISONS]
+    pairs = [pair(each, turn) for each in COMPARISONS for turn in range(each.num_pairs)]
     assert "missing" not in updated(records_with(tmp_path, *pairs))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.servers import Server
 from benchmarks.side_by_side.at_commit import checkout_of
@@ -21,6 +22,7 @@ from tests.benchmarks.side_by_side.fake_chat_server import fake_chat_server
 
 BURST, STEADY = Load("burst", 2, 6), Load("steady", 2, 4, warmup_s=0.05, window_s=0.2)
 COMPARISON = Comparison("pair", "ours", "theirs", (BURST, STEADY), warm_up=Load("warm-up", 1, 2))
+BESIDE = Comparison("beside", "ours", "another", (BURST, STEADY), warm_up=Load("warm-up", 1, 2))
 OTHER = Comparison("other", "ours", "nobody's", (BURST,), warm_up=Load("warm-up", 1, 2))
 
 
@@ -75,6 +77,38 @@ def test_systems_are_up_one_at_a_time_and_take_turns_in_going_first(records: Rec
     assert systems.started == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert systems.most_up == 1
     assert [each.first for each in pairs if isinstance(each, Pair)] == ["ours", "theirs", "ours"]
+
+
+def test_comparisons_of_the_same_system_share_its_visit(records: Records) -> None:
+    systems = Systems()
+    noted = measured(records, 2, systems, COMPARISON, BESIDE)
+    assert systems.started == ["theirs", "ours", "another", "another", "ours", "theirs"]
+    pairs = [each for each in noted if isinstance(each, Pair)]
+    assert [(each.comparison, each.first) for each in pairs] == [
+        ("pair", "theirs"),
+        ("beside", "ours"),
+        ("pair", "ours"),
+        ("beside", "another"),
+    ]
+    assert pairs[0].ours == pairs[1].ours
+    assert pairs[0].theirs != pairs[1].theirs
+
+
+def test_baseline_that_does_not_start_leaves_the_other_its_pair(records: Records) -> None:
+    systems = Systems(faulty="theirs", num_faults=1)
+    noted = measured(records, 1, systems, COMPARISON, BESIDE)
+    assert systems.started == ["theirs", "ours", "another", "ours", "theirs"]
+    assert [(type(each), each.comparison) for each in noted] == [
+        (Missing, "pair"),
+        (Pair, "beside"),
+        (Pair, "pair"),
+    ]
+
+
+def test_comparison_may_want_fewer_pairs_than_the_others(records: Records) -> None:
+    few = replace(COMPARISON, num_pairs=1)
+    assert len(measured(records, 3, Systems(), few, replace(BESIDE, num_pairs=2))) == 3
+    assert list(lacking(records, 3, [few])) == []
 
 
 def test_reading_has_what_the_server_gave(records: Records) -> None:
@@ -244,3 +278,28 @@ def test_run_is_of_a_commit_and_nothing_else(tmp_path: Path, checkout: Callable[
     (root / "Makefile").write_text("setup:\n")
     with pytest.raises(RecordsDifferError, match="Makefile"):
         head_of(root, [COMPARISON], "make bench")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_same"),
+    [
+        ("docs/page.md", True),
+        ("README.md", True),
+        ("tests/test_it.py", True),
+        ("Makefile", False),
+        ("serving/it.py", False),
+        ("tests/e2e/application.py", False),
+    ],
+)
+def test_code_of_a_run_is_what_is_measured(
+    tmp_path: Path, checkout: Callable[..., str], name: str, is_same: bool
+) -> None:
+    root = tmp_path / "repository"
+    before = head_of(root, [COMPARISON], "make bench")
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text("another\n")
+    checkout("add", ".")
+    checkout("commit", "--quiet", "-m", "second")
+    after = head_of(root, [COMPARISON], "make bench")
+    assert after.commit != before.commit
+    assert (after.code == before.code) is is_same
