@@ -85,7 +85,10 @@ async def _served_model(given: dict[str, Any]) -> tuple[ServedModel, Membership]
     )
     membership.apply(Snapshot("1", (record,)))
     dispatcher = model.current.dispatcher
-    await dispatcher.queue.wait(lambda: dispatcher.has_engine, _LINKED_S)
+    # Asked, because how a dispatcher tells of it has changed from commit to commit.
+    async with asyncio.timeout(_LINKED_S):
+        while not dispatcher.has_engine:
+            await asyncio.sleep(0.05)
     return model, membership
 
 
