@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.reasoning import ReasoningParserManager
@@ -54,21 +53,13 @@ from serving.gateway.forks.bodies.first_fault import refuse_at_first_fault
 from serving.gateway.forks.grammars.judge import GrammarJudge
 from serving.gateway.streams.detokenizing import TailOutputProcessor
 from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.failures import FleetRequestError
+from serving.gateway.streams.known.chats import KnownChats
 from serving.gateway.streams.plain import write_plain_past
 from serving.gateway.telemetry.frontend_faults import tell_faults
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 
 _ON_CPU = EngineFacts(EngineKind.VLLM)
-
-
-class FleetRequestError(GracefulHTTPError):
-    """Carries a `RequestError` through vLLM.
-
-    vLLM writes it into a stream that has begun. Before that, the edge answers with the error.
-    """
-
-    def __init__(self, error: RequestError) -> None:
-        super().__init__(error.message, HTTPStatus(error.status))
 
 
 class _RefusalsWithinStreams:
@@ -221,6 +212,8 @@ class FleetLLM(AsyncLLM):
 
         Tokens that came before the failure go to the client before the error.
         """
+        if self.client.fail_known(request_id, error):
+            return
         states = self.output_processor.request_states
         state = states.get(request_id)
         if state is None:
@@ -243,7 +236,7 @@ class FleetLLM(AsyncLLM):
     @property
     def num_in_flight(self) -> int:
         """The number of requests the frontend holds; zero when nothing leaks."""
-        return int(self.output_processor.get_num_unfinished_requests())
+        return int(self.output_processor.get_num_unfinished_requests()) + self.client.num_known
 
 
 class _FailingCollector(RequestOutputCollector):
@@ -433,7 +426,8 @@ async def build_frontend(
     app = await asyncio.to_thread(_built, llm, args, tasks)
     # Around vLLM's own, anew: what vLLM has built has handlers that tell no faults.
     stack = app.build_middleware_stack()
-    app.middleware_stack = _RefusalsWithinStreams(ShortPath(app, stack))
+    short = ShortPath(app, stack, KnownChats.of(app.state, llm))
+    app.middleware_stack = _RefusalsWithinStreams(short)
     # vLLM's launcher puts its server here, and vLLM's handler of errors asks it to exit when the
     # frontend has died. Here the gateway reports that (`FleetLLM.errored`), and is replaced.
     app.state.server = SimpleNamespace(should_exit=False)

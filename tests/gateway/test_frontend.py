@@ -20,8 +20,9 @@ from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.tokens.paced import paced_token
 from serving.gateway.dispatch.admission import FleetLimits
 from serving.gateway.dispatch.dispatcher import Dispatcher
-from serving.gateway.frontend import FleetLLM, FleetRequestError, frontend_config
+from serving.gateway.frontend import FleetLLM, frontend_config
 from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.failures import FleetRequestError
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds
 

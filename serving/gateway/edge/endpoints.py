@@ -10,6 +10,7 @@ Owns which requests take this way: those that it can read. Every other one, ever
 refused among them, takes FastAPI's, which words the refusal. Does not own what the endpoints do.
 """
 
+import contextlib
 import copy
 import inspect
 import json
@@ -27,11 +28,13 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from serving.config.api_keys import ModelRoute
 from serving.gateway.forks.bodies.prepared_app import receiving
+from serving.gateway.streams.known.chats import KnownAnswer, KnownChats
+from serving.gateway.streams.known.forms import LESSON, form_of
 from serving.gateway.streams.leaving import ClientLeftError, UntilClientLeaves
 
 _ROUTES = (ModelRoute.CHAT_COMPLETIONS, ModelRoute.COMPLETIONS)
-# Where a request's record is between the reading of its body and its endpoint.
-_RECORD = "slicewise.record"
+# Where a request's record is between the reading of its body and its endpoint, or its answer.
+_RECORD, _ANSWER = "slicewise.record", "slicewise.answer"
 # FastAPI and vLLM read other spellings of it too.
 _JSON_TYPES = frozenset(
     {b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"}
@@ -41,9 +44,13 @@ _JSON_TYPES = frozenset(
 class ShortPath:
     """Serves an application of vLLM's, chat and completions past FastAPI."""
 
-    def __init__(self, app: FastAPI, stack: ASGIApp) -> None:
-        """Stands for `stack`, the built middlewares of `app` with FastAPI's router below them."""
+    def __init__(self, app: FastAPI, stack: ASGIApp, known: KnownChats | None = None) -> None:
+        """Stands for `stack`, the built middlewares of `app` with FastAPI's router below them.
+
+        Streamed chats of forms that are `known` do without vLLM's endpoint too.
+        """
         self._app = app
+        self._known = known
         self._stack = stack
         self._endpoints = _endpoints(app)
         self._short = _with_inner(stack, self._answer)
@@ -66,17 +73,36 @@ class ShortPath:
             await self._stack(scope, receive, send)
             return
         first = await receive()
-        record = (
-            None if first.get("more_body", False) else endpoint.record_of(first.get("body", b""))
-        )
+        body: Any = None if first.get("more_body", False) else _read(first.get("body", b""))
+        key = None
+        if self._known is not None and scope["path"] == ModelRoute.CHAT_COMPLETIONS:
+            key = form_of(body, scope["headers"])
+            if key is not None:
+                answer = await self._known.answer_to(key, body, _request_id(scope))
+                if answer is not None:
+                    scope[_ANSWER] = answer
+                    await self._short(scope, receive, send)
+                    return
+        record = None if body is None else endpoint.record_of(body)
         if record is None:
             await self._stack(scope, receiving(first, receive), send)
             return
         scope[_RECORD] = record
+        if self._known is None or key is None or (lesson := self._known.begin_lesson(key)) is None:
+            await self._short(scope, receive, send)
+            return
+        LESSON.set(lesson)
         await self._short(scope, receive, send)
+        self._known.learn(key, lesson)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that has a record; a client that leaves ends it."""
+        """Answers a request that has a record or an answer; a client that leaves ends it."""
+        known: KnownAnswer | None = scope.pop(_ANSWER, None)
+        if known is not None:
+            with contextlib.suppress(ClientLeftError):
+                async with UntilClientLeaves(receive):
+                    await known.send(send)
+            return
         endpoint, record = self._endpoints[scope["path"]], scope.pop(_RECORD)
         response: Response | None = None
         try:
@@ -102,13 +128,27 @@ class _Endpoint:
         assert route.body_field is not None
         self._validate = route.body_field.validate
 
-    def record_of(self, body: bytes) -> Any:
-        """Returns vLLM's record of a body; `None` if it is refused."""
+    def record_of(self, body: Any) -> Any:
+        """Returns vLLM's record of a body that was read; `None` if it is refused."""
         try:
-            record, errors = self._validate(json.loads(body), {}, loc=("body",))
+            record, errors = self._validate(body, {}, loc=("body",))
         except Exception:  # noqa: BLE001 - whatever it is, FastAPI meets and words it
             return None
         return None if errors else record
+
+
+def _read(body: bytes) -> Any:
+    """Returns what a body says; `None` if it is no JSON."""
+    try:
+        return json.loads(body)
+    except Exception:  # noqa: BLE001 - whatever it is, FastAPI meets and words it
+        return None
+
+
+def _request_id(scope: Scope) -> str:
+    """Returns the id that the edge has given a request."""
+    ids = (value for name, value in scope["headers"] if name == b"x-request-id")
+    return str(next(ids, b"").decode("latin-1"))
 
 
 def _endpoints(app: FastAPI) -> Mapping[str, _Endpoint]:

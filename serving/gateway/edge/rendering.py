@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from serving.gateway.streams.known.forms import LESSON
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 # A short body may have many of them: a message takes some 20 us, a prompt 100.
@@ -33,6 +34,8 @@ def fit_rendering(renderer: Any) -> None:
             return known
         try:
             if _is_short() and _are_texts(conversations):
+                if (lesson := LESSON.get()) is not None:
+                    lesson.render = (args, kwargs)
                 return await _on_loop(renderer.render_chat, conversations, *args, **kwargs)
             return await render_chat(conversations, *args, **kwargs)
         except AssertionError as error:

@@ -36,15 +36,17 @@ class TailOutputProcessor(OutputProcessor):
             return
         detokenizer = self.request_states[request.request_id].detokenizer
         if type(detokenizer) is FastIncrementalDetokenizer and not detokenizer.output_token_ids:
-            # By the module, as vLLM does it: another implementation may stand there.
-            detokenizer.stream = tokenizers.decoders.DecodeStream(
-                ids=tail_of(
-                    prompt,
-                    detokenizer.tokenizer,
-                    skip_special_tokens=detokenizer.skip_special_tokens,
-                ),
-                skip_special_tokens=detokenizer.skip_special_tokens,
-            )
+            start_at_tail(detokenizer, prompt)
+
+
+def start_at_tail(detokenizer: FastIncrementalDetokenizer, prompt: Sequence[int]) -> None:
+    """Begins the text of an answer, of which nothing was read yet, at the end of its prompt."""
+    skips = detokenizer.skip_special_tokens
+    # By the module, as vLLM does it: another implementation may stand there.
+    detokenizer.stream = tokenizers.decoders.DecodeStream(
+        ids=tail_of(prompt, detokenizer.tokenizer, skip_special_tokens=skips),
+        skip_special_tokens=skips,
+    )
 
 
 def tail_of(

@@ -13,7 +13,7 @@ import msgspec
 
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 
-_escaped = msgspec.json.Encoder().encode
+escaped = msgspec.json.Encoder().encode
 
 
 class Connection(Protocol):
@@ -117,7 +117,7 @@ class DirectStream:
         self._num_written += len(token_ids)
         template = self._template
         if (text or template.has_empty) and not connection.has_left:
-            connection.write(template.head + _escaped(text) + template.tail)
+            connection.write(template.head + escaped(text) + template.tail)
         if self.telemetry is not None:
             self._note_written(self.telemetry, now_s, is_held=is_held)
         return True

@@ -9,6 +9,7 @@ Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterr
 """
 
 import asyncio
+import copy
 import hashlib
 import logging
 import time
@@ -30,6 +31,8 @@ from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
 from serving.gateway.dispatch.requests import InFlightRequest
 from serving.gateway.streams.direct import DirectStream
 from serving.gateway.streams.hold import TokenHold
+from serving.gateway.streams.known.forms import LESSON
+from serving.gateway.streams.known.stream import KnownStream
 from serving.gateway.streams.merging import TokenMerge
 from serving.gateway.streams.pace import HoldBounds
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry, present_context
@@ -76,6 +79,7 @@ class FleetEngineClient:
         self._hold = hold or TokenHold(HoldBounds())
         self._has_ready = asyncio.Event()
         self._direct: dict[str, DirectStream] = {}  # by request
+        self._known: dict[str, KnownStream] = {}  # by request
         self._dirty: list[DirectStream] = []  # with tokens that are not written
         self._is_held = False  # they have waited for more
         self._num_since_turn = 0
@@ -96,6 +100,8 @@ class FleetEngineClient:
         """Takes in one step of one engine, for the frontend to fetch or straight for clients."""
         now_s = time.monotonic()
         hold_s = self._hold.present_s(now_s)
+        if self._known:
+            outputs = [pair for pair in outputs if not self._takes_known(pair[1])]
         if self._direct:
             outputs = [pair for pair in outputs if not self._takes_direct(pair, now_s)]
         self._merge.take(outputs, now_s, holds=hold_s > 0)
@@ -121,6 +127,17 @@ class FleetEngineClient:
             rest = TokenOutput(output.request_id, left)
             self._merge.take([(telemetry, rest)], now_s, holds=False)
         return False
+
+    def _takes_known(self, output: TokenOutput) -> bool:
+        """Gives an output to the answer of a known form that it belongs to, if there is one."""
+        stream = self._known.get(output.request_id)
+        if stream is None:
+            return False
+        if stream.take(output):
+            self._mark(stream.direct)
+        if output.finish is not None:
+            del self._known[output.request_id]
+        return True
 
     def _mark(self, stream: DirectStream) -> None:
         if not stream.is_dirty:
@@ -178,10 +195,42 @@ class FleetEngineClient:
             self._hold.arm(self._release)
         return True
 
+    def submit_known(self, request: EngineCoreRequest, stream: KnownStream) -> RequestTelemetry:
+        """Takes a request of a known form, whose outputs are the stream's; the frontend has none.
+
+        Raises:
+            VLLMValidationError: it has a value that cannot be sent. The client gets a 400.
+        """
+        in_flight = self._in_flight(request)
+        telemetry = in_flight.telemetry
+        stream.direct.telemetry = telemetry
+        self._known[request.request_id] = stream
+        self.dispatcher.submit(in_flight)
+        return telemetry
+
+    def write_soon(self, stream: DirectStream) -> None:
+        """Has a stream written with the next ones."""
+        self._mark(stream)
+        self._hold.arm(self._release)
+
+    def fail_known(self, request_id: str, error: RequestError) -> bool:
+        """Fails a request of a known form; returns `False` if it is none."""
+        stream = self._known.pop(request_id, None)
+        if stream is None:
+            return False
+        stream.fail(error)
+        self.dispatcher.abort([request_id])
+        return True
+
+    @property
+    def num_known(self) -> int:
+        """The number of requests of known forms, of which the frontend has nothing."""
+        return len(self._known)
+
     @property
     def num_direct(self) -> int:
         """The number of streams that are written past the frontend."""
-        return len(self._direct)
+        return len(self._direct) + len(self._known)
 
     def fail(self, request_id: str, error: RequestError) -> None:
         """Reports a failure to the request's caller."""
@@ -253,9 +302,21 @@ class FleetEngineClient:
         Raises:
             VLLMValidationError: it has a value that cannot be sent. The client gets a 400.
         """
+        await self._give_others_a_turn()
+        if (lesson := LESSON.get()) is not None:
+            # As it is before it gets its tenant's salt.
+            lesson.core_request = copy.copy(request)
+        in_flight = self._in_flight(request)
+        params = request.sampling_params
+        if params is not None and not params.stop:
+            # A stop string is looked for here: an engine goes on until it is found.
+            self._merge.allow_hold(request.request_id)
+        self.dispatcher.submit(in_flight)
+
+    def _in_flight(self, request: EngineCoreRequest) -> InFlightRequest:
+        """Returns the record of a request that has just come."""
         params = request.sampling_params
         prompt_token_ids = request.prompt_token_ids or []
-        await self._give_others_a_turn()
         payload = self._encoded(request)
         telemetry = self.dispatcher.telemetry.arrived(
             request.request_id, len(prompt_token_ids), time.monotonic()
@@ -280,10 +341,7 @@ class FleetEngineClient:
             in_flight.resume_payload = self._payload_without_prompt_logprobs(request, params)
         if params is not None and params.structured_outputs is not None:
             in_flight.forbidding_fields = _forbidding_fields(params)
-        if params is not None and not params.stop:
-            # A stop string is looked for here: an engine goes on until it is found.
-            self._merge.allow_hold(request.request_id)
-        self.dispatcher.submit(in_flight)
+        return in_flight
 
     def _encoded(self, request: EngineCoreRequest) -> list[bytes]:
         """Returns the payload of a request that has just come, and gives it its tenant's salt."""
@@ -326,6 +384,8 @@ class FleetEngineClient:
         for request_id in request_ids:
             if (stream := self._direct.pop(request_id, None)) is not None:
                 stream.hand_back()
+            if (known := self._known.pop(request_id, None)) is not None:
+                known.direct.hand_back()
         self.dispatcher.abort(request_ids)
 
     def dp_engines_running(self) -> bool:
@@ -341,6 +401,7 @@ class FleetEngineClient:
         self._hold.disarm(self._release)
         self._merge = TokenMerge()
         self._direct.clear()
+        self._known.clear()
         self._dirty.clear()
         self.dispatcher.shutdown()
 

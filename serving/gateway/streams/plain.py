@@ -32,6 +32,8 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 from serving.gateway.streams.direct import DirectStream, EventTemplate
 from serving.gateway.streams.engine_client import FleetEngineClient
+from serving.gateway.streams.known.events import marked_chunk
+from serving.gateway.streams.known.forms import LESSON
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 # Where the text of an event goes; no tokenizer has to know it.
@@ -102,20 +104,38 @@ def passes_on(parser: Parser | None, request: Any) -> bool:
     """
     if parser is None:
         return True
-    kind = type(parser)
-    is_known = (
-        kind.parse_delta is DelegatingParser.parse_delta
-        and kind._extract_tool_calls_streaming is DelegatingParser._extract_tool_calls_streaming  # type: ignore[attr-defined]
-    )
-    if not is_known or not request.include_reasoning:
+    if not _is_known(parser) or not request.include_reasoning:
         return False
     state = parser._stream_state
     if parser._reasoning_parser is not None and not state.reasoning_ended:
         return False
-    if parser._tool_parser is None:
+    return _has_no_tools(parser, request) and (
+        parser._tool_parser is None or state.tool_call_text_started
+    )
+
+
+def starts_plain(parser: Parser | None, request: Any, prompt_token_ids: list[int] | None) -> bool:
+    """Returns whether a parser passes text on from the first token of an answer to its end."""
+    if parser is None:
         return True
-    has_no_tools = request.tool_choice == "none" and not parser._engine_based
-    return has_no_tools and state.tool_call_text_started
+    if not _is_known(parser) or not request.include_reasoning:
+        return False
+    if parser._reasoning_parser is not None and not parser.is_reasoning_end(prompt_token_ids or []):
+        return False
+    return _has_no_tools(parser, request)
+
+
+def _is_known(parser: Parser) -> bool:
+    kind = type(parser)
+    return (
+        kind.parse_delta is DelegatingParser.parse_delta
+        and kind._extract_tool_calls_streaming is DelegatingParser._extract_tool_calls_streaming  # type: ignore[attr-defined]
+    )
+
+
+def _has_no_tools(parser: Parser, request: Any) -> bool:
+    is_off = request.tool_choice == "none" and not parser._engine_based
+    return parser._tool_parser is None or is_off
 
 
 def _is_plain(serving: Any, request: Any) -> bool:
@@ -155,6 +175,8 @@ class _PlainStream(Generic[_Result]):
                 output = result.outputs[0]
                 output.token_ids = [*self._direct.written_ids, *output.token_ids]
                 self._direct = None
+            if (lesson := LESSON.get()) is not None and not lesson.is_plain:
+                lesson.is_plain = starts_plain(self.parser, self._request, result.prompt_token_ids)
             yield item
             # The reader asks for more when it has sent all that it made of this.
             if not result.finished:
@@ -209,6 +231,14 @@ class PlainChat(OpenAIServingChat):
     ) -> AsyncGenerator[str, None]:
         """Does what vLLM's does."""
         is_plain = _is_plain(self, request)
+        if (lesson := LESSON.get()) is not None:
+            asked = vars(request)  # the older field warns whoever reads it
+            lesson.most_tokens = asked["max_completion_tokens"]
+            if lesson.most_tokens is None:
+                lesson.most_tokens = asked["max_tokens"]
+            lesson.has_usage, _ = should_include_usage(
+                request.stream_options, self.enable_force_include_usage
+            )
         write = self._plain_chat if is_plain else super().chat_completion_stream_generator
         chunks: AsyncGenerator[str, None] = write(
             request, result_generator, request_id, model_name, *args, **kwargs
@@ -230,6 +260,7 @@ class PlainChat(OpenAIServingChat):
             request,  # type: ignore[arg-type]
         )
         self._plain_streams[id(request)] = stream
+        lesson = LESSON.get()
         chunks = super().chat_completion_stream_generator(
             request, stream.results(results), request_id, model_name, *args, **kwargs
         )
@@ -237,6 +268,10 @@ class PlainChat(OpenAIServingChat):
             async for chunk in chunks:
                 if stream.make_template is None and (created := _CREATED.search(chunk)) is not None:
                     has_tools = stream.parser is not None and stream.parser.tool_parser is not None
+                    if lesson is not None:
+                        lesson.model_name, lesson.parser = model_name, stream.parser
+                        lesson.has_empty = not has_tools
+                        lesson.first_chunk = marked_chunk(chunk, request_id, created[1])
                     stream.make_template = partial(
                         chat_template,
                         request_id,
