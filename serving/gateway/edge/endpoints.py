@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.exceptions import VLLMValidationError
 
 from serving.config.api_keys import ModelRoute
 from serving.gateway.forks.bodies.prepared_app import receiving
@@ -54,6 +55,9 @@ class ShortPath:
         self._stack = stack
         self._endpoints = _endpoints(app)
         self._short = _with_inner(stack, self._answer)
+        # vLLM's metrics of HTTP. The others word errors, which a known answer has none of, and let
+        # web pages in, which the edge does.
+        self._counted = _counted(stack, self._send_known)
 
     @property
     def routes(self) -> frozenset[str]:
@@ -79,9 +83,9 @@ class ShortPath:
             key = form_of(body, scope["headers"])
             if key is not None:
                 answer = await self._known.answer_to(key, body, _request_id(scope))
-                if answer is not None:
+                if answer is not None and _is_asked(answer):
                     scope[_ANSWER] = answer
-                    await self._short(scope, receive, send)
+                    await self._counted(scope, receive, send)
                     return
         record = None if body is None else endpoint.record_of(body)
         if record is None:
@@ -96,13 +100,7 @@ class ShortPath:
         self._known.learn(key, lesson)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that has a record or an answer; a client that leaves ends it."""
-        known: KnownAnswer | None = scope.pop(_ANSWER, None)
-        if known is not None:
-            with contextlib.suppress(ClientLeftError):
-                async with UntilClientLeaves(receive):
-                    await known.send(send)
-            return
+        """Answers a request that has a record; a client that leaves ends it."""
         endpoint, record = self._endpoints[scope["path"]], scope.pop(_RECORD)
         response: Response | None = None
         try:
@@ -118,6 +116,13 @@ class ShortPath:
             return
         assert response is not None
         await response(scope, receive, send)
+
+    async def _send_known(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends an answer of a known form; a client that leaves ends it."""
+        answer: KnownAnswer = scope.pop(_ANSWER)
+        with contextlib.suppress(ClientLeftError):
+            async with UntilClientLeaves(receive):
+                await answer.send(send)
 
 
 class _Endpoint:
@@ -143,6 +148,15 @@ def _read(body: bytes) -> Any:
         return json.loads(body)
     except Exception:  # noqa: BLE001 - whatever it is, FastAPI meets and words it
         return None
+
+
+def _is_asked(answer: KnownAnswer) -> bool:
+    """Asks an engine; returns `False` if vLLM has to word why that cannot be."""
+    try:
+        answer.ask()
+    except VLLMValidationError:
+        return False
+    return True
 
 
 def _request_id(scope: Scope) -> str:
@@ -179,13 +193,27 @@ def _with_inner(stack: ASGIApp, inner: ASGIApp) -> ASGIApp | None:
             return None
     app = inner
     for each in reversed(layers):
-        around = copy.copy(each)
-        around.app = app
-        if isinstance(around, PrometheusInstrumentatorMiddleware):
-            # It would find the route anew.
-            around._get_handler = _path_of  # type: ignore[method-assign]
-        app = around
+        app = _around(each, app)
     return app
+
+
+def _counted(stack: ASGIApp, inner: ASGIApp) -> ASGIApp:
+    """Returns `inner` within the one middleware that counts requests, if there is one."""
+    layer: Any = stack
+    while layer is not None and not isinstance(layer, PrometheusInstrumentatorMiddleware):
+        layer = getattr(layer, "app", None)
+    return inner if layer is None else _around(layer, inner)
+
+
+def _around(layer: Any, app: ASGIApp) -> ASGIApp:
+    """Returns a middleware like `layer` around `app`."""
+    around = copy.copy(layer)
+    around.app = app
+    if isinstance(around, PrometheusInstrumentatorMiddleware):
+        # It would find the route anew.
+        around._get_handler = _path_of  # type: ignore[method-assign]
+    found: ASGIApp = around
+    return found
 
 
 def _path_of(request: Request) -> tuple[str, bool]:

@@ -9,7 +9,6 @@ Above it, vLLM's detokenizer, stop strings, parsers and streams see one uninterr
 """
 
 import asyncio
-import copy
 import hashlib
 import logging
 import time
@@ -304,8 +303,8 @@ class FleetEngineClient:
         """
         await self._give_others_a_turn()
         if (lesson := LESSON.get()) is not None:
-            # As it is before it gets its tenant's salt.
-            lesson.core_request = copy.copy(request)
+            # As it is before it gets its tenant's salt, and nobody's prompt is kept.
+            lesson.core_request = msgspec.structs.replace(request, prompt_token_ids=None)
         in_flight = self._in_flight(request)
         params = request.sampling_params
         if params is not None and not params.stop:

@@ -232,10 +232,6 @@ class PlainChat(OpenAIServingChat):
         """Does what vLLM's does."""
         is_plain = _is_plain(self, request)
         if (lesson := LESSON.get()) is not None:
-            asked = vars(request)  # the older field warns whoever reads it
-            lesson.most_tokens = asked["max_completion_tokens"]
-            if lesson.most_tokens is None:
-                lesson.most_tokens = asked["max_tokens"]
             lesson.has_usage, _ = should_include_usage(
                 request.stream_options, self.enable_force_include_usage
             )

@@ -9,6 +9,7 @@ Does not own what a form is (`forms`), nor the tokens on their way (`engine_clie
 """
 
 import asyncio
+import copy
 import random
 import time
 from collections import OrderedDict
@@ -28,7 +29,7 @@ from serving.gateway.streams.detokenizing import start_at_tail
 from serving.gateway.streams.direct import DirectStream, escaped
 from serving.gateway.streams.failures import FleetRequestError
 from serving.gateway.streams.known.events import DONE, FormEvents, TokenCounts
-from serving.gateway.streams.known.forms import Form, Lesson
+from serving.gateway.streams.known.forms import Form, Lesson, most_tokens_in
 from serving.gateway.streams.known.stream import KnownStream
 from serving.gateway.streams.plain import PlainChat
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestTelemetry
@@ -94,14 +95,17 @@ class KnownAnswer:
         self._middle = events.middle(answer_id, self._created)
         self._stream = KnownStream(DirectStream(connection, self._detokenizer, self._middle))
 
-    async def send(self, send: Send) -> None:
-        """Asks an engine and sends the answer. A caller that is cancelled frees the request.
+    def ask(self) -> None:
+        """Asks an engine. `send` has to follow in the same turn of the loop.
 
         Raises:
-            VLLMValidationError: a value cannot be sent to an engine. Nothing was sent.
+            VLLMValidationError: a value cannot be sent to an engine.
         """
-        stream = self._stream
-        telemetry = self._client.submit_known(self._request, stream)
+        self._telemetry = self._client.submit_known(self._request, self._stream)
+
+    async def send(self, send: Send) -> None:
+        """Sends the answer. A caller that is cancelled frees the request."""
+        stream, telemetry = self._stream, self._telemetry
         try:
             await send(_HEAD)
             first = await stream.wait_first()
@@ -220,7 +224,7 @@ class KnownChats:
         prompt = await self._rendered(form, body) if context.is_short else None
         if prompt is None:
             return None
-        request = self._core_request(form, prompt, f"chatcmpl-{request_id}")
+        request = self._core_request(form, body, prompt, f"chatcmpl-{request_id}")
         if request is None:
             return None
         return KnownAnswer(
@@ -251,14 +255,14 @@ class KnownChats:
         return prompt
 
     def _core_request(
-        self, form: Form, prompt: Mapping[str, Any], answer_id: str
+        self, form: Form, body: Mapping[str, Any], prompt: Mapping[str, Any], answer_id: str
     ) -> EngineCoreRequest | None:
         """Returns what an engine is given; `None` if vLLM refuses it."""
         serving, token_ids = self._serving, prompt["prompt_token_ids"]
         try:
             most = get_max_tokens(
                 serving.model_config.max_model_len,
-                form.most_tokens,
+                most_tokens_in(body),
                 len(token_ids),
                 serving.default_sampling_params,
                 serving.override_max_tokens,
@@ -270,9 +274,10 @@ class KnownChats:
         if most < 1:
             return None
         if most != params.max_tokens:
-            params = params.clone()
+            # Nothing else of it is changed by anybody, so the rest is shared.
+            params = copy.copy(params)
             params.max_tokens = most
-        # vLLM's own ids are as many characters longer than a client's.
+        # As vLLM does it: so many characters behind the id that the client knows.
         return msgspec.structs.replace(
             form.core_request,
             request_id=f"{answer_id}-{random.getrandbits(32):08x}",
@@ -283,8 +288,13 @@ class KnownChats:
         )
 
     def begin_lesson(self, key: bytes) -> Lesson | None:
-        """Returns what is to be filled while vLLM answers; `None` if nothing is to be learned."""
-        return None if key in self._known else Lesson()
+        """Returns what is to be filled while vLLM answers; `None` if nothing is to be learned.
+
+        That is so of long requests, which are rendered elsewhere.
+        """
+        context = REQUEST_CONTEXT.get()
+        is_short = context is not None and context.is_short
+        return Lesson() if is_short and key not in self._known else None
 
     def learn(self, key: bytes, lesson: Lesson) -> None:
         """Keeps what a lesson came to: that it came to nothing, too."""

@@ -27,8 +27,11 @@ _FIELDS = frozenset(
         *("stop_token_ids", "skip_special_tokens", "n", "logprobs"),
     }
 )
-# They differ from request to request: vLLM does not look at who asks, and messages are rendered.
-_VARYING = frozenset({"messages", "user"})
+# They differ from request to request: messages are rendered, the most tokens are put in anew, and
+# who asks is nothing to vLLM.
+_MOST_TOKENS = ("max_completion_tokens", "max_tokens")
+_VARYING = frozenset({"messages", "user", *_MOST_TOKENS})
+_LARGEST = 2**31
 _MESSAGE = {"role", "content"}
 _ROLES = frozenset({"system", "user", "assistant"})
 # As many as are rendered on the loop.
@@ -45,15 +48,15 @@ class Form:
     """What vLLM makes of the requests of a form, but for their prompts.
 
     `render` are the arguments of the renderer behind the messages. `core_request` is what an engine
-    was given, with another prompt and id. `most_tokens` is what was asked for, `None` if nothing
-    was. `first_chunk` is the event before the first text, of the lesson's id and time. `parser` may
-    be asked whether a prompt ends the model's thoughts; `None` if it has none to think.
+    was given, without its prompt, with another id and length. `first_chunk` is the event before the
+    first text, with marks for its id and time. `has_usage` says that the answer's tokens are told
+    at its end, `has_empty` that events without text are sent. `parser` may be asked whether a
+    prompt ends the model's thoughts; `None` if it has none to think.
     """
 
     model_name: str
     render: tuple[tuple[Any, ...], Mapping[str, Any]]
     core_request: EngineCoreRequest
-    most_tokens: int | None
     first_chunk: str
     has_usage: bool
     has_empty: bool
@@ -67,7 +70,6 @@ class Lesson:
     `is_plain` says that all of the answer's text came as it is.
     """
 
-    most_tokens: int | None = None
     has_usage: bool = False
     render: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     core_request: EngineCoreRequest | None = None
@@ -89,7 +91,6 @@ class Lesson:
             self.model_name,
             self.render,
             request,
-            self.most_tokens,
             self.first_chunk,
             self.has_usage,
             self.has_empty,
@@ -122,6 +123,8 @@ def form_of(body: Any, headers: Collection[tuple[bytes, bytes]]) -> bytes | None
         return None
     if body.get("n") not in (None, 1) or not isinstance(body.get("user", ""), str):
         return None
+    if not all(_is_length(body.get(name)) for name in _MOST_TOKENS):
+        return None
     messages = body.get("messages")
     if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
         return None
@@ -132,6 +135,17 @@ def form_of(body: Any, headers: Collection[tuple[bytes, bytes]]) -> bytes | None
         return _encode(rest)
     except (OverflowError, UnicodeError, ValueError):
         return None
+
+
+def most_tokens_in(body: Mapping[str, Any]) -> int | None:
+    """Returns how many tokens a body that has a form asks for at most; `None` if it does not."""
+    found = (body[name] for name in _MOST_TOKENS if body.get(name) is not None)
+    most: int | None = next(found, None)
+    return most
+
+
+def _is_length(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 < value < _LARGEST)
 
 
 def _is_text(message: Any) -> bool:
