@@ -87,7 +87,7 @@ async def _served_model(given: dict[str, Any]) -> tuple[ServedModel, Membership]
     dispatcher = model.current.dispatcher
     # Asked, because how a dispatcher tells of it has changed from commit to commit.
     async with asyncio.timeout(_LINKED_S):
-        while not dispatcher.has_engine:
+        while not dispatcher.has_engine:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
     return model, membership
 

@@ -13,7 +13,7 @@ WINDOW_S = 0.2
 _IDLE_RATIO, _FULL_RATIO = 0.5, 0.9
 # How much of what it was before the time keeps in each window as it falls. A longer wait makes the
 # loop less busy, which asks for a shorter one: without this the two would chase each other.
-_KEPT = 0.8
+_KEPT = 0.3
 # Shorter waits join nothing.
 _SHORTEST_S = 0.002
 

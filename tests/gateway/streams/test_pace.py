@@ -49,7 +49,7 @@ def test_thread_that_waits_for_a_core_is_as_busy_as_what_it_gets_of_one(
 def test_hold_follows_a_rise_at_once_and_a_fall_by_and_by() -> None:
     falling = [after([1.0, *[0.0] * num_windows]) for num_windows in range(40)]
     assert falling[0] == pytest.approx(0.1)
-    assert falling[1] == pytest.approx(0.08)
+    assert falling[1] == pytest.approx(0.03)
     assert falling == sorted(falling, reverse=True)
     assert falling[-1] == 0.0
 

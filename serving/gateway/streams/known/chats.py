@@ -28,8 +28,8 @@ from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.streams.detokenizing import start_at_tail
 from serving.gateway.streams.direct import DirectStream, escaped
 from serving.gateway.streams.failures import FleetRequestError
-from serving.gateway.streams.known.events import DONE, FormEvents, TokenCounts
-from serving.gateway.streams.known.forms import Form, Lesson, most_tokens_in
+from serving.gateway.streams.known.events import DONE, AnswerCounts, FormEvents
+from serving.gateway.streams.known.forms import KnownForm, Lesson, most_tokens_in
 from serving.gateway.streams.known.stream import KnownStream
 from serving.gateway.streams.plain import PlainChat
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestTelemetry
@@ -80,7 +80,7 @@ class KnownAnswer:
         self,
         serving: Any,
         client: KnownClient,
-        known: tuple[Form, FormEvents],
+        known: tuple[KnownForm, FormEvents],
         request: EngineCoreRequest,
         connection: ClientConnection,
         answer_id: str,
@@ -156,12 +156,12 @@ class KnownAnswer:
             telemetry.numbers.output_chunks += 1
         await send(_body(first + events, is_last=True))
 
-    def _counts(self) -> TokenCounts:
+    def _counts(self) -> AnswerCounts:
         num_thoughts = 0
         if self._parser is not None and self._serving._include_reasoning_tokens_details:
             num_thoughts = self._parser.count_reasoning_tokens(tuple(self._detokenizer.token_ids))
         num_prompt = len(self._request.prompt_token_ids or ())
-        return TokenCounts(num_prompt, self._stream.num_tokens, num_thoughts)
+        return AnswerCounts(num_prompt, self._stream.num_tokens, num_thoughts)
 
     async def _send_error(self, send: Send, fault: Exception) -> None:
         # In vLLM's words, which the edge replaces by ours, as it does vLLM's.
@@ -186,7 +186,7 @@ class KnownChats:
 
     def __init__(self, serving: PlainChat, llm: KnownLLM) -> None:
         self._serving, self._llm = serving, llm
-        self._known: OrderedDict[bytes, tuple[Form, FormEvents] | None] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[KnownForm, FormEvents] | None] = OrderedDict()
 
     @classmethod
     def of(cls, state: Any, llm: Any) -> "KnownChats | None":
@@ -236,7 +236,7 @@ class KnownChats:
             f"chatcmpl-{request_id}",
         )
 
-    async def _rendered(self, form: Form, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    async def _rendered(self, form: KnownForm, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Returns an engine's input, made on the loop; `None` if it is not as it was."""
         arguments, named = form.render
         # A turn of the loop of its own, for the reason that `rendering` gives.
@@ -255,7 +255,7 @@ class KnownChats:
         return prompt
 
     def _core_request(
-        self, form: Form, body: Mapping[str, Any], prompt: Mapping[str, Any], answer_id: str
+        self, form: KnownForm, body: Mapping[str, Any], prompt: Mapping[str, Any], answer_id: str
     ) -> EngineCoreRequest | None:
         """Returns what an engine is given; `None` if vLLM refuses it."""
         serving, token_ids = self._serving, prompt["prompt_token_ids"]
@@ -305,7 +305,7 @@ class KnownChats:
         if len(self._known) > MOST_FORMS:
             self._known.popitem(last=False)
 
-    def _events_of(self, form: Form) -> FormEvents:
+    def _events_of(self, form: KnownForm) -> FormEvents:
         counts_thoughts = self._serving._include_reasoning_tokens_details
         fingerprint = self._serving.system_fingerprint
         return FormEvents(form, fingerprint, counts_thoughts=counts_thoughts)

@@ -15,7 +15,7 @@ from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo, Usa
 from vllm.v1.engine import FinishReason
 
 from serving.gateway.streams.direct import EventTemplate, escaped
-from serving.gateway.streams.known.forms import Form
+from serving.gateway.streams.known.forms import KnownForm
 from serving.link.messages import TokenOutput
 
 DONE = b"data: [DONE]\n\n"
@@ -27,7 +27,7 @@ _NUMBERS = (900_000_001, 900_000_002, 900_000_003, 900_000_004)
 _MOST_ENDS = 64
 
 
-class TokenCounts(NamedTuple):
+class AnswerCounts(NamedTuple):
     """The tokens of a prompt, of its answer, and of the answer's thoughts."""
 
     prompt: int
@@ -60,7 +60,7 @@ class FormEvents:
     """The events of a form's answers, with whatever fields vLLM's have."""
 
     def __init__(
-        self, form: Form, fingerprint: str | None = None, *, counts_thoughts: bool = False
+        self, form: KnownForm, fingerprint: str | None = None, *, counts_thoughts: bool = False
     ) -> None:
         """`fingerprint` is the system's, which vLLM puts on the last event of an answer."""
         self._counts_thoughts = counts_thoughts
@@ -81,7 +81,7 @@ class FormEvents:
         return EventTemplate(event.head(answer_id, created), event.tail, self._has_empty)
 
     def last(
-        self, answer_id: str, created: int, text: str, finish: TokenOutput, counts: TokenCounts
+        self, answer_id: str, created: int, text: str, finish: TokenOutput, counts: AnswerCounts
     ) -> bytes:
         """The last events: the last text, why the answer ends, and its tokens if it has them."""
         assert finish.finish is not None
@@ -135,7 +135,7 @@ class FormEvents:
         return _Event(chunk.model_dump_json(exclude_unset=True, exclude_none=True), None)
 
     @staticmethod
-    def _counted(event: bytes, counts: TokenCounts) -> bytes:
+    def _counted(event: bytes, counts: AnswerCounts) -> bytes:
         head, mark, numbers = event.rpartition(b'"usage":')
         total = counts.prompt + counts.answer
         own = (counts.prompt, counts.answer, total, counts.thoughts)

@@ -2,7 +2,7 @@
 
 The form of a request is all of it but the texts of its messages. What vLLM makes of a body depends
 on its form and on the tokens of its prompt, and most clients send few forms. So the first request
-of a form takes vLLM's way, on which a `Lesson` is filled; what it came to, a `Form`, serves the
+of a form takes vLLM's way, on which a `Lesson` is filled; what it came to, a `KnownForm`, serves the
 requests after it (`chats`). Nothing of vLLM's reading of a body is written anew here, and
 what is not as it was in the lesson takes vLLM's way.
 
@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class KnownForm:
     """What vLLM makes of the requests of a form, but for their prompts.
 
     `render` are the arguments of the renderer behind the messages. `core_request` is what an engine
@@ -80,14 +80,14 @@ class Lesson:
     parser: Parser | None = None
 
     @property
-    def form(self) -> Form | None:
+    def form(self) -> KnownForm | None:
         """What it came to; `None` if requests of this form always take vLLM's way."""
         request = self.core_request
         if not self.is_plain or self.render is None or request is None:
             return None
         if self.model_name is None or self.first_chunk is None or not _is_simple(request):
             return None
-        return Form(
+        return KnownForm(
             self.model_name,
             self.render,
             request,
@@ -152,6 +152,7 @@ def _is_text(message: Any) -> bool:
     return (
         isinstance(message, dict)
         and message.keys() == _MESSAGE
+        and isinstance(message["role"], str)
         and message["role"] in _ROLES
         and isinstance(message["content"], str)
     )
