@@ -117,9 +117,13 @@ def vllm_model(engine_args: Mapping[str, Any], engine_env: Mapping[str, str]) ->
 
 
 def paced(ttft_ms: float, tpot_ms: float, max_num_seqs: int = 512) -> dict[str, Any]:
-    """One paced engine."""
+    """One paced engine, behind the parsers of the shipped configuration."""
     pace = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "max_num_seqs": max_num_seqs}
-    return paced_model(1, pace, name=MODEL)
+    shipped = demo_model()
+    parsers = {"structured_outputs_config": shipped["engine_args"]["structured_outputs_config"]}
+    return paced_model(
+        1, pace, name=MODEL, engine_args=parsers, frontend_args=shipped["frontend_args"]
+    )
 
 
 @contextlib.contextmanager

@@ -148,16 +148,16 @@ def test_number_of_gateways_is_the_one_given_or_follows_from_the_most_engines() 
     scaling = {"compute_class": "spot", "min_replicas": 0, "max_replicas": 6}
     fixed = {"compute_class": "reserved", "replicas": 2}
     count = gateways_of([scaling, fixed], engine_args={"max_num_seqs": 256})
-    assert count.number == 5
+    assert count.number == 4
     assert count.reason == (
         "40,960 tokens/s (2,048 sequences on 8 engines of demo at 20 each, assumed) and "
-        "160 requests/s (answers of 256 tokens, assumed) need 2.02 cores; "
+        "160 requests/s (answers of 256 tokens, assumed) need 1.86 cores; "
         "each gateway takes at most 0.5 of one"
     )
     # With 1 CPU each, and control processes for eight engines, directory and dashboard.
     raw = minimal(deployments=[scaling, fixed], engine_args={"max_num_seqs": 256})
     config = check(raw | {"gateway": {"replicas": "auto", "num_cpus": 1}})
-    assert config.num_cpus == pytest.approx(8 * 0.1 + 5 * 1 + 10 * CONTROL_CPUS)
+    assert config.num_cpus == pytest.approx(8 * 0.1 + 4 * 1 + 10 * CONTROL_CPUS)
 
 
 def test_sequences_of_an_engine_are_those_that_it_takes() -> None:
@@ -460,8 +460,8 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     (
         "gateway",
         {"replicas": "auto", "expected_tokens_per_s": 1e8, "expected_requests_per_s": 0},
-        "gateway.replicas: 5,209 gateways are more than there may be: 100,000,000 tokens/s "
-        "(expected) and 0 requests/s (expected) need 2500.00 cores; each gateway takes at most 0.5 "
+        "gateway.replicas: 5,625 gateways are more than there may be: 100,000,000 tokens/s "
+        "(expected) and 0 requests/s (expected) need 2700.00 cores; each gateway takes at most 0.5 "
         'of one (value "auto"); allowed: an integer up to 1024, or the rates that you expect',
     ),
     (

@@ -81,7 +81,7 @@ def test_config_check_reads_the_users_own_hard_stop(tmp_path: Path) -> None:
         (
             {"replicas": "auto", "expected_tokens_per_s": 512},
             "  gateway      replicas: 2 (auto: 512 tokens/s (expected) and 2 requests/s (answers "
-            "of 256 tokens, assumed) need 0.03 cores; with one gateway away each of the others "
+            "of 256 tokens, assumed) need 0.02 cores; with one gateway away each of the others "
             "takes at most 0.7 of one)\n",
         ),
     ],

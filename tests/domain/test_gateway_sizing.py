@@ -74,7 +74,7 @@ def test_no_gateway_is_fuller_than_allowed_and_one_fewer_would_be(
 def test_large_fleets_need_no_spare_because_one_is_a_small_part() -> None:
     tokens_per_s = 1e6
     alone = needed_gateways([engines(1, tokens_per_s)])
-    assert needed_gateways([engines(500, tokens_per_s)]).number == alone.number == 103
+    assert needed_gateways([engines(500, tokens_per_s)]).number == alone.number == 95
 
 
 def test_rates_that_are_expected_take_the_place_of_what_engines_could_emit() -> None:

@@ -192,8 +192,8 @@ class KnownChats:
     def of(cls, state: Any, llm: Any) -> "KnownChats | None":
         """Returns those of vLLM's application with this `state`.
 
-        `None` if its answers have more than the tokens that an engine sends, or are not written
-        past it.
+        `None` if its answers have more than the tokens that an engine sends, its requests are
+        logged by vLLM, or plain streams are not written past it.
         """
         serving = getattr(state, "openai_serving_chat", None)
         if type(serving) is not PlainChat:
@@ -202,6 +202,7 @@ class KnownChats:
             serving.enable_prompt_tokens_details
             or llm.vllm_config.speculative_config is not None
             or llm.log_stats
+            or serving.request_logger is not None
             or llm.output_processor.stream_interval > 1
         )
         tokenizer = serving.renderer.tokenizer
