@@ -117,13 +117,12 @@ def vllm_model(engine_args: Mapping[str, Any], engine_env: Mapping[str, str]) ->
 
 
 def paced(ttft_ms: float, tpot_ms: float, max_num_seqs: int = 512) -> dict[str, Any]:
-    """One paced engine, behind the parsers of the shipped configuration."""
+    """One paced engine, behind what the shipped configuration has of tools and templates.
+
+    A paced engine takes no arguments of vLLM's, so its frontend has no parser of thoughts.
+    """
     pace = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "max_num_seqs": max_num_seqs}
-    shipped = demo_model()
-    parsers = {"structured_outputs_config": shipped["engine_args"]["structured_outputs_config"]}
-    return paced_model(
-        1, pace, name=MODEL, engine_args=parsers, frontend_args=shipped["frontend_args"]
-    )
+    return paced_model(1, pace, name=MODEL, frontend_args=demo_model()["frontend_args"])
 
 
 @contextlib.contextmanager

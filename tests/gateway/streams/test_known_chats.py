@@ -1,7 +1,7 @@
 """Chats of known forms are answered past vLLM as vLLM answers them, whatever was asked.
 
 vLLM's frontend is the real one, behind the real edge; the engine is scripted. The same request goes
-over HTTP twice, where the second is of a known form, and by ASGI alone, where none can be.
+over HTTP three times, where the third is of a known form, and by ASGI alone, where none can be.
 """
 
 import asyncio
@@ -103,8 +103,9 @@ async def test_answer_of_a_known_form_is_vllms(config: ModelConfig, name: str) -
     fleet = await fleet_of(config)
     first, second = body_of(KNOWN[name]), body_of(KNOWN[name], OTHER)
     async with http_server(fleet.edge) as port:
-        learned, was_known = await fleet.over_http(port, first)
-        assert not was_known
+        for _ in range(2):
+            learned, was_known = await fleet.over_http(port, first)
+            assert not was_known
         known, was_known = await fleet.over_http(port, second)
         assert was_known
     assert without_names(learned) == without_names(await fleet.by_vllm(first))
@@ -120,7 +121,8 @@ async def test_held_answer_of_a_known_form_is_vllms_once_joined(
     fleet = await fleet_of(config, hold_s=0.02)
     body = body_of(KNOWN[name])
     async with http_server(fleet.edge) as port:
-        await fleet.over_http(port, body)
+        for _ in range(2):
+            await fleet.over_http(port, body)
         known, was_known = await fleet.over_http(port, body)
     assert was_known
     ours, vllms = joined(known), joined(await fleet.by_vllm(body))
@@ -135,7 +137,7 @@ async def test_form_that_is_more_than_text_never_becomes_known(name: str) -> Non
     fleet = await fleet_of(CONFIG)
     body = body_of(NOT_KNOWN[name])
     async with http_server(fleet.edge) as port:
-        for _ in range(2):
+        for _ in range(3):
             events, was_known = await fleet.over_http(port, body)
             assert not was_known
     assert joined(events) == joined(await fleet.by_vllm(body))
@@ -146,7 +148,7 @@ async def test_model_that_thinks_takes_vllms_way() -> None:
     fleet = await fleet_of(PARSERS)
     body = body_of({"chat_template_kwargs": {"enable_thinking": True}})
     async with http_server(fleet.edge) as port:
-        for _ in range(2):
+        for _ in range(3):
             events, was_known = await fleet.over_http(port, body)
             assert not was_known
     assert any("reasoning" in str(event) for event in events)
@@ -157,7 +159,23 @@ async def test_tools_are_another_form_which_is_not_known() -> None:
     fleet = await fleet_of(PARSERS)
     plain, with_tools = body_of({}), body_of({"tools": [TOOL], "tool_choice": "auto"})
     async with http_server(fleet.edge) as port:
-        await fleet.over_http(port, plain)
-        assert not (await fleet.over_http(port, with_tools))[1]
+        for _ in range(2):
+            await fleet.over_http(port, plain)
+            assert not (await fleet.over_http(port, with_tools))[1]
         assert (await fleet.over_http(port, plain))[1]
+    fleet.close()
+
+
+async def test_forms_that_come_once_leave_those_that_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.gateway.streams.known.chats.MOST_FORMS", 2)
+    fleet = await fleet_of(CONFIG)
+    body = body_of({"max_tokens": 2})
+    async with http_server(fleet.edge) as port:
+        for _ in range(2):
+            await fleet.over_http(port, body)
+        for seed in range(5):
+            assert not (await fleet.over_http(port, body_of({"seed": seed})))[1]
+        assert (await fleet.over_http(port, body))[1]
     fleet.close()

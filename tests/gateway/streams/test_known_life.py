@@ -1,7 +1,7 @@
 """What happens to a chat of a known form: losses, failures, clients that leave or do not read.
 
-Over HTTP, with vLLM's frontend and a scripted engine. The first request of a form, which vLLM
-answers, says what the second has to say.
+Over HTTP, with vLLM's frontend and a scripted engine. The first requests of a form, which vLLM
+answers, say what the third has to say.
 """
 
 import asyncio
@@ -36,12 +36,13 @@ class Taught:
 
     async def learn(self) -> None:
         link = ScriptedLink(self.dispatcher, "teacher")
-        stream = self.ask()
-        await self.here.until(lambda: bool(link.running))
-        assert self.here.version.client.num_known == 0
-        link.step(self.max_tokens)
-        async with asyncio.timeout(DEADLINE_S):
-            await stream.task
+        for _ in range(2):
+            stream = self.ask()
+            await self.here.until(lambda: bool(link.running))
+            assert self.here.version.client.num_known == 0
+            link.step(self.max_tokens)
+            async with asyncio.timeout(DEADLINE_S):
+                await stream.task
         link.end()
         self.text = stream.text
         assert self.text

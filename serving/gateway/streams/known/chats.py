@@ -39,8 +39,11 @@ _HEAD: Message = {
     "status": 200,
     "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
 }
-# Of each model. A client that sends another seed each time has as many forms as requests.
+# Of each model.
 MOST_FORMS = 256
+# A client that sends another seed each time has as many forms as requests. So a form is learned
+# when it comes again, among so many others.
+_MOST_SEEN = 1024
 
 
 class KnownClient(Protocol):
@@ -187,6 +190,7 @@ class KnownChats:
     def __init__(self, serving: PlainChat, llm: KnownLLM) -> None:
         self._serving, self._llm = serving, llm
         self._known: OrderedDict[bytes, tuple[KnownForm, FormEvents] | None] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()  # once, by a hash of each
 
     @classmethod
     def of(cls, state: Any, llm: Any) -> "KnownChats | None":
@@ -291,11 +295,19 @@ class KnownChats:
     def begin_lesson(self, key: bytes) -> Lesson | None:
         """Returns what is to be filled while vLLM answers; `None` if nothing is to be learned.
 
-        That is so of long requests, which are rendered elsewhere.
+        That is so of long requests, which are rendered elsewhere, and of the first of a form.
         """
         context = REQUEST_CONTEXT.get()
         is_short = context is not None and context.is_short
-        return Lesson() if is_short and key not in self._known else None
+        return Lesson() if is_short and key not in self._known and self._comes_again(key) else None
+
+    def _comes_again(self, key: bytes) -> bool:
+        if hash(key) in self._seen:
+            return True
+        self._seen[hash(key)] = None
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+        return False
 
     def learn(self, key: bytes, lesson: Lesson) -> None:
         """Keeps what a lesson came to: that it came to nothing, too."""

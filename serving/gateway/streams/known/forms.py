@@ -2,9 +2,9 @@
 
 The form of a request is all of it but the texts of its messages, its longest answer and its user.
 What vLLM makes of a body depends on its form and on the tokens of its prompt, and most clients send
-few forms. So the first request of a form takes vLLM's way, on which a `Lesson` is filled; what that
-came to, a `KnownForm`, serves the requests after it (`chats`). Nothing of vLLM's reading of a body
-is written anew here, and what is not as it was in the lesson takes vLLM's way.
+few forms. So the first two requests of a form take vLLM's way, and on the second a `Lesson` is
+filled; what that came to, a `KnownForm`, serves the requests after it (`chats`). Nothing of vLLM's
+reading of a body is written anew here, and what is not as it was in the lesson takes vLLM's way.
 
 Owns which requests have a form, and what is to be known of one.
 """
