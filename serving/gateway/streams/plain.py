@@ -265,7 +265,9 @@ class PlainChat(OpenAIServingChat):
                 if stream.make_template is None and (created := _CREATED.search(chunk)) is not None:
                     has_tools = stream.parser is not None and stream.parser.tool_parser is not None
                     if lesson is not None:
-                        lesson.model_name, lesson.parser = model_name, stream.parser
+                        lesson.model_name = model_name
+                        if stream.parser is not None and stream.parser.reasoning_parser is not None:
+                            lesson.parser = stream.parser
                         lesson.has_empty = not has_tools
                         lesson.first_chunk = marked_chunk(chunk, request_id, created[1])
                     stream.make_template = partial(

@@ -22,6 +22,14 @@ from .test_plain_streams import CHAT, MESSAGES, PARSERS, TOOL, USAGE
 
 pytestmark = pytest.mark.imports_vllm
 
+TOOLS_ONLY = ModelConfig.model_validate(
+    CONFIG.model_dump(mode="json") | {"frontend_args": dict(PARSERS.frontend_args)}
+)
+CONFIGS = pytest.mark.parametrize(
+    "config",
+    [CONFIG, TOOLS_ONLY, PARSERS],
+    ids=["no-parsers", "parser-of-tools", "shipped-parsers"],
+)
 OTHER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "And a host? é"}]
 KNOWN: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -98,7 +106,7 @@ def body_of(options: dict[str, Any], messages: list[dict[str, Any]] = MESSAGES) 
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("config", [CONFIG, PARSERS], ids=["no-parsers", "shipped-parsers"])
+@CONFIGS
 async def test_answer_of_a_known_form_is_vllms(config: ModelConfig, name: str) -> None:
     fleet = await fleet_of(config)
     first, second = body_of(KNOWN[name]), body_of(KNOWN[name], OTHER)
@@ -113,7 +121,7 @@ async def test_answer_of_a_known_form_is_vllms(config: ModelConfig, name: str) -
     fleet.close()
 
 
-@pytest.mark.parametrize("config", [CONFIG, PARSERS], ids=["no-parsers", "shipped-parsers"])
+@CONFIGS
 @pytest.mark.parametrize("name", ["plain", "usage"])
 async def test_held_answer_of_a_known_form_is_vllms_once_joined(
     config: ModelConfig, name: str
