@@ -44,8 +44,8 @@ def test_without_bounds_nothing_scales() -> None:
 @pytest.mark.parametrize(
     ("most", "expected", "number"),
     [
-        (1, {}, 6),
-        (4, {}, 21),
+        (1, {}, 5),
+        (4, {}, 20),
         (4, {"expected_tokens_per_s": 1000, "expected_requests_per_s": 200}, 3),
     ],
 )
