@@ -78,13 +78,10 @@ Line = Head | Pair | Missing
 class Records:
     """The records in one file."""
 
-    def __init__(
-        self, path: Path, head: Head, entries: Iterable[Pair | Missing] = (), commit: str = ""
-    ) -> None:
-        """`commit` is what is measured from now on; the head's if it is not said."""
+    def __init__(self, path: Path, head: Head, entries: Iterable[Pair | Missing] = ()) -> None:
         self._path = path
         self.head = head
-        self.commit = commit or head.commit
+        self.commit = head.commit  # what is measured from now on
         self._entries = list(entries)
 
     @classmethod

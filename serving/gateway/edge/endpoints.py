@@ -82,7 +82,7 @@ class ShortPath:
         if self._known is not None and scope["path"] == ModelRoute.CHAT_COMPLETIONS:
             key = form_of(body, scope["headers"])
             if key is not None:
-                answer = await self._known.answer_to(key, body, _request_id(scope))
+                answer = await self._known.answer_to(key, body)
                 if answer is not None and _is_asked(answer):
                     scope[_ANSWER] = answer
                     await self._counted(scope, receive, send)
@@ -157,12 +157,6 @@ def _is_asked(answer: KnownAnswer) -> bool:
     except VLLMValidationError:
         return False
     return True
-
-
-def _request_id(scope: Scope) -> str:
-    """Returns the id that the edge has given a request."""
-    ids = (value for name, value in scope["headers"] if name == b"x-request-id")
-    return str(next(ids, b"").decode("latin-1"))
 
 
 def _endpoints(app: FastAPI) -> Mapping[str, _Endpoint]:

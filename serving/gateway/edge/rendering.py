@@ -13,11 +13,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serving.gateway.streams.known.forms import LESSON
+from serving.gateway.streams.known.forms import LESSON, MOST_MESSAGES
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
 # A short body may have many of them: a message takes some 20 us, a prompt 100.
-_MOST_MESSAGES, _MOST_PROMPTS = 16, 4
+_MOST_PROMPTS = 4
 _OF_TEXT = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
@@ -84,7 +84,7 @@ def _is_short() -> bool:
 def _are_texts(conversations: Sequence[Sequence[Any]]) -> bool:
     """Returns whether conversations are few and text: media may have to be fetched."""
     messages = [message for conversation in conversations for message in conversation]
-    return len(messages) <= _MOST_MESSAGES and all(
+    return len(messages) <= MOST_MESSAGES and all(
         isinstance(message, dict) and isinstance(message.get("content"), str | None)
         for message in messages
     )

@@ -54,6 +54,10 @@ class EventTemplate(msgspec.Struct, frozen=True):
     tail: bytes
     has_empty: bool
 
+    def event(self, text: str) -> bytes:
+        """Returns the event with this text; empty if none is sent for it."""
+        return self.head + escaped(text) + self.tail if text or self.has_empty else b""
+
 
 class DirectStream:
     """Writes the tokens of one stream. Used from one event loop only."""
@@ -115,9 +119,9 @@ class DirectStream:
         # One by one: several at once, of which the last is half a character, would have no text.
         text = "".join(map(detokenizer.decode_next, token_ids))
         self._num_written += len(token_ids)
-        template = self._template
-        if (text or template.has_empty) and not connection.has_left:
-            connection.write(template.head + escaped(text) + template.tail)
+        event = self._template.event(text)
+        if event and not connection.has_left:
+            connection.write(event)
         if self.telemetry is not None:
             self._note_written(self.telemetry, now_s, is_held=is_held)
         return True

@@ -218,7 +218,6 @@ class FleetEngineClient:
         if stream is None:
             return False
         stream.fail(error)
-        self.dispatcher.abort([request_id])
         return True
 
     @property

@@ -104,36 +104,31 @@ def passes_on(parser: Parser | None, request: Any) -> bool:
     """
     if parser is None:
         return True
-    if not _is_known(parser) or not request.include_reasoning:
+    if not _may_pass_on(parser, request):
         return False
     state = parser._stream_state
-    if parser._reasoning_parser is not None and not state.reasoning_ended:
-        return False
-    return _has_no_tools(parser, request) and (
-        parser._tool_parser is None or state.tool_call_text_started
-    )
+    has_thought = parser._reasoning_parser is None or state.reasoning_ended
+    return has_thought and (parser._tool_parser is None or state.tool_call_text_started)
 
 
 def starts_plain(parser: Parser | None, request: Any, prompt_token_ids: list[int] | None) -> bool:
     """Returns whether a parser passes text on from the first token of an answer to its end."""
     if parser is None:
         return True
-    if not _is_known(parser) or not request.include_reasoning:
+    if not _may_pass_on(parser, request):
         return False
-    if parser._reasoning_parser is not None and not parser.is_reasoning_end(prompt_token_ids or []):
-        return False
-    return _has_no_tools(parser, request)
+    return parser._reasoning_parser is None or parser.is_reasoning_end(prompt_token_ids or [])
 
 
-def _is_known(parser: Parser) -> bool:
+def _may_pass_on(parser: Parser, request: Any) -> bool:
+    """Returns whether a parser is as we know them, and has no tools to look for."""
     kind = type(parser)
-    return (
+    is_known = (
         kind.parse_delta is DelegatingParser.parse_delta
         and kind._extract_tool_calls_streaming is DelegatingParser._extract_tool_calls_streaming  # type: ignore[attr-defined]
     )
-
-
-def _has_no_tools(parser: Parser, request: Any) -> bool:
+    if not is_known or not request.include_reasoning:
+        return False
     is_off = request.tool_choice == "none" and not parser._engine_based
     return parser._tool_parser is None or is_off
 

@@ -8,7 +8,6 @@ Everything that vLLM would refuse or word in another way is left to vLLM before 
 Does not own what a form is (`forms`), nor the tokens on their way (`engine_client`).
 """
 
-import asyncio
 import copy
 import random
 import time
@@ -26,7 +25,7 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, uses_fast_det
 from serving.domain.errors import GatewayFaultError
 from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.streams.detokenizing import start_at_tail
-from serving.gateway.streams.direct import DirectStream, escaped
+from serving.gateway.streams.direct import DirectStream
 from serving.gateway.streams.failures import FleetRequestError
 from serving.gateway.streams.known.events import DONE, AnswerCounts, FormEvents
 from serving.gateway.streams.known.forms import KnownForm, Lesson, most_tokens_in
@@ -88,14 +87,13 @@ class KnownAnswer:
         connection: ClientConnection,
         answer_id: str,
     ) -> None:
-        form, events = known
-        self._parser = form.parser
-        self._serving, self._client, self._events, self._request = serving, client, events, request
+        self._form, self._events = known
+        self._serving, self._client, self._request = serving, client, request
         self._answer_id, self._created = answer_id, int(time.time())
         tokenizer = serving.renderer.tokenizer
         self._detokenizer = FastIncrementalDetokenizer(tokenizer, request)
         start_at_tail(self._detokenizer, request.prompt_token_ids or [])
-        self._middle = events.middle(answer_id, self._created)
+        self._middle = self._events.middle(answer_id, self._created)
         self._stream = KnownStream(DirectStream(connection, self._detokenizer, self._middle))
 
     def ask(self) -> None:
@@ -126,12 +124,7 @@ class KnownAnswer:
     def _first_events(self, token_ids: list[int]) -> bytes:
         text = self._text_of(token_ids, is_stopped=False)
         first = self._events.first(self._answer_id, self._created)
-        return first + self._event(text)
-
-    def _event(self, text: str) -> bytes:
-        middle = self._middle
-        has_one = bool(text) or middle.has_empty
-        return middle.head + escaped(text) + middle.tail if has_one else b""
+        return first + self._middle.event(text)
 
     async def _send_end(
         self, send: Send, left: list[int], telemetry: RequestTelemetry, *, has_begun: bool
@@ -141,17 +134,17 @@ class KnownAnswer:
         if last is None:
             if left:
                 text = self._text_of(left, is_stopped=False)
-                await send(_body(first + self._event(text)))
-            await self._send_error(send, FleetRequestError(error or GatewayFaultError()))
+                await send(_body(first + self._middle.event(text)))
+            fault = FleetRequestError(error or GatewayFaultError())
+            await _send_error(send, self._serving.create_streaming_error_response(fault))
             return
         assert last.finish is not None
         reason = FinishReason(last.finish)
         try:
             self._serving._raise_if_error(str(reason), self._answer_id)
-        except GenerationError as fault:
-            told = self._serving._convert_generation_error_to_streaming_response(fault)
-            await send(_body(f"data: {told}\n\n".encode()))
-            await send(_body(DONE, is_last=True))
+        except GenerationError as failed:
+            told = self._serving._convert_generation_error_to_streaming_response(failed)
+            await _send_error(send, told)
             return
         text = self._text_of(left + last.token_ids, is_stopped=reason is FinishReason.STOP)
         events = self._events.last(self._answer_id, self._created, text, last, self._counts())
@@ -160,17 +153,11 @@ class KnownAnswer:
         await send(_body(first + events, is_last=True))
 
     def _counts(self) -> AnswerCounts:
-        num_thoughts = 0
-        if self._parser is not None and self._serving._include_reasoning_tokens_details:
-            num_thoughts = self._parser.count_reasoning_tokens(tuple(self._detokenizer.token_ids))
+        num_thoughts, parser = 0, self._form.parser
+        if parser is not None and self._form.has_usage:
+            num_thoughts = parser.count_reasoning_tokens(tuple(self._detokenizer.token_ids))
         num_prompt = len(self._request.prompt_token_ids or ())
         return AnswerCounts(num_prompt, self._stream.num_tokens, num_thoughts)
-
-    async def _send_error(self, send: Send, fault: Exception) -> None:
-        # In vLLM's words, which the edge replaces by ours, as it does vLLM's.
-        told = self._serving.create_streaming_error_response(fault)
-        await send(_body(f"data: {told}\n\n".encode()))
-        await send(_body(DONE, is_last=True))
 
     def _text_of(self, token_ids: list[int], *, is_stopped: bool) -> str:
         detokenizer = self._detokenizer
@@ -178,6 +165,12 @@ class KnownAnswer:
         detokenizer.update(token_ids, is_stopped)
         text: str = detokenizer.output_text[before:]
         return text
+
+
+async def _send_error(send: Send, told: str) -> None:
+    """Ends a stream with an error in vLLM's words, which the edge replaces by ours."""
+    await send(_body(f"data: {told}\n\n".encode()))
+    await send(_body(DONE, is_last=True))
 
 
 def _body(part: bytes, *, is_last: bool = False) -> Message:
@@ -214,12 +207,7 @@ class KnownChats:
             return None
         return cls(serving, llm)
 
-    def __len__(self) -> int:
-        return sum(known is not None for known in self._known.values())
-
-    async def answer_to(
-        self, key: bytes, body: Mapping[str, Any], request_id: str
-    ) -> KnownAnswer | None:
+    async def answer_to(self, key: bytes, body: Mapping[str, Any]) -> KnownAnswer | None:
         """Returns the answer to a body of a form; `None` if it is vLLM's to answer."""
         known, context = self._known.get(key), REQUEST_CONTEXT.get()
         if known is None or context is None or context.connection is None or self._llm.errored:
@@ -229,28 +217,21 @@ class KnownChats:
         prompt = await self._rendered(form, body) if context.is_short else None
         if prompt is None:
             return None
-        request = self._core_request(form, body, prompt, f"chatcmpl-{request_id}")
+        answer_id = f"chatcmpl-{context.request_id}"
+        request = self._core_request(form, body, prompt, answer_id)
         if request is None:
             return None
-        return KnownAnswer(
-            self._serving,
-            self._llm.client,
-            known,
-            request,
-            context.connection,
-            f"chatcmpl-{request_id}",
-        )
+        client, connection = self._llm.client, context.connection
+        return KnownAnswer(self._serving, client, known, request, connection, answer_id)
 
     async def _rendered(self, form: KnownForm, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Returns an engine's input, made on the loop; `None` if it is not as it was."""
         arguments, named = form.render
-        # A turn of the loop of its own, for the reason that `rendering` gives.
-        await asyncio.sleep(0)
+        render = self._serving.renderer.render_chat_async
         try:
-            _, (made,) = self._serving.renderer.render_chat([body["messages"]], *arguments, **named)
+            _, (made,) = await render([body["messages"]], *arguments, **named)
         except Exception:  # noqa: BLE001 - whatever it is, vLLM meets and words it
             return None
-        await asyncio.sleep(0)
         prompt: Mapping[str, Any] = made
         is_text = prompt.get("type") == "token" and prompt.get("prompt_token_ids")
         if not is_text or (

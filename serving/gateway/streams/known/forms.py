@@ -35,7 +35,7 @@ _LARGEST = 2**31
 _MESSAGE = {"role", "content"}
 _ROLES = frozenset({"system", "user", "assistant"})
 # As many as are rendered on the loop.
-_MOST_MESSAGES = 16
+MOST_MESSAGES = 16
 # Headers that vLLM reads beside the request's id.
 _READ_HEADERS = frozenset(
     {b"x-data-parallel-rank", b"x-session-id", b"x-vllm-priority", b"traceparent", b"tracestate"}
@@ -65,7 +65,7 @@ class KnownForm:
 
 @dataclass(slots=True)
 class Lesson:
-    """What is learned of a form while vLLM handles its first request; `None` until it is known.
+    """What is learned of a form while vLLM handles a request of it; `None` until it is known.
 
     `is_plain` says that all of the answer's text came as it is.
     """
@@ -126,7 +126,7 @@ def form_of(body: Any, headers: Collection[tuple[bytes, bytes]]) -> bytes | None
     if not all(_is_length(body.get(name)) for name in _MOST_TOKENS):
         return None
     messages = body.get("messages")
-    if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
+    if not isinstance(messages, list) or not 0 < len(messages) <= MOST_MESSAGES:
         return None
     if not all(map(_is_text, messages)) or any(name in _READ_HEADERS for name, _ in headers):
         return None

@@ -14,22 +14,22 @@ class KnownStream:
     which the engine client writes.
     """
 
-    __slots__ = ("_early", "_error", "_is_begun", "_last", "_wake", "direct", "num_tokens")
+    __slots__ = ("_early", "_is_begun", "_wake", "direct", "error", "last", "num_tokens")
 
     def __init__(self, direct: DirectStream) -> None:
         self.direct = direct
         self.num_tokens = 0
         self._early: list[int] = []  # before the first event was sent
         self._is_begun = False
-        self._last: TokenOutput | None = None
-        self._error: RequestError | None = None
+        self.last: TokenOutput | None = None  # the output that it ended with
+        self.error: RequestError | None = None  # what it failed with
         self._wake: asyncio.Future[None] | None = None
 
     def take(self, output: TokenOutput) -> bool:
         """Takes an output; returns whether it is to be written straight to the connection."""
         self.num_tokens += len(output.token_ids)
         if output.finish is not None:
-            self._last = output
+            self.last = output
             self._awake()
             return False
         if self._is_begun:
@@ -42,23 +42,13 @@ class KnownStream:
 
     def fail(self, error: RequestError) -> None:
         """Ends the answer with an error, behind what has come."""
-        self._error = error
+        self.error = error
         self._awake()
 
     @property
     def is_over(self) -> bool:
         """True if the engine has sent the last of it, or it has failed."""
-        return self._last is not None or self._error is not None
-
-    @property
-    def last(self) -> TokenOutput | None:
-        """The output that it ended with; `None` while it goes on, or if it failed."""
-        return self._last
-
-    @property
-    def error(self) -> RequestError | None:
-        """What it failed with; `None` if it did not."""
-        return self._error
+        return self.last is not None or self.error is not None
 
     async def wait_first(self) -> list[int]:
         """Returns the first tokens; none if it is over with them, since they belong to its end."""
