@@ -16,7 +16,7 @@ from typing import Any
 from serving.gateway.streams.known.forms import LESSON, MOST_MESSAGES
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT
 
-# A short body may have many of them: a message takes some 20 us, a prompt 100.
+# A short body may have many of them, and each takes some 100 us.
 _MOST_PROMPTS = 4
 _OF_TEXT = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 

@@ -34,7 +34,7 @@ _VARYING = frozenset({"messages", "user", *_MOST_TOKENS})
 _LARGEST = 2**31
 _MESSAGE = {"role", "content"}
 _ROLES = frozenset({"system", "user", "assistant"})
-# As many as are rendered on the loop.
+# As many as are rendered on the loop: a short body may have many, and each takes some 20 us.
 MOST_MESSAGES = 16
 # Headers that vLLM reads beside the request's id.
 _READ_HEADERS = frozenset(
