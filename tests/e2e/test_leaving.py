@@ -23,8 +23,9 @@ from .streams import client_of
 pytestmark = pytest.mark.e2e
 
 MODEL = "paced"
-# A whole answer takes 40 s, so what ends within `LEFT_S` has been ended.
-PACE = {"ttft_ms": 50, "tpot_ms": 20}
+# A whole answer takes 100 s, so what ends within `LEFT_S` has been ended. As slow that 256 of them
+# leave most of a shared machine to those who read them: a gateway that is behind refuses.
+PACE = {"ttft_ms": 50, "tpot_ms": 50}
 NUM_TOKENS, LEFT_S = 2000, 10.0
 NUM_TOGETHER = 300
 
@@ -102,9 +103,10 @@ def test_many_that_leave_together_end_and_another_goes_on(
     application: RunningApplication,
 ) -> None:
     async def stays(client: httpx.AsyncClient) -> str:
-        body = body_of("/v1/completions", stream=False) | {"max_tokens": 200}
+        body = body_of("/v1/completions", stream=False) | {"max_tokens": 80}
         answer = await client.post("/v1/completions", json=body)
-        text: str = answer.raise_for_status().json()["choices"][0]["text"]
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
         return text
 
     async def leave_together() -> tuple[str, str]:
@@ -125,9 +127,12 @@ def test_many_that_leave_together_end_and_another_goes_on(
                 answer = asyncio.create_task(stays(staying))
                 await asyncio.to_thread(
                     application.wait_fleet,
-                    lambda fleet: fleet["models"][0]["in_flight"] == NUM_TOGETHER + 1,
-                    10.0,
+                    lambda fleet: (
+                        answer.done() or fleet["models"][0]["in_flight"] == NUM_TOGETHER + 1
+                    ),
+                    60.0,
                 )
+                assert not answer.done(), await answer
                 for each in asked:
                     each.cancel()
                 await asyncio.gather(*asked, return_exceptions=True)
