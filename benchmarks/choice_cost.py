@@ -5,10 +5,11 @@ have cached. Naming a prompt's blocks is timed by itself: it is done once for ea
 """
 
 import asyncio
+import functools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from serving.domain.tokens.block_hashes import first_parent
@@ -55,9 +56,9 @@ async def measure(num_engines: int, *, has_caches: bool) -> ChoiceCost:
     for number in range(_NUM_TIMED):
         blocks = NamedBlocks(prompt)
         if layout is not None:
-            naming_us.append(_timed(lambda blocks=blocks: _all(blocks.keys(layout))))
+            naming_us.append(_timed(functools.partial(_name_all, blocks, layout)))
         request = in_flight(dispatcher, f"r{number}", 100, prompt, blocks=blocks)
-        taken_us.append(_timed(lambda request=request: dispatcher.submit(request)))
+        taken_us.append(_timed(functools.partial(dispatcher.submit, request)))
         dispatcher.abort([f"r{number}"])
         chance.choice(links).tell()
     taken_us.sort()
@@ -92,8 +93,8 @@ def table(costs: list[ChoiceCost]) -> str:
     return "\n".join(lines)
 
 
-def _all(keys: Iterator[bytes]) -> None:
-    for _ in keys:
+def _name_all(blocks: NamedBlocks, layout: CacheLayout) -> None:
+    for _ in blocks.keys(layout):
         pass
 
 

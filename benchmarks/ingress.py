@@ -220,10 +220,11 @@ class _Bench:
 
     async def _phase_of(self, seen: Seen, memory: dict[str, float], tcp_mib: float) -> Phase:
         ttft, gaps = spread_of(seen.ttft_s), spread_of(seen.longest_gap_s)
-        is_known = ttft.p50 is not None and ttft.p99 is not None
         return Phase(
             num_whole=len(seen.ttft_s),
-            ttft_ms=(ttft.p50 * 1e3, ttft.p99 * 1e3) if is_known else None,
+            ttft_ms=None
+            if ttft.p50 is None or ttft.p99 is None
+            else (ttft.p50 * 1e3, ttft.p99 * 1e3),
             gap_ms=None if gaps.max is None else gaps.max * 1e3,
             refusals=dict(seen.refusals),
             failures=dict(seen.failures),

@@ -15,6 +15,7 @@ the tokens of several steps into one output.
 """
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import random
@@ -35,6 +36,7 @@ from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
+from serving.gateway.dispatch.admission import QueueState
 from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
@@ -46,6 +48,7 @@ from serving.gateway.metrics.page import render_metrics
 from serving.gateway.metrics.requests import ServingCollector
 from serving.gateway.served_model import ServedModel
 from serving.gateway.telemetry.request_metrics import EdgeMetrics
+from serving.gateway.telemetry.request_story import EngineChoice
 from serving.gateway.telemetry.request_telemetry import (
     DispatchedEngine,
     ModelTelemetry,
@@ -55,7 +58,7 @@ from serving.gateway.telemetry.request_telemetry import (
 from serving.ledger.ledger import Ledger
 from serving.ledger.states import to_ms
 from serving.link.heartbeat import HeartbeatConfig
-from serving.link.messages import EngineStats, TokenOutput
+from serving.link.messages import TokenOutput
 from serving.link.server import LinkServer
 
 NUM_STREAMS = 32
@@ -78,9 +81,14 @@ class UncountedRequest(RequestTelemetry):
     """Behind the same methods, the load window alone."""
 
     def dispatched(
-        self, engine: DispatchedEngine, reason: str, num_engines: int, now_s: float
+        self,
+        engine: DispatchedEngine,  # noqa: ARG002
+        choice: EngineChoice,
+        now_s: float,  # noqa: ARG002
     ) -> None:
-        """Nothing."""
+        """Nothing but which engine it was: others read that."""
+        self.choice = choice
+        self.context.numbers = self.numbers
 
     def found_cached(self, num_tokens: int, now_s: float) -> None:
         """Nothing but the load."""
@@ -127,11 +135,6 @@ class SilentEngine(PacedEngine):
     def _count(self, outputs: list[TokenOutput], now_s: float) -> None:
         pass
 
-    @property
-    def engine_stats(self) -> EngineStats | None:
-        """None."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -150,7 +153,9 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
         engine_args={"max_model_len": 2048, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="local"),),
     )
-    model = await ServedModel.build(config, GatewayConfig(vllm_request_metrics=has_vllms))
+    # Nothing is held back to be joined: what a token costs is what is asked.
+    gateway = GatewayConfig(vllm_request_metrics=has_vllms, min_hold_s=0.0, max_hold_s=0.0)
+    model = await ServedModel.build(config, gateway)
     if not has_ours:
         model.current.dispatcher.telemetry = UncountedTelemetry()
     edge = HttpEdge(
@@ -176,7 +181,8 @@ async def way(*, has_ours: bool, has_vllms: bool) -> AsyncIterator[Way]:
     )
     membership.apply(Snapshot("1", (record,)))
     dispatcher = model.current.dispatcher
-    await dispatcher.queue.wait(lambda: dispatcher.has_engine, 10.0)
+    state = QueueState(behind_s=0.0, num_waiting=0)
+    await dispatcher.queue.admit(state, lambda: dispatcher.has_engine, 10.0)
     scrape = _scraper(model, edge, membership) if has_ours else None
     try:
         yield Way(edge, scrape)
@@ -311,7 +317,8 @@ async def run() -> list[Round]:
         gc.freeze()
         for number in range(WARM_UP_ROUNDS):
             for each in ways.values():
-                await cpu_s(each, number)
+                with contextlib.suppress(TokensJoinedError):
+                    await cpu_s(each, number)
         numbers = itertools.count(WARM_UP_ROUNDS)
         while len(rounds) < NUM_ROUNDS:
             number = next(numbers)

@@ -23,7 +23,13 @@ from serving.gateway.frontend import FleetLLM
 from serving.gateway.streams.engine_client import FleetEngineClient
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
-from serving.link.messages import RoomWanted, Step, TokenRequest
+from serving.link.messages import (
+    CacheDelta,
+    CacheSnapshot,
+    RoomWanted,
+    Step,
+    TokenRequest,
+)
 
 # The key of `LLMConfig.experimental_configs` under which the options of `PacedConfig` come.
 PACE_KEY = "paced"
@@ -67,6 +73,12 @@ class _CoreLoop:
 
     def want_room(self, wanted: RoomWanted) -> None:
         """Nothing: everything is given to it at once."""
+
+    def make_way(self) -> None:
+        """Nothing: it has no batch work."""
+
+    def watch_cache(self, on_change: Callable[[CacheSnapshot | CacheDelta], None]) -> None:
+        """Nothing: it tells of no cache."""
 
     def abort(self, request_ids: list[str]) -> None:
         self._own(asyncio.create_task(self._engine.abort(request_ids)))

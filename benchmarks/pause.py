@@ -1,11 +1,13 @@
 """How long a stream stands still when its engine dies: SIGKILL of an engine core under load."""
 
 import asyncio
+import functools
 import itertools
 import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import psutil
@@ -141,12 +143,15 @@ async def run() -> list[Pause]:
             pauses.append(await _kill_under_load(application.base_url, victim, salt))
             await asyncio.to_thread(
                 application.wait_fleet,
-                lambda fleet, before=before: (
-                    linked_engines(fleet) == {MODEL: 2} and engine_ids(fleet) != before
-                ),
+                functools.partial(_is_replaced, before),
                 _REPLACED_S,
             )
     return pauses
+
+
+def _is_replaced(before: set[str], fleet: dict[str, Any]) -> bool:
+    """Whether both engines are there, and not those from before."""
+    return linked_engines(fleet) == {MODEL: 2} and engine_ids(fleet) != before
 
 
 async def _kill_free_round(url: str) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import httpx
 import msgspec
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
 
 from autoscaling.provisioning.kubernetes import KubernetesAccess, KubernetesApi
 from autoscaling.provisioning.objects.cluster import CLUSTERS, RAY

@@ -25,6 +25,7 @@ from serving.config.application import GatewayConfig
 from serving.config.models import DeploymentConfig, ModelConfig
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import DashboardUnavailableError
+from serving.domain.models.engine_kind import EngineKind
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.edge.auth import ApiKeys
@@ -67,7 +68,7 @@ async def _served_model(given: dict[str, Any]) -> tuple[ServedModel, Membership]
     config = ModelConfig(
         name=MODEL,
         source=f"models/{MODEL}",
-        engine="paced",
+        engine=EngineKind.PACED,
         engine_args={"max_model_len": 2048, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="local"),),
     )

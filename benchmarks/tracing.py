@@ -25,7 +25,15 @@ from serving.gateway.telemetry.request_metrics import EdgeMetrics
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
 from serving.link.client import LinkStats
 from serving.link.connection import Traffic
-from serving.link.messages import Finish, RoomWanted, Step, TokenOutput, TokenRequest
+from serving.link.messages import (
+    CacheDelta,
+    CacheSnapshot,
+    Finish,
+    RoomWanted,
+    Step,
+    TokenOutput,
+    TokenRequest,
+)
 from serving.telemetry.open_tracer import open_tracer
 from serving.telemetry.otlp import OtlpTracer
 from serving.telemetry.spans import NO_TRACER, Tracer, TraceSettings
@@ -61,6 +69,12 @@ class _Link:
 
     def want_room(self, wanted: RoomWanted) -> None:
         """Nothing: everything is given to it at once."""
+
+    def make_way(self) -> None:
+        """Nothing: it has no batch work."""
+
+    def watch_cache(self, on_change: Callable[[CacheSnapshot | CacheDelta], None]) -> None:
+        """Nothing: it tells of no cache."""
 
     def deliver_to(self, on_step: Callable[[Step], None]) -> None:
         self.take_step = on_step

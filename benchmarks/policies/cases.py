@@ -101,7 +101,7 @@ def prepared_case(name: str, seed: int, traces: Path | None) -> PreparedRun:
         ValueError: the case is recorded, and there is no folder.
         ScenarioError: see `read_scenario`.
     """
-    recorded = (TUNING | REPORTING).get(name)
+    recorded = {**TUNING, **REPORTING}.get(name)
     if recorded is None:
         return prepare_run(read_scenario(name), seed, price_table(), Replacements())
     if traces is None:
