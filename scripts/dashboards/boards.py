@@ -9,6 +9,7 @@ from scripts.dashboards.grafana import Board, Panel, Row
 _MODEL = 'model=~"$model"'
 _CLASS = f'{_MODEL},compute_class=~"$compute_class"'
 _SLICE = 'slice=~"$slice"'
+_QUOTA = "tenant, kind, period, models"
 _MODELS = "label_values(class:ledger_chips:max, model)"
 _CLASSES = "label_values(class:ledger_chips:max, compute_class)"
 
@@ -136,6 +137,48 @@ FLEET = Board(
                         '{compute_class=~"$compute_class|"}'
                     },
                     "percentunit",
+                ),
+            ),
+        ),
+        Row(
+            "Tenants",
+            (
+                Panel(
+                    "Quotas nearest to their limits",
+                    {
+                        "{{tenant}} {{kind}} {{period}} {{models}}": "topk(15, "
+                        f"{_last('slicewise_tenant_quota_used', '', _QUOTA)}"
+                        f" / {_last('slicewise_tenant_quota_limit', '', _QUOTA)})"
+                    },
+                    "percentunit",
+                    text="Of all models: a quota may be on the sum of several.",
+                ),
+                Panel(
+                    "Requests refused because of quotas",
+                    {
+                        "{{tenant}} {{kind}} {{reason}}": "sum by (tenant, kind, reason) "
+                        "(rate(slicewise_tenant_quota_refusals_total[$__rate_interval]))"
+                    },
+                    "reqps",
+                    text="`request_over_quota` alone is larger than all that its tenant may have.",
+                ),
+                Panel(
+                    "Requests by tenant",
+                    {
+                        "{{tenant}}": "sum by (tenant) (rate(slicewise_admissions_total"
+                        f"{{{_MODEL}}}[$__rate_interval]))"
+                    },
+                    "reqps",
+                ),
+                Panel(
+                    "Since a gateway heard what others have counted",
+                    {
+                        "{{gateway}}": _last(
+                            "slicewise_tenant_quota_answer_age_seconds", "", "gateway"
+                        )
+                    },
+                    "s",
+                    text="Without it a tenant may have its quota at each gateway once more.",
                 ),
             ),
         ),

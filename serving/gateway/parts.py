@@ -34,6 +34,7 @@ from serving.gateway.metrics.ledger import LedgerCollector, engine_use, is_busy
 from serving.gateway.metrics.loop import LoopCollector
 from serving.gateway.metrics.own_listener import OwnListener
 from serving.gateway.metrics.page import render_metrics
+from serving.gateway.metrics.quotas import QuotaCollector
 from serving.gateway.metrics.requests import EngineCollector, EngineReading, ServingCollector
 from serving.gateway.metrics.spans import SpanCollector
 from serving.gateway.quotas.book import QuotaBook
@@ -240,6 +241,7 @@ class GatewayParts:
             LoopCollector(self._turns),
             LinkCollector(self._read_links),
             LedgerCollector(self._ledger, self._prices.usd_per_chip_hour),
+            QuotaCollector(self._quotas, lambda: self._teller.age_s(time.monotonic()), time.time),
             SliceCollector(
                 lambda: self._membership.snapshot,
                 self._endings,

@@ -85,8 +85,9 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
     `finish` is a `Finish` value or `None` while the request goes on. `payload` is `None` unless the
     step carried more than tokens (logprobs, pooling output, first-step statistics). `num_cached`
-    comes with the first output of a request: so many of its tokens the engine did not compute,
-    because its cache had them; `None` with all others, and where the engine does not say.
+    comes with the first output of a request, and not again where that is resumed: so many of its
+    tokens the engine did not compute, because its cache had them; `None` with all others, and where
+    the engine does not say.
     """
 
     request_id: str

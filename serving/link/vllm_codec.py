@@ -18,6 +18,7 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serving.link.messages import RESERVED_ARG_PREFIX, TokenOutput, TokenRequest
@@ -160,11 +161,15 @@ def decode_output(
     """Returns the output as vLLM's frontend takes it, under the message's present id."""
     finish = None if message.finish is None else FinishReason(message.finish)
     if message.payload is None:
+        num_cached = message.num_cached  # of an engine that is not vLLM
         return EngineCoreOutput(
             message.request_id,
             message.token_ids,
             finish_reason=finish,
             stop_reason=message.stop_reason,
+            prefill_stats=None
+            if num_cached is None
+            else PrefillStats(num_cached_tokens=num_cached),
         )
     output: EngineCoreOutput = decoder.decode(message.payload)
     output.request_id = message.request_id

@@ -124,6 +124,10 @@ MAX_TENANTS = 50
 _TENANTS = MAX_TENANTS + 1
 # One more for what is attributed to nobody.
 _LEDGER_TENANTS = _TENANTS + 1
+# Quotas of tenants that are shown, by gateways and on `/fleet`; how many there are, nothing bounds.
+MAX_TENANT_QUOTAS = 100
+# What a quota counts (`serving.domain.usage.quotas`), and the errors of one that is used up.
+_QUOTA_KINDS, _QUOTA_REASONS = 5, 2
 # Worker groups of a cluster, kinds of failures of a round (`autoscaling.provisioning.errors`),
 # words of the kubelet that are told apart, components of a control plane, and what is watched.
 _GROUPS, _FAILURE_KINDS, _KUBELET_REASONS, _CONTROL, _WATCHED = 40, 9, 8, 4, 5
@@ -464,6 +468,43 @@ SERVING_COUNTS = (
         "slicewise_cancellations_total",
         "Requests whose client left before it had the whole answer",
         tenant=_TENANTS,
+    ),
+)
+# Of tenants' quotas: uses and limits over all gateways, the same at every gateway but for half a
+# second; refusals are each gateway's own.
+QUOTAS = (
+    *(
+        _gauge(
+            Scope.GATEWAY,
+            f"slicewise_tenant_quota_{name}",
+            meaning,
+            tenant=MAX_TENANT_QUOTAS,
+            kind=1,
+            period=1,
+            models=1,
+        )
+        for name, meaning in (
+            ("used", "What a tenant has used of a quota in its period, in the unit of its kind"),
+            ("limit", "What a quota allows its tenant in its period, in the unit of its kind"),
+        )
+    ),
+    _gauge(
+        Scope.GATEWAY,
+        "slicewise_tenant_quotas_left_out",
+        "Quotas that are not shown, because others are nearer to their limits",
+    ),
+    _counter(
+        Scope.GATEWAY,
+        "slicewise_tenant_quota_refusals_total",
+        "Requests that were refused because of a tenant's quota",
+        tenant=_TENANTS,
+        kind=_QUOTA_KINDS,
+        reason=_QUOTA_REASONS,
+    ),
+    _gauge(
+        Scope.GATEWAY,
+        "slicewise_tenant_quota_answer_age_seconds",
+        "Time since the directory last told what other gateways have counted",
     ),
 )
 # The report of an engine to every gateway over its link: of all its requests, whoever sent them.
@@ -917,7 +958,7 @@ ALL: Mapping[str, Metric] = MappingProxyType(
         for metric in (
             *(*TPU_CHIPS, *TPU_HOST, *TPU_DCN, *TPU_EXPORTER),
             *(*GATEWAY_LOOP, *TRACES, *BATCHES),
-            *(*SERVING_LATENCY, *SERVING_COUNTS, *LEDGER, *SLICES, *PLANS),
+            *(*SERVING_LATENCY, *SERVING_COUNTS, *QUOTAS, *LEDGER, *SLICES, *PLANS),
             *(*PROVISIONING, *CONDITIONS),
             *(*ENGINES, *VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS, *LINKS),
         )

@@ -1,14 +1,17 @@
 """A tenant's quota over two gateways, of which one dies, and the directory that adds them up."""
 
+import contextlib
 import time
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from .application import Role, RunningApplication
 from .conftest import QUOTA_KEY, QUOTA_REQUESTS
+from .test_gateway_kill import own_ports
 
 pytestmark = [pytest.mark.e2e]
 
@@ -33,6 +36,24 @@ def wait_known(application: RunningApplication, number: int) -> None:
     assert set(application.at_each_gateway(2, known, RESTART_S).values()) == {number}
 
 
+def told_by_gateways(application: RunningApplication, name: str) -> list[float]:
+    """A series of the tenant's quota on each gateway's own page."""
+    found = []
+    headers = {"Authorization": f"Bearer {application.api_key}"}
+    for port in own_ports(application):
+        with contextlib.suppress(httpx.TransportError):
+            url = f"http://127.0.0.1:{port}/metrics"
+            page = httpx.get(url, headers=headers, trust_env=False).raise_for_status()
+            found += [
+                sample.value
+                for family in text_string_to_metric_families(page.text)
+                for sample in family.samples
+                if sample.name == f"slicewise_tenant_quota_{name}"
+                and sample.labels.get("tenant", "limited") == "limited"
+            ]
+    return found
+
+
 def wait_replaced(application: RunningApplication, role: Role, before: psutil.Process) -> None:
     deadline_s = time.monotonic() + RESTART_S
     while before.pid in {each.pid for each in application.processes(role)} or not (
@@ -55,6 +76,10 @@ def test_a_quota_holds_over_gateways_and_outlives_these_and_the_directory(
     assert refused[0].json()["error"]["code"] == "rate_limit_exceeded"
     assert refused[0].headers["x-ratelimit-remaining-requests"] == "0"
     assert int(refused[0].headers["retry-after"]) > 3600
+    assert told_by_gateways(application, "used") == [QUOTA_REQUESTS] * 2
+    assert told_by_gateways(application, "limit") == [QUOTA_REQUESTS] * 2
+    assert sum(told_by_gateways(application, "refusals_total")) == 4
+    assert max(told_by_gateways(application, "answer_age_seconds")) < RESTART_S
 
     gateway = application.processes(Role.GATEWAY)[0]
     gateway.kill()

@@ -89,6 +89,29 @@ class EngineContract:
         assert after.num_steps - before.num_steps == 4
         assert after.busy_s > before.busy_s
 
+    async def test_resumed_request_tells_and_counts_no_prompt_a_second_time(
+        self, subject: Subject
+    ) -> None:
+        """To a client the tokens that it emitted are no prompt, whatever of them is cached."""
+        told: dict[str, list[int | None]] = {"first": [], "resumed": []}
+        emitted: list[int] = []
+        counted = []
+        async with asyncio.timeout(DEADLINE_S):
+            for request_id in told:
+                await subject.engine.submit(subject.make_request(request_id, 9, emitted[:6]))
+                finish = None
+                while finish is None:
+                    for output in await subject.engine.next_step():
+                        told[request_id].append(output.num_cached)
+                        emitted += output.token_ids
+                        finish = output.finish
+                stats = subject.engine.engine_stats
+                assert stats is not None
+                counted.append((stats.prompt_tokens, stats.local_cached_tokens))
+        assert told["first"][1:] == [None] * 8
+        assert told["resumed"] == [None] * 3
+        assert counted[0] == counted[1]
+
     async def test_whoever_asks_is_told_when_it_begins_with_a_request(
         self, subject: Subject
     ) -> None:

@@ -101,9 +101,31 @@ def test_an_answer_is_found_by_who_goes_on_with_it() -> None:
         await answers(engine, request("a", prompt, 8))
         # The last token of an answer is never computed: 12 of 13 are there.
         assert found(await answers(engine, request("b", [*prompt, *answer, 1]))) == {"b": 12}
-        # A resumed request finds what it emitted itself.
-        resumed = request("a~1", prompt, 12, answer)
-        assert found(await answers(engine, resumed)) == {"a~1": 12}
+        # A resumed request finds what it emitted itself. As vLLM does, its engine tells only who
+        # looks at its cache: to a client it would be more than its prompt, and counted twice.
+        before, began_s = engine.engine_stats, asyncio.get_running_loop().time()
+        resumed = request("a~1", prompt, 9, answer)
+        assert found(await answers(engine, resumed)) == {"a~1": None}
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(0.1 + 0.001, abs=1e-6)
+        after = engine.engine_stats
+        assert (after.prompt_tokens, after.local_cached_tokens) == (
+            before.prompt_tokens,
+            before.local_cached_tokens,
+        )
+        assert before.prefix_cache is not None
+        looked, hits = before.prefix_cache
+        assert after.prefix_cache == (looked + 13, hits + 12)
+
+    run_simulated(main())
+
+
+def test_cached_tokens_of_an_aborted_resume_are_no_other_requests() -> None:
+    async def main() -> None:
+        engine = PacedEngine(CACHED)
+        prompt = [1, 2, 3, 4, 5]
+        await engine.submit(request("a", prompt, 3, paced_tokens(prompt, 2, LETTERS)))
+        await engine.abort(["a"])
+        assert found(await answers(engine, request("a", prompt))) == {"a": 0}
 
     run_simulated(main())
 

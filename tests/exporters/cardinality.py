@@ -17,6 +17,7 @@ from serving.telemetry.metric_names import (
     MAX_BUCKETS,
     PLANS,
     PROGRAMS,
+    QUOTAS,
     SERVING_COUNTS,
     SERVING_LATENCY,
     SLICES,
@@ -42,7 +43,7 @@ MANY_SLICES = (*ONE_SLICE, *TPU_DCN)
 # On every gateway's page; and of each engine on the page of one gateway.
 OF_EVERY_GATEWAY = (
     *(*SERVING_LATENCY, *SERVING_COUNTS, *ENGINES, *LINKS, *LEDGER, *SLICES, *PLANS),
-    *BATCHES,
+    *(*BATCHES, *QUOTAS),
 )
 OF_ONE_GATEWAY = (*VLLM_ENGINES, *ENGINE_STEPS, *PROGRAMS)
 _OF_A_CHIP = (Scope.DEVICE, Scope.CHIP, Scope.LINK)

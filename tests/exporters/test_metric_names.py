@@ -18,6 +18,7 @@ from serving.telemetry.metric_names import (
     PLANS,
     PROGRAMS,
     PROVISIONING,
+    QUOTAS,
     SERVING_COUNTS,
     SERVING_LATENCY,
     SLICES,
@@ -39,6 +40,7 @@ GROUPS = (
     *(
         *SERVING_LATENCY,
         *SERVING_COUNTS,
+        *QUOTAS,
         *ENGINES,
         *VLLM_ENGINES,
         *ENGINE_STEPS,

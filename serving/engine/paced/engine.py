@@ -57,12 +57,15 @@ class PacedEngine:
         self._num_preemptions = 0  # of those that are counted
         self._backlog_tokens = 0  # after the latest step, whatever its cache may have of them
         self._prompt_tokens: dict[str, int] = {}  # of requests without a token yet, by id
+        self._resumed: set[str] = set()  # of these, those that have emitted tokens elsewhere
 
     async def submit(self, request: TokenRequest) -> None:
         """Takes one request and admits it at once when a slot is free."""
         self._raise_if_dead()
         sequence = self._validated(request)
         self._prompt_tokens[request.request_id] = sequence.prompt_left
+        if request.emitted_token_ids:
+            self._resumed.add(request.request_id)
         self._batch.add(sequence, asyncio.get_running_loop().time())
         self._die_of_poison()
         self._changed.set()
@@ -72,6 +75,7 @@ class PacedEngine:
         self._batch.remove(request_ids)
         for request_id in request_ids:
             self._prompt_tokens.pop(request_id, None)
+            self._resumed.discard(request_id)
         self._changed.set()
 
     async def next_step(self) -> list[TokenOutput]:
@@ -172,6 +176,7 @@ class PacedEngine:
             self._death_reason = reason
         self._batch.clear()
         self._prompt_tokens.clear()
+        self._resumed.clear()
         self.unhang()
         self._changed.set()
 
@@ -203,14 +208,19 @@ class PacedEngine:
         self._faults.submit_reason = reason
 
     def _count(self, outputs: list[TokenOutput], now_s: float) -> None:
+        """Counts a step as vLLM does: of a resumed request its first engine has told the prompt."""
         step = StepCount(sum([len(output.token_ids) for output in outputs]))
         if self._prompt_tokens:
             for output in outputs:
                 num_prompt = self._prompt_tokens.pop(output.request_id, 0)
-                step.prompt_tokens += num_prompt
                 if output.num_cached is not None:
-                    step.local_cached_tokens += output.num_cached
                     self._meter.looked_up(num_prompt, output.num_cached)
+                if output.request_id in self._resumed:
+                    self._resumed.discard(output.request_id)
+                    output.num_cached = None
+                    continue
+                step.prompt_tokens += num_prompt
+                step.local_cached_tokens += output.num_cached or 0
         step.computed_tokens = step.prompt_tokens - step.local_cached_tokens
         step.num_preemptions = self._batch.num_preemptions - self._num_preemptions
         self._num_preemptions = self._batch.num_preemptions

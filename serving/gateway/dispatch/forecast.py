@@ -16,8 +16,10 @@ from serving.gateway.dispatch.waiting import WaitingRequests
 
 # In so many seconds the past counts half.
 _HALF_LIFE_S = 30.0
-# So long engines have to have been full, added up over them, before their rate is believed.
+# So long engines have to have been full, added up over them, and so many requests have to have been
+# taken meanwhile, before their rate is believed: by fewer it is off by a third and more.
 _LEAST_ENGINE_S = 2.0
+_LEAST_TAKES = 8.0
 # When what has faded is counted anew, and what is forgotten then.
 _SMALLEST_UNIT, _SMALLEST_WORK = 1e-3, 1.0
 # A forecast is so much off now and then, and a client who was let in is not to wait in vain.
@@ -34,12 +36,18 @@ _KNOWN_BY = 32
 
 
 class DrainRate:
-    """How much work an engine takes in a second while it could have more, of late, and whose."""
+    """How much work an engine takes in a second while it could have more, of late, and whose.
+
+    It counts from one take of a line to its last. What runs on engines that have just become full
+    may all have begun together, and does not end for as long as its answers take: that nothing is
+    taken meanwhile says nothing of the rate.
+    """
 
     def __init__(self) -> None:
-        self._work = self._engine_s = 0.0
+        self._work = self._engine_s = self._num_taken = 0.0
         self._at_s = 0.0
         self._num_full = 0
+        self._awaits_first = True  # nothing was taken yet since engines were last not full
         # What was taken of each, with its weight, in units that shrink: so all fade at once.
         self._taken: dict[Account, tuple[float, float]] = {}
         self._unit = 1.0
@@ -50,18 +58,30 @@ class DrainRate:
         if passed_s > 0:
             kept = 0.5 ** (passed_s / _HALF_LIFE_S)
             self._work *= kept
-            self._engine_s = (self._engine_s + passed_s * self._num_full) * kept
+            self._num_taken *= kept
+            engine_s = 0.0 if self._awaits_first else passed_s * self._num_full
+            self._engine_s = (self._engine_s + engine_s) * kept
             self._unit *= kept
             if self._unit < _SMALLEST_UNIT:
                 self._forget_small()
         self._at_s, self._num_full = now_s, num_full
+        if not num_full:
+            self._awaits_first = True
 
     def took(self, request: InFlightRequest, work: float) -> None:
         """Counts a request that an engine took after it had waited for it.
 
-        `work` is what it counts now, as newcomers do: answers may have become longer or shorter
-        since it came.
+        One that was taken while no engine was full does not count: it waited for something else,
+        such as a first engine. `work` is what it counts now, as newcomers do: answers may have
+        become longer or shorter since it came.
         """
+        if not self._num_full:
+            return
+        if self._awaits_first:
+            # Nor do others of the same moment. Time begins with the look that follows.
+            self._awaits_first, self._num_full = False, 0
+            return
+        self._num_taken += 1
         self._work += work
         account = request.account
         before, _ = self._taken.get(account, (0.0, 0.0))
@@ -70,7 +90,7 @@ class DrainRate:
     @property
     def per_engine_s(self) -> float | None:
         """The work that an engine takes in a second; `None` if that is not known yet."""
-        if self._engine_s < _LEAST_ENGINE_S or self._work <= 0:
+        if self._engine_s < _LEAST_ENGINE_S or self._num_taken < _LEAST_TAKES:
             return None
         return self._work / self._engine_s
 

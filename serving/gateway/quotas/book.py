@@ -5,6 +5,7 @@ how it comes to be known (`teller`). No clock: callers pass wall-clock times.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,6 +26,14 @@ from serving.domain.usage.usage_report import MeterKey, Parts, UsageAnswer, Usag
 _RETRY_CONCURRENT_S = 1.0
 # What a request needs to be let in. What it takes of chips is known long after that.
 _NEEDS = {QuotaKind.CHIP_SECONDS: 1e-9, QuotaKind.USD: 1e-9}
+# Only of tokens a request can need more than all that its tenant may have.
+REASONS_OF_KIND: Mapping[QuotaKind, tuple[str, ...]] = {
+    kind: (
+        QuotaExceededError.code,
+        *((RequestOverQuotaError.code,) if kind is QuotaKind.TOKENS else ()),
+    )
+    for kind in QuotaKind
+}
 _DECIMALS = {QuotaKind.CHIP_SECONDS: 1, QuotaKind.USD: 4}
 
 
@@ -60,6 +69,7 @@ class _Meter:
     quota: Quota
     counted: _Count | None  # `None` for what is counted in no period
     refusals: _Count
+    refused: Counter[str]  # here, by the codes of errors; the same of all quotas of this kind
     in_flight: int = 0
     others_in_flight: int = 0
 
@@ -78,6 +88,10 @@ class _Meter:
             return _RETRY_CONCURRENT_S
         parts = (self.counted.own.parts, self.counted.others)
         return falls_to_in_s(parts, self.counted.own.period, most, now_s)
+
+    def note_refused(self, error: RequestError, now_s: float) -> None:
+        self.refusals.add(1, now_s)
+        self.refused[error.code or ""] += 1
 
     def refusal(self, needs: float, now_s: float) -> RequestError | None:
         """Returns why there is no room for so much; `None` if there is."""
@@ -112,7 +126,7 @@ class QuotaTicket:
             if (error := meter.refusal(num_tokens, now_s)) is not None:
                 # Several sequences of one request may be too many.
                 if not self._is_refused:
-                    meter.refusals.add(1, now_s)
+                    meter.note_refused(error, now_s)
                 self._is_refused = True
                 return error
         for meter in of_tokens:
@@ -144,6 +158,19 @@ class QuotaTicket:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusalCount:
+    """How many requests one gateway has refused because of a tenant's quotas of one kind.
+
+    `reason` is the code of the error.
+    """
+
+    tenant: str
+    kind: QuotaKind
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaDecision:
     """Whether a request may go on: with a `ticket`, or not, with an `error`; and its headers."""
 
@@ -165,6 +192,8 @@ class QuotaBook:
         self._others: dict[MeterKey, Parts] = {}
         self._others_in_flight: dict[MeterKey, int] = {}
         self._epoch, self._seen = "", 0
+        # Since this gateway began.
+        self._refused: dict[tuple[str, QuotaKind], Counter[str]] = {}
         # Until another gateway is known to do it.
         self.counts_chips = True
 
@@ -176,6 +205,9 @@ class QuotaBook:
                 del self._meters[tenant, key]
                 self._counts.pop((tenant, key), None)
                 del self._counts[tenant, meter.quota.refusals_key]
+        kept = {(tenant, meter.quota.kind) for (tenant, _), meter in self._meters.items()}
+        for account in self._refused.keys() - kept:
+            del self._refused[account]
 
     def admit(
         self, tenant: str, quotas: Iterable[Quota], names: Collection[str], now_s: float
@@ -186,7 +218,7 @@ class QuotaBook:
         for meter in meters:
             error = meter.refusal(_NEEDS.get(meter.quota.kind, 1.0), now_s)
             if error is not None:
-                meter.refusals.add(1, now_s)
+                meter.note_refused(error, now_s)
                 break
         ticket = None if error is not None else QuotaTicket(meters, now_s)
         return QuotaDecision(ticket, error, list(_headers(meters, now_s)))
@@ -206,6 +238,12 @@ class QuotaBook:
         for (tenant, _), meter in self._meters.items():
             refused = round(meter.refusals.total(now_s))
             yield TenantUse(tenant, meter.quota, meter.used(now_s), refused)
+
+    def refusal_counts(self) -> Iterator[RefusalCount]:
+        """Yields what was refused here since this gateway began, also where nothing was."""
+        for (tenant, kind), refused in self._refused.items():
+            for reason in REASONS_OF_KIND[kind]:
+                yield RefusalCount(tenant, kind, reason, refused[reason])
 
     # -- the other gateways --
 
@@ -251,7 +289,8 @@ class QuotaBook:
         if meter is None:
             counted = None if quota.period is None else self._count(key, quota.period)
             refusals = self._count((tenant, quota.refusals_key), quota.refusals_period)
-            meter = _Meter(quota, counted, refusals)
+            refused = self._refused.setdefault((tenant, quota.kind), Counter())
+            meter = _Meter(quota, counted, refusals, refused)
             meter.others_in_flight = self._others_in_flight.get(key, 0)
             self._meters[key] = meter
         meter.quota = quota  # its limit may be another one since

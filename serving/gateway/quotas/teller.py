@@ -38,7 +38,15 @@ class UsageTeller:
         self._tell = tell
         self._quotas = quotas
         self._is_away = False
+        self._answered_at_s: float | None = None  # monotonic; or when it was first told anything
         self._decoder = msgspec.msgpack.Decoder(UsageAnswer)
+
+    def age_s(self, now_s: float) -> float | None:
+        """Returns for how long the keeper has not answered; `None` while no tenant has quotas.
+
+        `now_s` is monotonic.
+        """
+        return None if self._answered_at_s is None else now_s - self._answered_at_s
 
     async def run(self) -> None:
         """Tells and learns, until it is cancelled."""
@@ -47,10 +55,14 @@ class UsageTeller:
             self._book.know(quotas)
             if quotas:
                 await self.tell()
+            else:
+                self._answered_at_s = None
             await asyncio.sleep(PERIOD_S)
 
     async def tell(self) -> None:
         """Tells and learns once; an absent keeper is logged once."""
+        if self._answered_at_s is None:
+            self._answered_at_s = time.monotonic()
         report = self._book.report()
         try:
             async with asyncio.timeout(_TIMEOUT_S):
@@ -64,6 +76,7 @@ class UsageTeller:
         if self._is_away:
             logger.info("usage_keeper_back")
         self._is_away = False
+        self._answered_at_s = time.monotonic()
         self._book.take(answer, report)
         self._book.forget(time.time())
 

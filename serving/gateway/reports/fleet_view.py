@@ -16,9 +16,10 @@ from serving.domain.supply.orders import OperatorOrder
 from serving.domain.supply.records import SupplyRecord
 from serving.domain.usage.quotas import TenantUse, nearest_uses
 from serving.link.messages import EngineLoad
+from serving.telemetry.metric_names import MAX_TENANT_QUOTAS
 
-# Of at most 50 tenants (`auth.max_tenants`), with any number of quotas: an answer has 15 KB more.
-MAX_QUOTA_ROWS = 100
+# An answer has 15 KB more.
+MAX_QUOTA_ROWS = MAX_TENANT_QUOTAS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What may stand in a query besides the names of the registry."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 from autoscaling.provisioning.sidecar.readings import CONTROL, GATEWAY, HEAD, REDIS
 from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, FAILURE_KINDS, FAULT
@@ -8,7 +9,9 @@ from serving.domain.errors import RequestError
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.slice_lifecycle import EndCause, SliceState
 from serving.domain.supply.records import SupplyState
+from serving.domain.usage.quotas import Period, QuotaKind
 from serving.exporters.collector import Code
+from serving.gateway.quotas.book import REASONS_OF_KIND
 from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, OBJECTIVE_RESULTS
 from serving.ledger.states import LedgerState
 
@@ -28,12 +31,19 @@ def error_codes() -> set[str]:
 
 # Values of labels that are a closed set.
 _MOVES = {"lost", "draining"}
+_QUOTA = {"kind": set(QuotaKind), "period": set(Period)}
 _COLLECTORS = {"libtpu", "device_plugin", "sdk", "pci", "pod_resources", "workloads"}
 CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "slicewise_sequences_total": {
         "outcome": {"stop", "length", "repetition", "abort", "error", "aborted", *error_codes()}
     },
     "slicewise_admissions_total": {"result": {"admitted", *error_codes()}},
+    "slicewise_tenant_quota_used": _QUOTA,
+    "slicewise_tenant_quota_limit": _QUOTA,
+    "slicewise_tenant_quota_refusals_total": {
+        "kind": set(QuotaKind),
+        "reason": set(chain.from_iterable(REASONS_OF_KIND.values())),
+    },
     "slicewise_batch_lines_total": {"outcome": {"completed", "failed", "refused"}},
     "slicewise_cache_forecast_tokens_total": {"outcome": set(FORECAST_OUTCOMES)},
     "slicewise_objective_sequences_total": {

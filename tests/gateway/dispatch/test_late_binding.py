@@ -13,7 +13,7 @@ from serving.domain.tokens.block_hashes import first_parent
 from serving.domain.tokens.cached_blocks import CacheLayout, joined
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.admission import FleetLimits
-from serving.gateway.dispatch.dispatcher import Dispatcher
+from serving.gateway.dispatch.dispatcher import Dispatcher, load_of
 from serving.link.messages import CacheDelta, CacheSnapshot, EngineEnd
 from tests.engine.simulated_time import run_simulated
 from tests.gateway.engines import RecordingSink, ScriptedLink, answer_to, in_flight
@@ -34,6 +34,12 @@ class Fleet:
     def submit(self, *request_ids: str, **changes: Any) -> None:
         for request_id in request_ids:
             self.dispatcher.submit(in_flight(self.dispatcher, request_id, **changes))
+
+    def know_lengths(self, link: ScriptedLink) -> None:
+        """Has an answer end, and the load looked at, as reports do once a second."""
+        self.submit("known", max_tokens=1)
+        link.step()
+        load_of([self.dispatcher], self.dispatcher.queue, asyncio.get_running_loop().time())
 
 
 def simulated(main: Coroutine[Any, Any, None]) -> None:
@@ -416,3 +422,94 @@ async def test_it_does_not_wait_for_an_engine_without_a_free_place() -> None:
     has_it.tell(backlog_tokens=0)
     fleet.submit("a", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
     assert (other.running, has_it.running) == (["a"], [])
+
+
+# -- who is refused, when little is known of what engines do --
+
+
+async def at(seconds: float) -> None:
+    """Waits for a time of the simulation."""
+    await asyncio.sleep(seconds - asyncio.get_running_loop().time())
+
+
+def test_what_is_taken_after_an_outage_is_no_rate() -> None:
+    """Answers of 20 s begin together when the engine is back: for so long nothing can be taken."""
+
+    async def main() -> None:
+        fleet = Fleet()
+        first = fleet.engine("e1", places=4)
+        fleet.know_lengths(first)
+        first.end()
+        fleet.submit(*(f"r{number}" for number in range(8)), max_tokens=2)
+        await at(10.0)
+        engine = fleet.engine("e2", places=4)
+        engine.step()
+        assert len(engine.running) == 4
+        for number in range(20):
+            await at(11.0 + number)
+            fleet.submit(f"n{number}", max_tokens=2)
+        assert fleet.sink.failures == {}
+
+    simulated(main())
+
+
+def test_first_answers_that_end_after_a_long_silence_are_no_rate() -> None:
+    """Thirty-two answers begin together, take 20 s each, and end within a second.
+
+    The line behind them is as long: all of it is taken by then. Who comes when the first few have
+    ended waits for no more than the next turn, and has the time for it.
+    """
+
+    async def main() -> None:
+        fleet = Fleet()
+        engine = fleet.engine(places=32)
+        fleet.know_lengths(engine)
+        fleet.submit(*(f"a{number}" for number in range(64)), max_tokens=2)
+        engine.step()
+        await at(20.0)
+        for number in range(32):
+            await at(20.0 + number / 32)
+            engine.step(only=[f"a{number}"])
+            fleet.submit(f"n{number}", max_tokens=2)
+        assert fleet.sink.failures == {}
+        assert fleet.dispatcher.num_waiting == 32
+
+    simulated(main())
+
+
+def test_what_was_forgotten_of_an_overload_long_ago_is_no_rate() -> None:
+    async def main() -> None:
+        fleet = Fleet()
+        engine = fleet.engine(places=4)
+        fleet.know_lengths(engine)
+        fleet.submit(*(f"old{number}" for number in range(100)), max_tokens=1)
+        for second in range(26):
+            await at(second)
+            engine.step()
+        assert fleet.dispatcher.num_in_flight == 0
+        await at(600.0)
+        fleet.submit(*(f"a{number}" for number in range(8)), max_tokens=2)
+        for number in range(20):
+            await at(601.0 + number)
+            fleet.submit(f"n{number}", max_tokens=2)
+        assert fleet.sink.failures == {}
+
+    simulated(main())
+
+
+def test_a_line_that_engines_are_known_to_be_too_slow_for_is_refused() -> None:
+    async def main() -> None:
+        fleet = Fleet()
+        engine = fleet.engine(places=4)
+        fleet.know_lengths(engine)
+        fleet.submit(*(f"r{number}" for number in range(100)), max_tokens=1)
+        for second in range(10):
+            await at(second)
+            engine.step()
+        # Four in a second: those that are left are no reason, ten times as many are.
+        fleet.submit("in time", max_tokens=1)
+        assert fleet.sink.failures == {}
+        fleet.submit(*(f"more{number}" for number in range(300)), max_tokens=1)
+        assert len(fleet.sink.failures) > 100
+
+    simulated(main())

@@ -201,3 +201,30 @@ def test_line_in_front_of_a_first_engine_refuses_nobody_it_has_time_for() -> Non
             assert 10.0 < max(answer.ttft_s for answer in fleet.answers) < 50.0
 
     run_on_network(main())
+
+
+def test_nobody_is_refused_while_answers_that_began_together_have_not_ended() -> None:
+    """Ninety come at once and fill two engines for 20 s, and then comes what these can just do.
+
+    In the 20 s nothing ends, and within two seconds after them all does. The first answers that had
+    ended were a rate once, by which those who came then were told to come back in up to 43 s.
+    """
+
+    async def main() -> None:
+        pace = PacedConfig(time_per_token_s=0.05, tpot_per_seq_s=0.0, max_num_seqs=32)
+        seed = random.Random(3)
+        async with simulated_fleet(1, engines_of(pace, 2), deadline_s=30.0) as fleet:
+            (gateway,) = fleet.gateways
+            gateway.submit("before", prompt_of(10, seed), 400)
+            await fleet.until_done()
+            await asyncio.sleep(1.0)  # its length is looked at
+            for number in range(90):
+                gateway.submit(f"a{number}", prompt_of(10, seed), 380 + number % 40)
+            for number in range(120):
+                await asyncio.sleep(seed.expovariate(2.5))
+                gateway.submit(f"n{number}", prompt_of(10, seed), seed.randint(380, 420))
+            await fleet.until_done()
+            assert gateway.failures == {}
+            assert 10.0 < max(answer.ttft_s for answer in fleet.answers) < 30.0
+
+    run_on_network(main())
