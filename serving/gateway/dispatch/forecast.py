@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from serving.gateway.dispatch.requests import Account, InFlightRequest
 from serving.gateway.dispatch.waiting import WaitingRequests
 
-# In so many seconds the past counts half.
+# In so many seconds the past counts half; while engines are full, the last takes that a rate rests
+# on count whole, however seldom such engines take something.
 _HALF_LIFE_S = 30.0
 # So long engines have to have been full, added up over them, and so many requests have to have been
 # taken meanwhile, before their rate is believed: by fewer it is off by a third and more.
@@ -57,6 +58,8 @@ class DrainRate:
         passed_s = now_s - self._at_s
         if passed_s > 0:
             kept = 0.5 ** (passed_s / _HALF_LIFE_S)
+            if self._num_full and self._num_taken:
+                kept = max(kept, min(1.0, _LEAST_TAKES / self._num_taken))
             self._work *= kept
             self._num_taken *= kept
             engine_s = 0.0 if self._awaits_first else passed_s * self._num_full

@@ -102,6 +102,19 @@ def test_rate_follows_what_engines_do_of_late() -> None:
     assert rate.per_engine_s == pytest.approx(300.0, rel=0.02)
 
 
+def test_rate_of_engines_that_seldom_take_something_is_known() -> None:
+    rate = DrainRate()
+    for take in range(20):
+        rate.look(15.0 * take, 1)
+        rate.took(of_work(60.0), 60.0)
+        rate.look(15.0 * take, 1)
+        assert (rate.per_engine_s is None) == (take < 8)
+    assert rate.per_engine_s == pytest.approx(4.0, rel=0.15)
+    rate.look(300.0, 0)
+    rate.look(360.0, 1)
+    assert rate.per_engine_s is None, "a minute without a line"
+
+
 def test_time_is_that_of_the_work_before_it() -> None:
     line = Line()
     assert line.wait_s() == 0.0
