@@ -41,6 +41,7 @@ class BatchLane:
             config.file_lifetime_s,
         )
         self._batches_at_once = config.batches_at_once
+        self._batch_lifetime_s = config.batch_lifetime_s
         self._owner = owner
         self._runner: BatchRunner | None = None
         self._task: asyncio.Task[None] | None = None
@@ -73,6 +74,7 @@ class BatchLane:
             self._batches_at_once,
             time.time,
             self._blocking,
+            self._batch_lifetime_s,
         )
         self._task = asyncio.create_task(self._runner.run())
 

@@ -46,6 +46,15 @@ class Page:
     is_oldest_first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep has deleted, by ids. `has_more`: more may have had its time already."""
+
+    file_ids: list[str]
+    batch_ids: list[str]
+    has_more: bool
+
+
 class NewContent(Protocol):
     """Content that is being written, and that nobody sees until it belongs to a file."""
 
@@ -95,7 +104,7 @@ class BatchStore(Protocol):
         """Returns a tenant's files, the newest first."""
         ...
 
-    def delete_file(self, tenant: str, file_id: str) -> bool:
+    def delete_file(self, tenant: str, file_id: str, now_s: float) -> bool:
         """Deletes a tenant's file; returns whether there was one.
 
         Raises:
@@ -111,8 +120,13 @@ class BatchStore(Protocol):
         """
         ...
 
-    def sweep(self, now_s: float) -> list[str]:
-        """Deletes the files that have expired, and content that nobody has; returns the files."""
+    def sweep(self, now_s: float, batch_lifetime_s: float) -> Swept:
+        """Deletes files that have expired, content that nobody has, and batches that are over.
+
+        A batch goes `batch_lifetime_s` after its end, as that was at the first sweep after it, and
+        not before its files of answers. Of batches a bounded number goes at once. Lists that are at
+        a record that goes, or at a file that is deleted, go on behind it.
+        """
         ...
 
     def add_batch(self, batch: Batch) -> None:
