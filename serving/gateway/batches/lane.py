@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from serving.config.application import BatchesConfig, GatewayConfig
+from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.edge_caller import AnswerLine, EdgeCaller
 from serving.gateway.batches.job import JobSettings, LineCounts
 from serving.gateway.batches.lines import LineLimits
@@ -64,8 +65,8 @@ class BatchLane:
         """The batches that this gateway works on."""
         return 0 if self._runner is None else self._runner.num_leased
 
-    def start(self, answer_line: AnswerLine) -> None:
-        """Runs batches from now on; `answer_line` is the edge's."""
+    def start(self, answer_line: AnswerLine, prices: BatchPrices | None = None) -> None:
+        """Runs batches from now on; `answer_line` is the edge's. Without `prices` none costs."""
         self._runner = BatchRunner(
             self._store,
             EdgeCaller(answer_line),
@@ -75,6 +76,7 @@ class BatchLane:
             time.time,
             self._blocking,
             self._batch_lifetime_s,
+            prices,
         )
         self._task = asyncio.create_task(self._runner.run())
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.job import BatchJob, JobSettings, LineCaller, LineCounts
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.store import BatchStore, LeaseLostError
@@ -49,10 +50,11 @@ class BatchRunner:
         now_s: Callable[[], float],
         blocking: Callable[..., Any],
         batch_lifetime_s: float,
+        prices: BatchPrices | None = None,
     ) -> None:
         """Makes a runner that claims batches as `owner`; `now_s` is Unix time.
 
-        Batches stay for `batch_lifetime_s` after their end.
+        Batches stay for `batch_lifetime_s` after their end. Without `prices` they cost nothing.
         """
         self._store = store
         self._caller = caller
@@ -62,6 +64,7 @@ class BatchRunner:
         self._now_s = now_s
         self._blocking = blocking
         self._batch_lifetime_s = batch_lifetime_s
+        self._prices = prices
         self._jobs: dict[asyncio.Task[None], BatchLease] = {}
         self._is_woken = asyncio.Event()
         self.counts = LineCounts()
@@ -122,6 +125,7 @@ class BatchRunner:
             self._now_s,
             self._blocking,
             self.counts,
+            self._prices,
         )
         try:
             await job.run()

@@ -18,6 +18,7 @@ import msgspec
 from serving.gateway.batches.content_folder import ContentFolder, FileContent
 from serving.gateway.batches.records import (
     Batch,
+    BatchCost,
     BatchLease,
     BatchStatus,
     FilePurpose,
@@ -256,6 +257,12 @@ class SqliteBatchStore:
                 usage=sum((answer.usage for answer in new), batch.usage),
             )
             return _update(database, counted)
+
+    def add_cost(self, lease: BatchLease, cost: BatchCost) -> Batch:
+        """Adds to a batch's cost; see `BatchStore.add_cost`."""
+        with self._transaction() as database:
+            batch = _leased(database, lease)
+            return _update(database, replace(batch, cost=batch.cost + cost))
 
     def answered_lines(self, batch_id: str) -> set[int]:
         """Returns the lines with an answer."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from serving.gateway.batches.records import Batch, BatchLease, LineAnswer, StoredFile
+from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 
 
 class LeaseLostError(Exception):
@@ -187,6 +187,14 @@ class BatchStore(Protocol):
 
         Raises:
             LeaseLostError: somebody else has the batch. None of them is kept.
+        """
+        ...
+
+    def add_cost(self, lease: BatchLease, cost: BatchCost) -> Batch:
+        """Adds to what a leased batch has cost, and returns it.
+
+        Raises:
+            LeaseLostError: somebody else has it, who counts from then on.
         """
         ...
 
