@@ -208,8 +208,8 @@ def _scraper(
         }
         uses = {}
         for engine in model.connections:
-            tenants = (request.tenant for request in engine.requests.values())
-            uses[engine.engine_id] = engine_use(tenants, engine.link.stats.engine_stats)
+            requests = engine.requests.values()
+            uses[engine.engine_id] = engine_use(requests, engine.link.stats.engine_stats)
         ledger.observe(membership.snapshot, busy, to_ms(time.time()), uses)
         vllms = [] if model.metrics is None else [model.metrics]
         await render_metrics(vllms, "g", ours=[ours])

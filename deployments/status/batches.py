@@ -26,7 +26,18 @@ from deployments.terminal import build_table, plain_lines, printable
 _PERIOD_S = 2.0
 _UNUSABLE = 2
 _BAR_WIDTH = 24
-_HEADER = ("BATCH", "STATE", "PROGRESS", "LINES", "FAILED", "TOKENS", "AGE", "LEFT")
+_HEADER = (
+    "BATCH",
+    "STATE",
+    "PROGRESS",
+    "LINES",
+    "FAILED",
+    "TOKENS",
+    "CHIP-S",
+    "USD",
+    "AGE",
+    "LEFT",
+)
 _NUM_TEXTS = 3
 # Of the faults of one file the first are shown.
 _MOST_FAULTS = 5
@@ -49,6 +60,13 @@ class ReportedUsage(_Reported):
     """The tokens of the answers of one batch."""
 
     total_tokens: int = 0
+
+
+class ReportedCost(_Reported):
+    """What the lines of one batch have cost on engines; `usd` is `None` without a price."""
+
+    chip_seconds: float = 0.0
+    usd: float | None = None
 
 
 class ReportedFault(_Reported):
@@ -78,6 +96,7 @@ class ReportedBatch(_Reported):
     cancelled_at: int | None = None
     request_counts: ReportedCounts = ReportedCounts()
     usage: ReportedUsage = ReportedUsage()
+    cost: ReportedCost | None = None
     errors: ReportedFaults | None = None
 
     @property
@@ -105,7 +124,7 @@ def batches_command(
         bool, typer.Option("--watch", help="Print it again every 2 s until all have ended.")
     ] = False,
 ) -> None:
-    """Show the batches of the API key's tenant: state, progress, lines, tokens and time left.
+    """Show the batches of the API key's tenant: state, progress, lines, tokens, cost and time left.
 
     Exits with 2 if no gateway answers, or none that serves batches.
     """
@@ -165,9 +184,17 @@ def _cells(batch: ReportedBatch, now_s: float) -> tuple[object, ...]:
         counts.total,
         counts.failed,
         batch.usage.total_tokens,
+        *_cost_cells(batch.cost),
         format_duration(max(0.0, (ended_at or now_s) - batch.created_at)),
         left,
     )
+
+
+def _cost_cells(cost: ReportedCost | None) -> tuple[object, object]:
+    """Returns chip-seconds and dollars; nothing where no slice has been paid for."""
+    if cost is None or not cost.chip_seconds:
+        return None, None
+    return f"{cost.chip_seconds:.1f}", None if cost.usd is None else f"{cost.usd:.4f}"
 
 
 def progress_bar(num_done: int, num_all: int) -> str:

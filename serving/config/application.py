@@ -208,6 +208,9 @@ class BatchesConfig(_Section):
     answers count, and are never refused."""
     file_lifetime_s: Annotated[float, Field(ge=60, le=366 * 86_400)] = 30 * 86_400.0
     """How long files stay, if their client does not say; then they are deleted."""
+    batch_lifetime_s: Annotated[float, Field(ge=60, le=10 * 366 * 86_400)] = 90 * 86_400.0
+    """How long a batch that has ended stays in lists and can be asked for, with its counts and its
+    cost; longer if files of its answers do. A change holds for batches that end after it."""
     completion_windows: Annotated[
         tuple[
             Annotated[

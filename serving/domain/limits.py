@@ -30,6 +30,8 @@ MAX_HOLD_S = 0.1
 # How often each end of a token link sends a sign of life, and when its silence ends the link.
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.0
+# How often an engine host tells a gateway what the engine has done, with the next sign of life.
+STATS_INTERVAL_S = 1.0
 # How long an engine host waits for a silent gateway. One that has ended is known by its connection;
 # to give up one that only stood still costs all of its streams a new prefill.
 GATEWAY_TIMEOUT_S = 30.0

@@ -17,9 +17,11 @@ from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
 from serving.domain.capacity.engine_rates import rate_stats
 from serving.domain.dashboard_messages import GatewaySample
+from serving.domain.limits import STATS_INTERVAL_S
 from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.lane import BatchLane
 from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.http import EdgeRules, HttpEdge
@@ -189,7 +191,7 @@ class GatewayParts:
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         if self._batches is not None:
-            self._batches.start(self.edge.answer_line)
+            self._batches.start(self.edge.answer_line, self._batch_prices())
         self._listener.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -226,6 +228,11 @@ class GatewayParts:
         for name, model in self._models.items():
             stats |= load_stats(name, model.load) | rate_stats(name, model.engine_rates())
         return stats
+
+    def _batch_prices(self) -> BatchPrices:
+        # An engine's report, the next look of the ledger, and as much again for what is late.
+        lag_s = self._config.link.heartbeat_interval_s + STATS_INTERVAL_S + _LEDGER_PERIOD_S
+        return BatchPrices(self._ledger.batch, self._prices.usd_per_chip_hour, 2 * lag_s)
 
     def _num_ready(self) -> int:
         connections = (engine for model in self._models.values() for engine in model.connections)
@@ -349,9 +356,9 @@ class GatewayParts:
         for model in self._models.values():
             for engine in model.connections:
                 stats = engine.link.stats
-                tenants = (request.tenant for request in engine.requests.values())
-                busy[engine.engine_id] = is_busy(len(engine.requests), stats.load)
-                uses[engine.engine_id] = engine_use(tenants, stats.engine_stats)
+                requests = engine.requests.values()
+                busy[engine.engine_id] = is_busy(len(requests), stats.load)
+                uses[engine.engine_id] = engine_use(requests, stats.engine_stats)
         self._ledger.observe(self._membership.snapshot, busy, to_ms(time.time()), uses)
         self._endings.observe(self._membership.snapshot)
 

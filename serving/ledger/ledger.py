@@ -24,8 +24,12 @@ from serving.ledger.states import LedgerState, spans, state_of, state_of_supply,
 # Lives no longer listed that are remembered, so that one which comes back is not counted twice:
 # many times what the directory keeps of them, in a few megabytes.
 MAX_UNLISTED = 10_000
+# Batches whose cost is remembered: many times what runs at once.
+MAX_BATCHES = 1000
 # The tenant of serving that is attributed to nobody.
 UNATTRIBUTED = "unattributed"
+# What a tenant has besides its batches.
+_NO_BATCH = ""
 # The model and the class of slices that nobody has, and whose hosts name no class.
 NO_MODEL = NO_CLASS = ""
 
@@ -55,18 +59,35 @@ class TenantEntry:
     tokens: int
 
 
+# By tenant, something of each of its batches.
+OfBatches = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchUse:
+    """The part of batches in the use of an engine; the fields are those of `EngineUse`.
+
+    A batch whose tokens are missing has had none for a while: it begins at zero again.
+    """
+
+    tokens: OfBatches = field(default_factory=dict)
+    sequences: OfBatches = field(default_factory=dict)
+    in_flight: OfBatches = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineUse:
     """The tenants that use an engine.
 
     `tokens` are output tokens since the engine's start, `sequences` are those it has now, both as
     the engine reported them; `None` until it has. `in_flight` are the sequences that this gateway
-    has on it.
+    has on it. Of all of them, `batches` are those of batches.
     """
 
     tokens: Mapping[str, int] | None = None
     sequences: Mapping[str, int] | None = None
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    batches: BatchUse = BatchUse()
 
 
 NO_USE = EngineUse()
@@ -78,7 +99,7 @@ class _Account:
 
     `until_ms` is the end of the counted time. `tokens` are those of its engine that have been
     counted, `None` before it reported any. `weights` are the shares of serving, empty where nothing
-    is known.
+    is known, and `batch_weights` those of batches in them.
     """
 
     record: SliceRecord
@@ -87,7 +108,9 @@ class _Account:
     ready_as: LedgerState = LedgerState.IDLE
     chip_ms: Counter[LedgerState] = field(default_factory=Counter)
     tokens: Mapping[str, int] | None = None
+    batch_tokens: OfBatches = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
+    batch_weights: OfBatches = field(default_factory=dict)
 
 
 _LifeKey = tuple[str, float]
@@ -104,6 +127,8 @@ class Ledger:
         self._chip_ms: Counter[tuple[str, str, LedgerState]] = Counter()
         self._tenant_ms: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str, str]] = Counter()
+        # By batch and class; the batch that was charged last stands last.
+        self._batch_ms: dict[str, Counter[str]] = {}
         self._supply: tuple[SupplyRecord, ...] = ()
         # Up to when slices that nobody has were counted.
         self._supply_until_ms = started_at_ms
@@ -144,6 +169,10 @@ class Ledger:
         """Returns serving and tokens by model, class and tenant; serving sums to all of it."""
         keys = sorted(self._tenant_ms.keys() | self._tokens.keys())
         return [TenantEntry(*key, self._tenant_ms[key], self._tokens[key]) for key in keys]
+
+    def batch(self, batch_id: str) -> Mapping[str, int]:
+        """Returns the chip-milliseconds of one batch by compute class: its part of its tenant's."""
+        return dict(self._batch_ms.get(batch_id, {}))
 
     def slices(self) -> list[LedgerSum]:
         """Returns the chip-milliseconds of the lives that are listed and have a slice."""
@@ -208,22 +237,29 @@ class Ledger:
         return account
 
     def _take_use(self, account: _Account, use: EngineUse) -> None:
-        record = account.record
         given: dict[str, int] = {}
+        of_batches: OfBatches = {}
+        batches = use.batches
         if use.tokens is not None:
             # Tokens from before this ledger began are not counted here.
-            is_older = to_ms(record.life.entered_at_s) < self.started_at_ms
-            start = use.tokens if is_older else {}
-            before = start if account.tokens is None else account.tokens
-            given = {
-                tenant: count - before.get(tenant, 0)
-                for tenant, count in use.tokens.items()
-                if count > before.get(tenant, 0)
+            is_older = to_ms(account.record.life.entered_at_s) < self.started_at_ms
+            if account.tokens is None and is_older:
+                account.tokens, account.batch_tokens = use.tokens, batches.tokens
+            given = _increase(use.tokens, account.tokens or {})
+            of_batches = {
+                tenant: _increase(tokens, account.batch_tokens.get(tenant, {}))
+                for tenant, tokens in batches.tokens.items()
             }
-            account.tokens = dict(use.tokens)
+            account.tokens, account.batch_tokens = dict(use.tokens), batches.tokens
+            record = account.record
             for tenant, count in given.items():
                 self._tokens[record.model, record.compute_class, tenant] += count
-        account.weights = given or use.sequences or use.in_flight
+        if given:
+            account.weights, account.batch_weights = given, of_batches
+        elif use.sequences:
+            account.weights, account.batch_weights = use.sequences, batches.sequences
+        else:
+            account.weights, account.batch_weights = use.in_flight, batches.in_flight
 
     def _advance(self, account: _Account, now_ms: int) -> None:
         record = account.record
@@ -234,7 +270,21 @@ class Ledger:
             if state is LedgerState.SERVING:
                 for tenant, share in shares(amount, account.weights).items():
                     self._tenant_ms[record.model, record.compute_class, tenant] += share
+                    self._charge_batches(account, tenant, share)
             account.until_ms += length_ms
+
+    def _charge_batches(self, account: _Account, tenant: str, share: int) -> None:
+        """Divides a tenant's share among its batches and what else it has."""
+        if not (weights := account.batch_weights.get(tenant)):
+            return
+        rest = max(0, account.weights.get(tenant, 0) - sum(weights.values()))
+        for batch_id, part in shares(share, {**weights, _NO_BATCH: rest}).items():
+            if batch_id in weights:
+                charged = self._batch_ms.pop(batch_id, None) or Counter()
+                charged[account.record.compute_class] += part
+                self._batch_ms[batch_id] = charged
+        while len(self._batch_ms) > MAX_BATCHES:
+            del self._batch_ms[next(iter(self._batch_ms))]
 
 
 def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
@@ -242,6 +292,15 @@ def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
     if busy is None:
         return LedgerState.LOST
     return LedgerState.SERVING if busy else LedgerState.IDLE
+
+
+def _increase(counts: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Returns what has come to counts that rise; one that is lower than before has begun anew."""
+    return {
+        name: count - before.get(name, 0)
+        for name, count in counts.items()
+        if count > before.get(name, 0)
+    }
 
 
 def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:

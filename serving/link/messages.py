@@ -63,6 +63,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     `tenant` is the request's account; empty if nobody is named. It has a share of the engine by its
     `weight`, among others of its `service_class`. `work` is what its gateway charged it, in tokens
     of prompts: 0 for one that was charged before, or where the gateway is of an earlier build.
+    `batch_id` is the batch that it is a line of; empty for any other request.
     `block_context` is what its blocks in a prefix cache depend on besides tokens, for engines that
     do not read the payload; `None` means nothing, or nothing that the gateway knows.
     """
@@ -78,6 +79,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     weight: TenantWeight = 1.0
     work: float = 0.0
     block_context: BlockContext | None = None
+    batch_id: str = ""
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -182,7 +184,9 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     Tokens are those of all gateways' requests. A feature that the engine lacks (a prefix cache, a
     KV connector, drafts) is `None`. `iteration_counts` has the steps by their tokens, one entry for
     each of `ITERATION_BOUNDS` and one for those beyond. `tenant_tokens` are output tokens by
-    tenant, and `tenant_sequences` the engine's present sequences of each. `is_yours` goes to one
+    tenant, and `tenant_sequences` the engine's present sequences of each; `batch_tokens` and
+    `batch_sequences` are the part of batches in them, by tenant and batch. The tokens of a batch
+    that has had nothing here for some minutes are forgotten. `is_yours` goes to one
     gateway at a time, which then shows the engine's metrics: so they add up over gateways.
     `longest_turn_s` is that of the engine host's event loop (`LoopTurns`).
     `programs` is `None` for an engine that compiles none, `programs_moved` for one that keeps none.
@@ -208,6 +212,8 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     programs: ProgramCounts | None = None
     programs_moved: ProgramsMoved | None = None
     longest_turn_s: float = 0.0
+    batch_tokens: dict[str, dict[str, int]] = {}
+    batch_sequences: dict[str, dict[str, int]] = {}
 
 
 # The bounds of vLLM's own histogram of tokens per engine step, the same in 0.32.0.

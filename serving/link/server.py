@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serving.domain.limits import MAX_BUFFERED_BYTES, LinkEncryption, needs_tls
+from serving.domain.limits import MAX_BUFFERED_BYTES, STATS_INTERVAL_S, LinkEncryption, needs_tls
+from serving.link.batch_counts import BatchCounts
 from serving.link.cache_teller import CacheTeller
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
 from serving.link.engine_protocol import Engine, EngineDiedError
@@ -68,7 +69,7 @@ class ServerLimits:
     max_unproven: int = 256
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     load_interval_s: float = 0.1
-    stats_interval_s: float = 1.0
+    stats_interval_s: float = STATS_INTERVAL_S
 
 
 DEFAULT_LIMITS = ServerLimits()
@@ -78,6 +79,7 @@ DEFAULT_LIMITS = ServerLimits()
 class _Owned:
     gateway: GatewayConnection
     charged: ChargedRequest
+    batch_id: str  # empty for what is no line of a batch
 
 
 _Work = tuple[GatewayConnection, TokenRequest] | Abort
@@ -117,6 +119,7 @@ class LinkServer:
         self._gateways: dict[str, GatewayConnection] = {}  # gateway id -> its open link
         self._owners: dict[str, _Owned] = {}  # by request id
         self._tenant_tokens: Counter[str] = Counter()  # output tokens since the start
+        self._batches = BatchCounts()
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
@@ -247,12 +250,22 @@ class LinkServer:
         engine_stats = self._engine.engine_stats
         if engine_stats is None:
             return None
+        batch_tokens, batch_sequences = self._batches.report(
+            (
+                (each.charged.tenant, each.batch_id)
+                for each in self._owners.values()
+                if each.batch_id
+            ),
+            now_s,
+        )
         return msgspec.structs.replace(
             engine_stats,
             # As of its last step; after an abort there is no next one.
             num_deferred=engine_stats.num_deferred if self._owners else 0,
             tenant_tokens=dict(self._tenant_tokens),
             tenant_sequences=dict(Counter(each.charged.tenant for each in self._owners.values())),
+            batch_tokens=batch_tokens,
+            batch_sequences=batch_sequences,
             is_yours=gateway.gateway_id == self._stats_reader(),
             programs_moved=self.programs_moved,
             longest_turn_s=self._turns.longest_s,
@@ -309,7 +322,7 @@ class LinkServer:
             self._refuse(gateway, request.request_id, "too many requests wait for the engine")
         else:
             charged = ChargedRequest.of(request)
-            self._owners[request.request_id] = _Owned(gateway, charged)
+            self._owners[request.request_id] = _Owned(gateway, charged, request.batch_id)
             if self._rooms is not None:
                 now_s = asyncio.get_running_loop().time()
                 self._rooms.began(gateway, request.request_id, charged, now_s)
@@ -492,6 +505,8 @@ class LinkServer:
             gateway, charged = owned.gateway, owned.charged
             tenant_tokens[charged.tenant] += len(output.token_ids)
             charged.num_outputs += len(output.token_ids)
+            if owned.batch_id:
+                self._batches.add(charged.tenant, owned.batch_id, len(output.token_ids))
             if output.num_cached is not None:
                 charged.num_cached = output.num_cached
             if output.finish is not None:

@@ -1,6 +1,7 @@
 """Every chip-second once, in one state, whatever the directory and the clocks do."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,15 @@ from serving.domain.slice_lifecycle import (
 )
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
-from serving.ledger.ledger import MAX_UNLISTED, UNATTRIBUTED, EngineUse, Ledger, shares
+from serving.ledger.ledger import (
+    MAX_BATCHES,
+    MAX_UNLISTED,
+    UNATTRIBUTED,
+    BatchUse,
+    EngineUse,
+    Ledger,
+    shares,
+)
 from serving.ledger.states import LedgerState, StateSpan, spans
 from tests.supply_builders import group_of, hosts_of, life, pods_of
 
@@ -277,6 +286,102 @@ def test_shares_sum_to_the_whole_and_none_is_negative(amount: int, weights: dict
         assert abs(found.get(tenant, 0) - amount * weight / max(total, 1)) < len(weights) + 1 or (
             not total
         )
+
+
+# -- batches --
+
+
+def of(**batches: int) -> dict[str, dict[str, int]]:
+    return {"acme": batches}
+
+
+def test_batch_costs_its_part_of_the_tokens_of_its_tenant() -> None:
+    ledger = Ledger(0)
+    tokens = {"acme": 30, "zeta": 10}
+    served(ledger, 10.0, EngineUse(tokens, batches=BatchUse(of(b1=20, b2=5))))
+    # 300 of 400 parts are the tenant's: 200, 50 and the 50 of its other requests.
+    assert ledger.batch("b1") == {"spot": 5_000 * CHIPS}
+    assert ledger.batch("b2") == {"spot": 1_250 * CHIPS}
+    assert parts(ledger)["acme"][0] == 7.5 * CHIPS
+    tokens = {"acme": 30, "zeta": 20}
+    served(ledger, 20.0, EngineUse(tokens, batches=BatchUse(of(b1=20, b2=5))))
+    assert ledger.batch("b1") == {"spot": 5_000 * CHIPS}
+    assert ledger.batch("unknown") == {}
+
+
+def test_batch_without_a_token_costs_its_part_of_sequences_and_then_of_our_own() -> None:
+    ledger = Ledger(0)
+    own = BatchUse(in_flight=of(b1=1))
+    served(ledger, 4.0, EngineUse({}, {"acme": 4}, batches=BatchUse(sequences=of(b1=3))))
+    served(ledger, 6.0, EngineUse({}, {}, {"acme": 2}, own))
+    served(ledger, 7.0, EngineUse(None, None, {"acme": 1}, own))
+    assert ledger.batch("b1") == {"spot": (3_000 + 1_000 + 1_000) * CHIPS}
+
+
+def test_batch_that_the_engine_has_forgotten_begins_at_zero() -> None:
+    ledger = Ledger(0)
+    served(ledger, 1.0, EngineUse({"acme": 100}, batches=BatchUse(of(b1=100))))
+    served(ledger, 2.0, EngineUse({"acme": 110}))
+    served(ledger, 3.0, EngineUse({"acme": 120}, batches=BatchUse(of(b1=10))))
+    assert ledger.batch("b1") == {"spot": 2_000 * CHIPS}
+
+
+def test_tokens_of_a_batch_from_before_the_ledger_are_not_counted() -> None:
+    ledger = Ledger(5_000)
+    served(ledger, 6.0, EngineUse({"acme": 100}, {"acme": 1}, batches=BatchUse(of(b1=100))))
+    served(ledger, 7.0, EngineUse({"acme": 104}, batches=BatchUse(of(b1=101))))
+    assert ledger.batch("b1") == {"spot": 250 * CHIPS}
+
+
+def test_memory_of_batches_is_bounded_and_keeps_those_that_were_charged_last() -> None:
+    ledger = Ledger(0)
+    every = dict.fromkeys((f"b{number}" for number in range(MAX_BATCHES)), 1)
+    served(ledger, 1000.0, EngineUse({"acme": MAX_BATCHES}, batches=BatchUse(of(**every))))
+    assert all(ledger.batch(name) for name in every)
+    for number, name in enumerate(("b0", "new"), 1001):
+        in_flight = BatchUse(in_flight=of(**{name: 1}))
+        served(ledger, float(number), EngineUse(in_flight={"acme": 1}, batches=in_flight))
+    assert [name for name in (*every, "new") if not ledger.batch(name)] == ["b1"]
+
+
+COUNTS = st.dictionaries(st.sampled_from(["", "b1", "b2", "b3"]), st.integers(0, 50))
+
+
+@given(
+    st.lists(st.tuples(COUNTS, COUNTS, COUNTS, st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 2_000),
+)
+def test_batches_and_the_rest_sum_to_what_their_tenant_is_charged(
+    looks: list[tuple[dict[str, int], ...]], step_ms: int
+) -> None:
+    """Charged as one, as the batches of a tenant, and as tenants of their own."""
+    whole, divided = Ledger(0), Ledger(0)
+    tokens: Counter[str] = Counter()
+    for number, (came, sequences, in_flight, is_known) in enumerate(looks, 1):
+        tokens.update(came)
+
+        def sums(counts: Mapping[str, int]) -> dict[str, int]:
+            return {"acme": sum(counts.values()), "zeta": 7}
+
+        def batches(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
+            return of(**{name: count for name, count in counts.items() if name})
+
+        known = (sums(tokens), sums(sequences)) if is_known else (None, None)
+        use = EngineUse(*known, sums(in_flight))
+        by_batch = BatchUse(
+            batches(tokens) if is_known else {},
+            batches(sequences) if is_known else {},
+            batches(in_flight),
+        )
+        now_s = number * step_ms / 1000
+        served(whole, now_s, use)
+        served(divided, now_s, replace(use, batches=by_batch))
+    assert parts(divided) == parts(whole)
+    charged = parts(whole).get("acme", (0.0, 0))[0] * 1000
+    of_batches = sum(sum(divided.batch(name).values()) for name in ("b1", "b2", "b3"))
+    assert of_batches <= round(charged)
+    if not any(each.get("") for look in looks for each in look[:3]):
+        assert of_batches == round(charged)
 
 
 # -- conservation --

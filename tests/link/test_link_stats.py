@@ -45,14 +45,36 @@ async def test_every_gateway_is_told_what_the_engine_did_for_all() -> None:
         two.client.submit(TokenRequest("b", [1, 2], max_tokens=4, tenant="zeta"))
         await one.until_ended("a")
         await two.until_ended("b")
+        of_tenants = {"acme": 5, "zeta": 4}
         for gateway in (one, two):
-            await until(lambda seen=gateway: told(seen).generation_tokens == 9)  # type: ignore[misc]
+            # The engine counts a step before the host publishes it.
+            await until(lambda seen=gateway: told(seen).tenant_tokens == of_tenants)  # type: ignore[misc]
             engine_stats = told(gateway)
             assert engine_stats.prompt_tokens == 5
-            assert engine_stats.tenant_tokens == {"acme": 5, "zeta": 4}
+            assert engine_stats.generation_tokens == 9
             assert engine_stats.iteration_tokens == 5 + 9
             assert 5 <= sum(engine_stats.iteration_counts) <= 9
             assert (engine_stats.prefix_cache, engine_stats.drafts) == (None, None)
+
+
+async def test_every_gateway_is_told_what_lines_of_batches_had() -> None:
+    async with (
+        serving(WatchedEngine(SLOW), BRISK, AT_ONCE) as server,
+        connected(server.address, "one") as one,
+        connected(server.address, "two") as two,
+    ):
+        for name, batch_id, max_tokens in (("a", "b1", 2), ("b", "", 3), ("c", "b1", 500)):
+            one.client.submit(
+                TokenRequest(name, [1], max_tokens=max_tokens, tenant="acme", batch_id=batch_id)
+            )
+        await until(lambda: told(two).batch_sequences == {"acme": {"b1": 2}})
+        await one.until_ended("a")
+        await one.until_ended("b")
+        one.client.abort(["c"])
+        await until(lambda: told(two).tenant_sequences == {})
+        assert told(two).batch_sequences == {}
+        (of_tenant,) = told(two).tenant_tokens.values()
+        assert told(two).batch_tokens == {"acme": {"b1": of_tenant - 3}}
 
 
 async def test_one_gateway_at_a_time_is_to_show_the_engine() -> None:

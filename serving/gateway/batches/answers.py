@@ -161,6 +161,8 @@ def batch_json(batch: Batch) -> Json:
             "failed": batch.num_failed,
         },
         "usage": _usage_json(batch.usage),
+        # Ours: OpenAI's clients keep fields that they do not know.
+        "cost": {"chip_seconds": batch.cost.chip_ms / 1000, "usd": batch.cost.usd},
         "metadata": dict(batch.metadata) or None,
     }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Protocol
 
 from serving.gateway.batches.answers import LineReply, answer_of, unanswered
+from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.lines import (
     BatchLine,
     LineError,
@@ -94,7 +95,9 @@ class BatchJob:
         now_s: Callable[[], float],
         blocking: Blocking,
         counts: LineCounts,
+        prices: BatchPrices | None = None,
     ) -> None:
+        """Makes the job of a lease; without `prices` it costs nothing."""
         self._lease = lease
         self._store = store
         self._caller = caller
@@ -105,6 +108,10 @@ class BatchJob:
         self._is_to_stop = asyncio.Event()  # no line of it is to be answered any more
         self._writing = asyncio.Lock()
         self._unwritten: list[LineAnswer] = []
+        self._prices = prices
+        self._meter = None if prices is None else CostMeter(prices, lease.batch_id)
+        self._costing = asyncio.Lock()
+        self._has_asked = False
 
     async def run(self) -> None:
         """Carries the batch to its end.
@@ -113,12 +120,17 @@ class BatchJob:
             ExceptionGroup: of a `LeaseLostError`, somebody else has it, or of what the store failed
                 at. The batch is as it was after the last step that was written.
         """
-        async with asyncio.TaskGroup() as group:
-            keeper = group.create_task(self._keep())
-            try:
-                await self._advance()
-            finally:
-                keeper.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                keeper = group.create_task(self._keep())
+                try:
+                    await self._advance()
+                finally:
+                    keeper.cancel()
+        except asyncio.CancelledError:
+            # It is given back; who has it next counts from then on.
+            await self._add_cost()
+            raise
 
     async def _advance(self) -> None:
         while True:
@@ -132,6 +144,7 @@ class BatchJob:
                 case BatchStep.FINALIZE:
                     await self._finalize()
                 case BatchStep.WRITE_FILES:
+                    await self._settle_cost()
                     await self._blocking(self._write_files, batch)
                 case BatchStep.NOTHING:
                     return
@@ -141,6 +154,7 @@ class BatchJob:
         while True:
             await asyncio.sleep(self._settings.check_s)
             batch = await self._renew()
+            await self._add_cost()
             if batch.status is not BatchStatus.VALIDATING:
                 is_open = next_step(batch, self._now_s()) is BatchStep.ANSWER
                 if not is_open:
@@ -151,6 +165,20 @@ class BatchJob:
             self._store.renew, self._lease, self._now_s(), self._settings.lease_s
         )
         return batch
+
+    async def _settle_cost(self) -> None:
+        """Waits until the cost of all that was asked is known: nothing changes after the end."""
+        if self._prices is not None and self._has_asked:
+            await asyncio.sleep(self._prices.settled_s)
+            await self._add_cost()
+
+    async def _add_cost(self) -> None:
+        if self._meter is None:
+            return
+        async with self._costing:
+            cost = self._meter.take()
+            if cost.chip_ms:
+                await self._blocking(self._store.add_cost, self._lease, cost)
 
     async def _finalize(self) -> None:
         now_s = self._now_s()
@@ -248,6 +276,7 @@ class BatchJob:
 
     async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
         num_refusals = num_faults = 0
+        self._has_asked = True
         while True:
             reply = await self._caller.ask(batch, line)
             num_faults += reply.status >= 500 and reply.status not in _PASSING

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from serving.config.application import BatchesConfig, GatewayConfig
+from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.edge_caller import AnswerLine, EdgeCaller
 from serving.gateway.batches.job import JobSettings, LineCounts
 from serving.gateway.batches.lines import LineLimits
@@ -41,6 +42,7 @@ class BatchLane:
             config.file_lifetime_s,
         )
         self._batches_at_once = config.batches_at_once
+        self._batch_lifetime_s = config.batch_lifetime_s
         self._owner = owner
         self._runner: BatchRunner | None = None
         self._task: asyncio.Task[None] | None = None
@@ -63,8 +65,8 @@ class BatchLane:
         """The batches that this gateway works on."""
         return 0 if self._runner is None else self._runner.num_leased
 
-    def start(self, answer_line: AnswerLine) -> None:
-        """Runs batches from now on; `answer_line` is the edge's."""
+    def start(self, answer_line: AnswerLine, prices: BatchPrices | None = None) -> None:
+        """Runs batches from now on; `answer_line` is the edge's. Without `prices` none costs."""
         self._runner = BatchRunner(
             self._store,
             EdgeCaller(answer_line),
@@ -73,6 +75,8 @@ class BatchLane:
             self._batches_at_once,
             time.time,
             self._blocking,
+            self._batch_lifetime_s,
+            prices,
         )
         self._task = asyncio.create_task(self._runner.run())
 

@@ -111,6 +111,22 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCost:
+    """What lines cost on engines: chip-milliseconds of serving, as the slice ledger has them.
+
+    `usd` is `None` if some of the chips have no price.
+    """
+
+    chip_ms: int = 0
+    usd: float | None = 0.0
+
+    def __add__(self, other: "BatchCost") -> "BatchCost":
+        """Returns the sum."""
+        usd = None if self.usd is None or other.usd is None else self.usd + other.usd
+        return BatchCost(self.chip_ms + other.chip_ms, usd)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One batch. `entered` has the time at which it came into each of its states.
 
@@ -134,6 +150,7 @@ class Batch:
     num_completed: int = 0
     num_failed: int = 0
     usage: TokenUsage = TokenUsage()
+    cost: BatchCost = BatchCost()
     entered: Mapping[BatchStatus, float] = field(default_factory=dict)
     output_file_id: str | None = None
     error_file_id: str | None = None

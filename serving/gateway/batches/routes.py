@@ -206,7 +206,8 @@ class BatchRoutes:
 
     async def _delete_file(self, file_id: str, tenant: str) -> Response:
         try:
-            if not await self._blocking(self._store.delete_file, tenant, file_id):
+            now_s = self._now_s()
+            if not await self._blocking(self._store.delete_file, tenant, file_id, now_s):
                 raise UnknownObjectError("file", file_id)
         except FileInUseError as error:
             message = (

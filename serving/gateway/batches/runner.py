@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.job import BatchJob, JobSettings, LineCaller, LineCounts
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.store import BatchStore, LeaseLostError
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Threads for the calls of the store, which block.
 _NUM_THREADS = 4
-# How often expired files are looked for.
+# How often files and batches are looked for that have had their time.
 _SWEEP_S = 600.0
 
 
@@ -48,8 +49,13 @@ class BatchRunner:
         batches_at_once: int,
         now_s: Callable[[], float],
         blocking: Callable[..., Any],
+        batch_lifetime_s: float,
+        prices: BatchPrices | None = None,
     ) -> None:
-        """Makes a runner that claims batches as `owner`; `now_s` is Unix time."""
+        """Makes a runner that claims batches as `owner`; `now_s` is Unix time.
+
+        Batches stay for `batch_lifetime_s` after their end. Without `prices` they cost nothing.
+        """
         self._store = store
         self._caller = caller
         self._settings = settings
@@ -57,6 +63,8 @@ class BatchRunner:
         self._batches_at_once = batches_at_once
         self._now_s = now_s
         self._blocking = blocking
+        self._batch_lifetime_s = batch_lifetime_s
+        self._prices = prices
         self._jobs: dict[asyncio.Task[None], BatchLease] = {}
         self._is_woken = asyncio.Event()
         self.counts = LineCounts()
@@ -77,8 +85,10 @@ class BatchRunner:
             while True:
                 try:
                     if self._now_s() >= sweep_at_s:
+                        # One that fails is not tried again at once.
                         sweep_at_s = self._now_s() + _SWEEP_S
-                        await self._sweep()
+                        if await self._sweep():
+                            sweep_at_s = self._now_s()
                     await self._claim()
                 except Exception:
                     # A full disk passes; whatever it is, the streams go on.
@@ -87,10 +97,13 @@ class BatchRunner:
         finally:
             await self._give_back()
 
-    async def _sweep(self) -> None:
-        expired = await self._blocking(self._store.sweep, self._now_s())
-        if expired:
-            logger.info("batch_files_expired count=%d", len(expired))
+    async def _sweep(self) -> bool:
+        """Deletes what has had its time; returns whether there may be more of it."""
+        swept = await self._blocking(self._store.sweep, self._now_s(), self._batch_lifetime_s)
+        if swept.file_ids or swept.batch_ids:
+            num_files, num_batches = len(swept.file_ids), len(swept.batch_ids)
+            logger.info("batch_lane_swept files=%d batches=%d", num_files, num_batches)
+        return bool(swept.has_more)
 
     async def _claim(self) -> None:
         self._is_woken.clear()
@@ -112,6 +125,7 @@ class BatchRunner:
             self._now_s,
             self._blocking,
             self.counts,
+            self._prices,
         )
         try:
             await job.run()

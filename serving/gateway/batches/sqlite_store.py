@@ -18,11 +18,18 @@ import msgspec
 from serving.gateway.batches.content_folder import ContentFolder, FileContent
 from serving.gateway.batches.records import (
     Batch,
+    BatchCost,
     BatchLease,
     BatchStatus,
     FilePurpose,
     LineAnswer,
     StoredFile,
+)
+from serving.gateway.batches.sqlite_expiry import (
+    add_schema,
+    expire_batches,
+    forget_gone,
+    note_gone,
 )
 from serving.gateway.batches.store import (
     FileInUseError,
@@ -31,6 +38,7 @@ from serving.gateway.batches.store import (
     NewContent,
     Page,
     StoreFullError,
+    Swept,
 )
 
 # How long a writer waits for another one.
@@ -83,6 +91,8 @@ class SqliteBatchStore:
         # What a power failure takes is the last transactions, whole: their lines are asked again.
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.executescript(_SCHEMA)
+        with self._transaction() as database:
+            add_schema(database)
 
     # -- files --
 
@@ -117,7 +127,7 @@ class SqliteBatchStore:
         found = self._rows(f"SELECT {_FILE_COLUMNS} FROM files WHERE {where}", *values)
         return [_file_of(row) for row in found]
 
-    def delete_file(self, tenant: str, file_id: str) -> bool:
+    def delete_file(self, tenant: str, file_id: str, now_s: float) -> bool:
         """Deletes a file; see `BatchStore.delete_file`."""
         with self._transaction() as database:
             users = database.execute(
@@ -125,31 +135,37 @@ class SqliteBatchStore:
                 (file_id,),
             ).fetchone()
             deleted = database.execute(
-                "DELETE FROM files WHERE tenant = ? AND file_id = ?", (tenant, file_id)
-            )
-            if deleted.rowcount and users is not None:
+                "DELETE FROM files WHERE tenant = ? AND file_id = ? RETURNING file_id, tenant, seq",
+                (tenant, file_id),
+            ).fetchall()
+            if deleted and users is not None:
                 raise FileInUseError(users[0])
-        if deleted.rowcount:
+            note_gone(database, deleted, now_s)
+        if deleted:
             self._contents.delete(file_id)
-        return deleted.rowcount > 0
+        return bool(deleted)
 
     def open_content(self, file_id: str) -> BinaryIO:
         """Opens the content of a file; see `BatchStore.open_content`."""
         return self._contents.open(file_id)
 
-    def sweep(self, now_s: float) -> list[str]:
-        """Deletes what has expired; see `BatchStore.sweep`."""
+    def sweep(self, now_s: float, batch_lifetime_s: float) -> Swept:
+        """Deletes what has had its time; see `BatchStore.sweep`."""
         with self._transaction() as database:
-            found = database.execute(
+            files = database.execute(
                 "DELETE FROM files WHERE expires_at_s <= ? AND NOT EXISTS (SELECT 1 FROM batches "
-                "WHERE input_file_id = file_id AND has_ended = 0) RETURNING file_id",
+                "WHERE input_file_id = file_id AND has_ended = 0) RETURNING file_id, tenant, seq",
                 (now_s,),
             ).fetchall()
+            batch_ids, has_more = expire_batches(database, _batch_of, now_s, batch_lifetime_s)
+            note_gone(database, files, now_s)
+            forget_gone(database, now_s)
             kept = {row[0] for row in database.execute("SELECT file_id FROM files")}
         self._contents.sweep(kept, now_s)
-        for (file_id,) in found:
+        file_ids = [row[0] for row in files]
+        for file_id in file_ids:
             self._contents.delete(file_id)
-        return [file_id for (file_id,) in found]
+        return Swept(file_ids, batch_ids, has_more)
 
     # -- batches --
 
@@ -242,6 +258,12 @@ class SqliteBatchStore:
             )
             return _update(database, counted)
 
+    def add_cost(self, lease: BatchLease, cost: BatchCost) -> Batch:
+        """Adds to a batch's cost; see `BatchStore.add_cost`."""
+        with self._transaction() as database:
+            batch = _leased(database, lease)
+            return _update(database, replace(batch, cost=batch.cost + cost))
+
     def answered_lines(self, batch_id: str) -> set[int]:
         """Returns the lines with an answer."""
         sql = "SELECT line FROM answers WHERE batch_id = ?"
@@ -326,8 +348,12 @@ def _of_page(table: str, key: str, tenant: str, page: Page) -> tuple[str, list[A
     where, values = "tenant = ?", [tenant]
     if page.after is not None:
         beyond = ">" if page.is_oldest_first else "<"
-        where += f" AND seq {beyond} (SELECT seq FROM {table} WHERE tenant = ? AND {key} = ?)"
-        values += [tenant, page.after]
+        # The list goes on where it was, also behind a record that has gone meanwhile.
+        where += (
+            f" AND seq {beyond} (SELECT seq FROM {table} WHERE tenant = ? AND {key} = ? "
+            "UNION ALL SELECT seq FROM gone WHERE tenant = ? AND id = ?)"
+        )
+        values += [tenant, page.after] * 2
     order = "ASC" if page.is_oldest_first else "DESC"
     return f"{where} ORDER BY seq {order} LIMIT ?", [*values, page.limit]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from serving.gateway.batches.records import Batch, BatchLease, LineAnswer, StoredFile
+from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 
 
 class LeaseLostError(Exception):
@@ -44,6 +44,15 @@ class Page:
     limit: int
     after: str | None = None
     is_oldest_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep has deleted, by ids. `has_more`: more may have had its time already."""
+
+    file_ids: list[str]
+    batch_ids: list[str]
+    has_more: bool
 
 
 class NewContent(Protocol):
@@ -95,7 +104,7 @@ class BatchStore(Protocol):
         """Returns a tenant's files, the newest first."""
         ...
 
-    def delete_file(self, tenant: str, file_id: str) -> bool:
+    def delete_file(self, tenant: str, file_id: str, now_s: float) -> bool:
         """Deletes a tenant's file; returns whether there was one.
 
         Raises:
@@ -111,8 +120,13 @@ class BatchStore(Protocol):
         """
         ...
 
-    def sweep(self, now_s: float) -> list[str]:
-        """Deletes the files that have expired, and content that nobody has; returns the files."""
+    def sweep(self, now_s: float, batch_lifetime_s: float) -> Swept:
+        """Deletes files that have expired, content that nobody has, and batches that are over.
+
+        A batch goes `batch_lifetime_s` after its end, as that was at the first sweep after it, and
+        not before its files of answers. Of batches a bounded number goes at once. Lists that are at
+        a record that goes, or at a file that is deleted, go on behind it.
+        """
         ...
 
     def add_batch(self, batch: Batch) -> None:
@@ -173,6 +187,14 @@ class BatchStore(Protocol):
 
         Raises:
             LeaseLostError: somebody else has the batch. None of them is kept.
+        """
+        ...
+
+    def add_cost(self, lease: BatchLease, cost: BatchCost) -> Batch:
+        """Adds to what a leased batch has cost, and returns it.
+
+        Raises:
+            LeaseLostError: somebody else has it, who counts from then on.
         """
         ...
 

@@ -65,6 +65,7 @@ class InFlightRequest:
     telemetry: RequestTelemetry
     is_resumable: bool = True
     tenant: str = ""
+    batch_id: str = ""  # the batch that it is a line of; empty for any other request
     weight: float = 1.0
     service_class: ServiceClass = ServiceClass.STANDARD
     patience_s: float | None = None
@@ -118,6 +119,7 @@ class InFlightRequest:
             emitted_token_ids=list(self.emitted),
             max_tokens=self.max_tokens,
             tenant=self.tenant,
+            batch_id=self.batch_id,
             service_class=int(self.service_class),
             weight=self.weight,
             work=(self.charged or 0.0) if self.attempt == 0 else 0.0,

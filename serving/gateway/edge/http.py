@@ -230,6 +230,7 @@ class HttpEdge:
         async def serve(exchange: "_Exchange") -> None:
             await self._turns.wait()
             exchange.context.tenant = batch.tenant
+            exchange.context.batch_id = batch.batch_id
             holder = self._rules.keys.check_later(batch.key, batch.tenant, time.time())
             exchange.context.weight = holder.weight
             check_route(holder, exchange.path)

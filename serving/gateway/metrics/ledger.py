@@ -7,13 +7,14 @@ are the same sum, to be read with `max by`, never added.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from serving.gateway.metrics.requests import Families
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
-from serving.ledger.ledger import EngineUse, Ledger, LedgerSum, TenantEntry
+from serving.ledger.ledger import BatchUse, EngineUse, Ledger, LedgerSum, TenantEntry
 from serving.link.messages import EngineLoad, EngineStats
 
 _MS_PER_S = 1000
@@ -28,14 +29,32 @@ def is_busy(num_in_flight: int, load: EngineLoad | None) -> bool:
     return bool(num_in_flight) or (load is not None and load.num_running + load.num_waiting > 0)
 
 
-def engine_use(tenants: Iterable[str], stats: EngineStats | None) -> EngineUse:
-    """Returns who uses an engine: `tenants` of this gateway's sequences on it, and its own report.
+class UsingRequest(Protocol):
+    """One of this gateway's sequences on an engine; see `InFlightRequest`."""
+
+    tenant: str
+    batch_id: str
+
+
+def engine_use(requests: Iterable[UsingRequest], stats: EngineStats | None) -> EngineUse:
+    """Returns who uses an engine: this gateway's sequences on it, and its own report.
 
     `stats` is `None` until it has reported any.
     """
+    tenants: Counter[str] = Counter()
+    batches: dict[str, Counter[str]] = {}
+    for request in requests:
+        tenants[request.tenant] += 1
+        if request.batch_id:
+            batches.setdefault(request.tenant, Counter())[request.batch_id] += 1
     if stats is None:
-        return EngineUse(in_flight=Counter(tenants))
-    return EngineUse(_named(stats.tenant_tokens), _named(stats.tenant_sequences), Counter(tenants))
+        return EngineUse(in_flight=tenants, batches=BatchUse(in_flight=batches))
+    return EngineUse(
+        _named(stats.tenant_tokens),
+        _named(stats.tenant_sequences),
+        tenants,
+        BatchUse(stats.batch_tokens, stats.batch_sequences, batches),
+    )
 
 
 def _named(counts: Mapping[str, int]) -> dict[str, int]:

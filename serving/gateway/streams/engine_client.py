@@ -328,6 +328,7 @@ class FleetEngineClient:
             telemetry=telemetry,
             is_resumable=request.prompt_embeds is None,
             tenant=context.tenant,
+            batch_id=context.batch_id,
             weight=context.weight,
             service_class=context.service_class,
             patience_s=context.patience_s,

@@ -57,7 +57,8 @@ class RequestContext:
     output came that is timed on its way to the client; `None` while none is timed. `numbers` are
     those of the class that last took one of its sequences, `None` before. `failure` is the error
     that one of its sequences ended with, until it is answered, and `refusal` what is wrong with it,
-    as vLLM found it. `tenant` and `weight` are its key's. It is served as `service_tier`, and its
+    as vLLM found it. `tenant` and `weight` are its key's. `batch_id` is the batch that it is a line
+    of, empty for any other request. It is served as `service_tier`, and its
     client waits `patience_s` for the first token; `None` means as long as others of its class.
     `open_fields` are the fields that steer engines and that it may set. `is_short` says that it is
     rendered on the loop. `renders` are what a renderer would make of it, conversations and inputs
@@ -71,6 +72,7 @@ class RequestContext:
     request_id: str = ""
     path: str = ""
     tenant: str = DEFAULT_TENANT
+    batch_id: str = ""
     weight: float = 1.0
     service_tier: ServiceTier = ServiceTier.DEFAULT
     patience_s: float | None = None

@@ -1,5 +1,6 @@
 """What slices carry is learned where they can carry no more, and from most of them."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -167,6 +168,61 @@ def test_engine_with_little_to_do_says_nothing_of_a_full_one() -> None:
     assert paced_factor(at_pace(0.7, 8.0), PROFILE, RULES) is None
     assert paced_factor(at_pace(0.7, 30.0), PROFILE, RULES) is not None
     assert learn(load(at_pace(0.7, 8.0)), times=20).factor({"spot": 1}) == 1.0
+
+
+def learn_from_noise(
+    times: float, num_slices: int, seed: int, learned: LearnedCapacity | None = None
+) -> LearnedCapacity:
+    """Eight hours of engines by a law so many times as slow, with steps that scatter by 1 %."""
+    chance = random.Random(seed)
+    learned = learned or nothing_learned(PROFILE)
+    for _ in range(8 * 360):
+        engines = (
+            at_pace(times * chance.gauss(1, 0.01), 30.0, f"s{number}")
+            for number in range(num_slices)
+        )
+        learned = learned.seen(10.0, load(*engines), PROFILE, RULES)
+    return learned
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_slices", [1, 3, 10])
+def test_profile_that_is_right_stays_as_it_is_under_noise(num_slices: int, seed: int) -> None:
+    learned = learn_from_noise(1.0, num_slices, seed)
+    assert learned.factor({"spot": num_slices}) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("num_slices", [1, 3, 10])
+def test_profile_that_is_a_fifth_wrong_is_corrected_under_noise(num_slices: int) -> None:
+    """Also after hours in which it was right."""
+    quick = paced_factor(at_pace(1 / 1.2, 30.0), PROFILE, RULES)
+    assert quick is not None
+    assert quick > 1.2
+    for before in (None, learn_from_noise(1.0, num_slices, 1)):
+        learned = learn_from_noise(1 / 1.2, num_slices, 2, before)
+        factor = learned.factor({"spot": num_slices})
+        assert quick * 0.98 <= factor <= quick * 1.06
+
+
+def test_what_once_looked_quicker_than_the_law_is_forgotten() -> None:
+    learned = learn(load(at_pace(0.95, 30.0)))
+    assert 1 < learned.factor({"spot": 1}) < 1.05
+    for _ in range(40):
+        learned = learned.seen(30.0, load(at_pace(1.0, 30.0)), PROFILE, RULES)
+    assert learned.factor({"spot": 1}) == pytest.approx(1.0, abs=0.001)
+
+
+def test_steps_as_the_law_has_them_lift_what_was_learned_low_to_the_law() -> None:
+    learned = learn(load(at_work(0.5), **FULL), times=20)
+    learned = replace(
+        learned,
+        classes={
+            name: replace(each, is_room_short=False) for name, each in learned.classes.items()
+        },
+    )
+    for _ in range(100):
+        learned = learned.seen(30.0, load(at_pace(1.0, 30.0)), PROFILE, RULES)
+    assert learned.factor({"spot": 1}) == pytest.approx(1.0, abs=0.01)
 
 
 def test_median_pace_is_learned_and_one_slow_slice_is_told() -> None:

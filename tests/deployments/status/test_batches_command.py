@@ -84,10 +84,26 @@ def test_table_shows_progress_age_and_what_is_left() -> None:
         request_counts={"total": 3, "completed": 3, "failed": 0},
     )
     header, running, ended_one, hint = lines_of(batch(), done, has_more=True)
-    assert header == "BATCH STATE PROGRESS LINES FAILED TOKENS AGE LEFT"
-    assert running == "batch_1 in_progress [############............] 50% 200 10 1234 16m40s 1h00m"
-    assert ended_one == f"batch_0 completed [{'#' * 24}] 100% 3 0 1234 42s -"
+    assert header == "BATCH STATE PROGRESS LINES FAILED TOKENS CHIP-S USD AGE LEFT"
+    assert (
+        running == "batch_1 in_progress [############............] 50% 200 10 1234 - - 16m40s 1h00m"
+    )
+    assert ended_one == f"batch_0 completed [{'#' * 24}] 100% 3 0 1234 - - 42s -"
     assert hint == "older ones are left out: --limit"
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown"),
+    [
+        ({"chip_seconds": 93.26, "usd": 0.03497}, "93.3 0.0350"),
+        ({"chip_seconds": 93.26, "usd": None}, "93.3 -"),
+        ({"chip_seconds": 0.0, "usd": 0.0}, "- -"),
+        (None, "- -"),
+    ],
+)
+def test_table_shows_what_a_batch_has_cost(cost: dict[str, Any] | None, shown: str) -> None:
+    _, line = lines_of(batch(cost=cost))
+    assert f" 1234 {shown} 16m40s " in line
 
 
 def test_faults_of_a_file_are_shown_by_line() -> None:

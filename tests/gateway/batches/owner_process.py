@@ -32,7 +32,9 @@ class Echo:
 async def main(folder: Path) -> None:
     settings = JobSettings(LIMITS, 64, LEASE_S, LEASE_S / 5, 3600.0)
     store = SqliteBatchStore(folder)
-    runner = BatchRunner(store, Echo(), settings, str(os.getpid()), 1, time.time, BlockingCalls())
+    runner = BatchRunner(
+        store, Echo(), settings, str(os.getpid()), 1, time.time, BlockingCalls(), 3600.0
+    )
     await runner.run()
 
 

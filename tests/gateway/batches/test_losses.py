@@ -57,7 +57,9 @@ class Owner:
         limits = LineLimits(NUM_LINES, 10_000)
         settings = JobSettings(limits, 8, LEASE_S, LEASE_S / 5, 3600.0)
         caller = EdgeCaller(edge.answer_line)
-        runner = BatchRunner(self._store, caller, settings, "gw-0", 1, time.time, self._blocking)
+        runner = BatchRunner(
+            self._store, caller, settings, "gw-0", 1, time.time, self._blocking, 3600.0
+        )
         self.counts = runner.counts
         self._task = asyncio.create_task(runner.run())
 

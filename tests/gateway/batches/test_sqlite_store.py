@@ -32,6 +32,7 @@ from serving.gateway.batches.store import (
 MANY = Page(100)
 LEASE_S = 30.0
 HOUR_S = 3600.0
+LIFETIME_S = 1000.0
 NO_USAGE = TokenUsage()
 
 
@@ -116,9 +117,9 @@ def test_files_are_their_tenants(store: SqliteBatchStore) -> None:
     add_file(store, "file-1", tenant="a")
     assert store.file("b", "file-1") is None
     assert store.files("b", MANY) == []
-    assert not store.delete_file("b", "file-1")
-    assert store.delete_file("a", "file-1")
-    assert not store.delete_file("a", "file-1")
+    assert not store.delete_file("b", "file-1", 0.0)
+    assert store.delete_file("a", "file-1", 0.0)
+    assert not store.delete_file("a", "file-1", 0.0)
     with pytest.raises(MissingFileError):
         store.open_content("file-1")
 
@@ -157,14 +158,14 @@ def test_file_of_a_batch_that_runs_stays(store: SqliteBatchStore) -> None:
     add_file(store, "file-1", expires_at_s=10.0)
     add_batch(store)
     with pytest.raises(FileInUseError, match="b1"):
-        store.delete_file("a", "file-1")
-    assert store.sweep(11.0) == []
+        store.delete_file("a", "file-1", 0.0)
+    assert store.sweep(11.0, LIFETIME_S).file_ids == []
     assert contents(store, "file-1") == b"{}"
     lease = claimed(store)
     store.change("a", "b1", to(cancelled))
     store.end(lease, [], lambda batch: batch.enter(outcome_of(batch), 2.0))
-    assert store.sweep(9.0) == []
-    assert store.sweep(11.0) == ["file-1"]
+    assert store.sweep(9.0, LIFETIME_S).file_ids == []
+    assert store.sweep(11.0, LIFETIME_S).file_ids == ["file-1"]
     assert store.file("a", "file-1") is None
 
 
@@ -172,9 +173,9 @@ def test_sweep_leaves_what_is_being_uploaded(store: SqliteBatchStore, tmp_path: 
     begun = store.new_content()
     begun.write(b"half")
     modified_s = begun.path.stat().st_mtime
-    store.sweep(modified_s + HOUR_S)
+    store.sweep(modified_s + HOUR_S, LIFETIME_S)
     assert begun.path.exists()
-    store.sweep(modified_s + 7 * HOUR_S)
+    store.sweep(modified_s + 7 * HOUR_S, LIFETIME_S)
     assert not begun.path.exists()
     begun.discard()
 
