@@ -336,7 +336,7 @@ class LinkClient(LinkConnection):
         if not self.is_open:
             raise LinkClosedError(self.end_reason or "the link is not open yet")
         if not self._is_write_paused:
-            self._write(message)
+            self._write_soon(message)
             return
         if len(self._waiting) >= self._limits.max_waiting_messages:
             self.end(f"the engine host does not read: {len(self._waiting)} messages wait")

@@ -621,9 +621,24 @@ class _Exchange:
             if head.is_held and not (is_last or self.context.has_begun):
                 head.keep(message)
                 return
-            await head.release()
+            await self._send_with_head(message)
+            return
         self.context.answers()
         await self._send(message)
+
+    async def _send_with_head(self, message: Message) -> None:
+        """Sends the head of a stream, or what else waits in it, and a part behind it."""
+        head, connection = self.context.head, self.context.connection
+        assert head is not None
+        if connection is not None:
+            connection.keep()
+        try:
+            await head.release()
+            self.context.answers()
+            await self._send(message)
+        finally:
+            if connection is not None:
+                connection.flush()
 
 
 def _is_event_stream(start: Message) -> bool:

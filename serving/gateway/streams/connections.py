@@ -13,6 +13,34 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 _MAX_WRAPPERS = 4
 
 
+class _KeptWrites:
+    """Stands for a transport while parts of an answer are to be written together."""
+
+    __slots__ = ("_parts", "_transport")
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, part: bytes) -> None:
+        """Keeps a part."""
+        self._parts.append(part)
+
+    def flush(self) -> None:
+        """Writes what was kept."""
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.write(b"".join(parts))
+
+    def close(self) -> None:
+        """Closes the transport behind what was kept."""
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class ClientConnection:
     """Writes to one client between two parts that its application sends."""
 
@@ -38,6 +66,21 @@ class ClientConnection:
                 return cls(owner) if is_ours else None
             receive = getattr(owner, "_receive", None)
         return None
+
+    def keep(self) -> None:
+        """Keeps what the server writes of the answer, until `flush`, which has to follow.
+
+        The server writes an answer's head by itself and its first part after it; that is two ways
+        through the kernel here, and through each proxy behind.
+        """
+        self._cycle.transport = _KeptWrites(self._cycle.transport)  # type: ignore[assignment]
+
+    def flush(self) -> None:
+        """Writes what was kept; without effect if nothing is."""
+        kept = self._cycle.transport
+        if isinstance(kept, _KeptWrites):
+            self._cycle.transport = kept._transport
+            kept.flush()
 
     @property
     def is_open(self) -> bool:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serving.gateway.edge.http import HttpEdge
 
@@ -15,13 +16,15 @@ _SOCKET_BYTES = 8192
 
 
 @asynccontextmanager
-async def http_server(edge: HttpEdge) -> AsyncIterator[int]:
+async def http_server(
+    edge: HttpEdge, protocol: type[asyncio.Protocol] = HttpToolsProtocol
+) -> AsyncIterator[int]:
     """Serves `edge` as Serve does, by uvicorn; yields the port."""
     listener = socket.socket()
     # Inherited by its connections: a client that does not read is felt soon.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(edge, http="httptools", lifespan="off", log_config=None)
+    config = uvicorn.Config(edge, http=protocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve([listener]))
     try:
