@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ from .several_models import (
 SHARED = ("demo_application", "keyed_application", "operated_application")
 
 
+class Damage(IntEnum):
+    """What a module's tests leave of a shared application: `LEAVES_IT_DAMAGED`, in this order."""
+
+    NONE = 0
+    ENGINES_TO_COME = 1
+    OTHER_OPTIONS = 2
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts tests of one shared application side by side; all else stays where it is."""
     here = Path(__file__).parent
@@ -33,11 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[at] = item
 
 
-def _rank(item: pytest.Item) -> tuple[int, bool]:
+def _rank(item: pytest.Item) -> tuple[int, Damage]:
     names = getattr(item, "fixturenames", ())
     rank = next((rank for rank, name in enumerate(SHARED) if name in names), len(SHARED))
-    damages = getattr(getattr(item, "module", None), "LEAVES_IT_DAMAGED", False)
-    return rank, rank < len(SHARED) and damages
+    damage = getattr(getattr(item, "module", None), "LEAVES_IT_DAMAGED", Damage.NONE)
+    return rank, damage if rank < len(SHARED) else Damage.NONE
 
 
 class SharedApplications:

@@ -6,18 +6,22 @@ undisturbed is compared with what they answer through a kill, both with the hold
 
 import asyncio
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from .application import RunningApplication, application_args, demo_model
+from .application import Role, RunningApplication, application_args, demo_model
+from .conftest import Damage
 from .mixed_streams import WORKLOAD, chat, completion
 from .streams import Answer, Request, stream_all
 from .test_kills import Kill, Plan, Victim, report, survive, wait_whole
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
 
+# After these the shared application has another gateway.
+LEAVES_IT_DAMAGED = Damage.OTHER_OPTIONS
+
 HOLD_S = 0.1
+GATEWAY_START_S = 150.0
 # Without the token ids that keep a stream with vLLM.
 PLAIN = [
     *(
@@ -28,7 +32,8 @@ PLAIN = [
     completion("A link is", return_token_ids=None, stop=["zq"]),
 ]
 STREAMS: list[Request] = [*WORKLOAD, *PLAIN]
-ALWAYS_TRIED = {Kill(Victim.HOST, signal.SIGKILL), Kill(Victim.CORE, signal.SIGSTOP)}
+# Each costs the start of a new engine. `make test` has a SIGKILL without a hold: `test_kills.py`.
+ALWAYS_TRIED = {Kill(Victim.CORE, signal.SIGSTOP)}
 KILLS = [
     Kill(victim, number)
     for victim in (Victim.HOST, Victim.CORE, Victim.WORKER)
@@ -37,12 +42,24 @@ KILLS = [
 
 
 @pytest.fixture(scope="module")
-def application() -> Iterator[RunningApplication]:
-    """The shipped model on two engines, behind a gateway that holds whatever its load."""
+def application(demo_application: RunningApplication) -> RunningApplication:
+    """The shipped model on two engines, behind a gateway that holds whatever its load.
+
+    The engines are those of other tests; only the gateway is another one.
+    """
     hold = {"min_hold_s": HOLD_S, "max_hold_s": HOLD_S}
-    with RunningApplication(application_args(demo_model(), gateway=hold)) as application:
-        wait_whole(application)
-        yield application
+    was = demo_application.fleet()["gateway"]["id"]
+    changed = demo_application.write_config(application_args(demo_model(), gateway=hold))
+    assert demo_application.serve("deploy", str(changed)).returncode == 0
+    # The one before takes nothing more once another has answered and it has ended.
+    demo_application.wait_fleet(
+        lambda fleet: (
+            fleet["gateway"]["id"] != was and len(demo_application.processes(Role.GATEWAY)) == 1
+        ),
+        GATEWAY_START_S,
+    )
+    wait_whole(demo_application)
+    return demo_application
 
 
 @pytest.fixture(scope="module")

@@ -103,8 +103,9 @@ STRANGERS: tuple[dict[str, str], ...] = ({}, bearer("a" * 64))
 
 @pytest.fixture(scope="module")
 def application() -> Iterator[RunningApplication]:
-    """What `make serve` runs."""
-    with RunningApplication(application_args(demo_model()), through="slicewise") as running:
+    """What `make serve` runs, with one engine: another would listen as it does."""
+    one = demo_model(deployments=[{"compute_class": "local", "replicas": 1, "num_cpus": 0.1}])
+    with RunningApplication(application_args(one), through="slicewise") as running:
         yield running
 
 
@@ -363,6 +364,8 @@ def simulated() -> Iterator[RunningApplication]:
         yield running
 
 
+# `make sim` is the same start with more nodes: what `make serve` guards is tried above.
+@pytest.mark.long
 def test_every_node_of_a_simulated_cluster_refuses_calls_without_the_token(
     simulated: RunningApplication,
 ) -> None:

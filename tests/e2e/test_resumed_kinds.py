@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from .application import Role, RunningApplication, linked_engines
+from .conftest import Damage
 from .mixed_streams import INVENTORY, MODEL
 from .streams import client_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine, pytest.mark.long]
 
-LEAVES_IT_DAMAGED = True
+LEAVES_IT_DAMAGED = Damage.ENGINES_TO_COME
 WHOLE_S = 150.0
 # One for each engine and one more: the least loaded engine gets the next.
 NUM_STREAMS, NUM_ATTEMPTS = 3, 3

@@ -75,7 +75,11 @@ async def check_names(engine: VllmEngine, request: TokenRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("wide", "rank 32 is greater than max_lora_rank 8"), ("gone", "gone")]
+    ("name", "complaint"),
+    [
+        pytest.param("wide", "rank 32 is greater than max_lora_rank 8", marks=pytest.mark.long),
+        ("gone", "gone"),
+    ],
 )
 async def test_engine_with_an_adapter_that_cannot_be_loaded_does_not_start(
     tmp_path: Path, name: str, complaint: str

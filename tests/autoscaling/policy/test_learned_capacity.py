@@ -273,7 +273,9 @@ def loop(
 
 @pytest.mark.parametrize("base_s", [0.001, 0.025])
 @pytest.mark.parametrize("times_too_good", [0.67, 1.0, 1.2, 1.5, 2.0])
-@pytest.mark.parametrize("need", [24, 27, 30])
+@pytest.mark.parametrize(
+    "need", [pytest.param(24, marks=pytest.mark.long), 27, pytest.param(30, marks=pytest.mark.long)]
+)
 def test_real_need_is_reached_whatever_the_profile_says(
     need: int, times_too_good: float, base_s: float
 ) -> None:

@@ -163,7 +163,13 @@ def work_by_tenant(fleet: SimulatedFleet) -> dict[str, float]:
     return work
 
 
-@pytest.mark.parametrize("kind", [AT_ONE, AT_ANY, APART])
+# Each at its own gateway knows least of the others.
+LONG_BUT_APART = pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in (AT_ONE, AT_ANY)), APART]
+)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(AT_ONE, marks=pytest.mark.long), AT_ANY, APART])
 def test_tenants_that_all_wait_share_by_their_weights(kind: str) -> None:
     """Over a minute, wherever they ask, with lengths of all kinds."""
 
@@ -190,7 +196,7 @@ def test_tenants_that_all_wait_share_by_their_weights(kind: str) -> None:
     run_on_network(main())
 
 
-@pytest.mark.parametrize("kind", [AT_ONE, AT_ANY, APART])
+@LONG_BUT_APART
 def test_a_flood_waits_in_its_own_line(kind: str) -> None:
     """Steps are longer beside it, and so are the first tokens of all; nobody waits in its line."""
     others, flood = beside_a_flood(kind, 500)
@@ -199,7 +205,7 @@ def test_a_flood_waits_in_its_own_line(kind: str) -> None:
     assert quantile(flood, 0.5) > 10.0
 
 
-@pytest.mark.parametrize("kind", [AT_ONE, AT_ANY, APART])
+@LONG_BUT_APART
 def test_a_flood_of_long_prompts_is_in_front_of_others_by_a_step_or_two(kind: str) -> None:
     """A prompt of theirs takes 0.2 s of a step, and one is in nearly every step."""
     others, _ = beside_a_flood(kind, 4000)

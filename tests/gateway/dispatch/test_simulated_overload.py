@@ -93,7 +93,7 @@ def is_late(error: Exception) -> bool:
     return getattr(error, "code", "") == "no_room_in_time"
 
 
-@pytest.mark.parametrize("num_gateways", [1, 4])
+@pytest.mark.parametrize("num_gateways", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_who_comes_back_when_told_is_served(num_gateways: int) -> None:
     """Three tenants of unequal shares ask for half as much again as there is."""
     visits = overload(num_gateways, DEADLINE_S)
@@ -105,7 +105,7 @@ def test_who_comes_back_when_told_is_served(num_gateways: int) -> None:
     assert visits.tokens > 0.96 * overload(num_gateways, FOREVER_S).tokens
 
 
-@pytest.mark.parametrize("num_gateways", [1, 2])
+@pytest.mark.parametrize("num_gateways", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_interactive_work_does_not_see_batch_work(num_gateways: int) -> None:
     """Batch work that would fill the fleet many times waits; what else comes does not.
 

@@ -25,11 +25,28 @@ pytestmark = pytest.mark.imports_vllm
 TOOLS_ONLY = ModelConfig.model_validate(
     CONFIG.model_dump(mode="json") | {"frontend_args": dict(PARSERS.frontend_args)}
 )
-CONFIGS = pytest.mark.parametrize(
-    "config",
-    [CONFIG, TOOLS_ONLY, PARSERS],
-    ids=["no-parsers", "parser-of-tools", "shipped-parsers"],
-)
+
+
+def short(config: ModelConfig) -> ModelConfig:
+    """The same with a short context: an answer that fills it is over soon."""
+    given = config.model_dump(mode="json")
+    return ModelConfig.model_validate(
+        given | {"engine_args": given["engine_args"] | {"max_model_len": 160}}
+    )
+
+
+def configs(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """All kinds of parsers; one of tools alone, which is neither of the others, has `marks`."""
+    return pytest.mark.parametrize(
+        "config",
+        [
+            pytest.param(short(CONFIG), id="no-parsers"),
+            pytest.param(short(TOOLS_ONLY), id="parser-of-tools", marks=marks),
+            pytest.param(short(PARSERS), id="shipped-parsers"),
+        ],
+    )
+
+
 OTHER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "And a host? é"}]
 KNOWN: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -106,7 +123,7 @@ def body_of(options: dict[str, Any], messages: list[dict[str, Any]] = MESSAGES) 
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@CONFIGS
+@configs(pytest.mark.long)
 async def test_answer_of_a_known_form_is_vllms(config: ModelConfig, name: str) -> None:
     fleet = await fleet_of(config)
     first, second = body_of(KNOWN[name]), body_of(KNOWN[name], OTHER)
@@ -142,7 +159,7 @@ async def test_prompt_of_a_known_form_is_made_past_vllms_renderer(
     fleet.close()
 
 
-@CONFIGS
+@configs()
 @pytest.mark.parametrize("name", ["plain", "usage"])
 async def test_held_answer_of_a_known_form_is_vllms_once_joined(
     config: ModelConfig, name: str

@@ -122,8 +122,18 @@ async def test_plain_stream_is_vllms_chunk_by_chunk(asked: tuple[str, dict[str, 
     assert without_names(direct) == without_names(usual)
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *SLOW])
-@pytest.mark.parametrize("config", [CONFIG, PARSERS], ids=["no-parsers", "shipped-parsers"])
+# What is not plain is vLLM's either way: without parsers it is a long test.
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        *(pytest.param(PARSERS, name, id=f"shipped-parsers-{name}") for name in (*PLAIN, *SLOW)),
+        *(pytest.param(CONFIG, name, id=f"no-parsers-{name}") for name in PLAIN),
+        *(
+            pytest.param(CONFIG, name, id=f"no-parsers-{name}", marks=pytest.mark.long)
+            for name in SLOW
+        ),
+    ],
+)
 async def test_held_stream_is_vllms_once_its_text_is_joined(config: ModelConfig, name: str) -> None:
     asked = (PLAIN | SLOW)[name]
     forced = GatewayConfig(min_hold_s=0.02, max_hold_s=0.02)
