@@ -41,6 +41,7 @@ BESIDE = {
     "serving/gateway/dispatch/full_time.py",
     "serving/gateway/dispatch/demand.py",
     "serving/gateway/dispatch/engine_table.py",
+    "serving/gateway/dispatch/few_engines.py",
     "serving/gateway/dispatch/forecast.py",
     "serving/gateway/dispatch/known_room.py",
     "serving/gateway/dispatch/waiting.py",

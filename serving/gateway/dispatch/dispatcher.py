@@ -38,7 +38,7 @@ from serving.gateway.dispatch.batch_work import BatchWork, may_yield
 from serving.gateway.dispatch.cache_index import CacheIndex
 from serving.gateway.dispatch.deadlines import Deadlines
 from serving.gateway.dispatch.demand import DemandTeller
-from serving.gateway.dispatch.engine_table import EngineTable
+from serving.gateway.dispatch.few_engines import ConnectedEngines
 from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
 from serving.gateway.dispatch.forecast import Capacity, LineForecast
 from serving.gateway.dispatch.full_time import FullTime
@@ -54,7 +54,6 @@ from serving.gateway.dispatch.routing import (
     Route,
     Wish,
     choice_of,
-    choose_engine,
     to_migrate,
 )
 from serving.gateway.dispatch.waiting import WaitingRequests
@@ -120,7 +119,7 @@ class Dispatcher:
         self._connections: dict[str, EngineConnection] = {}
         self._requests: dict[str, InFlightRequest] = {}
         self._index = CacheIndex()
-        self._table = EngineTable()
+        self._engines = ConnectedEngines()
         self._shares = TenantShares()
         self._waiting = WaitingRequests(self._shares)
         self._forecast = LineForecast(self._waiting)
@@ -240,7 +239,7 @@ class Dispatcher:
         if link.cache_layout is not None:
             self._index.add_engine(engine_id, link.cache_layout)
             link.watch_cache(partial(self._take_cache, engine_id))
-        self._table.add(connection, is_known=link.cache_layout is not None)
+        self._engines.add(connection, is_known=link.cache_layout is not None)
         if link.tells_room and self._waiting:
             link.want_room(self._waiting.wanted())
         self.telemetry.metrics.of_class(compute_class)  # its series begin at zero
@@ -341,7 +340,7 @@ class Dispatcher:
         self._index.remove_engine(engine_id)
         self._told_to_leave.forget(engine_id)
         self._batch.tell(engine_id, 0)
-        self._table.remove(engine_id)
+        self._engines.remove(engine_id)
         self._pace.forget(engine_id)
         self._deadlines.engine_went()
         if connection.last_move is not None:
@@ -615,7 +614,7 @@ class Dispatcher:
             self._leaves_room(request),
             crc32(request.request_id.encode()),
         )
-        route = choose_engine(self._table.columns(now_s), self._table.rows, wish)
+        route = self._engines.choose(wish, now_s)
         engine_id = route.engine_id or ""
         if cached is not None and engine_id in self._index.engine_ids:
             need = replace(need, num_cached=cached.get(engine_id, 0))
@@ -729,7 +728,7 @@ class Dispatcher:
 
     def _does_another_turn(self, now_s: float) -> bool:
         """Returns whether an engine is ready that does not stand still, as far as is known."""
-        columns = self._table.columns(now_s)
+        columns = self._engines.columns(now_s)
         return bool((~columns.is_draining & ~columns.is_late).any())
 
     def _begins_sooner(

@@ -16,7 +16,7 @@ Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 # More tokens than any engine's cache has.
-_UNBOUNDED = 1 << 60
+UNBOUNDED = 1 << 60
 
 
 @dataclass(slots=True)
@@ -141,14 +141,14 @@ class EngineTable:
             columns.has_late = True
         if room is None:
             columns.num_in_flight[row] = len(connection.requests)
-            columns.kv_tokens[row] = _UNBOUNDED
+            columns.kv_tokens[row] = UNBOUNDED
             columns.computed_ratio[row] = 1.0
             columns.has_place[row] = True
             return
         columns.num_in_flight[row] = num_sequences = room.num_sequences
         columns.backlog_tokens[row] = room.backlog_tokens
         left = room.kv_tokens_left
-        columns.kv_tokens[row] = _UNBOUNDED if left is None else left
+        columns.kv_tokens[row] = UNBOUNDED if left is None else left
         columns.computed_ratio[row] = room.computed_ratio
         columns.has_place[row] = room.has_place
         columns.is_empty[row] = num_sequences == 0

@@ -143,18 +143,18 @@ def choice_of(
 # What a step takes of an engine besides its tokens of prompts, in as many of them as it could have
 # computed meanwhile: always, and for each sequence. These are a chip's that computes 20,000 tokens
 # of prompts a second, in steps of 12 ms and 0.2 ms more for each sequence.
-_STEP_TOKENS = 240
-_SEQUENCE_TOKENS = 4
+STEP_TOKENS = 240
+SEQUENCE_TOKENS = 4
 # So much of prompts is in one step: vLLM's own default.
-_MOST_IN_STEP = 8192
+MOST_IN_STEP = 8192
 # What is computed for a request counts so often again, for those that come after it: as long as its
 # engine is busy they wait for it as well.
-_FOR_OTHERS = 1
+FOR_OTHERS = 1
 # Of more engines than so many two are compared, other ones for each request: of 64 engines behind
 # sixteen gateways the slowest tenth's first token came in half the time.
 _ALL_COMPARED = 8
 # Engines that differ by less count as equal.
-_SAME_TOKENS = 64
+SAME_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     soon = candidates & columns.has_full_line
     if soon.any():
         better = _least(columns, costs, soon)
-        if costs[better] + _SAME_TOKENS < costs[best]:
+        if costs[better] + SAME_TOKENS < costs[best]:
             reason = f"waits for {columns.engine_ids[better]}, where it takes less"
             return Route(None, reason, is_open_to_others=True, is_for_cache=True)
     engine_id, cost = columns.engine_ids[best], int(to_first[best])
@@ -243,7 +243,7 @@ def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: W
 def _least(columns: EngineColumns, costs: Column, among: Mask) -> int:
     """Returns the row of the one that takes least, of some."""
     rows = np.flatnonzero(among)
-    for column in (costs // _SAME_TOKENS, columns.num_in_flight, columns.num_dispatched):
+    for column in (costs // SAME_TOKENS, columns.num_in_flight, columns.num_dispatched):
         if len(rows) == 1:
             break
         of_rows = column[rows]
@@ -258,8 +258,8 @@ def first_token_costs(columns: EngineColumns, uncached: Column) -> Column:
     besides.
     """
     line = columns.backlog_tokens + uncached
-    num_steps = -(-line // _MOST_IN_STEP)
-    return line + num_steps * (_STEP_TOKENS + _SEQUENCE_TOKENS * columns.num_in_flight)
+    num_steps = -(-line // MOST_IN_STEP)
+    return line + num_steps * (STEP_TOKENS + SEQUENCE_TOKENS * columns.num_in_flight)
 
 
 def costs_at(columns: EngineColumns, to_first: Column, uncached: Column, need: Need) -> Column:
@@ -268,8 +268,8 @@ def costs_at(columns: EngineColumns, to_first: Column, uncached: Column, need: N
     After its first token each step takes longer by the sequences that are there. And what is
     computed for it makes others wait.
     """
-    for_others = _FOR_OTHERS * uncached
-    return to_first + for_others + need.num_expected * _SEQUENCE_TOKENS * columns.num_in_flight
+    for_others = FOR_OTHERS * uncached
+    return to_first + for_others + need.num_expected * SEQUENCE_TOKENS * columns.num_in_flight
 
 
 def to_migrate(

@@ -1,15 +1,18 @@
-"""The choice of an engine as one would write it down, one engine after the other.
+"""The choice of an engine as one would write it down.
 
-Held against the product's, which looks at all engines at once.
+Held against the product's: that of all engines at once, and that of few one after the other.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from serving.gateway.dispatch.engine_table import EngineColumns
+from serving.gateway.dispatch.few_engines import EngineView, choose_of_few
 from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.routing import Route, Wish, choose_engine
 
+# All engines are compared of so many at most.
+ALL_COMPARED = 8
 SAME_TOKENS, STEP_TOKENS, SEQUENCE_TOKENS, MOST_IN_STEP, FOR_OTHERS = 64, 240, 4, 8192, 1
 
 
@@ -137,4 +140,13 @@ def chosen(
         number,
     )
     rows = {engine.engine_id: row for row, engine in enumerate(engines)}
-    return choose_engine(columns, rows, wish)
+    route = choose_engine(columns, rows, wish)
+    if len(engines) <= ALL_COMPARED:  # of more, some are drawn
+        assert choose_of_few([view_of(engine) for engine in engines], wish) == route
+    return route
+
+
+def view_of(engine: Engine) -> EngineView:
+    names = [name for name in EngineView.__slots__ if name != "is_known"]
+    facts = {name: getattr(engine, name) for name in names}
+    return EngineView(is_known=engine.num_cached is not None, **facts)
