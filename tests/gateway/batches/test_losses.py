@@ -25,7 +25,7 @@ from serving.telemetry.spans import NO_TRACER
 from tests.gateway.test_http_edge import READY, ask_dashboard
 from tests.gateway.test_request_traces import Stage, stage_for
 
-from .lanes import begin, ended, records, until
+from .lanes import begin, ended, records, turn_until, until
 
 pytestmark = pytest.mark.imports_vllm
 
@@ -107,14 +107,16 @@ async def test_each_line_is_answered_once_over_losses_of_engines_and_owner(
         async with asyncio.timeout(DEADLINE_S), first.client() as client:
             batch_id = await begin(client, completions(NUM_LINES), endpoint=PATH)
             await until(client, batch_id, lambda each: each.request_counts.completed >= 10)
+            await turn_until(lambda: bool(stage.busy))
             (busy, *_) = stage.busy
             stage.engines[busy].die("killed by the test")
             await until(client, batch_id, lambda each: each.request_counts.completed >= 20)
             await owner.die()
             second.start()
             await until(client, batch_id, lambda each: each.request_counts.completed >= 40)
-            others = [name for name in stage.busy if name != busy]
-            stage.engines[others[0]].die("killed by the test")
+            await turn_until(lambda: any(name != busy for name in stage.busy))
+            other = next(name for name in stage.busy if name != busy)
+            stage.engines[other].die("killed by the test")
         async with asyncio.timeout(DEADLINE_S), second.client() as client:
             batch = await ended(client, batch_id)
             answers = await records(client, batch.output_file_id)

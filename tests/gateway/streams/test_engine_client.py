@@ -109,7 +109,8 @@ async def test_tokens_that_are_held_come_when_their_time_is_over() -> None:
     # The ninth token was timed: how long it was held, and not as the gateway's own time.
     numbers = dispatcher.telemetry.metrics.classes["local"]
     assert sum(numbers.gateway_hold.counts) == 1
-    assert numbers.gateway_hold.total >= 0.01
+    # A timer of uvloop, which counts whole milliseconds, may be over a little early.
+    assert numbers.gateway_hold.total >= 0.008
 
 
 @pytest.mark.parametrize("params", [{"stop": ["end"]}, {"stop": ["a", "b"], "n": 2}])
