@@ -44,6 +44,10 @@ class EdgeCaller:
             cause = type(fault.__cause__ or fault).__name__
             logger.error("batch_line_failed request=%s cause=%s", request_id, cause)
             return _fault(request_id)
+        caller = asyncio.current_task()
+        if caller is not None and caller.cancelling():
+            # It goes to the request first, which may have answered it in place of ending.
+            raise asyncio.CancelledError
         return exchange.reply(request_id)
 
 
