@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from serving.link.errors import FrameError, HandshakeError, LinkCallError, LinkC
 from serving.link.heartbeat import HeartbeatConfig
 from serving.link.messages import MAX_FRAME_BYTES, EngineLoad, Finish, TokenRequest
 from serving.link.server import ServerLimits
+from tests.noted_writes import NotedWrites
 
 from .peers import (
     DEADLINE_S,
@@ -54,36 +54,22 @@ async def test_requests_of_many_gateways_each_get_exactly_their_tokens() -> None
         assert server.gateway_ids == set(gateways)
 
 
-class CountedWrites:
-    """A transport that notes what is written to it."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.sizes: list[int] = []
-
-    def write(self, data: bytes) -> None:
-        self.sizes.append(len(data))
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
 async def test_requests_of_one_turn_are_written_together_and_in_order() -> None:
     engine = WatchedEngine(PacedConfig())
     async with serving(engine) as server, connected(server.address) as gateway:
         link = gateway.client
-        link._transport = writes = CountedWrites(link._transport)  # type: ignore[assignment]
+        writes: list[bytes] = []
+        link._transport = NotedWrites(link._transport, writes)  # type: ignore[assignment]
         ids = [f"r{i}" for i in range(50)]
         for request_id in ids:
             link.submit(request(request_id))
         link.abort(["nobody's"])
-        assert writes.sizes == []
+        assert writes == []
         await gateway.until_ended(*ids)
         assert engine.submitted == ids
         # Pings go by themselves.
-        assert max(writes.sizes) > len(ids) * 20
-        assert sum(size > 100 for size in writes.sizes) == 1
+        assert max(map(len, writes)) > len(ids) * 20
+        assert sum(len(each) > 100 for each in writes) == 1
 
 
 async def test_what_is_much_is_not_kept_for_the_end_of_a_turn() -> None:
@@ -92,11 +78,12 @@ async def test_what_is_much_is_not_kept_for_the_end_of_a_turn() -> None:
         connected(server.address) as gateway,
     ):
         link = gateway.client
-        link._transport = writes = CountedWrites(link._transport)  # type: ignore[assignment]
+        writes: list[bytes] = []
+        link._transport = NotedWrites(link._transport, writes)  # type: ignore[assignment]
         long = [*range(1000, 21_000)]
         for number in range(4):
             link.submit(TokenRequest(f"r{number}", long, [], max_tokens=1))
-        assert len(writes.sizes) == 2, "each of them is more than half of what is kept"
+        assert len(writes) == 2, "each of them is more than half of what is kept"
         await gateway.until_ended("r0", "r1", "r2", "r3")
 
 

@@ -80,7 +80,8 @@ class EngineTable:
 
     def __init__(self) -> None:
         self._columns = EngineColumns.of([], ())
-        self._rows: list[tuple[EngineConnection, bool]] = []  # with whether its cache is known
+        # With whether its cache is known.
+        self.engines: list[tuple[EngineConnection, bool]] = []
         self._read: list[
             tuple[int, int, tuple[bool, float | None]] | None
         ] = []  # what each row was read from
@@ -89,14 +90,14 @@ class EngineTable:
     def add(self, connection: EngineConnection, *, is_known: bool) -> None:
         """Adds a row; of an engine that `is_known` it is known what it has cached."""
         self.remove(connection.engine_id)
-        self._rows.append((connection, is_known))
+        self.engines.append((connection, is_known))
         self._make_anew()
 
     def remove(self, engine_id: str) -> None:
         """Takes a row away; without effect if there is none."""
         row = self.rows.get(engine_id)
         if row is not None:
-            del self._rows[row]
+            del self.engines[row]
             self._make_anew()
 
     def columns(self, now_s: float) -> EngineColumns:
@@ -105,7 +106,7 @@ class EngineTable:
         Whoever looks at them does not change them.
         """
         read = self._read
-        for row, (connection, _) in enumerate(self._rows):
+        for row, (connection, _) in enumerate(self.engines):
             room = connection.room
             if room is None:
                 self._read_row(row, connection)
@@ -117,19 +118,19 @@ class EngineTable:
                 read[row] = seen
         columns = self._columns
         if columns.is_draining.any():
-            for row, (connection, _) in enumerate(self._rows):
+            for row, (connection, _) in enumerate(self.engines):
                 by_s = connection.migrate_by_s
                 columns.is_leaving[row] = by_s is not None and now_s >= by_s
         if columns.has_late:
-            for row, (connection, _) in enumerate(self._rows):
+            for row, (connection, _) in enumerate(self.engines):
                 until_s = connection.late_until_s
                 columns.is_late[row] = until_s is not None and now_s < until_s
             columns.has_late = bool(columns.is_late.any())
         return columns
 
     def _make_anew(self) -> None:
-        ids = [connection.engine_id for connection, _ in self._rows]
-        self._columns = EngineColumns.of(ids, (is_known for _, is_known in self._rows))
+        ids = [connection.engine_id for connection, _ in self.engines]
+        self._columns = EngineColumns.of(ids, (is_known for _, is_known in self.engines))
         self._read = [None] * len(ids)
         self.rows = {engine_id: row for row, engine_id in enumerate(ids)}
 

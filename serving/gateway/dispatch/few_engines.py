@@ -60,7 +60,7 @@ class EngineView:
             count = len(connection.requests)
             room_of = (0, UNBOUNDED, 1.0, True, False, False, False)
             return cls(engine_id, count, num_dispatched, *room_of, *moment)
-        count, left, has_place = room.num_sequences, room.kv_tokens_left, room.has_place
+        count, left = room.num_sequences, room.kv_tokens_left
         return cls(
             engine_id,
             count,
@@ -68,10 +68,10 @@ class EngineView:
             room.backlog_tokens,
             UNBOUNDED if left is None else left,
             room.computed_ratio,
-            has_place,
+            room.has_place,
             count == 0,
             room.is_kept_free,
-            not has_place and room.has_full_line,
+            room.has_full_line,
             *moment,
         )
 
@@ -81,17 +81,14 @@ class ConnectedEngines:
 
     def __init__(self) -> None:
         self._table = EngineTable()
-        self._known: dict[str, tuple[EngineConnection, bool]] = {}  # and whether its cache is known
 
     def add(self, connection: EngineConnection, *, is_known: bool) -> None:
         """Adds an engine; of one that `is_known` it is known what it has cached."""
         self._table.add(connection, is_known=is_known)
-        self._known[connection.engine_id] = connection, is_known
 
     def remove(self, engine_id: str) -> None:
         """Takes an engine away; without effect if it is none of these."""
         self._table.remove(engine_id)
-        self._known.pop(engine_id, None)
 
     def columns(self, now_s: float) -> EngineColumns:
         """Returns what is known of all, of the event loop's time; see `EngineTable.columns`."""
@@ -99,10 +96,10 @@ class ConnectedEngines:
 
     def choose(self, wish: Wish, now_s: float) -> Route:
         """Chooses one for a request, of the event loop's time; see `routing.choose_engine`."""
-        if len(self._known) > MOST_ENGINES:
+        engines = self._table.engines
+        if len(engines) > MOST_ENGINES:
             return choose_engine(self._table.columns(now_s), self._table.rows, wish)
-        known = self._known.values()
-        views = [EngineView.of(each, now_s, is_known=is_known) for each, is_known in known]
+        views = [EngineView.of(each, now_s, is_known=is_known) for each, is_known in engines]
         return choose_of_few(views, wish)
 
 

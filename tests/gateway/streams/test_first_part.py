@@ -9,6 +9,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.gateway.test_forged_resume import CONFIG
+from tests.noted_writes import NotedWrites
 
 from .over_http import http_server
 from .test_known_chats import body_of, fleet_of
@@ -19,23 +20,9 @@ pytestmark = pytest.mark.imports_vllm
 WRITES: list[bytes] = []
 
 
-class _Noted:
-    """A transport whose writes are noted."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def write(self, data: bytes) -> None:
-        WRITES.append(bytes(data))
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
 class _NotingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Noted(transport))  # type: ignore[arg-type]
+        super().connection_made(NotedWrites(transport, WRITES))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 12], ids=["one-part", "several"])
