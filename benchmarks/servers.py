@@ -116,13 +116,24 @@ def vllm_model(engine_args: Mapping[str, Any], engine_env: Mapping[str, str]) ->
     )
 
 
-def paced(ttft_ms: float, tpot_ms: float, max_num_seqs: int = 512) -> dict[str, Any]:
-    """One paced engine, behind what the shipped configuration has of tools and templates.
+def paced(
+    ttft_ms: float, tpot_ms: float, max_num_seqs: int = 512, *, has_thoughts: bool = True
+) -> dict[str, Any]:
+    """One paced engine behind the frontend of the shipped configuration, with its parsers.
 
-    A paced engine takes no arguments of vLLM's, so its frontend has no parser of thoughts.
+    Without that of thoughts, which older commits refuse beside a paced engine, unless
+    `has_thoughts`.
     """
     pace = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "max_num_seqs": max_num_seqs}
-    return paced_model(1, pace, name=MODEL, frontend_args=demo_model()["frontend_args"])
+    shipped = demo_model()
+    parser = shipped["engine_args"]["structured_outputs_config"]["reasoning_parser"]
+    return paced_model(
+        1,
+        pace,
+        name=MODEL,
+        engine_args={"reasoning_parser": parser} if has_thoughts else {},
+        frontend_args=shipped["frontend_args"],
+    )
 
 
 @contextlib.contextmanager

@@ -61,7 +61,9 @@ class ChatStream:
 
     def _check_head(self, data: bytes) -> None:
         if not data.startswith(b"HTTP/1.1 200"):
-            raise WrongAnswerError(repr(data[:_SHOWN_BYTES]))
+            # The status alone: what else a head says differs from answer to answer.
+            status = data.partition(b"\r\n")[0][:_SHOWN_BYTES]
+            raise WrongAnswerError(status.decode(errors="replace"))
         self._has_head = True
 
     def _take_events(self, events: bytes, now_s: float) -> None:

@@ -60,9 +60,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def _steady(streams: int) -> Load:
-    # Two answers long: streams that began at once end and begin together, so that a window of
+    # One answer long: streams that began at once end and begin together, so that a window of
     # another length has more of their beginnings in it, or fewer, than it should.
-    return Load(f"{streams} streams", streams, ANSWER_TOKENS, warmup_s=5.0, window_s=2 * ANSWER_S)
+    return Load(f"{streams} streams", streams, ANSWER_TOKENS, warmup_s=5.0, window_s=ANSWER_S)
 
 
 def _burst(streams: int) -> Load:

@@ -52,7 +52,8 @@ def start_of(system: str) -> Start:
         return lambda: slicewise(paced(TTFT_MS, TPOT_MS, MAX_NUM_SEQS), num_gateways=gateways)
     if system == loads.SLICEWISE_NOW:
         checkout = checkout_of(PROJECT_ROOT, NOW)
-        return lambda: slicewise(paced(TTFT_MS, TPOT_MS, MAX_NUM_SEQS), checkout)
+        model = paced(TTFT_MS, TPOT_MS, MAX_NUM_SEQS, has_thoughts=False)
+        return lambda: slicewise(model, checkout)
     if system in _RAY_MODES:
         return _ray_start(_RAY_MODES[system])
     return _REAL_ENGINES[system]

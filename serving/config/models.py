@@ -150,7 +150,8 @@ class ModelConfig(_Section):
     """`vllm` on CPUs, `vllm-tpu` on the chips of a slice, or `paced`: a deterministic fake for
     tests and benchmarks."""
     engine_args: dict[str, JsonValue] = {}
-    """vLLM engine arguments by their Python names. Checked against the installed vLLM."""
+    """vLLM engine arguments by their Python names. Checked against the installed vLLM. Of `paced`
+    engines only `reasoning_parser` and its plug-in, which are their frontend's."""
     paced: PaceConfig | None = None
     """Pace of the `paced` engine; its defaults when left out. Refused with any other engine."""
     engine_env: Annotated[

@@ -18,6 +18,9 @@ Raw = Mapping[str, object]
 
 # The engines that are vLLM, by the name in `engine`.
 VLLM_ENGINES = ("vllm", "vllm-tpu")
+# Arguments that vLLM counts among its engine's and that its frontend heeds alone: a paced engine's
+# frontend is vLLM's too.
+OF_THE_FRONTEND = {"reasoning_parser", "reasoning_parser_plugin"}
 
 
 def is_loopback(host: str) -> bool:
@@ -332,13 +335,7 @@ def _pace_cache_problems(path: str, pace: Raw) -> Iterator[Problem]:
 def _engine_kind_problems(path: str, model: Raw) -> Iterator[Problem]:
     engine = model.get("engine", "vllm")
     if engine == "paced":
-        for name in ("engine_args", "lora_adapters"):
-            if model.get(name):
-                yield Problem(
-                    f"{path}.{name}",
-                    "engine paced has none",
-                    "allowed: leave it out, or engine vllm",
-                )
+        yield from _paced_engine_problems(path, model)
     elif engine in VLLM_ENGINES and model.get("paced") is not None:
         complaint = f"engine {engine} has no pace"
         yield Problem(f"{path}.paced", complaint, "allowed: only with engine paced")
@@ -354,6 +351,22 @@ def _engine_kind_problems(path: str, model: Raw) -> Iterator[Problem]:
     if problem is not None:
         allowed = "allowed: an absolute folder, gs://BUCKET/... or s3://BUCKET/..."
         yield Problem(f"{path}.compile_cache.store", problem, allowed, shown("store", store))
+
+
+def _paced_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
+    if not mapping_in(model, "engine_args").keys() <= OF_THE_FRONTEND:
+        names = " and ".join(sorted(OF_THE_FRONTEND))
+        yield Problem(
+            f"{path}.engine_args",
+            "engine paced has none",
+            f"allowed: {names}, which are its frontend's, or engine vllm",
+        )
+    if model.get("lora_adapters"):
+        yield Problem(
+            f"{path}.lora_adapters",
+            "engine paced has none",
+            "allowed: leave it out, or engine vllm",
+        )
 
 
 def _adapter_problems(path: str, model: Raw) -> Iterator[Problem]:

@@ -118,6 +118,11 @@ def test_full_config_is_taken_as_written() -> None:
     assert config.auth.has_keys
 
 
+def test_paced_engine_has_a_frontend_that_reads_thoughts() -> None:
+    args = {"reasoning_parser": "qwen3"}
+    assert check(minimal(engine="paced", engine_args=args)).models[0].engine_args == args
+
+
 def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
     pace = {"ttft_ms": 5, "tpot_ms": 0.5, "tpot_per_seq_ms": 0.25, "max_num_seqs": 8}
     assert check(minimal(engine="paced", paced=pace)).models[0].paced_options() == {
@@ -354,7 +359,8 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"engine": "paced", "engine_args": {"max_model_len": 1}},
-        "models[0].engine_args: engine paced has none; allowed: leave it out, or engine vllm",
+        "models[0].engine_args: engine paced has none; allowed: reasoning_parser and "
+        "reasoning_parser_plugin, which are its frontend's, or engine vllm",
     ),
     (
         {"engine": "paced", "lora_adapters": [{"name": "sql", "path": "a"}]},
