@@ -277,7 +277,8 @@ def _bucket_problems(values: Values) -> Iterator[Problem]:
 def _batch_problems(values: Values) -> Iterator[Problem]:
     if (folder := values.app.batches.folder) is not None:
         complaint = "gateways have pods of their own, which share no folder and keep none"
-        yield Problem(f"{_ARGS}.batches.folder", complaint, "allowed: left out", folder)
+        allowed = "allowed: batches.store, a bucket, instead"
+        yield Problem(f"{_ARGS}.batches.folder", complaint, allowed, folder)
 
 
 def _secret_problems(values: Values) -> Iterator[Problem]:

@@ -193,11 +193,15 @@ class LinkConfig(_Section):
 
 
 class BatchesConfig(_Section):
-    """Batches by OpenAI's API. Off until there is a folder to keep them in."""
+    """Batches by OpenAI's API. Off until there is a folder or a bucket to keep them in."""
 
     folder: NonEmpty | None = None
     """Folder for files, batches and answers, which every gateway opens: all of them run on one
-    node, and its disk keeps what it has. Left out: `/v1/files` and `/v1/batches` refuse."""
+    node, and its disk keeps what it has. With neither this nor `store`, `/v1/files` and
+    `/v1/batches` refuse."""
+    store: NonEmpty | None = None
+    """The same in a bucket, `gs://BUCKET/...` or `s3://BUCKET/...`, for gateways on any number of
+    nodes. It has to be theirs alone, and they find credentials as the clouds' own tools do."""
     max_file_bytes: Annotated[int, Field(ge=KIB, le=GIB)] = 200 * MIB
     """Longest file; a longer one is refused with 413."""
     max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
@@ -232,7 +236,8 @@ class BatchesConfig(_Section):
     lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = 64
     """Lines of one batch that are asked at once."""
     lease_s: Annotated[float, Field(ge=1, le=600)] = 30.0
-    """How long a gateway that falls silent keeps its batches; then others go on with them."""
+    """How long a gateway that falls silent keeps its batches; then others go on with them. With
+    `store` at least 20 s: a bucket bears few writes."""
 
     @property
     def windows_s(self) -> dict[str, float]:

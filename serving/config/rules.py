@@ -7,7 +7,7 @@ type is passed over here because `serving.config.application` reports it. Pure.
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-from serving.artifacts.object_store.address import address_problem
+from serving.artifacts.object_store.address import address_problem, bucket_problem
 from serving.artifacts.weights.sources import source_problems
 from serving.config.schema import shown
 from serving.domain import limits
@@ -18,6 +18,8 @@ Raw = Mapping[str, object]
 
 # The engines that are vLLM, by the name in `engine`.
 VLLM_ENGINES = ("vllm", "vllm-tpu")
+# In it a lease is renewed four times.
+_LEAST_BUCKET_LEASE_S = 20.0
 # Arguments that vLLM counts among its engine's and that its frontend heeds alone: a paced engine's
 # frontend is vLLM's too.
 OF_THE_FRONTEND = {"reasoning_parser", "reasoning_parser_plugin"}
@@ -206,7 +208,8 @@ def batch_problems(batches: Raw, gateway: Raw) -> Iterator[Problem]:
     at_once, in_flight = numbers_in(batches, "batches_at_once", "lines_in_flight")
     (waiting,) = numbers_in(gateway, "max_waiting_requests")
     lines = None if at_once is None or in_flight is None else at_once * in_flight
-    is_on = batches.get("folder") is not None
+    yield from _batch_place_problems(batches)
+    is_on = batches.get("folder") is not None or batches.get("store") is not None
     if is_on and lines is not None and waiting is not None and lines > waiting / 2:
         yield Problem(
             "batches.lines_in_flight",
@@ -216,6 +219,27 @@ def batch_problems(batches: Raw, gateway: Raw) -> Iterator[Problem]:
             f"{in_flight:g}",
         )
     yield from _no_room_for_one("file", "batches", batches, "max_file_bytes", "max_tenant_bytes")
+
+
+def _batch_place_problems(batches: Raw) -> Iterator[Problem]:
+    store = batches.get("store")
+    if not isinstance(store, str) or not store:
+        return
+    problem = bucket_problem(store)
+    if problem is not None:
+        allowed = "allowed: gs://BUCKET/... or s3://BUCKET/..."
+        yield Problem("batches.store", problem, allowed, shown("store", store))
+    if batches.get("folder") is not None:
+        complaint = "batches are kept in batches.store already"
+        yield Problem("batches.folder", complaint, "allowed: one of the two")
+    (lease_s,) = numbers_in(batches, "lease_s")
+    if lease_s is not None and lease_s < _LEAST_BUCKET_LEASE_S:
+        yield Problem(
+            "batches.lease_s",
+            "too short for a bucket, which bears few writes",
+            f"allowed: at least {_LEAST_BUCKET_LEASE_S:g} with batches.store",
+            f"{lease_s:g}",
+        )
 
 
 def _no_room_for_one(

@@ -22,7 +22,7 @@ from serving.domain.load_report import load_stats
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.batches.costs import BatchPrices
-from serving.gateway.batches.lane import BatchLane
+from serving.gateway.batches.lane import BatchLane, open_batch_store
 from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.own_routes import complaint
@@ -423,15 +423,13 @@ class GatewayParts:
 
 
 def _batch_lane(config: AppConfig, gateway_id: str) -> BatchLane | None:
-    """Opens the batch lane; `None` if there is no folder for one.
+    """Opens the batch lane; `None` if there is no place for one.
 
     Raises:
-        ValueError: the folder cannot be used.
+        ValueError: its place cannot be used.
     """
-    folder = config.batches.folder
-    if folder is None:
-        return None
-    return BatchLane(folder, config.batches, config.gateway, gateway_id)
+    store = open_batch_store(config.batches)
+    return None if store is None else BatchLane(store, config.batches, config.gateway, gateway_id)
 
 
 def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:

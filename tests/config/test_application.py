@@ -508,6 +508,30 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "batches",
+        {"store": "s3://b", "batches_at_once": 9},
+        "batches.lines_in_flight: with 9 batches at once more than half of what may wait "
+        "(value 64); allowed: so many that all batches have at most half of "
+        "gateway.max_waiting_requests, 1024",
+    ),
+    (
+        "batches",
+        {"store": "/var/lib/batches"},
+        'batches.store: no address of a bucket (value "/var/lib/batches"); '
+        "allowed: gs://BUCKET/... or s3://BUCKET/...",
+    ),
+    (
+        "batches",
+        {"store": "gs://b", "folder": "/var/lib/batches"},
+        "batches.folder: batches are kept in batches.store already; allowed: one of the two",
+    ),
+    (
+        "batches",
+        {"store": "gs://b", "lease_s": 10},
+        "batches.lease_s: too short for a bucket, which bears few writes (value 10); "
+        "allowed: at least 20 with batches.store",
+    ),
+    (
+        "batches",
         {"max_tenant_bytes": 1_000_000},
         "batches.max_tenant_bytes: no room for one file of the length allowed (value 1000000); "
         "allowed: at least batches.max_file_bytes, 209715200",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from serving.artifacts.object_store.directory import DirectoryStore
-from serving.artifacts.object_store.store import ObjectStore
+from serving.artifacts.object_store.store import ObjectStore, VersionedStore
 
 BUCKETS = ("gs://", "s3://")
 
@@ -22,6 +22,11 @@ def address_problem(address: str) -> str | None:
     return None if address.startswith("/") else "a relative folder is another one on each host"
 
 
+def bucket_problem(address: str) -> str | None:
+    """Returns the fault in a bucket's address; `None` if there is none. Pure."""
+    return address_problem(address) if is_bucket(address) else "no address of a bucket"
+
+
 def open_store(address: str) -> ObjectStore:
     """Returns the store at an absolute folder, `gs://BUCKET/...` or `s3://BUCKET/...`.
 
@@ -31,9 +36,19 @@ def open_store(address: str) -> ObjectStore:
     problem = address_problem(address)
     if problem is not None:
         raise ValueError(f"{address!r}: {problem}")
-    if is_bucket(address):
-        # Imported here because it costs 15 MB of memory that a folder does without.
-        from serving.artifacts.object_store.cloud import CloudStore  # noqa: PLC0415
+    return open_bucket(address) if is_bucket(address) else DirectoryStore(Path(address))
 
-        return CloudStore(address)
-    return DirectoryStore(Path(address))
+
+def open_bucket(address: str) -> VersionedStore:
+    """Returns the store at `gs://BUCKET/...` or `s3://BUCKET/...`.
+
+    Raises:
+        ValueError: it is neither, or the cloud's client refuses its variables.
+    """
+    problem = bucket_problem(address)
+    if problem is not None:
+        raise ValueError(f"{address!r}: {problem}")
+    # Imported here because it costs 15 MB of memory that a folder does without.
+    from serving.artifacts.object_store.cloud import CloudStore  # noqa: PLC0415
+
+    return CloudStore(address)

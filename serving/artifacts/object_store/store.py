@@ -1,11 +1,12 @@
 """The seam that makes a folder, a GCS bucket and an S3 bucket interchangeable.
 
-Owns the protocol and its errors. Does not own which store an address means (`address`), nor what is
-kept there. Names are relative, parts joined by `/`; an implementation never leaves its prefix.
+Owns the protocols and their errors. Does not own which store an address means (`address`), nor what
+is kept there. Names are relative, parts joined by `/`; an implementation never leaves its prefix.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 
 class StoreError(Exception):
@@ -14,6 +15,29 @@ class StoreError(Exception):
 
 class MissingObjectError(StoreError):
     """Reports that there is no object of this name. Do not retry."""
+
+
+class ConflictError(StoreError):
+    """Reports that an object is not the version that a write was to replace. Read it again.
+
+    The write itself may be why, if an answer to it was lost and it was sent twice.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """What a write has to find. Two writes of the same bytes may have the same version in S3."""
+
+    e_tag: str | None
+    generation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedObject:
+    """A whole object, and its version."""
+
+    data: bytes
+    version: ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +92,40 @@ class ObjectStore(Protocol):
         Raises:
             StoreError: it may still be there.
         """
+        ...
+
+
+class VersionedStore(ObjectStore, Protocol):
+    """A store that writes on a condition: a bucket. What was written is there for every reader."""
+
+    def read(self, name: str) -> VersionedObject:
+        """Returns the object with its version; raises as `get`."""
+        ...
+
+    def write_if(self, name: str, data: bytes, version: ObjectVersion | None) -> ObjectVersion:
+        """Replaces that version of an object; `None`: makes an object where there is none.
+
+        Raises:
+            ConflictError: it is of another version, or there is one.
+            StoreError: whether it was written is not known.
+        """
+        ...
+
+    def upload(self, name: str, content: BinaryIO) -> None:
+        """Writes an object of any length from a file, a part at a time; raises as `put`."""
+        ...
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Returns the bytes from `begin` to before `end`, or to the object's end; raises as `get`.
+
+        At least one byte has to be there.
+        """
+        ...
+
+    def list_from(self, folder: str, after: str = "") -> Sequence[StoredObject]:
+        """Returns what is below `folder` behind the name `after`, a thousand objects at most."""
+        ...
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Removes objects; those that are not there are no error; raises as `delete`."""
         ...

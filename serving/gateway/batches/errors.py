@@ -11,7 +11,9 @@ class BatchesOffError(RequestError):
 
     def __init__(self) -> None:
         super().__init__()
-        self.message = "Batches are not served here; an operator sets batches.folder."
+        self.message = (
+            "Batches are not served here; an operator sets batches.folder or batches.store."
+        )
 
 
 class UnknownObjectError(RequestError):

@@ -8,10 +8,11 @@ over after a crash begins with the step that was not written. Does not own which
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Protocol
 
+from serving.gateway.batches.answer_writer import AnswerWriter
 from serving.gateway.batches.answers import LineReply, answer_of, unanswered
 from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.lines import (
@@ -24,6 +25,7 @@ from serving.gateway.batches.lines import (
 )
 from serving.gateway.batches.records import (
     Batch,
+    BatchCost,
     BatchLease,
     BatchStatus,
     BatchStep,
@@ -106,8 +108,6 @@ class BatchJob:
         self._blocking = blocking
         self._counts = counts
         self._is_to_stop = asyncio.Event()  # no line of it is to be answered any more
-        self._writing = asyncio.Lock()
-        self._unwritten: list[LineAnswer] = []
         self._prices = prices
         self._meter = None if prices is None else CostMeter(prices, lease.batch_id)
         self._costing = asyncio.Lock()
@@ -128,8 +128,8 @@ class BatchJob:
                 finally:
                     keeper.cancel()
         except asyncio.CancelledError:
-            # It is given back; who has it next counts from then on.
-            await self._add_cost()
+            # It is given back; who has it next counts its cost from then on.
+            await self._renew()
             raise
 
     async def _advance(self) -> None:
@@ -154,31 +154,25 @@ class BatchJob:
         while True:
             await asyncio.sleep(self._settings.check_s)
             batch = await self._renew()
-            await self._add_cost()
             if batch.status is not BatchStatus.VALIDATING:
                 is_open = next_step(batch, self._now_s()) is BatchStep.ANSWER
                 if not is_open:
                     self._is_to_stop.set()
 
     async def _renew(self) -> Batch:
-        batch: Batch = await self._blocking(
-            self._store.renew, self._lease, self._now_s(), self._settings.lease_s
-        )
+        """Lengthens the lease, and writes down what the batch has cost since the last time."""
+        async with self._costing:
+            cost = BatchCost() if self._meter is None else self._meter.take()
+            batch: Batch = await self._blocking(
+                self._store.renew, self._lease, self._now_s(), self._settings.lease_s, cost
+            )
         return batch
 
     async def _settle_cost(self) -> None:
         """Waits until the cost of all that was asked is known: nothing changes after the end."""
         if self._prices is not None and self._has_asked:
             await asyncio.sleep(self._prices.settled_s)
-            await self._add_cost()
-
-    async def _add_cost(self) -> None:
-        if self._meter is None:
-            return
-        async with self._costing:
-            cost = self._meter.take()
-            if cost.chip_ms:
-                await self._blocking(self._store.add_cost, self._lease, cost)
+            await self._renew()
 
     async def _finalize(self) -> None:
         now_s = self._now_s()
@@ -189,7 +183,7 @@ class BatchJob:
     # -- in a thread --
 
     def _validate(self, batch: Batch) -> None:
-        with self._store.open_content(batch.input_file_id) as content:
+        with self._store.open_content(batch.tenant, batch.input_file_id) as content:
             checked = check_lines(content, batch.endpoint, self._settings.limits)
         now_s = self._now_s()
         self._store.change_leased(
@@ -230,7 +224,7 @@ class BatchJob:
         if batch.num_answered >= batch.num_total:  # also of one whose lines were never counted
             return
         answered = self._store.answered_lines(batch.batch_id)
-        with self._store.open_content(batch.input_file_id) as content:
+        with self._store.open_content(batch.tenant, batch.input_file_id) as content:
             for line in _open_lines(content, batch.endpoint, self._settings.limits, answered):
                 yield line.custom_id
 
@@ -251,10 +245,14 @@ class BatchJob:
     async def _answer(self, batch: Batch) -> None:
         """Answers lines until all are answered, or no more are to be."""
         answered = await self._blocking(self._store.answered_lines, batch.batch_id)
-        content = await self._blocking(self._store.open_content, batch.input_file_id)
+        content = await self._blocking(self._store.open_content, batch.tenant, batch.input_file_id)
         with content:
             lines = _open_lines(content, batch.endpoint, self._settings.limits, answered)
-            work = asyncio.create_task(self._answer_all(batch, _LineSource(lines, self._blocking)))
+            source = _LineSource(lines, self._blocking)
+            writer = AnswerWriter(
+                self._write, self._store.write_interval_s, self._settings.lines_in_flight
+            )
+            work = asyncio.create_task(self._answer_all(batch, source, writer))
             stop = asyncio.create_task(self._is_to_stop.wait())
             try:
                 await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -263,16 +261,25 @@ class BatchJob:
             finally:
                 work.cancel()
                 stop.cancel()
-                await asyncio.gather(work, stop, return_exceptions=True)
+                (failure, _) = await asyncio.gather(work, stop, return_exceptions=True)
+                if failure is None or isinstance(failure, asyncio.CancelledError):
+                    await writer.flush()
 
-    async def _answer_all(self, batch: Batch, source: "_LineSource") -> None:
+    async def _answer_all(self, batch: Batch, source: "_LineSource", writer: AnswerWriter) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.lines_in_flight):
-                group.create_task(self._answer_lines(batch, source))
+            writing = group.create_task(writer.run())
+            workers = [
+                group.create_task(self._answer_lines(batch, source, writer))
+                for _ in range(self._settings.lines_in_flight)
+            ]
+            await asyncio.wait(workers)
+            writing.cancel()
 
-    async def _answer_lines(self, batch: Batch, source: "_LineSource") -> None:
+    async def _answer_lines(
+        self, batch: Batch, source: "_LineSource", writer: AnswerWriter
+    ) -> None:
         while (line := await source.next()) is not None:
-            await self._write(answer_of(line, await self._ask(batch, line)))
+            await writer.add(answer_of(line, await self._ask(batch, line)))
 
     async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
         num_refusals = num_faults = 0
@@ -286,14 +293,8 @@ class BatchJob:
             await asyncio.sleep(wait_s(reply, num_refusals, self._settings.patience_s))
             num_refusals += 1
 
-    async def _write(self, answer: LineAnswer) -> None:
-        """Keeps an answer, with those that came while the last ones were written."""
-        self._unwritten.append(answer)
-        async with self._writing:
-            if not self._unwritten:
-                return
-            answers, self._unwritten = self._unwritten, []
-            await self._blocking(self._store.add_answers, self._lease, answers)
+    async def _write(self, answers: Sequence[LineAnswer]) -> None:
+        await self._blocking(self._store.add_answers, self._lease, answers)
         num_failed = sum(each.is_failure for each in answers)
         self._counts.num_failed += num_failed
         self._counts.num_completed += len(answers) - num_failed

@@ -4,41 +4,58 @@ import asyncio
 import time
 from pathlib import Path
 
+from serving.artifacts.object_store.address import open_bucket
 from serving.config.application import BatchesConfig, GatewayConfig
+from serving.gateway.batches.bucket.store import BucketBatchStore
 from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.edge_caller import AnswerLine, EdgeCaller
 from serving.gateway.batches.job import JobSettings, LineCounts
 from serving.gateway.batches.lines import LineLimits
 from serving.gateway.batches.routes import BatchRoutes, BatchRules
 from serving.gateway.batches.runner import BatchRunner, BlockingCalls
-from serving.gateway.batches.sqlite_store import SqliteBatchStore
+from serving.gateway.batches.sqlite.store import SqliteBatchStore
+from serving.gateway.batches.store import BatchStore
 
 # How often leases are renewed and cancellations looked for, of a lease's length; and at least.
+# Where a store bears few writes to a batch, most of them are for answers.
 _CHECKS_PER_LEASE = 6
 _MAX_CHECK_S = 1.0
+_CHECKS_PER_WRITE = 2.5
+
+
+def open_batch_store(config: BatchesConfig) -> BatchStore | None:
+    """Opens what a configuration keeps batches in; `None` if it keeps none.
+
+    Raises:
+        ValueError: it cannot be used.
+    """
+    if config.store is not None:
+        return BucketBatchStore(open_bucket(config.store))
+    if config.folder is None:
+        return None
+    try:
+        return SqliteBatchStore(Path(config.folder))
+    except Exception as error:
+        raise ValueError(f"batches.folder {config.folder!r} cannot be used: {error}") from error
 
 
 class BatchLane:
     """Takes batches in and runs them; made once, run once, closed once."""
 
     def __init__(
-        self, folder: str, config: BatchesConfig, gateway: GatewayConfig, owner: str
+        self, store: BatchStore, config: BatchesConfig, gateway: GatewayConfig, owner: str
     ) -> None:
-        """Opens the store; `owner` is the gateway's id.
-
-        Raises:
-            ValueError: the folder cannot be used.
-        """
-        try:
-            self._store = SqliteBatchStore(Path(folder))
-        except Exception as error:
-            raise ValueError(f"batches.folder {folder!r} cannot be used: {error}") from error
+        """Makes the lane of a store, which it closes; `owner` is the gateway's id."""
+        self._store = store
         self._blocking = BlockingCalls()
         self._settings = JobSettings(
             LineLimits(config.max_lines, gateway.max_body_bytes),
             config.lines_in_flight,
             config.lease_s,
-            min(_MAX_CHECK_S, config.lease_s / _CHECKS_PER_LEASE),
+            max(
+                min(_MAX_CHECK_S, config.lease_s / _CHECKS_PER_LEASE),
+                _CHECKS_PER_WRITE * store.write_interval_s,
+            ),
             config.file_lifetime_s,
         )
         self._batches_at_once = config.batches_at_once

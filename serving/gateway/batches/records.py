@@ -34,6 +34,9 @@ class BatchStatus(StrEnum):
 ENDED = frozenset(
     {BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED}
 )
+# In these its owner may still have answers to lines that it asked. Files are written afterwards,
+# from what is there then.
+TAKING_ANSWERS = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING})
 
 
 class FilePurpose(StrEnum):

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive
 
+from serving.artifacts.object_store.store import StoreError
 from serving.config.api_keys import KeyRecord
 from serving.domain.errors import (
     BodyTimeoutError,
@@ -114,7 +115,7 @@ class BatchRoutes:
             return await self._answer(request, holder)
         except RequestError as error:
             return _refused(error)
-        except (sqlite3.Error, OSError):
+        except (sqlite3.Error, OSError, StoreError):
             logger.exception("batch_store_failed route=%s", routes.route_of(request.path))
             return _refused(StoreUnavailableError())
 
@@ -224,7 +225,7 @@ class BatchRoutes:
             headers = {"content-range": f"bytes */{file.num_bytes}"}
             return Response(None, 416, headers)
         try:
-            content = await self._blocking(self._store.open_content, file_id)
+            content = await self._blocking(self._store.open_content, tenant, file_id)
         except MissingFileError as error:
             raise UnknownObjectError("file", file_id) from error
         headers = {"accept-ranges": "bytes", "content-length": str(end - begin)}

@@ -12,6 +12,12 @@ from typing import BinaryIO, Protocol
 
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 
+# How long the place of a record that is gone is kept, for lists that are at it: no client takes as
+# long over a page, nor over the content of a file that is deleted meanwhile.
+PLACE_S = 3600.0
+# Batches that one sweep deletes, or notes the end of: a folder's one writer is held up for 50 ms.
+MAX_SWEPT = 500
+
 
 class LeaseLostError(Exception):
     """Reports that somebody else goes on with the batch. Leave it alone."""
@@ -82,7 +88,12 @@ def discarding(content: NewContent) -> Iterator[NewContent]:
 
 
 class BatchStore(Protocol):
-    """What keeps the batch lane."""
+    """What keeps the batch lane.
+
+    Of one batch, answers are to be written `write_interval_s` apart: some stores bear no more.
+    """
+
+    write_interval_s: float
 
     def new_content(self) -> NewContent:
         """Begins the content of a file."""
@@ -112,11 +123,11 @@ class BatchStore(Protocol):
         """
         ...
 
-    def open_content(self, file_id: str) -> BinaryIO:
+    def open_content(self, tenant: str, file_id: str) -> BinaryIO:
         """Opens the content of a file, which can be read to its end though it is deleted.
 
         Raises:
-            MissingFileError: there is none.
+            MissingFileError: the tenant has no such file.
         """
         ...
 
@@ -159,8 +170,8 @@ class BatchStore(Protocol):
         """
         ...
 
-    def renew(self, lease: BatchLease, now_s: float, lease_s: float) -> Batch:
-        """Lengthens a lease; returns the batch as it is now.
+    def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
+        """Lengthens a lease, and adds to what its batch has cost; returns the batch as it is now.
 
         Raises:
             LeaseLostError: somebody else has it.
@@ -187,14 +198,6 @@ class BatchStore(Protocol):
 
         Raises:
             LeaseLostError: somebody else has the batch. None of them is kept.
-        """
-        ...
-
-    def add_cost(self, lease: BatchLease, cost: BatchCost) -> Batch:
-        """Adds to what a leased batch has cost, and returns it.
-
-        Raises:
-            LeaseLostError: somebody else has it, who counts from then on.
         """
         ...
 

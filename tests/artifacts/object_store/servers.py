@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from serving.artifacts.object_store.address import open_store
-from serving.artifacts.object_store.store import ObjectStore
+from serving.artifacts.object_store.address import open_bucket, open_store
+from serving.artifacts.object_store.store import ObjectStore, VersionedStore
+
+from .memory_store import MemoryStore
+from .strict_server import StrictBucket, strict_server
 
 BUCKET = "programs"
 CLOUDS = ("s3", "gs")
+# moto knows nothing of GCS's conditions.
+BUCKETS = ("moto-s3", "strict-s3", "strict-gs")
 # The server finds out from this header that S3 is meant; it checks nothing.
 _ANY_TOKEN = "Credential=any/20260101/us-east-1/s3/aws4_request"
 
@@ -54,6 +59,34 @@ def client_variables(url: str) -> dict[str, str]:
 def store_server() -> Iterator[str]:
     with s3_server() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def strict_bucket() -> Iterator[StrictBucket]:
+    with strict_server() as bucket:
+        yield bucket
+
+
+@pytest.fixture(params=["memory", *(pytest.param(k, marks=pytest.mark.process) for k in BUCKETS)])
+def versioned_store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> VersionedStore:
+    """An empty bucket of each kind in turn: one in memory, S3's and GCS's clients at servers."""
+    if request.param == "memory":
+        return MemoryStore()
+    server, kind = request.param.split("-")
+    if server == "moto":
+        url = request.getfixturevalue("store_server")
+    else:
+        url = request.getfixturevalue("strict_bucket").url
+    return bucket_at(url, kind, monkeypatch)
+
+
+def bucket_at(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> VersionedStore:
+    """An empty bucket of a server."""
+    for name, value in client_variables(url).items():
+        monkeypatch.setenv(name, value)
+    return open_bucket(f"{kind}://{BUCKET}/{uuid.uuid4().hex}")
 
 
 @pytest.fixture(params=["folder", *(pytest.param(k, marks=pytest.mark.process) for k in CLOUDS)])

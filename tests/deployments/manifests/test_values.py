@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[Raw], object], str]] = {
     "batches without a disk": (
         lambda raw: _args(raw).update(batches={"folder": "/batches"}),
         "args.batches.folder: gateways have pods of their own, which share no folder and keep none "
-        "(value /batches); allowed: left out",
+        "(value /batches); allowed: batches.store, a bucket, instead",
     ),
     "weights from no bucket": (
         lambda raw: _args(raw)["models"][0].update(source="/data/llama"),

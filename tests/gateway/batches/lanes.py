@@ -16,6 +16,8 @@ from serving.gateway.batches.lane import BatchLane
 from serving.gateway.edge.http import HttpEdge
 from tests.gateway.test_http_edge import EchoFrontend, edge_over
 
+from .kept import Kept, KeptInFolder
+
 DEADLINE_S = 60.0
 FINAL = 501  # a fault that says that it stays
 CHAT = "/v1/chat/completions"
@@ -61,11 +63,12 @@ class Answering(EchoFrontend):
 
 
 class Gateway:
-    """One gateway with a batch lane in a folder."""
+    """One gateway with a batch lane, by itself in a folder."""
 
-    def __init__(self, folder: Path, model: EchoFrontend, owner: str, **edge: Any) -> None:
-        lane_config = BatchesConfig(**{"folder": str(folder)} | edge.pop("config", {}))
-        self.lane = BatchLane(str(folder), lane_config, GatewayConfig(), owner)
+    def __init__(self, place: Kept | Path, model: EchoFrontend, owner: str, **edge: Any) -> None:
+        kept = KeptInFolder(place) if isinstance(place, Path) else place
+        lane_config = BatchesConfig(**{"folder": "here"} | edge.pop("config", {}))
+        self.lane = BatchLane(kept.open(), lane_config, GatewayConfig(), owner)
         rules = {"max_body_bytes": 100_000} | edge
         self.edge: HttpEdge = edge_over(model, batches=self.lane.routes, **rules)
 
@@ -86,9 +89,14 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_in(
-    folder: Path, model: EchoFrontend, owner: str = "gw-1", *, runs: bool = True, **edge: Any
+    place: Kept | Path,
+    model: EchoFrontend,
+    owner: str = "gw-1",
+    *,
+    runs: bool = True,
+    **edge: Any,
 ) -> AsyncIterator[Gateway]:
-    gateway = Gateway(folder, model, owner, **edge)
+    gateway = Gateway(place, model, owner, **edge)
     if runs:
         gateway.start()
     try:

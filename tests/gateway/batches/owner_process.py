@@ -1,4 +1,6 @@
-"""A process that runs batches of a folder: `python -m tests.gateway.batches.owner_process FOLDER`.
+"""A process that runs batches: `python -m tests.gateway.batches.owner_process PLACE`.
+
+PLACE is a folder, or the address of a bucket.
 
 It answers each line with the line's own body, some time after it was asked.
 """
@@ -9,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+from serving.artifacts.object_store.address import is_bucket, open_bucket
 from serving.gateway.batches.answers import LineReply
+from serving.gateway.batches.bucket.store import BucketBatchStore
 from serving.gateway.batches.job import JobSettings
 from serving.gateway.batches.lines import BatchLine, LineLimits
 from serving.gateway.batches.records import Batch
 from serving.gateway.batches.runner import BatchRunner, BlockingCalls
-from serving.gateway.batches.sqlite_store import SqliteBatchStore
+from serving.gateway.batches.sqlite.store import SqliteBatchStore
+from serving.gateway.batches.store import BatchStore
 
 LEASE_S = 1.0
 LIMITS = LineLimits(50_000, 10_000)
@@ -29,9 +34,16 @@ class Echo:
         return LineReply(200, line.body, f"{os.getpid()}-{line.number}")
 
 
-async def main(folder: Path) -> None:
+def store_at(place: str) -> BatchStore:
+    """Opens a folder, or a bucket that bears many writes."""
+    if is_bucket(place):
+        return BucketBatchStore(open_bucket(place), write_interval_s=0.02)
+    return SqliteBatchStore(Path(place))
+
+
+async def main(place: str) -> None:
     settings = JobSettings(LIMITS, 64, LEASE_S, LEASE_S / 5, 3600.0)
-    store = SqliteBatchStore(folder)
+    store = store_at(place)
     runner = BatchRunner(
         store, Echo(), settings, str(os.getpid()), 1, time.time, BlockingCalls(), 3600.0
     )
@@ -39,4 +51,4 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(sys.argv[1]))

@@ -24,6 +24,7 @@ from serving.ledger.states import to_ms
 from serving.telemetry.spans import NO_TRACER
 from tests.gateway.test_request_traces import Stage, stage_for
 
+from .kept import KeptInFolder
 from .lanes import begin, ended
 from .test_job import DEADLINE_S, LEASE_S, NUM_LINES, SETTINGS, World
 from .test_losses import PATH, GatewayOfStage, completions
@@ -69,7 +70,7 @@ class Priced(World):
     """A world in which each line that is asked costs something, which is known a while later."""
 
     def __init__(self, folder: Path, known_after_s: float = 0.0) -> None:
-        super().__init__(folder)
+        super().__init__(KeptInFolder(folder))
         self.chips = {"spot": 0}
         self.known_after_s = known_after_s
         self.num_free: int | None = None  # lines that are answered; the others wait
@@ -150,12 +151,13 @@ async def test_owners_that_take_turns_count_each_chip_once(tmp_path: Path) -> No
 async def test_owner_that_has_lost_its_lease_adds_nothing(tmp_path: Path) -> None:
     async with priced(tmp_path) as world:
         first = owned(world)
-        world.store.add_cost(first, BatchCost(10, 1.0))
+        world.store.renew(first, world.now_s, LEASE_S, BatchCost(10, 1.0))
         world.now_s += LEASE_S
         second = owned(world, "gw-2")
         with pytest.raises(LeaseLostError):
-            world.store.add_cost(first, BatchCost(10, 1.0))
-        assert world.store.add_cost(second, BatchCost(5, 0.5)).cost == BatchCost(15, 1.5)
+            world.store.renew(first, world.now_s, LEASE_S, BatchCost(10, 1.0))
+        batch = world.store.renew(second, world.now_s, LEASE_S, BatchCost(5, 0.5))
+        assert batch.cost == BatchCost(15, 1.5)
 
 
 async def test_batch_of_which_nothing_was_asked_ends_at_once(tmp_path: Path) -> None:

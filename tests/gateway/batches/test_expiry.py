@@ -2,7 +2,6 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,13 @@ from serving.gateway.batches.records import (
     outcome_of,
     validated,
 )
-from serving.gateway.batches.sqlite_expiry import MAX_SWEPT
-from serving.gateway.batches.sqlite_store import SqliteBatchStore
+from serving.gateway.batches.sqlite.store import SqliteBatchStore
+from serving.gateway.batches.store import MAX_SWEPT, BatchStore
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
 
+from .kept import Kept
 from .lanes import Answering, begin, chats, ended, gateway_in, turn_until, upload
-from .test_sqlite_store import MANY, add_batch, begun, claimed, stored_file, to
+from .test_batch_stores import MANY, add_batch, begun, claimed, stored_file, to
 
 LIFETIME_S = 1000.0
 ENDED_AT_S = 1.0
@@ -31,16 +31,7 @@ DUE_S = ENDED_AT_S + LIFETIME_S
 OUTPUT = "file-out"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteBatchStore]:
-    opened = SqliteBatchStore(tmp_path)
-    yield opened
-    opened.close()
-
-
-def end(
-    store: SqliteBatchStore, batch_id: str, tenant: str = "a", at_s: float = ENDED_AT_S
-) -> None:
+def end(store: BatchStore, batch_id: str, tenant: str = "a", at_s: float = ENDED_AT_S) -> None:
     """Takes a batch in, and ends it without an answer."""
     add_batch(store, batch_id, tenant)
     store.change(tenant, batch_id, to(cancelled))
@@ -49,7 +40,7 @@ def end(
     store.end(lease, [], lambda batch: batch.enter(outcome_of(batch), at_s))
 
 
-def end_with_output(store: SqliteBatchStore, expires_at_s: float | None) -> None:
+def end_with_output(store: BatchStore, expires_at_s: float | None) -> None:
     """Ends batch b1 with a file of answers."""
     add_batch(store)
     lease = begun(store)
@@ -63,11 +54,11 @@ def end_with_output(store: SqliteBatchStore, expires_at_s: float | None) -> None
     store.end(lease, [(file, content)], completed)
 
 
-def ids(store: SqliteBatchStore, tenant: str = "a") -> list[str]:
+def ids(store: BatchStore, tenant: str = "a") -> list[str]:
     return [batch.batch_id for batch in store.batches(tenant, MANY)]
 
 
-def test_batch_goes_when_its_time_after_its_end_is_over(store: SqliteBatchStore) -> None:
+def test_batch_goes_when_its_time_after_its_end_is_over(store: BatchStore) -> None:
     end(store, "b1")
     end(store, "later", at_s=ENDED_AT_S + 1)
     add_batch(store, "runs")
@@ -81,13 +72,13 @@ def test_batch_goes_when_its_time_after_its_end_is_over(store: SqliteBatchStore)
     assert ids(store) == ["runs"]
 
 
-def test_batch_that_failed_goes_too(store: SqliteBatchStore) -> None:
+def test_batch_that_failed_goes_too(store: BatchStore) -> None:
     add_batch(store)
     store.change_leased(claimed(store), to(validated, 1, (LineFault("c", "wrong"),)))
     assert store.sweep(DUE_S, LIFETIME_S).batch_ids == ["b1"]
 
 
-def test_batch_stays_as_long_as_its_files_of_answers(store: SqliteBatchStore) -> None:
+def test_batch_stays_as_long_as_its_files_of_answers(store: BatchStore) -> None:
     end_with_output(store, DUE_S + 500.0)
     assert store.sweep(DUE_S, LIFETIME_S).batch_ids == []
     assert store.sweep(DUE_S + 499.0, LIFETIME_S).batch_ids == []
@@ -96,7 +87,7 @@ def test_batch_stays_as_long_as_its_files_of_answers(store: SqliteBatchStore) ->
 
 
 def test_batch_stays_with_a_file_that_does_not_expire_until_that_is_deleted(
-    store: SqliteBatchStore,
+    store: BatchStore,
 ) -> None:
     end_with_output(store, None)
     assert store.sweep(DUE_S, LIFETIME_S).batch_ids == []
@@ -105,30 +96,30 @@ def test_batch_stays_with_a_file_that_does_not_expire_until_that_is_deleted(
     assert store.sweep(DUE_S + 2 * LIFETIME_S, LIFETIME_S).batch_ids == ["b1"]
 
 
-def test_batch_goes_in_its_time_if_its_files_are_gone_before(store: SqliteBatchStore) -> None:
+def test_batch_goes_in_its_time_if_its_files_are_gone_before(store: BatchStore) -> None:
     end_with_output(store, DUE_S - 1)
     assert store.sweep(DUE_S - 1, LIFETIME_S).file_ids == [OUTPUT]
     assert ids(store) == ["b1"]
     assert store.sweep(DUE_S, LIFETIME_S).batch_ids == ["b1"]
 
 
-def test_time_of_a_batch_is_that_of_its_end_after_a_restart(tmp_path: Path) -> None:
-    first = SqliteBatchStore(tmp_path)
+def test_time_of_a_batch_is_that_of_its_end_after_a_restart(kept: Kept) -> None:
+    first = kept.open()
     end(first, "b1")
     first.sweep(ENDED_AT_S, LIFETIME_S)
     end(first, "b2")
     first.close()
-    second = SqliteBatchStore(tmp_path)
+    second = kept.open()
     shorter_s = LIFETIME_S / 2
     # Only the one that no sweep had seen has the time that is set now.
     assert second.sweep(ENDED_AT_S + shorter_s, shorter_s).batch_ids == ["b2"]
     second.close()
-    third = SqliteBatchStore(tmp_path)
+    third = kept.open()
     assert third.sweep(DUE_S, shorter_s).batch_ids == ["b1"]
     third.close()
 
 
-def test_one_sweep_deletes_no_more_than_its_part(store: SqliteBatchStore) -> None:
+def test_one_sweep_deletes_no_more_than_its_part(store: BatchStore) -> None:
     num_batches = MAX_SWEPT + 3
     for number in range(num_batches):
         end(store, f"b{number}")
@@ -139,10 +130,10 @@ def test_one_sweep_deletes_no_more_than_its_part(store: SqliteBatchStore) -> Non
     assert ids(store) == []
 
 
-def test_two_gateways_delete_each_batch_once(tmp_path: Path, store: SqliteBatchStore) -> None:
+def test_two_gateways_delete_each_batch_once(kept: Kept, store: BatchStore) -> None:
     for number in range(50):
         end(store, f"b{number}")
-    other = SqliteBatchStore(tmp_path)
+    other = kept.open()
     with ThreadPoolExecutor(2) as threads:
         swept = list(
             threads.map(lambda each: each.sweep(DUE_S, LIFETIME_S).batch_ids, [store, other] * 4)
@@ -155,7 +146,7 @@ def test_two_gateways_delete_each_batch_once(tmp_path: Path, store: SqliteBatchS
 
 
 def test_owner_that_comes_late_to_a_batch_that_is_gone_has_lost_it(
-    store: SqliteBatchStore,
+    store: BatchStore,
 ) -> None:
     add_batch(store)
     lease = claimed(store)
@@ -187,9 +178,9 @@ def test_batches_of_an_earlier_build_go_in_their_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["desc", "asc"])
-async def test_list_goes_on_while_batches_go(tmp_path: Path, order: str) -> None:
+async def test_list_goes_on_while_batches_go(kept: Kept, order: str) -> None:
     """Of the rest of the list nothing is left out, and nothing comes twice."""
-    store = SqliteBatchStore(tmp_path)
+    store = kept.open()
     every = [f"b{number}" for number in range(9)]
     for number, batch_id in enumerate(every):
         if number % 3 == 0:
@@ -197,7 +188,7 @@ async def test_list_goes_on_while_batches_go(tmp_path: Path, order: str) -> None
             claimed(store)  # it runs, and stays
         else:
             end(store, batch_id, DEFAULT_TENANT)
-    async with gateway_in(tmp_path, Answering(), runs=False) as gateway, gateway.client() as client:
+    async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
         wanted = every if order == "asc" else every[::-1]
         page = await client.batches.list(limit=2, extra_query={"order": order})
         seen = [batch.id for batch in page.data]
@@ -211,7 +202,7 @@ async def test_list_goes_on_while_batches_go(tmp_path: Path, order: str) -> None
     store.close()
 
 
-def test_place_of_a_record_that_is_gone_is_forgotten(store: SqliteBatchStore) -> None:
+def test_place_of_a_record_that_is_gone_is_forgotten(store: BatchStore) -> None:
     for number in range(3):
         add_batch(store, f"b{number}")
         claimed(store)
@@ -225,8 +216,8 @@ def test_place_of_a_record_that_is_gone_is_forgotten(store: SqliteBatchStore) ->
     assert store.batches("a", page) == []
 
 
-async def test_files_are_deleted_page_by_page(tmp_path: Path) -> None:
-    async with gateway_in(tmp_path, Answering(), runs=False) as gateway, gateway.client() as client:
+async def test_files_are_deleted_page_by_page(kept: Kept) -> None:
+    async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
         files = [await upload(client, b"{}\n") for _ in range(5)]
         deleted = []
         async for file in await client.files.list(limit=2):
@@ -235,17 +226,17 @@ async def test_files_are_deleted_page_by_page(tmp_path: Path) -> None:
         assert deleted == files[::-1]
 
 
-async def test_lane_deletes_what_has_had_its_time(tmp_path: Path) -> None:
+async def test_lane_deletes_what_has_had_its_time(kept: Kept) -> None:
     """More than one sweep may delete, and while another gateway answers a batch."""
-    store = SqliteBatchStore(tmp_path)
+    store = kept.open()
     for number in range(MAX_SWEPT + 3):
         end(store, f"b{number}", DEFAULT_TENANT, at_s=time.time() - 3600.0)
     model = Answering()
     model.may_answer.clear()
     config = {"batch_lifetime_s": 60.0}
     async with (
-        gateway_in(tmp_path, model, "gw-1", config=config) as gateway,
-        gateway_in(tmp_path, model, "gw-2", config=config),
+        gateway_in(kept, model, "gw-1", config=config) as gateway,
+        gateway_in(kept, model, "gw-2", config=config),
         gateway.client() as client,
     ):
         batch_id = await begin(client, chats(2))

@@ -26,8 +26,9 @@ from serving.gateway.batches.records import (
     StoredFile,
     cancelled,
 )
-from serving.gateway.batches.sqlite_store import SqliteBatchStore
-from serving.gateway.batches.store import Page
+from serving.gateway.batches.store import BatchStore, Page
+
+from .kept import KINDS, Kept, kept_in
 
 PATH = "/v1/completions"
 LIMITS = LineLimits(max_lines=100, max_line_bytes=1000)
@@ -47,13 +48,15 @@ class OwnerDiedError(BaseException):
 class Interrupted:
     """A store of which each call may be preceded or followed by what a test wants."""
 
-    def __init__(self, store: SqliteBatchStore, before: Callable[[int, str], None]) -> None:
+    def __init__(self, store: BatchStore, before: Callable[[int, str], None]) -> None:
         self._store = store
         self._before = before
         self.num_calls = 0
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
+        if not callable(method):
+            return method
 
         def call(*values: Any, **named: Any) -> Any:
             self._before(self.num_calls, name)
@@ -74,8 +77,8 @@ class Interrupted:
 class World:
     """A store with one batch, a clock, and routes that answer a line with its own body."""
 
-    def __init__(self, folder: Path, lines: list[dict[str, Any]] | bytes | None = None) -> None:
-        self.store = SqliteBatchStore(folder)
+    def __init__(self, kept: Kept, lines: list[dict[str, Any]] | bytes | None = None) -> None:
+        self.store = kept.open()
         self.now_s = 0.0
         self.asked: Counter[str] = Counter()
         self.replies: dict[str, list[int]] = {}  # statuses of a line, one after the other; then 200
@@ -134,7 +137,7 @@ class World:
     def records(self, file_id: str | None) -> list[dict[str, Any]]:
         if file_id is None:
             return []
-        with self.store.open_content(file_id) as content:
+        with self.store.open_content("a", file_id) as content:
             return [json.loads(line) for line in content]
 
     @property
@@ -157,10 +160,20 @@ def jsonl(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
+@pytest.fixture(scope="module", params=KINDS, autouse=True)
+def kind(request: pytest.FixtureRequest) -> str:
+    """What keeps the batches of every test's world."""
+    _KIND[0] = request.param
+    return request.param
+
+
+_KIND = list(KINDS[:1])
+
+
 @contextmanager
 def world_of(lines: list[dict[str, Any]] | bytes | None = None) -> Iterator[World]:
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), lines)
+        world = World(kept_in(_KIND[0], Path(folder)), lines)
         try:
             yield world
         finally:

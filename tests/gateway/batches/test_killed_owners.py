@@ -1,4 +1,4 @@
-"""Ten owners of a batch of 10,000 lines are killed, one after the other: every line once."""
+"""Owners of a batch are killed, one after the other: every line once."""
 
 import json
 import subprocess
@@ -6,41 +6,81 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from serving.gateway.batches.records import Batch, BatchStatus, FilePurpose, KeyOfBatch, StoredFile
-from serving.gateway.batches.sqlite_store import SqliteBatchStore
+from serving.gateway.batches.store import BatchStore
+from tests.artifacts.object_store.servers import BUCKET, client_variables, strict_bucket
+
+from .owner_process import store_at
+
+__all__ = ["strict_bucket"]
 
 pytestmark = pytest.mark.process
 
 PROJECT_ROOT = Path(__file__).parents[3]
 PATH = "/v1/completions"
-NUM_LINES, NUM_KILLS = 10_000, 10
 # Each owner that is killed has answered so many, and leaves enough for the others.
 NUM_PER_OWNER = 200
 DEADLINE_S = 600.0
 
 
-def lines() -> bytes:
+def lines(num_lines: int) -> bytes:
     requests = (
         {"custom_id": f"line-{each}", "method": "POST", "url": PATH, "body": {"prompt": each}}
-        for each in range(NUM_LINES)
+        for each in range(num_lines)
     )
     return b"".join(json.dumps(request).encode() + b"\n" for request in requests)
 
 
-def start_owner(folder: Path) -> subprocess.Popen[bytes]:
-    command = (sys.executable, "-m", "tests.gateway.batches.owner_process", str(folder))
+def start_owner(place: str) -> subprocess.Popen[bytes]:
+    command = (sys.executable, "-m", "tests.gateway.batches.owner_process", place)
     return subprocess.Popen(command, cwd=PROJECT_ROOT)
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Where a batch is kept, how many lines it has, and how many of its owners are killed."""
+
+    kind: str
+    num_lines: int = 10_000
+    num_kills: int = 10
+
+
+CASES = [
+    Case("folder"),
+    Case("gs", 2_500, 3),
+    *(pytest.param(Case(kind), marks=pytest.mark.long) for kind in ("s3", "gs")),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case.kind}-{case.num_lines}")
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteBatchStore]:
-    opened = SqliteBatchStore(tmp_path)
+def place(
+    case: Case, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A folder, or a bucket that loses every fiftieth of its answers."""
+    if case.kind == "folder":
+        return str(tmp_path)
+    bucket = request.getfixturevalue("strict_bucket")
+    monkeypatch.setattr(bucket, "lose_every", 50)
+    for name, value in client_variables(bucket.url).items():
+        monkeypatch.setenv(name, value)
+    return f"{case.kind}://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def store(case: Case, place: str) -> Iterator[BatchStore]:
+    opened = store_at(place)
     content = opened.new_content()
-    text = lines()
+    text = lines(case.num_lines)
     content.write(text)
     file = StoredFile("file-1", "a", "in", FilePurpose.BATCH, len(text), 0.0, None)
     opened.add_file(file, content, 10**9)
@@ -52,7 +92,7 @@ def store(tmp_path: Path) -> Iterator[SqliteBatchStore]:
     opened.close()
 
 
-def test_each_line_is_answered_once_over_ten_kills(tmp_path: Path, store: SqliteBatchStore) -> None:
+def test_each_line_is_answered_once_over_kills(case: Case, place: str, store: BatchStore) -> None:
     def when_answered(num_lines: int) -> Batch:
         deadline_s = time.monotonic() + DEADLINE_S
         while True:
@@ -63,30 +103,30 @@ def test_each_line_is_answered_once_over_ten_kills(tmp_path: Path, store: Sqlite
             assert time.monotonic() < deadline_s, f"{batch.num_answered} lines, and no more"
             time.sleep(0.01)
 
-    owner = start_owner(tmp_path)
+    owner = start_owner(place)
     try:
         num_before = 0
-        for _ in range(NUM_KILLS):
+        for _ in range(case.num_kills):
             assert not when_answered(num_before + NUM_PER_OWNER).has_ended
             owner.kill()
             owner.wait()
             num_before = when_answered(0).num_answered
-            owner = start_owner(tmp_path)
+            owner = start_owner(place)
         deadline_s = time.monotonic() + DEADLINE_S
-        while not (batch := when_answered(NUM_LINES)).has_ended:
+        while not (batch := when_answered(case.num_lines)).has_ended:
             assert time.monotonic() < deadline_s, "all is answered, and it has not ended"
             time.sleep(0.01)
     finally:
         owner.kill()
         owner.wait()
     assert batch.status is BatchStatus.COMPLETED
-    assert (batch.num_completed, batch.error_file_id) == (NUM_LINES, None)
-    with store.open_content(str(batch.output_file_id)) as content:
+    assert (batch.num_completed, batch.error_file_id) == (case.num_lines, None)
+    with store.open_content("a", str(batch.output_file_id)) as content:
         answers = [json.loads(line) for line in content]
     ids = Counter(answer["custom_id"] for answer in answers)
-    assert ids == Counter(f"line-{each}" for each in range(NUM_LINES))
+    assert ids == Counter(f"line-{each}" for each in range(case.num_lines))
     assert all(
         answer["custom_id"] == f"line-{answer['response']['body']['prompt']}" for answer in answers
     )
     owners = {answer["response"]["request_id"].partition("-")[0] for answer in answers}
-    assert len(owners) == NUM_KILLS + 1
+    assert len(owners) == case.num_kills + 1

@@ -18,7 +18,7 @@ from serving.gateway.batches.job import JobSettings
 from serving.gateway.batches.lane import BatchLane
 from serving.gateway.batches.lines import LineLimits
 from serving.gateway.batches.runner import BatchRunner, BlockingCalls
-from serving.gateway.batches.sqlite_store import SqliteBatchStore
+from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.telemetry.spans import NO_TRACER
@@ -75,7 +75,7 @@ class GatewayOfStage:
 
     def __init__(self, stage: Stage, folder: Path, owner: str) -> None:
         config = BatchesConfig(folder=str(folder), lease_s=LEASE_S, lines_in_flight=8)
-        self.lane = BatchLane(str(folder), config, GatewayConfig(), owner)
+        self.lane = BatchLane(SqliteBatchStore(folder), config, GatewayConfig(), owner)
         self.edge = HttpEdge(
             {"demo": stage.model},
             EdgeRules(ApiKeys(()), 10_000),

@@ -1,7 +1,6 @@
 """OpenAI's own client against a gateway's edge: files, batches, tenants, refusals."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +17,7 @@ from serving.gateway.edge.routes import BATCH_ROUTES
 from serving.gateway.metrics.batches import BatchCollector
 from tests.gateway.test_http_edge import EchoFrontend, client_of, edge_over
 
+from .kept import Kept
 from .lanes import (
     CHAT,
     FINAL,
@@ -48,9 +48,9 @@ TENANTS = (
 )
 
 
-async def test_batch_goes_from_upload_to_answers(tmp_path: Path) -> None:
+async def test_batch_goes_from_upload_to_answers(kept: Kept) -> None:
     model = Answering()
-    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+    async with gateway_in(kept, model) as gateway, gateway.client() as client:
         metadata = {"run": "7"}
         batch_id = await begin(client, chats(30), metadata=metadata)
         batch = await ended(client, batch_id)
@@ -74,7 +74,7 @@ async def test_batch_goes_from_upload_to_answers(tmp_path: Path) -> None:
     assert model.num_asked == 30
 
 
-async def test_lines_are_asked_as_the_lowest_class_whatever_they_say(tmp_path: Path) -> None:
+async def test_lines_are_asked_as_the_lowest_class_whatever_they_say(kept: Kept) -> None:
     targets: list[RequestTarget] = []
 
     class Noting(Answering):
@@ -82,16 +82,16 @@ async def test_lines_are_asked_as_the_lowest_class_whatever_they_say(tmp_path: P
             targets.append(target)
             return await super().enter(target)
 
-    async with gateway_in(tmp_path, Noting()) as gateway, gateway.client() as client:
+    async with gateway_in(kept, Noting()) as gateway, gateway.client() as client:
         await ended(client, await begin(client, chats(2, service_tier="priority")))
     assert [target.service_class for target in targets] == [ServiceClass.BATCH] * 2
 
 
-async def test_lines_in_flight_are_bounded(tmp_path: Path) -> None:
+async def test_lines_in_flight_are_bounded(kept: Kept) -> None:
     model = Answering()
     config = {"lines_in_flight": 3}
     async with (
-        gateway_in(tmp_path, model, config=config) as gateway,
+        gateway_in(kept, model, config=config) as gateway,
         gateway.client() as client,
     ):
         model.may_answer.clear()
@@ -102,7 +102,7 @@ async def test_lines_in_flight_are_bounded(tmp_path: Path) -> None:
     assert (model.most_running, model.num_asked) == (3, 40)
 
 
-async def test_line_is_judged_as_a_request_of_its_key(tmp_path: Path) -> None:
+async def test_line_is_judged_as_a_request_of_its_key(kept: Kept) -> None:
     record = {"name": "one", "key": "k1", "models": ["m", "gone"], "tenant": "a"}
     lines = b"".join(
         (
@@ -115,7 +115,7 @@ async def test_line_is_judged_as_a_request_of_its_key(tmp_path: Path) -> None:
     )
     model = Answering()
     async with (
-        gateway_in(tmp_path, model, keys=keys_of(record)) as gateway,
+        gateway_in(kept, model, keys=keys_of(record)) as gateway,
         gateway.client("k1") as client,
     ):
         batch = await ended(client, await begin(client, lines))
@@ -139,10 +139,10 @@ async def test_line_is_judged_as_a_request_of_its_key(tmp_path: Path) -> None:
     assert model.num_asked == 1
 
 
-async def test_refused_line_waits_and_is_asked_again(tmp_path: Path) -> None:
+async def test_refused_line_waits_and_is_asked_again(kept: Kept) -> None:
     model = Answering()
     model.statuses = [429]
-    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+    async with gateway_in(kept, model) as gateway, gateway.client() as client:
         batch = await ended(client, await begin(client, chats(2)))
         assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 0)
         assert model.num_asked == 3
@@ -156,21 +156,21 @@ async def test_refused_line_waits_and_is_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("status", "num_asked"), [(500, 3), (FINAL, 1)])
 async def test_fault_is_asked_again_unless_it_says_that_it_stays(
-    tmp_path: Path, status: int, num_asked: int
+    kept: Kept, status: int, num_asked: int
 ) -> None:
     model = Answering()
     model.statuses = [status] * 3
-    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+    async with gateway_in(kept, model) as gateway, gateway.client() as client:
         batch = await ended(client, await begin(client, chats(1)))
         (failed,) = await records(client, batch.error_file_id)
     assert failed["response"]["status_code"] == status
     assert model.num_asked == num_asked
 
 
-async def test_bad_lines_are_told_by_number_and_nothing_is_asked(tmp_path: Path) -> None:
+async def test_bad_lines_are_told_by_number_and_nothing_is_asked(kept: Kept) -> None:
     model = Answering()
     content = chats(2) + b"no JSON\n" + chats(1)
-    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+    async with gateway_in(kept, model) as gateway, gateway.client() as client:
         batch = await ended(client, await begin(client, content))
     assert batch.status == "failed"
     told = [(error.line, error.code, error.param) for error in batch.errors.data]
@@ -178,12 +178,12 @@ async def test_bad_lines_are_told_by_number_and_nothing_is_asked(tmp_path: Path)
     assert model.num_asked == 0
 
 
-async def test_cancelled_batch_stops_and_keeps_what_it_has(tmp_path: Path) -> None:
+async def test_cancelled_batch_stops_and_keeps_what_it_has(kept: Kept) -> None:
     model = Answering()
     model.num_free = 3  # the other ones wait
     config = {"lines_in_flight": 2, "lease_s": 1.0}
     async with (
-        gateway_in(tmp_path, model, config=config) as gateway,
+        gateway_in(kept, model, config=config) as gateway,
         gateway.client() as client,
     ):
         batch_id = await begin(client, chats(10))
@@ -204,10 +204,10 @@ async def test_cancelled_batch_stops_and_keeps_what_it_has(tmp_path: Path) -> No
             await client.batches.cancel(batch_id)
 
 
-async def test_files_and_batches_are_of_the_tenant(tmp_path: Path) -> None:
+async def test_files_and_batches_are_of_the_tenant(kept: Kept) -> None:
     keys = keys_of(*TENANTS)
     async with (
-        gateway_in(tmp_path, Answering(), keys=keys) as gateway,
+        gateway_in(kept, Answering(), keys=keys) as gateway,
         gateway.client("k1") as mine,
         gateway.client("k2") as others,
         gateway.client("k3") as colleague,
@@ -237,13 +237,13 @@ async def test_files_and_batches_are_of_the_tenant(tmp_path: Path) -> None:
                 await nobody.files.list()
 
 
-async def test_key_has_to_be_for_what_its_batch_asks(tmp_path: Path) -> None:
+async def test_key_has_to_be_for_what_its_batch_asks(kept: Kept) -> None:
     records = (
         {"name": "a", "key": "k1", "tenant": "a", "routes": ["/v1/completions"]},
         {"name": "b", "key": "k2", "tenant": "a", "service_tiers": ["default"]},
         {"name": "c", "key": "k3", "tenant": "a", "scopes": ["metrics"]},
     )
-    async with gateway_in(tmp_path, Answering(), keys=keys_of(*records)) as gateway:
+    async with gateway_in(kept, Answering(), keys=keys_of(*records)) as gateway:
         for key, code in (("k1", "route_not_allowed"), ("k2", "service_tier_not_allowed")):
             async with gateway.client(key) as client:
                 with pytest.raises(openai.PermissionDeniedError) as refused:
@@ -254,16 +254,16 @@ async def test_key_has_to_be_for_what_its_batch_asks(tmp_path: Path) -> None:
                 await client.files.list()
 
 
-async def test_key_that_is_gone_is_stood_for_by_its_successor(tmp_path: Path) -> None:
+async def test_key_that_is_gone_is_stood_for_by_its_successor(kept: Kept) -> None:
     keys = keys_of(*TENANTS)
-    async with gateway_in(tmp_path, Answering(), runs=False, keys=keys) as first:
+    async with gateway_in(kept, Answering(), runs=False, keys=keys) as first:
         async with first.client("k1") as client:
             replaced = await begin(client, chats(1))
         async with first.client("k2") as client:
             gone = await begin(client, chats(1))
     rotated = keys_of(TENANTS[0] | {"key": "new"}, TENANTS[1] | {"name": "x", "key": "other"})
     async with (
-        gateway_in(tmp_path, Answering(), keys=rotated) as gateway,
+        gateway_in(kept, Answering(), keys=rotated) as gateway,
         gateway.client("new") as client,
     ):
         assert (await ended(client, replaced)).request_counts.completed == 1
@@ -273,9 +273,9 @@ async def test_key_that_is_gone_is_stood_for_by_its_successor(tmp_path: Path) ->
     assert failed["response"]["status_code"] == 401
 
 
-async def test_file_is_read_in_parts_and_deleted(tmp_path: Path) -> None:
+async def test_file_is_read_in_parts_and_deleted(kept: Kept) -> None:
     content = chats(50)
-    async with gateway_in(tmp_path, Answering()) as gateway, gateway.client() as client:
+    async with gateway_in(kept, Answering()) as gateway, gateway.client() as client:
         file_id = await upload(client, content)
         assert (await client.files.content(file_id)).content == content
         async with client_of(gateway.edge) as http:
@@ -298,15 +298,15 @@ async def test_file_is_read_in_parts_and_deleted(tmp_path: Path) -> None:
             await client.files.content(file_id)
 
 
-async def test_file_of_a_batch_that_runs_is_not_deleted(tmp_path: Path) -> None:
-    async with gateway_in(tmp_path, Answering(), runs=False) as gateway, gateway.client() as client:
+async def test_file_of_a_batch_that_runs_is_not_deleted(kept: Kept) -> None:
+    async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
         batch = await client.batches.retrieve(await begin(client, chats(1)))
         with pytest.raises(openai.ConflictError, match=batch.id):
             await client.files.delete(batch.input_file_id)
 
 
-async def test_lists_have_pages(tmp_path: Path) -> None:
-    async with gateway_in(tmp_path, Answering(), runs=False) as gateway, gateway.client() as client:
+async def test_lists_have_pages(kept: Kept) -> None:
+    async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
         ids = [await begin(client, chats(1)) for _ in range(5)]
         first = await client.batches.list(limit=2)
         assert [each.id for each in first.data] == ids[:2:-1]
@@ -322,10 +322,10 @@ async def test_lists_have_pages(tmp_path: Path) -> None:
             assert "allowed: " in answer.json()["error"]["message"]
 
 
-async def test_file_has_bounds(tmp_path: Path) -> None:
+async def test_file_has_bounds(kept: Kept) -> None:
     config = {"max_file_bytes": 2000, "max_tenant_bytes": 3000}
     async with (
-        gateway_in(tmp_path, Answering(), runs=False, config=config) as gateway,
+        gateway_in(kept, Answering(), runs=False, config=config) as gateway,
         gateway.client() as client,
     ):
         await upload(client, b"x" * 2000)
@@ -335,11 +335,11 @@ async def test_file_has_bounds(tmp_path: Path) -> None:
             assert refused.value.status_code == 413
             assert refused.value.code == code
         assert len((await client.files.list()).data) == 1
-        assert len(list((tmp_path / "files").iterdir())) == 1
+        assert kept.num_contents() == 1
 
 
-async def test_file_expires_when_its_client_says(tmp_path: Path) -> None:
-    async with gateway_in(tmp_path, Answering(), runs=False) as gateway, gateway.client() as client:
+async def test_file_expires_when_its_client_says(kept: Kept) -> None:
+    async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
         file = await client.files.create(
             file=("in.jsonl", b"{}"),
             purpose="batch",
@@ -378,16 +378,16 @@ async def test_file_expires_when_its_client_says(tmp_path: Path) -> None:
     ],
 )
 async def test_form_that_is_no_upload_is_refused(
-    tmp_path: Path, form: dict[str, Any], shown: str
+    kept: Kept, form: dict[str, Any], shown: str
 ) -> None:
     async with (
-        gateway_in(tmp_path, Answering(), runs=False) as gateway,
+        gateway_in(kept, Answering(), runs=False) as gateway,
         client_of(gateway.edge) as http,
     ):
         answer = await http.post("/v1/files", **form)
     assert answer.status_code == 400
     assert shown in answer.json()["error"]["message"]
-    assert list((tmp_path / "files").iterdir()) == []
+    assert kept.num_contents() == 0
 
 
 @pytest.mark.parametrize(
@@ -404,10 +404,10 @@ async def test_form_that_is_no_upload_is_refused(
     ],
 )
 async def test_batch_that_cannot_be_is_refused(
-    tmp_path: Path, changes: dict[str, Any], shown: str
+    kept: Kept, changes: dict[str, Any], shown: str
 ) -> None:
     async with (
-        gateway_in(tmp_path, Answering(), runs=False) as gateway,
+        gateway_in(kept, Answering(), runs=False) as gateway,
         gateway.client() as client,
         client_of(gateway.edge) as http,
     ):
@@ -422,8 +422,8 @@ async def test_batch_that_cannot_be_is_refused(
     assert shown in answer.json()["error"]["message"]
 
 
-async def test_output_expires_as_the_batch_says(tmp_path: Path) -> None:
-    async with gateway_in(tmp_path, Answering()) as gateway, gateway.client() as client:
+async def test_output_expires_as_the_batch_says(kept: Kept) -> None:
+    async with gateway_in(kept, Answering()) as gateway, gateway.client() as client:
         expiry = {"anchor": "created_at", "seconds": 3600}
         batch = await ended(client, await begin(client, chats(1), output_expires_after=expiry))
         file = await client.files.retrieve(batch.output_file_id)
@@ -441,9 +441,9 @@ async def test_output_expires_as_the_batch_says(tmp_path: Path) -> None:
         ("GET", "/v1/batches/b/cancel", "POST"),
     ],
 )
-async def test_route_has_its_methods(tmp_path: Path, method: str, path: str, allowed: str) -> None:
+async def test_route_has_its_methods(kept: Kept, method: str, path: str, allowed: str) -> None:
     async with (
-        gateway_in(tmp_path, Answering(), runs=False) as gateway,
+        gateway_in(kept, Answering(), runs=False) as gateway,
         client_of(gateway.edge) as http,
     ):
         answer = await http.request(method, path)
@@ -458,9 +458,9 @@ async def test_without_a_folder_the_routes_say_so() -> None:
             assert "batches.folder" in answer.json()["error"]["message"]
 
 
-async def test_description_has_the_routes_and_their_methods(tmp_path: Path) -> None:
+async def test_description_has_the_routes_and_their_methods(kept: Kept) -> None:
     async with (
-        gateway_in(tmp_path, Answering(), runs=False) as gateway,
+        gateway_in(kept, Answering(), runs=False) as gateway,
         client_of(gateway.edge) as http,
     ):
         described = (await http.get("/openapi.json")).json()["paths"]
@@ -473,10 +473,10 @@ async def test_description_has_the_routes_and_their_methods(tmp_path: Path) -> N
     assert not without.keys() & BATCH_ROUTES.keys()
 
 
-async def test_metrics_tell_what_became_of_lines(tmp_path: Path) -> None:
+async def test_metrics_tell_what_became_of_lines(kept: Kept) -> None:
     model = Answering()
     model.statuses = [400, 429]
-    async with gateway_in(tmp_path, model) as gateway, gateway.client() as client:
+    async with gateway_in(kept, model) as gateway, gateway.client() as client:
         await ended(client, await begin(client, chats(3)))
         samples = {
             (sample.name, *sample.labels.values()): sample.value
@@ -490,16 +490,16 @@ async def test_metrics_tell_what_became_of_lines(tmp_path: Path) -> None:
     assert samples["slicewise_batches_leased",] in (0, 1)
 
 
-async def test_client_that_leaves_while_it_uploads_leaves_nothing(tmp_path: Path) -> None:
+async def test_client_that_leaves_while_it_uploads_leaves_nothing(kept: Kept) -> None:
     async def half() -> Any:
         yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nhalf'
         raise httpx.WriteError("gone")
 
     headers = {"content-type": "multipart/form-data; boundary=x"}
     async with (
-        gateway_in(tmp_path, Answering(), runs=False) as gateway,
+        gateway_in(kept, Answering(), runs=False) as gateway,
         client_of(gateway.edge) as http,
     ):
         with pytest.raises(httpx.WriteError):
             await http.post("/v1/files", content=half(), headers=headers)
-        assert list((tmp_path / "files").iterdir()) == []
+        assert kept.num_contents() == 0

@@ -1,7 +1,7 @@
 """The contents of files as files of one folder.
 
 Owns their names there. Content without a record of its file is nobody's; whoever keeps the records
-says which there are (`sqlite_store`).
+says which there are (`store`).
 """
 
 import contextlib

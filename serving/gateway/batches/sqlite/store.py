@@ -15,17 +15,17 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from serving.gateway.batches.content_folder import ContentFolder, FileContent
 from serving.gateway.batches.records import (
+    TAKING_ANSWERS,
     Batch,
     BatchCost,
     BatchLease,
-    BatchStatus,
     FilePurpose,
     LineAnswer,
     StoredFile,
 )
-from serving.gateway.batches.sqlite_expiry import (
+from serving.gateway.batches.sqlite.contents import ContentFolder, FileContent
+from serving.gateway.batches.sqlite.expiry import (
     add_schema,
     expire_batches,
     forget_gone,
@@ -73,6 +73,8 @@ ORDER BY (SELECT count(*) FROM batches AS o
 
 class SqliteBatchStore:
     """The batch lane in a folder. Implements `BatchStore`."""
+
+    write_interval_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         """Opens the folder, and makes it if there is none.
@@ -145,8 +147,10 @@ class SqliteBatchStore:
             self._contents.delete(file_id)
         return bool(deleted)
 
-    def open_content(self, file_id: str) -> BinaryIO:
+    def open_content(self, tenant: str, file_id: str) -> BinaryIO:
         """Opens the content of a file; see `BatchStore.open_content`."""
+        if self.file(tenant, file_id) is None:
+            raise MissingFileError(file_id)
         return self._contents.open(file_id)
 
     def sweep(self, now_s: float, batch_lifetime_s: float) -> Swept:
@@ -219,7 +223,7 @@ class SqliteBatchStore:
             )
             return lease
 
-    def renew(self, lease: BatchLease, now_s: float, lease_s: float) -> Batch:
+    def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
         """Lengthens a lease; see `BatchStore.renew`."""
         with self._transaction() as database:
             batch = _leased(database, lease)
@@ -227,7 +231,9 @@ class SqliteBatchStore:
                 "UPDATE batches SET until_s = ? WHERE batch_id = ?",
                 (now_s + lease_s, lease.batch_id),
             )
-            return batch
+            if not cost.chip_ms:
+                return batch
+            return _update(database, replace(batch, cost=batch.cost + cost))
 
     def release(self, lease: BatchLease) -> None:
         """Gives a batch back, if it is still the lease's."""
@@ -246,7 +252,7 @@ class SqliteBatchStore:
         """Keeps answers; see `BatchStore.add_answers`."""
         with self._transaction() as database:
             batch = _leased(database, lease)
-            if batch.status is not BatchStatus.IN_PROGRESS:
+            if batch.status not in TAKING_ANSWERS:
                 return batch
             new = [answer for answer in answers if _insert_answer(database, lease, answer)]
             num_failed = sum(answer.is_failure for answer in new)
@@ -257,12 +263,6 @@ class SqliteBatchStore:
                 usage=sum((answer.usage for answer in new), batch.usage),
             )
             return _update(database, counted)
-
-    def add_cost(self, lease: BatchLease, cost: BatchCost) -> Batch:
-        """Adds to a batch's cost; see `BatchStore.add_cost`."""
-        with self._transaction() as database:
-            batch = _leased(database, lease)
-            return _update(database, replace(batch, cost=batch.cost + cost))
 
     def answered_lines(self, batch_id: str) -> set[int]:
         """Returns the lines with an answer."""

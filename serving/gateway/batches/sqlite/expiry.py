@@ -1,7 +1,7 @@
 """When records of the batch lane leave its database, and where lists go on without them.
 
 Owns the columns and the table for that. Does not own the records, nor the contents of files
-(`sqlite_store`). Every call is part of a transaction of the caller's, and does a bounded part of
+(`store`). Every call is part of a transaction of the caller's, and does a bounded part of
 what is to be done with batches; gateways of one folder may call in any order.
 """
 
@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from serving.gateway.batches.records import Batch
+from serving.gateway.batches.store import MAX_SWEPT, PLACE_S
 
-# Batches that one sweep looks at: the folder's one writer is held up for some 50 ms.
-MAX_SWEPT = 500
-# How long a list goes on behind a record that has gone. No client takes as long over a page.
-_PLACE_S = 3600.0
 _COLUMN = "keep_until_s"
 # The batches of an earlier build have no time until the next sweep, as those that have just ended.
 _SCHEMA = (
@@ -49,7 +46,7 @@ def note_gone(
 
 def forget_gone(database: sqlite3.Connection, now_s: float) -> None:
     """Forgets the places that no list needs any more."""
-    database.execute("DELETE FROM gone WHERE gone_at_s <= ?", (now_s - _PLACE_S,))
+    database.execute("DELETE FROM gone WHERE gone_at_s <= ?", (now_s - PLACE_S,))
 
 
 def expire_batches(

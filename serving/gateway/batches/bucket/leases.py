@@ -1,0 +1,293 @@
+"""Who goes on with which batch, and what the owner of a batch writes."""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from serving.artifacts.object_store.store import StoreError
+from serving.gateway.batches.bucket import names
+from serving.gateway.batches.bucket.answers import in_order, packed
+from serving.gateway.batches.bucket.bucket import BatchBucket
+from serving.gateway.batches.bucket.catalog import Catalog, with_files, without_hidden
+from serving.gateway.batches.bucket.contents import BucketContent
+from serving.gateway.batches.bucket.documents import Known
+from serving.gateway.batches.bucket.head import (
+    BatchHead,
+    changed,
+    check_lease,
+    claimed,
+    released,
+    renewed,
+    with_answers,
+)
+from serving.gateway.batches.bucket.names import OpenMarker
+from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
+from serving.gateway.batches.store import LeaseLostError
+
+# A batch that somebody had when it was looked at is looked at again so much later, or when its
+# lease is over: it may have been given back.
+_LOOK_AGAIN_S = 10.0
+# A batch that its catalog does not have is being made, or whoever made it died. Nobody waits for
+# the answer to a request as long.
+_MAKING_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Until when a batch is taken to be somebody's."""
+
+    tenant: str
+    until_s: float
+
+
+class BatchLeases:
+    """Leases of the batches in a bucket. Used from any thread."""
+
+    def __init__(self, bucket: BatchBucket) -> None:
+        self._bucket = bucket
+        self._lock = threading.Lock()
+        self._seen: dict[str, _Seen] = {}
+        # As this process wrote them last, so that the next write needs no reading.
+        self._written: dict[str, Known[BatchHead]] = {}
+        self._answer_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        # Of these it is not known what was written: they are given up, and their terms with them.
+        self._lost: set[tuple[str, int]] = set()
+
+    def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
+        """Leases a batch; see `BatchStore.claim`."""
+        for marker in self._candidates(list(self._markers()), now_s):
+            head = self._bucket.head(marker.batch_id)
+            if head is None:
+                if now_s - marker.made_at_s > _MAKING_S:
+                    self._bucket.store.delete(marker.name)
+            elif head.batch.has_ended:
+                self._bucket.settle(head)
+            elif head.until_s > now_s:
+                self._note(marker, min(head.until_s, now_s + _LOOK_AGAIN_S))
+            elif head.term or self._is_made(head.batch, marker, now_s):
+                lease = self._claim(marker, owner, now_s, lease_s)
+                if lease is not None:
+                    return lease
+        return None
+
+    def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
+        """Lengthens a lease; see `BatchStore.renew`."""
+        head = self._change(lease, lambda head: renewed(head, lease, now_s, lease_s, cost))
+        return head.batch
+
+    def release(self, lease: BatchLease) -> None:
+        """Gives a batch back, if it is still the lease's."""
+        with self._lock:
+            self._seen.pop(lease.batch_id, None)
+        self._forget(lease)
+        self._bucket.heads.change(
+            names.head_name(lease.batch_id),
+            lambda head: None if head is None else released(head, lease),
+        )
+
+    def change(self, lease: BatchLease, decide: Callable[[Batch], Batch]) -> Batch:
+        """Changes a leased batch; see `BatchStore.change_leased`."""
+
+        def decided(head: BatchHead) -> BatchHead:
+            check_lease(head, lease)
+            return changed(head, decide)
+
+        head = self._change(lease, decided)
+        if head.batch.has_ended:
+            self._end(lease, head)
+        return head.batch
+
+    def add_answers(self, lease: BatchLease, answers: Sequence[LineAnswer]) -> Batch:
+        """Keeps answers; see `BatchStore.add_answers`."""
+        name = names.head_name(lease.batch_id)
+        with self._answer_locks[lease.batch_id]:
+            if (lease.batch_id, lease.term) in self._lost:
+                raise LeaseLostError(lease.batch_id)
+            try:
+                known = self._written.get(lease.batch_id)
+                if known is None or not known[0].has_lease(lease):
+                    known = self._bucket.heads.known(name)
+                if known is None:
+                    raise LeaseLostError(lease.batch_id)
+                check_lease(known[0], lease)
+                number = known[0].next_number(lease.term)
+                written = names.answers_name(lease.batch_id, lease.term, number)
+                self._bucket.store.put(written, packed(answers))
+                result = self._bucket.heads.change(
+                    name, lambda head: _answered(head, lease, number, answers), known
+                )
+            except StoreError:
+                self._lost.add((lease.batch_id, lease.term))
+                raise
+            assert result is not None, "a head that is changed is there"
+            if result[0].next_number(lease.term) == number:  # it does not count
+                self._bucket.store.delete(written)
+            self._written[lease.batch_id] = result
+        return result[0].batch
+
+    def answered_lines(self, batch_id: str) -> set[int]:
+        """Returns the lines with an answer."""
+        head = self._bucket.head(batch_id)
+        return set() if head is None else head.answered_lines()
+
+    def answers(self, batch_id: str, *, is_failure: bool) -> Iterator[LineAnswer]:
+        """Yields answers in the order of their lines."""
+        head = self._bucket.head(batch_id)
+        if head is None:
+            return
+        objects = (
+            self._bucket.store.get(names.answers_name(batch_id, term, number))
+            for term, last in head.written
+            for number in range(1, last + 1)
+        )
+        yield from in_order(objects, is_failure=is_failure)
+
+    def end(
+        self,
+        lease: BatchLease,
+        files: Sequence[tuple[StoredFile, BucketContent]],
+        decide: Callable[[Batch], Batch],
+    ) -> Batch:
+        """Ends a batch; see `BatchStore.end`.
+
+        Its files come into the catalog hidden, and are there when the head says that it has ended.
+        """
+        for _, content in files:
+            content.upload()
+        tenants = {names.catalog_name(file.tenant): file.tenant for file, _ in files}
+        added = [(file, content.content_id) for file, content in files]
+        for name, tenant in tenants.items():
+            self._bucket.catalogs.change(
+                name,
+                lambda found, tenant=tenant: with_files(  # type: ignore[misc]
+                    found or Catalog(tenant=tenant), added, made_by=lease.batch_id
+                ),
+            )
+
+        file_ids = tuple(file.file_id for file, _ in files)
+
+        def decided(head: BatchHead) -> BatchHead:
+            check_lease(head, lease)
+            return msgspec.structs.replace(
+                changed(head, decide),
+                written=(),
+                answered=b"",
+                file_ids=file_ids,
+            )
+
+        try:
+            head = self._change(lease, decided)
+        except StoreError:
+            # It may have ended: then the files are its own.
+            for _, content in files:
+                content.belongs()
+            raise
+        except BaseException:
+            for name in tenants:
+                self._bucket.catalogs.change(name, lambda found: _unhidden(found, file_ids))
+            raise
+        for _, content in files:
+            content.belongs()
+        self._end(lease, head)
+        return head.batch
+
+    def _markers(self) -> Iterator[OpenMarker]:
+        """Yields the open batches, the oldest first."""
+        after = ""
+        while page := self._bucket.store.list_from(names.OPEN, after):
+            after = page[-1].name
+            markers = (names.marker_of(each.name) for each in page)
+            yield from (marker for marker in markers if marker is not None)
+
+    def _candidates(self, markers: Sequence[OpenMarker], now_s: float) -> Iterator[OpenMarker]:
+        """Yields batches that may be free: of the tenants with the fewest leases, the oldest.
+
+        What is learnt of the one that was yielded counts for the next.
+        """
+        waiting: defaultdict[str, list[OpenMarker]] = defaultdict(list)
+        with self._lock:
+            are_open = {marker.batch_id for marker in markers}
+            self._seen = {key: each for key, each in self._seen.items() if key in are_open}
+            for marker in reversed(markers):
+                seen = self._seen.get(marker.batch_id)
+                if seen is None or seen.until_s <= now_s:
+                    waiting[marker.tenant].append(marker)
+        while waiting:
+            with self._lock:
+                leased = Counter(
+                    each.tenant for each in self._seen.values() if each.until_s > now_s
+                )
+            tenant = min(waiting, key=lambda each: (leased[each], waiting[each][-1].name))
+            yield waiting[tenant].pop()
+            if not waiting[tenant]:
+                del waiting[tenant]
+
+    def _is_made(self, batch: Batch, marker: OpenMarker, now_s: float) -> bool:
+        """Returns whether the catalog has a new batch; deletes one that was never made whole."""
+        if self._bucket.catalog(batch.tenant).has_batch(batch.batch_id):
+            return True
+        if now_s - marker.made_at_s > _MAKING_S:
+            self._bucket.store.delete(names.head_name(batch.batch_id))
+            self._bucket.store.delete(marker.name)
+        return False
+
+    def _claim(
+        self, marker: OpenMarker, owner: str, now_s: float, lease_s: float
+    ) -> BatchLease | None:
+        is_mine = False
+
+        def decided(head: BatchHead | None) -> BatchHead | None:
+            nonlocal is_mine
+            taken = None if head is None else claimed(head, owner, now_s, lease_s)
+            is_mine = taken is not head  # or somebody else has claimed it meanwhile
+            return taken
+
+        found = self._bucket.heads.change(names.head_name(marker.batch_id), decided)
+        if found is None:
+            return None
+        head = found[0]
+        self._note(marker, min(head.until_s, now_s + _LOOK_AGAIN_S))
+        if not is_mine:
+            return None
+        return BatchLease(marker.batch_id, owner, head.term, head.until_s)
+
+    def _note(self, marker: OpenMarker, until_s: float) -> None:
+        with self._lock:
+            self._seen[marker.batch_id] = _Seen(marker.tenant, until_s)
+
+    def _change(self, lease: BatchLease, decide: Callable[[BatchHead], BatchHead]) -> BatchHead:
+        def decided(head: BatchHead | None) -> BatchHead:
+            if head is None:
+                raise LeaseLostError(lease.batch_id)
+            return decide(head)
+
+        result = self._bucket.heads.change(names.head_name(lease.batch_id), decided)
+        assert result is not None, "a head that is changed is there"
+        return result[0]
+
+    def _end(self, lease: BatchLease, head: BatchHead) -> None:
+        self._forget(lease)
+        self._bucket.settle(head)
+
+    def _forget(self, lease: BatchLease) -> None:
+        self._written.pop(lease.batch_id, None)
+        self._answer_locks.pop(lease.batch_id, None)
+
+
+def _answered(
+    head: BatchHead | None, lease: BatchLease, number: int, answers: Sequence[LineAnswer]
+) -> BatchHead:
+    if head is None:
+        raise LeaseLostError(lease.batch_id)
+    check_lease(head, lease)
+    if head.next_number(lease.term) != number:
+        # Somebody writes under this lease whom this process does not know.
+        raise LeaseLostError(lease.batch_id)
+    return with_answers(head, lease, number, answers)
+
+
+def _unhidden(found: Catalog | None, file_ids: Sequence[str]) -> Catalog | None:
+    return None if found is None else without_hidden(found, file_ids, 0.0)

@@ -1,0 +1,1 @@
+"""Keeps the batch lane in a folder of one node."""
