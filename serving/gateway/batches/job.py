@@ -44,6 +44,8 @@ _PASSING = frozenset({429, 503})
 # A fault without a reason may be of the moment; one with a reason says that it stays.
 _MAX_FAULTS = 3
 _LONGEST_WAIT_S = 60.0
+# Answers that wait to be written, at most: some MB of a batch.
+_MOST_UNWRITTEN = 1000
 # Lines that are read from the file at once.
 _LINES_AT_ONCE = 64
 
@@ -249,9 +251,7 @@ class BatchJob:
         with content:
             lines = _open_lines(content, batch.endpoint, self._settings.limits, answered)
             source = _LineSource(lines, self._blocking)
-            writer = AnswerWriter(
-                self._write, self._store.write_interval_s, self._settings.lines_in_flight
-            )
+            writer = AnswerWriter(self._write, self._store.write_interval_s, _MOST_UNWRITTEN)
             work = asyncio.create_task(self._answer_all(batch, source, writer))
             stop = asyncio.create_task(self._is_to_stop.wait())
             try:

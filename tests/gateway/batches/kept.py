@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from serving.artifacts.object_store.store import VersionedStore
 from serving.gateway.batches.bucket.names import CONTENTS
 from serving.gateway.batches.bucket.store import BucketBatchStore
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
@@ -44,6 +45,19 @@ class KeptInBucket:
 
     def num_contents(self) -> int:
         return len(self.bucket.list(CONTENTS))
+
+
+class KeptAtServer:
+    """A bucket of a server, at the pace of production."""
+
+    def __init__(self, bucket: VersionedStore) -> None:
+        self._bucket = bucket
+
+    def open(self) -> BucketBatchStore:
+        return BucketBatchStore(self._bucket)
+
+    def num_contents(self) -> int:
+        return len(self._bucket.list(CONTENTS))
 
 
 KINDS = ("folder", "bucket")

@@ -40,7 +40,8 @@ from tests.artifacts.object_store.memory_store import MemoryStore
 from tests.artifacts.object_store.servers import bucket_at, strict_bucket
 from tests.artifacts.object_store.strict_server import StrictBucket
 
-from .kept import KeptInBucket
+from .kept import KeptAtServer, KeptInBucket
+from .lanes import Answering, begin, chats, ended, gateway_in, records
 from .test_batch_stores import (
     FREE,
     HOUR_S,
@@ -377,6 +378,20 @@ def test_answers_that_a_bucket_loses_are_no_conflict(
     assert contents(store, "file-out") == b"one\n"
     assert store.claim("gw-2", LATER_S, LEASE_S) is None
     store.close()
+
+
+@pytest.mark.process
+async def test_bucket_that_takes_one_write_a_second_is_enough_for_a_batch(
+    strict_bucket: StrictBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the upload to the answers, by OpenAI's client, at the pace of production."""
+    kept = KeptAtServer(bucket_at(strict_bucket.url, "gs", monkeypatch))
+    monkeypatch.setattr(strict_bucket, "writes_apart_s", 1.0)
+    async with gateway_in(kept, Answering()) as gateway, gateway.client() as client:
+        batch = await ended(client, await begin(client, chats(300)))
+        lines = await records(client, batch.output_file_id)
+    assert batch.status == "completed"
+    assert {each["custom_id"] for each in lines} == {f"line-{number}" for number in range(300)}
 
 
 def test_document_that_is_never_ours_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
