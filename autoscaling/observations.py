@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.domain.capacity.batch_due import due_of_stats
 from serving.domain.capacity.engine_rates import rates_of_stats
 from serving.domain.capacity.slice_profile import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
 from serving.domain.compute_class import ComputeClass
@@ -184,6 +185,11 @@ def _sum_of(
         batch_requests_per_s=sum(sample.batch_requests_per_s for sample in known),
         num_batch_waiting=sum(sample.num_batch_waiting for sample in known),
         num_batch_in_flight=sum(sample.num_batch_in_flight for sample in known),
+        # Each tells of all batches; one that has just begun may know of fewer.
+        batch_due=max(
+            (due_of_stats(model, report.stats) for report in reports),
+            key=lambda due: due.num_requests,
+        ),
         # Gateways share the engines. Where nothing waits, nobody sees that they are full.
         full_ratio=max(sample.full_ratio for sample in known),
         **{what: sum(getattr(sample, what) for sample in known) for what in JUDGED},

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from serving.domain.capacity.batch_due import NOTHING_DUE, BatchDue
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.slice_lifecycle import SliceState
 
@@ -22,6 +23,8 @@ class ModelLoad:
     `num_waiting` have no engine yet, the oldest of them since `oldest_wait_s`; `num_in_flight` are
     on engines. `full_ratio` is the share of the window, 0 to 1, in which work waited and no engine
     took more. `engines` are those whose work is known.
+
+    `batch_due` is batch work by when it has to be done, most of it not at any gateway yet.
 
     `num_ttft_met` and `num_ttft_missed` are first tokens of the window that kept to the objective
     of their prompt and that did not; `num_tpot_met` and `num_tpot_missed` are answers that ended.
@@ -40,6 +43,7 @@ class ModelLoad:
     batch_requests_per_s: float = 0.0
     num_batch_waiting: int = 0
     num_batch_in_flight: int = 0
+    batch_due: BatchDue = NOTHING_DUE
     full_ratio: float = 0.0
     num_ttft_met: int = 0
     num_ttft_missed: int = 0

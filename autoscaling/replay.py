@@ -16,6 +16,7 @@ from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from serving.domain.capacity.batch_due import BatchDue, DueWork
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -154,7 +155,10 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
 def _load_of_json(raw: Mapping[str, Any]) -> ModelLoad:
     engines = tuple(EngineRate(**each) for each in raw.get("engines", ()))
     notes = {name: tuple(raw.get(name, ())) for name in ("late", "left_out")}
-    return ModelLoad(**(dict(raw) | notes | {"engines": engines}))
+    due = raw.get("batch_due", {})
+    work = tuple(DueWork(**each) for each in due.get("work", ()))
+    batch_due = BatchDue(**(dict(due) | {"work": work}))
+    return ModelLoad(**(dict(raw) | notes | {"engines": engines, "batch_due": batch_due}))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -5,14 +5,16 @@ The steps, each a pure function or a small memory of its own:
 1. `forecast`       the work now, and by the time a slice ordered today would be ready
 2. `demand`         the slices which that takes at the objectives, by `serving.domain.capacity`,
                     as far as slices were seen to keep to that law (`learned_capacity`)
-                    and a little more while objectives are missed or caches are full (`pressure`)
+                    and a little more while objectives are missed or caches are full
+                    (`need.pressure`)
 3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
-                    and there is none while work waits (`scale_down`) or there is such pressure
-4. `class_history`  which classes are healthy, and what a useful hour of each costs
-5. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
-6. `bridges`        what others bring where slices end before their class replaces them
-7. `horizons`       what classes that deliver later are asked for, for the need of that time
-8. `targets`        additions at once; a slice goes only when what replaces it is ready
+                    and there is none while work waits (`need.scale_down`) or such pressure lasts
+4. `need.batches`   slices of their own for batches whose time runs out, without a floor
+5. `class_history`  which classes are healthy, and what a useful hour of each costs
+6. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
+7. `bridges`        what others bring where slices end before their class replaces them
+8. `horizons`       what classes that deliver later are asked for, for the need of that time
+9. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
 observation. A missing or stale load holds the last plan.
@@ -38,15 +40,16 @@ from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
 from autoscaling.policy.learned_capacity import learned_of_record, nothing_learned
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
-from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
-from autoscaling.policy.pressure import Pressure, pressure_reason
-from autoscaling.policy.rules import Rules
-from autoscaling.policy.scale_down import (
+from autoscaling.policy.need.batches import BatchCapacity, BatchInputs, BatchPatience
+from autoscaling.policy.need.pressure import Pressure, pressure_reason
+from autoscaling.policy.need.scale_down import (
     MOST_TURNS,
     NeedFloor,
     NeedTurns,
     why_nothing_may_go,
 )
+from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -107,6 +110,7 @@ class SlicewisePolicy:
         self._turns = NeedTurns()
         self._factor = 1.0
         self._pressure = Pressure()
+        self._patience = BatchPatience()
         self._pressed_because: str | None = None
         self._added = 0.0
         self.learned = (
@@ -135,17 +139,19 @@ class SlicewisePolicy:
         needed = self._held_need(now_s, self._bounded(now_s, load, demand))
         need, stays = self._kept_need(now_s, load, needed, num_ready)
         floor = math.ceil(self._rules.floor_ratio * need)
+        batch = self._batch_capacity(now_s, load, need, demand.mean)
+        whole = min(need + batch.slices, self._rules.max_slices)
         reliable, options = self._options(now_s, observation)
-        ideal = self._mix(need, floor, demand.mean, options)
+        ideal = self._mix(whole, floor, demand.mean, options)
         lasting, missing = bridged(now_s, fleet, self._classes, reliable, ideal)
-        safe = self._mix(need, floor, demand.mean, lasting)
-        ahead = self._ahead(now_s, load, num_ready, need, safe, reliable)
+        safe = self._mix(whole, floor, demand.mean, lasting)
+        ahead = self._ahead(now_s, load, num_ready, need, whole - need, safe, reliable)
         inputs = PlanInputs(
             now_s=now_s,
             fleet=fleet,
             classes=self._classes,
             prices={name: each.usd_per_useful_hour for name, each in self._classes.items()},
-            need=need,
+            need=whole,
             safe=safe,
             ideal=ideal,
             ahead=ahead,
@@ -153,7 +159,7 @@ class SlicewisePolicy:
             drain_delay_s=self._rules.drain_delay_s,
             kept=need - needed,
             kept_because=stays,
-            notes="; ".join(filter(None, (self._carries, *load.left_out))),
+            notes="; ".join(filter(None, (self._carries, batch.words, *load.left_out))),
         )
         plan, self._surplus_since_s = plan_targets(
             inputs,
@@ -274,12 +280,14 @@ class SlicewisePolicy:
         load: ModelLoad,
         num_ready: int,
         need: int,
+        for_batches: int,
         base: Portfolio,
         options: list[ClassOption],
     ) -> Mapping[str, AskedAhead]:
         """Returns what classes that deliver later are asked for now, beyond the `base`.
 
-        What is full has no part in what grows from one portfolio to the next.
+        What is full has no part in what grows from one portfolio to the next, nor have slices that
+        are there `for_batches`.
         """
         later = []
         for each in self._leading(now_s)[1:]:
@@ -288,10 +296,32 @@ class SlicewisePolicy:
             then = self._held_need(now_s, self._bounded(now_s, load, demand), name)
             if then > need:
                 floor = math.ceil(self._rules.floor_ratio * then)
+                whole = min(then + for_batches, self._rules.max_slices)
                 later.append(
-                    Horizon(name, lead_s, then, self._mix(then, floor, demand.mean, options))
+                    Horizon(name, lead_s, then, self._mix(whole, floor, demand.mean, options))
                 )
         return asked_ahead(base, later)
+
+    def _batch_capacity(
+        self, now_s: float, load: ModelLoad, need: int, busy: float
+    ) -> BatchCapacity:
+        """Returns the slices that batch work gets of its own, by when it is due."""
+        due = load.batch_due
+        given, taken = due.input_tokens_mean, due.output_tokens_mean
+        cost = self._cost(
+            load.input_tokens_mean if given is None else given,
+            load.output_tokens_mean if taken is None else taken,
+        )
+        return self._patience.capacity(
+            BatchInputs(
+                now_s=now_s,
+                due=due,
+                requests_per_s=self._factor / cost if cost > 0 else 0.0,
+                need=need,
+                busy=busy,
+                lead_s=self._leading(now_s)[0].lead_s,
+            )
+        )
 
     def _kept_need(
         self, now_s: float, load: ModelLoad, needed: int, num_ready: int

@@ -15,6 +15,7 @@ from serving.config.application import AppConfig, LinkConfig
 from serving.config.models import ModelConfig
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
+from serving.domain.capacity.batch_due import NOTHING_DUE, due_stats
 from serving.domain.capacity.engine_rates import rate_stats
 from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.limits import STATS_INTERVAL_S
@@ -192,6 +193,7 @@ class GatewayParts:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         if self._batches is not None:
             self._batches.start(self.edge.answer_line, self._batch_prices())
+            self._tasks.append(asyncio.create_task(self._batches.look_for_due(self._model_of)))
         self._listener.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
         gc.collect()
@@ -225,9 +227,18 @@ class GatewayParts:
     def load_stats(self) -> dict[str, float]:
         """Returns the load of every model at this gateway, for an autoscaling policy."""
         stats: dict[str, float] = {}
+        due = {} if self._batches is None else self._batches.due
         for name, model in self._models.items():
             stats |= load_stats(name, model.load) | rate_stats(name, model.engine_rates())
+            stats |= due_stats(name, due.get(name, NOTHING_DUE))
         return stats
+
+    def _model_of(self, name: str) -> str | None:
+        """The model that answers to a name in a request, its own or an adapter's."""
+        if name in self._models:
+            return name
+        served = self._models.items()
+        return next((model for model, each in served if name in each.adapter_names), None)
 
     def _batch_prices(self) -> BatchPrices:
         # An engine's report, the next look of the ledger, and as much again for what is late.

@@ -17,6 +17,7 @@ from autoscaling.observations import (
     slices_of,
 )
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
+from serving.domain.capacity.batch_due import BatchDue, DueWork, due_stats
 from serving.domain.capacity.engine_rates import EngineRate, rate_stats
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import (
@@ -94,6 +95,14 @@ def test_gateways_add_up_and_their_means_weigh_by_rate() -> None:
     assert load.output_tokens_mean == 20.0
     assert (load.batch_requests_per_s, load.num_batch_waiting) == (0.5, 3)
     assert (load.num_batch_in_flight, load.full_ratio) == (2, 0.75)
+
+
+def test_every_gateway_tells_of_all_batches_so_the_one_that_knows_most_is_believed() -> None:
+    due = BatchDue((DueWork(NOW_S + 60.0, 9), DueWork(NOW_S + 3600.0, 50)), 30.0, 40.0)
+    less = BatchDue((DueWork(NOW_S + 60.0, 12),))
+    reports = [Report(NOW_S, gateway().stats | due_stats("m", each)) for each in (less, due)]
+    assert summed(gateway(), *reports).batch_due == due
+    assert summed(gateway()).batch_due == BatchDue()
 
 
 def test_engines_of_all_gateways_are_known() -> None:

@@ -13,6 +13,7 @@ from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
 from autoscaling.replay_command import replay_command
+from serving.domain.capacity.batch_due import BatchDue, DueWork
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.compute_class import ComputeClass
 from tests.autoscaling.policy.policy_world import PROFILE
@@ -36,7 +37,9 @@ def log(tmp_path: Path) -> Path:
     writing.begin("m", PROFILE, ALL, RULES, None)
     for tick in range(5):
         now_s = 1_795_226_400.0 + 10 * tick
-        observation = Observation(now_s, ModelLoad(now_s, 15.0 * tick, 100.0, 100.0), Fleet((), {}))
+        due = BatchDue((DueWork(now_s + 3600.0, 90_000 * tick),) if tick else (), 50.0)
+        load = ModelLoad(now_s, 15.0 * tick, 100.0, 100.0, batch_due=due)
+        observation = Observation(now_s, load, Fleet((), {}))
         writing.decided("m", observation, policy.decide(observation))
     writing.close()
     return path

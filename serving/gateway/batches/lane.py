@@ -1,18 +1,22 @@
 """The batch lane of one gateway: its store, its routes and its runner, wired."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from serving.artifacts.object_store.address import open_bucket
 from serving.config.application import BatchesConfig, GatewayConfig
+from serving.domain.capacity.batch_due import BatchDue
 from serving.gateway.batches.bucket.store import BucketBatchStore
 from serving.gateway.batches.costs import BatchPrices
-from serving.gateway.batches.edge_caller import AnswerLine, EdgeCaller
-from serving.gateway.batches.job import JobSettings, LineCounts
+from serving.gateway.batches.due import due_by_model
 from serving.gateway.batches.lines import LineLimits
 from serving.gateway.batches.routes import BatchRoutes, BatchRules
-from serving.gateway.batches.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.running.edge_caller import AnswerLine, EdgeCaller
+from serving.gateway.batches.running.job import JobSettings, LineCounts
+from serving.gateway.batches.running.runner import BatchRunner, BlockingCalls
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.batches.store import BatchStore
 
@@ -21,6 +25,11 @@ from serving.gateway.batches.store import BatchStore
 _CHECKS_PER_LEASE = 6
 _MAX_CHECK_S = 1.0
 _CHECKS_PER_WRITE = 2.5
+# How often it is looked for work that is due, and at how many batches. A policy plans hours ahead.
+_LOOK_S = 30.0
+_MOST_LOOKED_AT = 500
+
+logger = logging.getLogger(__name__)
 
 
 def open_batch_store(config: BatchesConfig) -> BatchStore | None:
@@ -63,6 +72,8 @@ class BatchLane:
         self._owner = owner
         self._runner: BatchRunner | None = None
         self._task: asyncio.Task[None] | None = None
+        self.due: Mapping[str, BatchDue] = {}
+        """The batch work of each model by when it is due, as it was seen last."""
         rules = BatchRules(
             config.max_file_bytes,
             config.max_tenant_bytes,
@@ -81,6 +92,17 @@ class BatchLane:
     def num_leased(self) -> int:
         """The batches that this gateway works on."""
         return 0 if self._runner is None else self._runner.num_leased
+
+    async def look_for_due(self, model_of: Callable[[str], str | None]) -> None:
+        """Looks, until it is cancelled, which batch work is due when; `due` has it."""
+        while True:
+            try:
+                batches = await self._blocking(self._store.open_batches, _MOST_LOOKED_AT)
+                self.due = due_by_model(batches, model_of)
+            except Exception:
+                # What was seen last stands: work does not go away because nobody sees it.
+                logger.exception("batch_store_failed")
+            await asyncio.sleep(_LOOK_S)
 
     def start(self, answer_line: AnswerLine, prices: BatchPrices | None = None) -> None:
         """Runs batches from now on; `answer_line` is the edge's. Without `prices` none costs."""

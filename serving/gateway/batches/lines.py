@@ -4,8 +4,9 @@ Owns the form of a line. Does not own what a request may ask for: its route judg
 line is answered, as it does for a request of a client.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
@@ -23,6 +24,7 @@ BATCH_ENDPOINTS = (
 MAX_CUSTOM_ID = 512
 # Of a file with more faults than these the first ones are told.
 MAX_FAULTS = 100
+_MODELS = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -36,19 +38,27 @@ class LineLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request of a batch. `number` is its line in the file, from 1; `body` is JSON."""
+    """One request of a batch. `number` is its line in the file, from 1; `body` is JSON.
+
+    `model` is what it names, if it names one.
+    """
 
     number: int
     custom_id: str
     body: bytes
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedLines:
-    """What a file holds: `num_lines` requests, or why it holds none that can be asked."""
+    """What a file holds: `num_lines` requests, or why it holds none that can be asked.
+
+    `by_model` counts the lines by the models that they name, of the first hundred models.
+    """
 
     num_lines: int
     faults: tuple[LineFault, ...]
+    by_model: Mapping[str, int] = field(default_factory=dict)
 
 
 class LineError(Exception):
@@ -63,6 +73,7 @@ class _Asked(msgspec.Struct):
     """What is looked at in a body before it is a request."""
 
     stream: Any = None
+    model: Any = None
 
 
 _LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -106,13 +117,15 @@ def parse_line(number: int, line: bytes, endpoint: str, limits: LineLimits) -> B
     if (url := _text(fields, "url")) != endpoint:
         message = f"url: {url[:80]!r}; allowed: {endpoint}, the endpoint of the batch."
         raise LineError("mismatched_url", message, "url")
-    return BatchLine(number, custom_id, _body(fields))
+    body, model = _body(fields)
+    return BatchLine(number, custom_id, body, model)
 
 
 def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> CheckedLines:
     """Reads a whole file. Holds the ids of its lines, and of its lines one at a time."""
     faults: list[LineFault] = []
     seen: dict[str, int] = {}
+    by_model: Counter[str] = Counter()
     num_lines = 0
     for number, line in numbered(content, limits):
         num_lines += 1
@@ -121,6 +134,8 @@ def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> Checked
             return CheckedLines(num_lines, (LineFault("too_many_lines", message),))
         try:
             parsed = parse_line(number, line, endpoint, limits)
+            if parsed.model is not None and (parsed.model in by_model or len(by_model) < _MODELS):
+                by_model[parsed.model] += 1
             first = seen.setdefault(parsed.custom_id, number)
             if first != number:
                 message = f"custom_id: it is that of line {first} too; allowed: each once."
@@ -131,7 +146,7 @@ def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> Checked
                 break
     if not num_lines:
         faults.append(LineFault("empty_file", "The file has no line."))
-    return CheckedLines(num_lines, tuple(faults))
+    return CheckedLines(num_lines, tuple(faults), dict(by_model))
 
 
 def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
@@ -143,7 +158,7 @@ def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
         raise LineError("invalid_type", f"{name}: allowed: a string.", name) from error
 
 
-def _body(fields: dict[str, msgspec.Raw]) -> bytes:
+def _body(fields: dict[str, msgspec.Raw]) -> tuple[bytes, str | None]:
     if "body" not in fields:
         raise LineError("missing_required_parameter", "body: missing.", "body")
     body = bytes(fields["body"])
@@ -154,4 +169,4 @@ def _body(fields: dict[str, msgspec.Raw]) -> bytes:
     if asked.stream:
         message = "body.stream: an answer in a file is no stream; allowed: false, or left out."
         raise LineError("stream_not_allowed", message, "body.stream")
-    return body
+    return body, asked.model if isinstance(asked.model, str) else None

@@ -13,6 +13,7 @@ on 2026-11-26.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from serving.config.api_keys import KeyRecord
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
@@ -54,6 +55,9 @@ class BatchStep(StrEnum):
     FINALIZE = "finalize"
     WRITE_FILES = "write_files"
     NOTHING = "nothing"
+
+
+NO_LINES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,8 @@ class BatchCost:
 class Batch:
     """One batch. `entered` has the time at which it came into each of its states.
 
-    `num_total` lines is 0 until they are counted. `num_completed` were answered with status 200,
+    `num_total` lines is 0 until they are counted; `lines_by_model`, by the names that they give, is
+    empty until then, and lines may give none. `num_completed` were answered with status 200,
     `num_failed` with another. The files are `None` until there are some; `output_lifetime_s` is how
     long they stay after they are written, `None` for as long as other files.
     """
@@ -150,6 +155,7 @@ class Batch:
     metadata: Mapping[str, str] = field(default_factory=dict)
     output_lifetime_s: int | None = None
     num_total: int = 0
+    lines_by_model: Mapping[str, int] = field(default_factory=dict)
     num_completed: int = 0
     num_failed: int = 0
     usage: TokenUsage = TokenUsage()
@@ -213,13 +219,20 @@ def next_step(batch: Batch, now_s: float) -> BatchStep:
             return BatchStep.NOTHING
 
 
-def validated(batch: Batch, num_lines: int, faults: tuple[LineFault, ...], now_s: float) -> Batch:
+def validated(
+    batch: Batch,
+    num_lines: int,
+    faults: tuple[LineFault, ...],
+    now_s: float,
+    lines_by_model: Mapping[str, int] = NO_LINES,
+) -> Batch:
     """Returns a batch whose lines have been read. One that was cancelled meanwhile stays so."""
     if batch.status is not BatchStatus.VALIDATING:
         return batch
     if faults:
         return replace(batch.enter(BatchStatus.FAILED, now_s), errors=faults)
-    return replace(batch.enter(BatchStatus.IN_PROGRESS, now_s), num_total=num_lines)
+    begun = batch.enter(BatchStatus.IN_PROGRESS, now_s)
+    return replace(begun, num_total=num_lines, lines_by_model=dict(lines_by_model))
 
 
 def finalizing(batch: Batch, now_s: float) -> Batch:

@@ -2,7 +2,7 @@
 
 Owns what is answered to whom: a tenant's files and batches are there for its own keys, and to
 others as if there were none. Does not own the routes' names (`edge.routes`), nor the running of
-batches (`runner`).
+batches (`running`).
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from serving.gateway.batches.errors import (
     TooManyUploadsError,
     UnknownObjectError,
 )
-from serving.gateway.batches.job import Blocking, new_file_id
 from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
 from serving.gateway.batches.requests import ListBounds, new_batch, page_of, part_of_file
+from serving.gateway.batches.running.job import Blocking, new_file_id
 from serving.gateway.batches.store import (
     BatchStore,
     FileInUseError,

@@ -156,6 +156,10 @@ class BatchStore(Protocol):
         """Returns a tenant's batches, the newest first."""
         ...
 
+    def open_batches(self, limit: int) -> list[Batch]:
+        """Returns batches that have not ended, of all tenants: so many of the oldest."""
+        ...
+
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
         """Changes a batch, whoever goes on with it; `None` if the tenant has no such batch.
 

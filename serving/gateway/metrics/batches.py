@@ -6,7 +6,7 @@ from typing import Protocol
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serving.gateway.batches.job import LineCounts
+from serving.gateway.batches.running.job import LineCounts
 from serving.gateway.metrics.requests import Families
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import ON_DEMAND, RULES, World, load
 
-from autoscaling.policy.pressure import Pressure, pressure_reason
+from autoscaling.policy.need.pressure import Pressure, pressure_reason
 from serving.domain.capacity.engine_rates import EngineRate
 
 CALM = replace(RULES, forecast_share=0.0)

@@ -8,8 +8,8 @@ from closed_loop import RULES as LOOP_RULES
 from policy_world import PROFILE, RULES, TICK_S, World
 from policy_world import load as load_at
 
+from autoscaling.policy.need.scale_down import MOST_TURNS, NeedTurns, why_nothing_may_go
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.scale_down import MOST_TURNS, NeedTurns, why_nothing_may_go
 
 CALM = replace(RULES, forecast_share=0.0)  # without a margin for past errors
 WAITS = {"num_waiting": 5, "oldest_wait_s": 4.0}

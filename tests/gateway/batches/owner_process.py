@@ -14,10 +14,10 @@ from pathlib import Path
 from serving.artifacts.object_store.address import is_bucket, open_bucket
 from serving.gateway.batches.answers import LineReply
 from serving.gateway.batches.bucket.store import BucketBatchStore
-from serving.gateway.batches.job import JobSettings
 from serving.gateway.batches.lines import BatchLine, LineLimits
 from serving.gateway.batches.records import Batch
-from serving.gateway.batches.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.running.job import JobSettings
+from serving.gateway.batches.running.runner import BatchRunner, BlockingCalls
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.batches.store import BatchStore
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from serving.gateway.batches.answer_writer import AnswerWriter
 from serving.gateway.batches.records import LineAnswer
+from serving.gateway.batches.running.answer_writer import AnswerWriter
 
 
 class Kept:

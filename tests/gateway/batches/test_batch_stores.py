@@ -206,6 +206,16 @@ def test_tenant_with_the_fewest_batches_at_work_is_next(store: BatchStore) -> No
     assert [claimed(store).batch_id for _ in range(4)] == ["a0", "b0", "a1", "a2"]
 
 
+def test_open_batches_are_those_of_all_tenants_that_have_not_ended(store: BatchStore) -> None:
+    for number in range(3):
+        add_batch(store, f"a{number}")
+    add_batch(store, "b0", tenant="b", file_id="file-b")
+    lease = claimed(store)
+    store.end(lease, [], lambda batch: batch.enter(BatchStatus.COMPLETED, 3.0))
+    assert [each.batch_id for each in store.open_batches(10)] == ["a1", "a2", "b0"]
+    assert [each.batch_id for each in store.open_batches(2)] == ["a1", "a2"]
+
+
 def test_line_keeps_its_first_answer_and_is_counted_once(store: BatchStore) -> None:
     add_batch(store)
     lease = begun(store)

@@ -13,9 +13,9 @@ from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transitio
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.batches.answers import LineReply
 from serving.gateway.batches.costs import BatchPrices, CostMeter
-from serving.gateway.batches.job import BatchJob
 from serving.gateway.batches.lines import BatchLine
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, BatchStatus, cancelled
+from serving.gateway.batches.running.job import BatchJob
 from serving.gateway.batches.store import LeaseLostError
 from serving.gateway.metrics.ledger import engine_use, is_busy
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from serving.gateway.batches.edge_caller import EdgeCaller
 from serving.gateway.batches.lines import BatchLine
 from serving.gateway.batches.records import Batch, KeyOfBatch
+from serving.gateway.batches.running.edge_caller import EdgeCaller
 
 BATCH = Batch("b1", "a", KeyOfBatch("", None), "/v1/completions", "file-1", "24h", 0.0, 3600.0)
 LINE = BatchLine(1, "line-1", b"{}")

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.batches.answers import LineReply
-from serving.gateway.batches.job import BatchJob, JobSettings, LineCounts, wait_s
 from serving.gateway.batches.lines import BatchLine, LineLimits
 from serving.gateway.batches.records import (
     Batch,
@@ -26,6 +25,7 @@ from serving.gateway.batches.records import (
     StoredFile,
     cancelled,
 )
+from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCounts, wait_s
 from serving.gateway.batches.store import BatchStore, Page
 
 from .kept import KINDS, Kept, kept_in

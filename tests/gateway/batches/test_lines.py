@@ -46,6 +46,16 @@ def test_long_line_is_cut_and_the_next_one_is_whole() -> None:
     assert check(json.dumps(longest).encode() + b"\n") == CheckedLines(1, ())
 
 
+def test_lines_are_counted_by_the_models_that_they_name() -> None:
+    bodies = [{"model": "a"}, {"model": "b"}, {"model": "a"}, {"model": 7}, {}]
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": PATH, "body": body}
+        for at, body in enumerate(bodies)
+    ]
+    checked = check(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    assert checked == CheckedLines(5, (), {"a": 2, "b": 1})
+
+
 def test_body_goes_on_as_it_came() -> None:
     text = b'{"custom_id": "a", "method": "POST", "url": "%s", "body": {"n":1e0, "n":2}}'
     parsed = parse_line(3, text % PATH.encode(), PATH, LIMITS)
@@ -79,7 +89,7 @@ def test_bad_line_is_told_by_its_number(bad: Any, code: str, shown: str) -> None
 
 def test_stream_that_is_off_passes() -> None:
     text = json.dumps(line(body={"stream": False, "model": "m"})).encode()
-    assert check(text) == CheckedLines(1, ())
+    assert check(text) == CheckedLines(1, (), {"m": 1})
 
 
 def test_id_is_that_of_one_line() -> None:
@@ -94,7 +104,7 @@ def test_file_has_some_lines_and_not_too_many() -> None:
     for text, code in ((b"", "empty_file"), (b"\n \n", "empty_file"), (many, "too_many_lines")):
         (fault,) = check(text).faults
         assert (fault.code, fault.line) == (code, None)
-    assert check(many[: many.rindex(b"\n", 0, -1) + 1]) == CheckedLines(200, ())
+    assert check(many[: many.rindex(b"\n", 0, -1) + 1]) == CheckedLines(200, (), {"m": 200})
 
 
 def test_of_many_faults_the_first_are_told() -> None:

@@ -13,11 +13,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from serving.config.application import BatchesConfig, GatewayConfig
-from serving.gateway.batches.edge_caller import EdgeCaller
-from serving.gateway.batches.job import JobSettings
 from serving.gateway.batches.lane import BatchLane
 from serving.gateway.batches.lines import LineLimits
-from serving.gateway.batches.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.running.edge_caller import EdgeCaller
+from serving.gateway.batches.running.job import JobSettings
+from serving.gateway.batches.running.runner import BatchRunner, BlockingCalls
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge

@@ -58,7 +58,7 @@ class BatchLeases:
 
     def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
         """Leases a batch; see `BatchStore.claim`."""
-        for marker in self._candidates(list(self._markers()), now_s):
+        for marker in self._candidates(list(self.markers()), now_s):
             head = self._bucket.head(marker.batch_id)
             if head is None:
                 if now_s - marker.made_at_s > _MAKING_S:
@@ -194,7 +194,7 @@ class BatchLeases:
         self._end(lease, head)
         return head.batch
 
-    def _markers(self) -> Iterator[OpenMarker]:
+    def markers(self) -> Iterator[OpenMarker]:
         """Yields the open batches, the oldest first."""
         after = ""
         while page := self._bucket.store.list_from(names.OPEN, after):

@@ -10,6 +10,7 @@ A bucket takes some writes to one object a second and no more, so answers are wr
 apart (`write_interval_s`).
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
@@ -154,6 +155,12 @@ class BucketBatchStore:
         entries = page_of(catalog.batches, places, catalog.gone, page)
         found = self._readers.map(lambda each: self.batch(tenant, each.batch_id), entries)
         return [batch for batch in found if batch is not None]
+
+    def open_batches(self, limit: int) -> list[Batch]:
+        """Returns the oldest batches that have not ended."""
+        markers = itertools.islice(self._leases.markers(), limit)
+        heads = self._readers.map(lambda each: self._bucket.head(each.batch_id), list(markers))
+        return [head.batch for head in heads if head is not None and not head.batch.has_ended]
 
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
         """Changes a batch, whoever has it; see `BatchStore.change`."""

@@ -200,6 +200,11 @@ class SqliteBatchStore:
         found = self._rows(f"SELECT record FROM batches WHERE {where}", *values)
         return [_batch_of(row[0]) for row in found]
 
+    def open_batches(self, limit: int) -> list[Batch]:
+        """Returns the oldest batches that have not ended."""
+        sql = "SELECT record FROM batches WHERE has_ended = 0 ORDER BY seq LIMIT ?"
+        return [_batch_of(row[0]) for row in self._rows(sql, limit)]
+
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
         """Changes a batch, whoever has it; see `BatchStore.change`."""
         with self._transaction() as database:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Protocol
 
-from serving.gateway.batches.answer_writer import AnswerWriter
 from serving.gateway.batches.answers import LineReply, answer_of, unanswered
 from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.lines import (
@@ -37,6 +36,7 @@ from serving.gateway.batches.records import (
     outcome_of,
     validated,
 )
+from serving.gateway.batches.running.answer_writer import AnswerWriter
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
 # Refusals that pass: the model's line is full, a quota is used up, no engine is there.
@@ -190,7 +190,9 @@ class BatchJob:
         now_s = self._now_s()
         self._store.change_leased(
             self._lease,
-            lambda each: validated(each, checked.num_lines, checked.faults, now_s),
+            lambda each: validated(
+                each, checked.num_lines, checked.faults, now_s, checked.by_model
+            ),
         )
 
     def _write_files(self, batch: Batch) -> None:

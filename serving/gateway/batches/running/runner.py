@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from serving.gateway.batches.costs import BatchPrices
-from serving.gateway.batches.job import BatchJob, JobSettings, LineCaller, LineCounts
 from serving.gateway.batches.records import BatchLease
+from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCaller, LineCounts
 from serving.gateway.batches.store import BatchStore, LeaseLostError
 
 logger = logging.getLogger(__name__)

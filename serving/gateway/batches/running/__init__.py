@@ -1,0 +1,1 @@
+"""Carries batches on: who does, step by step, and line by line."""
