@@ -192,7 +192,9 @@ class GatewayParts:
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         if self._batches is not None:
-            self._batches.start(self.edge.answer_line, self._batch_prices())
+            self._batches.start(
+                self.edge.answer_line, self._batch_prices(), self._num_batch_waiting
+            )
             self._tasks.append(asyncio.create_task(self._batches.look_for_due(self._model_of)))
         self._listener.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
@@ -232,6 +234,9 @@ class GatewayParts:
             stats |= load_stats(name, model.load) | rate_stats(name, model.engine_rates())
             stats |= due_stats(name, due.get(name, NOTHING_DUE))
         return stats
+
+    def _num_batch_waiting(self) -> int:
+        return sum(model.load.num_batch_waiting for model in self._models.values())
 
     def _model_of(self, name: str) -> str | None:
         """The model that answers to a name in a request, its own or an adapter's."""

@@ -32,7 +32,7 @@ def due_by_model(
                 answered[model] += batch.num_completed
             if batch.status is BatchStatus.IN_PROGRESS:
                 left = round((batch.num_total - batch.num_answered) * count / named)
-                work[model].append(DueWork(_due_at_s(batch), left))
+                work[model].append(DueWork(due_at_s(batch), left))
     return {
         model: BatchDue(
             coalesced(dates),
@@ -43,7 +43,8 @@ def due_by_model(
     }
 
 
-def _due_at_s(batch: Batch) -> float:
+def due_at_s(batch: Batch) -> float:
+    """Returns when a batch's lines are to be answered: a little before its window is over."""
     return round(batch.expires_at_s - _EARLIER * (batch.expires_at_s - batch.created_at_s))
 
 

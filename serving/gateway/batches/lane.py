@@ -28,6 +28,8 @@ _CHECKS_PER_WRITE = 2.5
 # How often it is looked for work that is due, and at how many batches. A policy plans hours ahead.
 _LOOK_S = 30.0
 _MOST_LOOKED_AT = 500
+# Lines of batches that wait, as a part of those that one has in flight: engines have room.
+_SHARE_WAITING = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class BatchLane:
         )
         self._batches_at_once = config.batches_at_once
         self._batch_lifetime_s = config.batch_lifetime_s
+        # Half of the places to wait are others', should all lines have to wait at once.
+        self._max_lines = gateway.max_waiting_requests // 2
         self._owner = owner
         self._runner: BatchRunner | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,8 +108,22 @@ class BatchLane:
                 logger.exception("batch_store_failed")
             await asyncio.sleep(_LOOK_S)
 
-    def start(self, answer_line: AnswerLine, prices: BatchPrices | None = None) -> None:
-        """Runs batches from now on; `answer_line` is the edge's. Without `prices` none costs."""
+    def start(
+        self,
+        answer_line: AnswerLine,
+        prices: BatchPrices | None = None,
+        num_waiting: Callable[[], int] | None = None,
+    ) -> None:
+        """Runs batches from now on; `answer_line` is the edge's. Without `prices` none costs.
+
+        `num_waiting` returns how many requests of batches have no engine: a batch whose time runs
+        out has more lines asked at once while those are few. Without it none has.
+        """
+
+        def has_room() -> bool:
+            few = _SHARE_WAITING * self._settings.lines_in_flight
+            return num_waiting is not None and num_waiting() <= few
+
         self._runner = BatchRunner(
             self._store,
             EdgeCaller(answer_line),
@@ -116,6 +134,8 @@ class BatchLane:
             self._blocking,
             self._batch_lifetime_s,
             prices,
+            self._max_lines,
+            has_room,
         )
         self._task = asyncio.create_task(self._runner.run())
 

@@ -27,7 +27,7 @@ class Answering(EchoFrontend):
     """A model that answers every chat with its own prompt, once the test lets it.
 
     `statuses` are what it answers first, one after the other. After `num_free` answers, if that is
-    given, the others wait.
+    given, the others wait. An answer takes `pace_s`.
     """
 
     def __init__(self, name: str = "m", adapters: tuple[str, ...] = ()) -> None:
@@ -39,6 +39,7 @@ class Answering(EchoFrontend):
         self.num_running = 0
         self.most_running = 0
         self.num_free: int | None = None
+        self.pace_s = 0.0
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = json.loads((await receive())["body"])
@@ -49,6 +50,8 @@ class Answering(EchoFrontend):
         self.most_running = max(self.most_running, self.num_running)
         try:
             await self.may_answer.wait()
+            if self.pace_s:
+                await asyncio.sleep(self.pace_s)
         finally:
             self.num_running -= 1
         status = self.statuses.pop(0) if self.statuses else 200

@@ -503,3 +503,26 @@ async def test_client_that_leaves_while_it_uploads_leaves_nothing(kept: Kept) ->
         with pytest.raises(httpx.WriteError):
             await http.post("/v1/files", content=half(), headers=headers)
         assert kept.num_contents() == 0
+
+
+@pytest.mark.parametrize("num_waiting", [0, 5])
+async def test_batch_whose_time_runs_out_has_more_lines_asked_at_once(
+    kept: Kept, num_waiting: int
+) -> None:
+    """As long as few of them wait for an engine."""
+    model = Answering()
+    model.pace_s = 0.1
+    config = {"lines_in_flight": 2, "completion_windows": ["1m"], "lease_s": 1.0}
+    async with (
+        gateway_in(kept, model, runs=False, config=config) as gateway,
+        gateway.client() as client,
+    ):
+        gateway.lane.start(gateway.edge.answer_line, num_waiting=lambda: num_waiting)
+        batch_id = await begin(client, chats(10_000), completion_window="1m")
+        if num_waiting:
+            await turn_until(lambda: model.num_asked >= 20)
+            assert model.most_running == 2
+        else:
+            await turn_until(lambda: model.most_running >= 16)
+        await client.batches.cancel(batch_id)
+        await ended(client, batch_id)

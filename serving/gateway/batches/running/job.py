@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Protocol
 
 from serving.gateway.batches.answers import LineReply, answer_of, unanswered
 from serving.gateway.batches.costs import BatchPrices, CostMeter
+from serving.gateway.batches.due import due_at_s
 from serving.gateway.batches.lines import (
     BatchLine,
     LineError,
@@ -37,6 +38,12 @@ from serving.gateway.batches.records import (
     validated,
 )
 from serving.gateway.batches.running.answer_writer import AnswerWriter
+from serving.gateway.batches.running.line_workers import (
+    LineRoom,
+    LinesLeft,
+    LineWorkers,
+    lines_wanted,
+)
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
 # Refusals that pass: the model's line is full, a quota is used up, no engine is there.
@@ -48,6 +55,8 @@ _LONGEST_WAIT_S = 60.0
 _MOST_UNWRITTEN = 1000
 # Lines that are read from the file at once.
 _LINES_AT_ONCE = 64
+
+NO_ROOM = LineRoom()
 
 # Runs a blocking call where it does not stop the event loop.
 Blocking = Callable[..., Awaitable[Any]]
@@ -100,6 +109,7 @@ class BatchJob:
         blocking: Blocking,
         counts: LineCounts,
         prices: BatchPrices | None = None,
+        room: LineRoom = NO_ROOM,
     ) -> None:
         """Makes the job of a lease; without `prices` it costs nothing."""
         self._lease = lease
@@ -114,6 +124,8 @@ class BatchJob:
         self._meter = None if prices is None else CostMeter(prices, lease.batch_id)
         self._costing = asyncio.Lock()
         self._has_asked = False
+        self._room = room
+        self._seen: Batch | None = None  # as it was when the lease was renewed last
 
     async def run(self) -> None:
         """Carries the batch to its end.
@@ -168,6 +180,7 @@ class BatchJob:
             batch: Batch = await self._blocking(
                 self._store.renew, self._lease, self._now_s(), self._settings.lease_s, cost
             )
+        self._seen = batch
         return batch
 
     async def _settle_cost(self) -> None:
@@ -268,20 +281,37 @@ class BatchJob:
                     await writer.flush()
 
     async def _answer_all(self, batch: Batch, source: "_LineSource", writer: AnswerWriter) -> None:
+        async def answer_one() -> bool:
+            line = await source.next()
+            if line is None:
+                return False
+            await writer.add(answer_of(line, await self._ask(batch, line)))
+            return True
+
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(writer.run())
-            workers = [
-                group.create_task(self._answer_lines(batch, source, writer))
-                for _ in range(self._settings.lines_in_flight)
-            ]
-            await asyncio.wait(workers)
+            workers = LineWorkers(group, answer_one, self._settings.lines_in_flight)
+            tuning = group.create_task(self._tune(workers))
+            await workers.wait_ended()
             writing.cancel()
+            tuning.cancel()
 
-    async def _answer_lines(
-        self, batch: Batch, source: "_LineSource", writer: AnswerWriter
-    ) -> None:
-        while (line := await source.next()) is not None:
-            await writer.add(answer_of(line, await self._ask(batch, line)))
+    async def _tune(self, workers: LineWorkers) -> None:
+        """Has more lines asked at once if the batch would not be done in time."""
+        while True:
+            num_refused = self._counts.num_refused
+            await asyncio.sleep(self._settings.check_s)
+            batch = self._seen
+            if batch is None:
+                continue
+            left = LinesLeft(
+                batch.num_total - batch.num_answered,
+                due_at_s(batch) - self._now_s(),
+                workers.line_s,
+            )
+            has_room = self._room.has_room() and self._counts.num_refused == num_refused
+            least, most = self._settings.lines_in_flight, self._room.most()
+            workers.want(lines_wanted(workers.num_wanted, least, most, left, has_room=has_room))
 
     async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
         num_refusals = num_faults = 0

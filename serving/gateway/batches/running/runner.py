@@ -12,6 +12,7 @@ from typing import Any
 from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCaller, LineCounts
+from serving.gateway.batches.running.line_workers import LineRoom
 from serving.gateway.batches.store import BatchStore, LeaseLostError
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,14 @@ class BatchRunner:
         blocking: Callable[..., Any],
         batch_lifetime_s: float,
         prices: BatchPrices | None = None,
+        max_lines: int = 0,
+        has_room: Callable[[], bool] = lambda: False,
     ) -> None:
         """Makes a runner that claims batches as `owner`; `now_s` is Unix time.
 
         Batches stay for `batch_lifetime_s` after their end. Without `prices` they cost nothing.
+        All that run together have `max_lines` in flight at most, where that is more than settings
+        give each; more than those only while `has_room`, which says that lines do not wait.
         """
         self._store = store
         self._caller = caller
@@ -65,6 +70,7 @@ class BatchRunner:
         self._blocking = blocking
         self._batch_lifetime_s = batch_lifetime_s
         self._prices = prices
+        self._room = LineRoom(lambda: max_lines // max(1, len(self._jobs)), has_room)
         self._jobs: dict[asyncio.Task[None], BatchLease] = {}
         self._is_woken = asyncio.Event()
         self.counts = LineCounts()
@@ -126,6 +132,7 @@ class BatchRunner:
             self._blocking,
             self.counts,
             self._prices,
+            self._room,
         )
         try:
             await job.run()
