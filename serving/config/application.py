@@ -234,9 +234,9 @@ class BatchesConfig(_Section):
     batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
     """Batches that one gateway works on."""
     lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = 64
-    """Lines of one batch that are asked at once; more, where they would not be answered in time and
-    do not have to wait. All batches of a gateway then have as many as half of
-    `gateway.max_waiting_requests`."""
+    """Lines of one batch that are asked at once; fewer, where others' requests miss their
+    objectives; more, where the batch would not be done in time and lines do not have to wait. All
+    batches of a gateway then have as many as half of `gateway.max_waiting_requests`."""
     lease_s: Annotated[float, Field(ge=1, le=600)] = 30.0
     """How long a gateway that falls silent keeps its batches; then others go on with them. With
     `store` at least 20 s: a bucket bears few writes."""

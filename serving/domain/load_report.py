@@ -74,6 +74,27 @@ class LoadSample:
 JUDGED = ("num_ttft_met", "num_ttft_missed", "num_tpot_met", "num_tpot_missed")
 
 
+# The share of requests that misses an objective, of at least so many: five times what an objective
+# of 99 % allows.
+_MISSED_SHARE, _LEAST_JUDGED = 0.05, 20
+
+
+def are_too_many(num_missed: int, num_met: int) -> bool:
+    """Returns whether so many misses of an objective say that engines have too much to do."""
+    judged = num_met + num_missed
+    return judged >= _LEAST_JUDGED and num_missed > _MISSED_SHARE * judged
+
+
+def misses_objectives(sample: LoadSample) -> bool:
+    """Returns whether interactive and standard work missed its objectives too often lately.
+
+    Never, where a model has none.
+    """
+    return are_too_many(sample.num_ttft_missed, sample.num_ttft_met) or are_too_many(
+        sample.num_tpot_missed, sample.num_tpot_met
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ListedSlice:
     """The entry of one slice replica in the directory.

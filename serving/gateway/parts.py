@@ -19,11 +19,12 @@ from serving.domain.capacity.batch_due import NOTHING_DUE, due_stats
 from serving.domain.capacity.engine_rates import rate_stats
 from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.limits import STATS_INTERVAL_S
-from serving.domain.load_report import load_stats
+from serving.domain.load_report import load_stats, misses_objectives
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.lane import BatchLane, open_batch_store
+from serving.gateway.batches.running.runner import OthersWork
 from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.edge.own_routes import complaint
@@ -192,9 +193,8 @@ class GatewayParts:
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         if self._batches is not None:
-            self._batches.start(
-                self.edge.answer_line, self._batch_prices(), self._num_batch_waiting
-            )
+            others = OthersWork(self._num_batch_waiting, self._is_pressed)
+            self._batches.start(self.edge.answer_line, self._batch_prices(), others)
             self._tasks.append(asyncio.create_task(self._batches.look_for_due(self._model_of)))
         self._listener.start()
         # What start-up made lives as long as the process: the collector need not walk it again.
@@ -237,6 +237,9 @@ class GatewayParts:
 
     def _num_batch_waiting(self) -> int:
         return sum(model.load.num_batch_waiting for model in self._models.values())
+
+    def _is_pressed(self) -> bool:
+        return any(misses_objectives(model.load) for model in self._models.values())
 
     def _model_of(self, name: str) -> str | None:
         """The model that answers to a name in a request, its own or an adapter's."""

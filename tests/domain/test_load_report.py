@@ -13,6 +13,7 @@ from serving.domain.load_report import (
     fleet_report_of_stats,
     load_of_stats,
     load_stats,
+    misses_objectives,
 )
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
@@ -135,3 +136,12 @@ def test_report_of_a_gateway_is_no_listing() -> None:
 def test_stats_of_another_version_are_refused(name: str) -> None:
     with pytest.raises(StatsError, match="not in this version's form"):
         fleet_report_of_stats({"directory|started": 1.0, name: 2.0})
+
+
+@pytest.mark.parametrize(
+    ("met", "missed", "too_many"),
+    [(19, 1, False), (18, 2, True), (0, 19, False), (95, 5, False), (94, 6, True), (0, 0, False)],
+)
+def test_misses_of_either_objective_are_too_many(met: int, missed: int, too_many: bool) -> None:
+    assert misses_objectives(replace(SAMPLE, num_ttft_met=met, num_ttft_missed=missed)) == too_many
+    assert misses_objectives(replace(SAMPLE, num_tpot_met=met, num_tpot_missed=missed)) == too_many

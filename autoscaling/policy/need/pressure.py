@@ -11,10 +11,8 @@ in.
 from dataclasses import dataclass
 
 from autoscaling.records import ModelLoad
+from serving.domain.load_report import are_too_many
 
-# The share of requests that misses an objective, of at least so many: five times what an objective
-# of 99 % allows.
-_MISSED_SHARE, _LEAST_JUDGED = 0.05, 20
 # A cache is full from here on: engines then hold sequences back, or put some off. The median
 # engine's counts, so that one with a long prompt shows nothing.
 _FULL_KV_RATIO = 0.9
@@ -38,9 +36,8 @@ def pressure_reason(load: ModelLoad, mean_slices: float, num_ready: int) -> str 
         ("first tokens were late", load.num_ttft_met, load.num_ttft_missed),
         ("answers were slow", load.num_tpot_met, load.num_tpot_missed),
     ):
-        judged = num_met + num_missed
-        if judged >= _LEAST_JUDGED and num_missed > _MISSED_SHARE * judged:
-            return f"{num_missed} of {judged} {what}"
+        if are_too_many(num_missed, num_met):
+            return f"{num_missed} of {num_met + num_missed} {what}"
     ratios = sorted(each.kv_usage_ratio for each in load.engines)
     # The lower of the two in the middle.
     median = ratios[(len(ratios) - 1) // 2] if ratios else 0.0

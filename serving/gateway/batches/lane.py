@@ -16,7 +16,12 @@ from serving.gateway.batches.lines import LineLimits
 from serving.gateway.batches.routes import BatchRoutes, BatchRules
 from serving.gateway.batches.running.edge_caller import AnswerLine, EdgeCaller
 from serving.gateway.batches.running.job import JobSettings, LineCounts
-from serving.gateway.batches.running.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.running.runner import (
+    NO_OTHERS,
+    BatchRunner,
+    BlockingCalls,
+    OthersWork,
+)
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.batches.store import BatchStore
 
@@ -28,8 +33,6 @@ _CHECKS_PER_WRITE = 2.5
 # How often it is looked for work that is due, and at how many batches. A policy plans hours ahead.
 _LOOK_S = 30.0
 _MOST_LOOKED_AT = 500
-# Lines of batches that wait, as a part of those that one has in flight: engines have room.
-_SHARE_WAITING = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -112,18 +115,13 @@ class BatchLane:
         self,
         answer_line: AnswerLine,
         prices: BatchPrices | None = None,
-        num_waiting: Callable[[], int] | None = None,
+        others: OthersWork = NO_OTHERS,
     ) -> None:
         """Runs batches from now on; `answer_line` is the edge's. Without `prices` none costs.
 
-        `num_waiting` returns how many requests of batches have no engine: a batch whose time runs
-        out has more lines asked at once while those are few. Without it none has.
+        `others` tells what else the gateway does: a batch whose time runs out has more lines asked
+        at once while lines do not wait, and fewer where others' requests miss their objectives.
         """
-
-        def has_room() -> bool:
-            few = _SHARE_WAITING * self._settings.lines_in_flight
-            return num_waiting is not None and num_waiting() <= few
-
         self._runner = BatchRunner(
             self._store,
             EdgeCaller(answer_line),
@@ -135,7 +133,7 @@ class BatchLane:
             self._batch_lifetime_s,
             prices,
             self._max_lines,
-            has_room,
+            others,
         )
         self._task = asyncio.create_task(self._runner.run())
 

@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 
-from serving.gateway.batches.running.line_workers import LinesLeft, LineWorkers, lines_wanted
+from serving.gateway.batches.running.line_workers import (
+    SEEN_FOR_S,
+    LineRoom,
+    LinesLeft,
+    LineTuner,
+    LineWorkers,
+    lines_wanted,
+)
 
 HOUR_S = 3600.0
 
@@ -40,6 +47,24 @@ def test_lines_that_wait_are_not_made_more_and_those_that_are_too_many_go() -> N
     assert wanted(late, now=400) == 500
     assert wanted(LinesLeft(100_000, HOUR_S, 3.0), now=400, has_room=False) == 100
     assert lines_wanted(64, 64, 0, late, has_room=True) == 64
+
+
+def test_others_that_miss_their_objectives_halve_the_lines_until_they_do_not() -> None:
+    late, is_pressed = LinesLeft(100_000, 60.0, 3.0), True
+    tuner = LineTuner(LineRoom(lambda: 500, lambda: True, lambda: is_pressed), 64)
+
+    def lines(now_s: float, num_now: int) -> int:
+        return tuner.lines(now_s, num_now, late, is_refused=False)
+
+    assert lines(0.0, 64) == 32
+    # What is told then is of before.
+    assert lines(SEEN_FOR_S - 1, 32) == 32
+    assert lines(SEEN_FOR_S, 32) == 16
+    assert lines(2 * SEEN_FOR_S, 1) == 1
+    is_pressed = False
+    assert lines(3 * SEEN_FOR_S - 1, 1) == 1
+    assert lines(3 * SEEN_FOR_S, 1) == 2
+    assert lines(3 * SEEN_FOR_S + 1, 2) == 4
 
 
 class Lines:

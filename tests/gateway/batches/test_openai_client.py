@@ -10,6 +10,7 @@ import pytest
 from serving.config.api_keys import read_keys
 from serving.domain.errors import NoRoomInTimeError
 from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.gateway.batches.running.runner import OthersWork
 from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import HttpEdge
@@ -517,7 +518,8 @@ async def test_batch_whose_time_runs_out_has_more_lines_asked_at_once(
         gateway_in(kept, model, runs=False, config=config) as gateway,
         gateway.client() as client,
     ):
-        gateway.lane.start(gateway.edge.answer_line, num_waiting=lambda: num_waiting)
+        others = OthersWork(num_batch_waiting=lambda: num_waiting)
+        gateway.lane.start(gateway.edge.answer_line, others=others)
         batch_id = await begin(client, chats(10_000), completion_window="1m")
         if num_waiting:
             await turn_until(lambda: model.num_asked >= 20)

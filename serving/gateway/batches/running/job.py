@@ -41,8 +41,8 @@ from serving.gateway.batches.running.answer_writer import AnswerWriter
 from serving.gateway.batches.running.line_workers import (
     LineRoom,
     LinesLeft,
+    LineTuner,
     LineWorkers,
-    lines_wanted,
 )
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
@@ -297,21 +297,18 @@ class BatchJob:
             tuning.cancel()
 
     async def _tune(self, workers: LineWorkers) -> None:
-        """Has more lines asked at once if the batch would not be done in time."""
+        """Has more lines asked at once where it has to be, and fewer where others suffer."""
+        tuner = LineTuner(self._room, self._settings.lines_in_flight)
         while True:
             num_refused = self._counts.num_refused
             await asyncio.sleep(self._settings.check_s)
-            batch = self._seen
+            batch, now_s = self._seen, self._now_s()
             if batch is None:
                 continue
-            left = LinesLeft(
-                batch.num_total - batch.num_answered,
-                due_at_s(batch) - self._now_s(),
-                workers.line_s,
-            )
-            has_room = self._room.has_room() and self._counts.num_refused == num_refused
-            least, most = self._settings.lines_in_flight, self._room.most()
-            workers.want(lines_wanted(workers.num_wanted, least, most, left, has_room=has_room))
+            num_left = batch.num_total - batch.num_answered
+            left = LinesLeft(num_left, due_at_s(batch) - now_s, workers.line_s)
+            is_refused = self._counts.num_refused > num_refused
+            workers.want(tuner.lines(now_s, workers.num_wanted, left, is_refused=is_refused))
 
     async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
         num_refusals = num_faults = 0

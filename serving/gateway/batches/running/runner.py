@@ -5,8 +5,10 @@ Owns how many at once, and when to look for more. Does not own what a job does (
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from serving.gateway.batches.costs import BatchPrices
@@ -21,6 +23,23 @@ logger = logging.getLogger(__name__)
 _NUM_THREADS = 4
 # How often files and batches are looked for that have had their time.
 _SWEEP_S = 600.0
+# Lines of batches that wait, as a part of those that one has in flight: engines have room.
+_SHARE_WAITING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class OthersWork:
+    """What a gateway tells of the work beside its batches.
+
+    `num_batch_waiting` requests of batches have no engine. `is_pressed` says that interactive and
+    standard requests of the last half minute missed their objectives more often than they may.
+    """
+
+    num_batch_waiting: Callable[[], float] = lambda: math.inf
+    is_pressed: Callable[[], bool] = lambda: False
+
+
+NO_OTHERS = OthersWork()
 
 
 class BlockingCalls:
@@ -53,13 +72,13 @@ class BatchRunner:
         batch_lifetime_s: float,
         prices: BatchPrices | None = None,
         max_lines: int = 0,
-        has_room: Callable[[], bool] = lambda: False,
+        others: OthersWork = NO_OTHERS,
     ) -> None:
         """Makes a runner that claims batches as `owner`; `now_s` is Unix time.
 
         Batches stay for `batch_lifetime_s` after their end. Without `prices` they cost nothing.
         All that run together have `max_lines` in flight at most, where that is more than settings
-        give each; more than those only while `has_room`, which says that lines do not wait.
+        give each; more than those only while `others` leave room, and fewer where they suffer.
         """
         self._store = store
         self._caller = caller
@@ -70,7 +89,12 @@ class BatchRunner:
         self._blocking = blocking
         self._batch_lifetime_s = batch_lifetime_s
         self._prices = prices
-        self._room = LineRoom(lambda: max_lines // max(1, len(self._jobs)), has_room)
+        few = _SHARE_WAITING * settings.lines_in_flight
+        self._room = LineRoom(
+            most=lambda: max_lines // max(1, len(self._jobs)),
+            has_room=lambda: others.num_batch_waiting() <= few,
+            is_pressed=others.is_pressed,
+        )
         self._jobs: dict[asyncio.Task[None], BatchLease] = {}
         self._is_woken = asyncio.Event()
         self.counts = LineCounts()
