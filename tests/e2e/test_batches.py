@@ -1,4 +1,7 @@
-"""A batch over ten kills of engine hosts, gateways and the directory: every line once."""
+"""A batch over ten kills of engine hosts, gateways and the directory: every line once.
+
+Kept in a folder, and in a bucket behind GCS's own client.
+"""
 
 import contextlib
 import json
@@ -14,6 +17,8 @@ import openai
 import pytest
 
 from serving.domain.tokens.paced import LETTERS, paced_tokens
+from tests.artifacts.object_store.servers import BUCKET, client_variables
+from tests.artifacts.object_store.strict_server import strict_server
 
 from .application import Role, RunningApplication, application_args, paced_model
 
@@ -52,15 +57,30 @@ def lines() -> bytes:
     return b"".join(json.dumps(request).encode() + b"\n" for request in requests)
 
 
-@pytest.fixture(scope="module")
-def application() -> Iterator[RunningApplication]:
-    with tempfile.TemporaryDirectory() as folder:
+@contextlib.contextmanager
+def place_of(kind: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Where batches are kept: what the configuration says, and environment variables.
+
+    The bucket takes one write of an object a second, and loses every fiftieth answer to one.
+    """
+    if kind == "folder":
+        with tempfile.TemporaryDirectory() as folder:
+            yield {"folder": str(Path(folder) / "batches"), "lease_s": 5.0}, {}
+        return
+    with strict_server() as bucket:
+        bucket.lose_every, bucket.writes_apart_s = 50, 1.0
+        yield {"store": f"{kind}://{BUCKET}/batches", "lease_s": 20.0}, client_variables(bucket.url)
+
+
+@pytest.fixture(scope="module", params=["folder", "gs"])
+def application(request: pytest.FixtureRequest) -> Iterator[RunningApplication]:
+    with place_of(request.param) as (batches, environment):
         args = application_args(
             paced_model(2, {"ttft_ms": 10, "tpot_ms": 10}),
             gateway={"replicas": 2},
-            batches={"folder": str(Path(folder) / "batches"), "lease_s": 5.0},
+            batches=batches,
         )
-        with RunningApplication(args) as running:
+        with RunningApplication(args, environment=environment) as running:
             yield running
 
 

@@ -211,6 +211,8 @@ class BatchLeases:
         with self._lock:
             are_open = {marker.batch_id for marker in markers}
             self._seen = {key: each for key, each in self._seen.items() if key in are_open}
+            for batch_id in self._written.keys() - are_open:
+                del self._written[batch_id]
             for marker in reversed(markers):
                 seen = self._seen.get(marker.batch_id)
                 if seen is None or seen.until_s <= now_s:
