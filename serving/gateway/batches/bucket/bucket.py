@@ -1,6 +1,8 @@
 """The documents of the batch lane in one bucket, and what follows from the end of a batch."""
 
-from serving.artifacts.object_store.store import VersionedStore
+from collections.abc import Iterator
+
+from serving.artifacts.object_store.store import StoredObject, VersionedStore
 from serving.gateway.batches.bucket import names
 from serving.gateway.batches.bucket.catalog import Catalog, FileEntry, settled
 from serving.gateway.batches.bucket.documents import Documents
@@ -14,6 +16,13 @@ class BatchBucket:
         self.store = store
         self.heads = Documents(store, BatchHead)
         self.catalogs = Documents(store, Catalog)
+
+    def objects(self, folder: str) -> Iterator[StoredObject]:
+        """Yields what is below a folder, by name; a page is asked for when it is needed."""
+        after = ""
+        while page := self.store.list_from(folder, after):
+            after = page[-1].name
+            yield from page
 
     def catalog(self, tenant: str) -> Catalog:
         """Returns what a tenant has."""

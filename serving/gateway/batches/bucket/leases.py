@@ -195,12 +195,9 @@ class BatchLeases:
         return head.batch
 
     def markers(self) -> Iterator[OpenMarker]:
-        """Yields the open batches, the oldest first."""
-        after = ""
-        while page := self._bucket.store.list_from(names.OPEN, after):
-            after = page[-1].name
-            markers = (names.marker_of(each.name) for each in page)
-            yield from (marker for marker in markers if marker is not None)
+        """Returns the open batches, the oldest first."""
+        markers = (names.marker_of(each.name) for each in self._bucket.objects(names.OPEN))
+        return (marker for marker in markers if marker is not None)
 
     def _candidates(self, markers: Sequence[OpenMarker], now_s: float) -> Iterator[OpenMarker]:
         """Yields batches that may be free: of the tenants with the fewest leases, the oldest.

@@ -1,8 +1,5 @@
 """Deletes from a bucket what has had its time, and what nobody has."""
 
-from collections.abc import Iterator
-
-from serving.artifacts.object_store.store import StoredObject
 from serving.gateway.batches.bucket import names
 from serving.gateway.batches.bucket.bucket import BatchBucket
 from serving.gateway.batches.bucket.catalog import Catalog, SweptCatalog, swept
@@ -33,7 +30,7 @@ class BucketSweeper:
     def sweep(self, now_s: float, batch_lifetime_s: float) -> Swept:
         """Deletes what has had its time; see `BatchStore.sweep`."""
         total = Swept([], [], has_more=False)
-        for stored in self._objects(names.TENANTS):
+        for stored in self._bucket.objects(names.TENANTS):
             done = self._swept(stored.name, now_s, batch_lifetime_s)
             total = Swept(
                 total.file_ids + done.file_ids,
@@ -77,22 +74,16 @@ class BucketSweeper:
         old = [
             each.name
             for folder in (names.CONTENTS, names.BATCHES)
-            for each in self._objects(folder)
+            for each in self._bucket.objects(folder)
             if each.modified_s < now_s - ORPHAN_S
         ]
         named: set[str] = set()
-        for stored in self._objects(names.TENANTS):
+        for stored in self._bucket.objects(names.TENANTS):
             catalog = self._bucket.catalogs.read(stored.name)
             if catalog is not None:
                 named |= {names.content_name(each) for each in catalog.content_ids()}
                 named |= {each.batch_id for each in catalog.batches}
-        markers = (names.marker_of(each.name) for each in self._objects(names.OPEN))
+        markers = (names.marker_of(each.name) for each in self._bucket.objects(names.OPEN))
         named |= {marker.batch_id for marker in markers if marker is not None}
         nobodys = [name for name in old if name not in named and names.batch_of(name) not in named]
         self._bucket.store.delete_all(nobodys)
-
-    def _objects(self, folder: str) -> Iterator[StoredObject]:
-        after = ""
-        while page := self._bucket.store.list_from(folder, after):
-            after = page[-1].name
-            yield from page
