@@ -46,7 +46,9 @@ class Job:
     def command(self) -> list[str]:
         """What is run."""
         left_out = [f"--ignore={path}" for path in self.ignored]
-        return [sys.executable, "-m", "pytest", "-q", "-m", self.markers, *left_out, *self.paths]
+        slowest = ("--durations=20", "--durations-min=10")
+        asked = ["-q", *slowest, "-m", self.markers, *left_out, *self.paths]
+        return [sys.executable, "-m", "pytest", *asked]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from typing import Any
 import httpx
 
 _POLL_S = 0.05
+# An answer of a second here has taken more than a minute beside two other jobs on slow cores: the
+# first one with a grammar also waits for a process that imports vLLM.
+ANSWER_TIMEOUT_S = 300.0
 
 
 class Answers:
@@ -21,13 +24,15 @@ class Answers:
         """`/fleet` at this moment."""
         headers = {"Authorization": f"Bearer {self.api_key}"}
         # Plain HTTP: without `verify` every call would read all root certificates anew.
-        answer = httpx.get(f"{self.base_url}/fleet", headers=headers, timeout=30, verify=False)
+        answer = httpx.get(
+            f"{self.base_url}/fleet", headers=headers, timeout=ANSWER_TIMEOUT_S, verify=False
+        )
         answer.raise_for_status()
         fleet: dict[str, Any] = answer.json()
         return fleet
 
     def wait_fleet(
-        self, is_so: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0
+        self, is_so: Callable[[dict[str, Any]], bool], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
         """Waits until `/fleet` is as wanted; a gateway that is away for a moment is asked again."""
         deadline_s = time.monotonic() + timeout_s
@@ -44,7 +49,7 @@ class Answers:
         self,
         number: int,
         look: Callable[[dict[str, Any]], int | None],
-        timeout_s: float = 120.0,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> dict[str, int]:
         """What `look` makes of `/fleet` at each of so many gateways, by their ids.
 
@@ -61,13 +66,13 @@ class Answers:
         self.wait_fleet(have_answered, timeout_s)
         return seen
 
-    def loads(self, num_gateways: int, timeout_s: float = 120.0) -> dict[str, int]:
+    def loads(self, num_gateways: int, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, int]:
         """Requests in flight of the first model at each gateway; see `at_each_gateway`."""
         return self.at_each_gateway(
             num_gateways, lambda fleet: int(fleet["models"][0]["in_flight"]), timeout_s
         )
 
-    def wait_idle(self, timeout_s: float = 60.0) -> dict[str, Any]:
+    def wait_idle(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Waits until nothing is in flight anywhere."""
         return self.wait_fleet(is_idle, timeout_s)
 

@@ -8,6 +8,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import RunningApplication
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
@@ -29,7 +30,7 @@ WEATHER = {
 @pytest.fixture
 def client(demo_application: RunningApplication) -> Iterator[Anthropic]:
     url = demo_application.base_url
-    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=ANSWER_TIMEOUT_S) as client:
         yield client
 
 

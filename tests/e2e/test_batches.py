@@ -20,6 +20,7 @@ from serving.domain.tokens.paced import LETTERS, paced_tokens
 from tests.artifacts.object_store.servers import BUCKET, client_variables
 from tests.artifacts.object_store.strict_server import strict_server
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import Role, RunningApplication, application_args, paced_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -87,7 +88,7 @@ def application(request: pytest.FixtureRequest) -> Iterator[RunningApplication]:
 @contextlib.contextmanager
 def client_of(application: RunningApplication) -> Iterator[openai.OpenAI]:
     with (
-        httpx.Client(verify=False, timeout=60) as http,
+        httpx.Client(verify=False, timeout=ANSWER_TIMEOUT_S) as http,
         openai.OpenAI(
             base_url=f"{application.base_url}/v1", api_key="none", http_client=http, max_retries=5
         ) as client,

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serving.tpu.multislice import own_environment
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import (
     Role,
     RunningApplication,
@@ -187,7 +188,7 @@ def test_each_worker_is_on_its_host_and_knows_its_slice(application: RunningAppl
                 .remote()
                 for bundle in range(len(nodes))
             ],
-            timeout=60,
+            timeout=ANSWER_TIMEOUT_S,
         )
         slices = sorted({where[node][0] for node in nodes})
         hosts_each = len(nodes) // len(slices)

@@ -7,6 +7,7 @@ import httpx
 import openai
 import pytest
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import RunningApplication
 from .several_models import EXPIRED_KEY, KEYS, LIMITED_KEY, PAGE
 
@@ -131,7 +132,9 @@ def test_prompt_of_one_tenant_is_in_no_cache_of_another(
         body = {"model": "base", "prompt": prompt, "max_tokens": 1, **fields}
         headers = {"Authorization": f"Bearer {key}"}
         url = f"{keyed_application.base_url}/v1/completions"
-        usage = httpx.post(url, json=body, headers=headers, timeout=60).json()["usage"]
+        usage = httpx.post(url, json=body, headers=headers, timeout=ANSWER_TIMEOUT_S).json()[
+            "usage"
+        ]
         return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"] or 0)
 
     assert cached_tokens(KEYS[0]) == 0
@@ -162,12 +165,14 @@ def test_methods_pages_and_description_are_answered_through_the_proxy(
         "adapted", "base", "paced"
     ]  # fmt: skip
     asked = {"model": "paced", "prompt": "a", "max_tokens": 1}
-    one = httpx.post(f"{url}/v1/completions", headers=headers, json=asked, timeout=60)
+    one = httpx.post(f"{url}/v1/completions", headers=headers, json=asked, timeout=ANSWER_TIMEOUT_S)
     for path, operations in described["paths"].items():
         (method,) = operations
         asked_path = path.replace("{model}", "paced")
         asked_path = asked_path.replace("{request_id}", one.headers["x-request-id"])
-        answer = httpx.request(method, url + asked_path, headers=headers, json={}, timeout=60)
+        answer = httpx.request(
+            method, url + asked_path, headers=headers, json={}, timeout=ANSWER_TIMEOUT_S
+        )
         assert answer.status_code not in (404, 405), path
 
 

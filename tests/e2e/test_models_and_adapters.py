@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import RunningApplication
 from .several_models import KEYS
 
@@ -20,7 +21,7 @@ QUESTION = [{"role": "user", "content": "What is Slicewise?"}]
 @pytest.fixture
 def client(keyed_application: RunningApplication) -> Iterator[OpenAI]:
     url = f"{keyed_application.base_url}/v1"
-    with OpenAI(base_url=url, api_key=KEYS[0], max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=url, api_key=KEYS[0], max_retries=0, timeout=ANSWER_TIMEOUT_S) as client:
         yield client
 
 

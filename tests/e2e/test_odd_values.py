@@ -9,6 +9,7 @@ import pytest
 from tests.hostile.cases import MODEL, PRIVATE, paired_cases, some_cases
 from tests.hostile.outcomes import outcomes_of, told
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import Role, RunningApplication, engine_ids
 from .logs import logs_with
 
@@ -54,7 +55,7 @@ def test_request_that_leaves_no_token_to_its_grammar_is_told_so(
     asks = {"prompt": PRIVATE} if "chat" not in route else {"messages": MESSAGES}
     sent = {"model": MODEL, "max_tokens": 8, "stream": is_streamed, **asks, **REGEX}
     sent |= {field: LEAVING_NONE[field], "seed": SEED}
-    answer = httpx.post(demo_application.base_url + route, json=sent, timeout=60)
+    answer = httpx.post(demo_application.base_url + route, json=sent, timeout=ANSWER_TIMEOUT_S)
     # There is no output before it, so the head of a stream was not sent yet.
     assert answer.status_code == 400
     error = answer.json()["error"]

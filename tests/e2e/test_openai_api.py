@@ -13,7 +13,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 
-from .answers import is_idle
+from .answers import ANSWER_TIMEOUT_S, is_idle
 from .application import RunningApplication, engine_ids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
@@ -46,13 +46,13 @@ PERSON = {
 @pytest.fixture
 def client(demo_application: RunningApplication) -> Iterator[OpenAI]:
     url = f"{demo_application.base_url}/v1"
-    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=ANSWER_TIMEOUT_S) as client:
         yield client
 
 
 @pytest.fixture
 def http(demo_application: RunningApplication) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=demo_application.base_url, timeout=60) as http:
+    with httpx.Client(base_url=demo_application.base_url, timeout=ANSWER_TIMEOUT_S) as http:
         yield http
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import (
     Role,
     RunningApplication,
@@ -42,7 +43,7 @@ def application(operated_application: RunningApplication) -> RunningApplication:
 def post(application: RunningApplication, **changes: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {application.api_key}"}
     url = f"{application.base_url}/v1/completions"
-    return httpx.post(url, json=BODY | changes, headers=headers, timeout=30)
+    return httpx.post(url, json=BODY | changes, headers=headers, timeout=ANSWER_TIMEOUT_S)
 
 
 class Caller(threading.Thread):
@@ -113,7 +114,7 @@ def explained(application: RunningApplication, request_id: str) -> subprocess.Co
         env={**os.environ, "SLICEWISE_API_KEY": str(application.api_key)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=ANSWER_TIMEOUT_S,
         check=False,
     )
 

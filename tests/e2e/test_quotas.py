@@ -9,6 +9,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import Role, RunningApplication
 from .conftest import QUOTA_KEY, QUOTA_REQUESTS
 from .test_gateway_kill import own_ports
@@ -23,7 +24,7 @@ RESTART_S = 150.0
 def ask(application: RunningApplication) -> httpx.Response:
     headers = {"Authorization": f"Bearer {QUOTA_KEY}"}
     url = f"{application.base_url}/v1/completions"
-    return httpx.post(url, json=BODY, headers=headers, timeout=30, verify=False)
+    return httpx.post(url, json=BODY, headers=headers, timeout=ANSWER_TIMEOUT_S, verify=False)
 
 
 def wait_known(application: RunningApplication, number: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import RunningApplication
 from .test_resumed_kinds import Ending
 
@@ -80,7 +81,10 @@ def words_of(application: RunningApplication, path: str, body: Mapping[str, Any]
     """What the answer says, or the arguments of the tool that it calls, told as a stream."""
     ending = Ending()
     with httpx.stream(
-        "POST", f"{application.base_url}{path}", json={**body, "stream": True}, timeout=60
+        "POST",
+        f"{application.base_url}{path}",
+        json={**body, "stream": True},
+        timeout=ANSWER_TIMEOUT_S,
     ) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
@@ -92,7 +96,7 @@ def words_of(application: RunningApplication, path: str, body: Mapping[str, Any]
 
 def whole(application: RunningApplication, path: str, body: Mapping[str, Any]) -> str:
     """The same, told at once."""
-    answer = httpx.post(f"{application.base_url}{path}", json=dict(body), timeout=60)
+    answer = httpx.post(f"{application.base_url}{path}", json=dict(body), timeout=ANSWER_TIMEOUT_S)
     assert answer.status_code == 200, answer.text
     told = answer.json()
     if path == "/v1/messages":

@@ -22,6 +22,7 @@ from autoscaling.provisioning.errors import RecordsUnavailableError
 from autoscaling.provisioning.sidecar.directory import DirectoryRoad
 from serving.domain.tokens.paced import LETTERS, paced_tokens
 
+from .answers import ANSWER_TIMEOUT_S
 from .application import (
     RunningApplication,
     application_args,
@@ -157,7 +158,7 @@ def wait_successor(application: RunningApplication, replica_id: str) -> dict[str
 
 def num_resumes(application: RunningApplication, compute_class: str, cause: str) -> int:
     """How many sequences have left engines of this class for this reason, says the gateway."""
-    page = httpx.get(f"{application.base_url}/metrics", timeout=30, verify=False)
+    page = httpx.get(f"{application.base_url}/metrics", timeout=ANSWER_TIMEOUT_S, verify=False)
     labels = {"compute_class": compute_class, "cause": cause}
     return sum(
         int(sample.value)
@@ -327,7 +328,7 @@ def test_stock_out_leaves_the_application_healthy(
         answer = httpx.post(
             f"{application.base_url}/v1/completions",
             json={"model": MODEL, "prompt": "Still there?", "max_tokens": 4},
-            timeout=30,
+            timeout=ANSWER_TIMEOUT_S,
             verify=False,
         )
         assert answer.status_code == 200
