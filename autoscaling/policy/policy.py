@@ -52,6 +52,7 @@ from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_bu
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.targets import PlanInputs, plan_targets
 from autoscaling.records import ModelLoad, Observation, Plan
+from serving.domain.capacity.batch_lines import STEP_SHARE
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import WAITING, SliceState
@@ -305,20 +306,32 @@ class SlicewisePolicy:
     def _batch_capacity(
         self, now_s: float, load: ModelLoad, need: int, busy: float
     ) -> BatchCapacity:
-        """Returns the slices that batch work gets of its own, by when it is due."""
+        """Returns the slices that batch work gets of its own, by when it is due.
+
+        Gateways let batch work make steps as long as `STEP_SHARE` says. That is less than what
+        `busy` slices are planned with, so that others take more of them beside it.
+        """
         due = load.batch_due
         given, taken = due.input_tokens_mean, due.output_tokens_mean
-        cost = self._cost(
+        of_lines = (
             load.input_tokens_mean if given is None else given,
             load.output_tokens_mean if taken is None else taken,
         )
+        tpot_s = self._rules.objectives.tpot_s
+        planned_s, beside_s = tpot_s * self._rules.tpot_margin, tpot_s * STEP_SHARE
+        if beside_s <= self._profile.base_s:
+            beside_s = planned_s
+        of_others = self._forecaster.tokens
+        alone = self._profile.max_requests_per_s(*of_others, planned_s)
+        beside = self._profile.max_requests_per_s(*of_others, beside_s)
+        carries = self._profile.max_requests_per_s(*of_lines, beside_s)
         return self._patience.capacity(
             BatchInputs(
                 now_s=now_s,
                 due=due,
-                requests_per_s=self._factor / cost if cost > 0 else 0.0,
+                requests_per_s=self._factor * carries if math.isfinite(carries) else 0.0,
                 need=need,
-                busy=busy,
+                busy=busy * alone / beside if 0 < beside < math.inf else busy,
                 lead_s=self._leading(now_s)[0].lead_s,
             )
         )

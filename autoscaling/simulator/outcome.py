@@ -14,6 +14,7 @@ import numpy.typing as npt
 from autoscaling.records import Decision, ModelLoad, Plan, SliceView
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.batch_lane import BatchService
 from autoscaling.simulator.world.engines import Answers, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceRun
 from serving.domain.capacity.objectives import Objectives
@@ -113,6 +114,7 @@ class SimulationOutcome:
     seconds: Mapping[tuple[str, SliceState], float]
     lives: tuple[SliceRun, ...]
     timeline: FleetTimeline
+    batches: BatchService
     requests: Requests = field(repr=False)
     answers: Answers = field(repr=False)
 
@@ -205,6 +207,7 @@ def sum_up(
     timeline: FleetTimeline,
     classes: Sequence[ClassSetup],
     objectives: Objectives,
+    batches: BatchService,
 ) -> SimulationOutcome:
     """Sums up a simulated day."""
     held_s = sum(spent_s for (_, state), spent_s in seconds.items() if state in HELD_STATES)
@@ -218,6 +221,7 @@ def sum_up(
         seconds=dict(seconds),
         lives=tuple(lives),
         timeline=timeline,
+        batches=batches,
         requests=requests,
         answers=answers,
     )

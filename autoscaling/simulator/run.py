@@ -6,19 +6,21 @@ scaling rule: the `records.Policy` that is passed in decides everything.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.records import Fleet, ModelLoad, Observation, Policy
 from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
-from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
+from autoscaling.simulator.world.batch_lane import BatchLane
 from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
+from serving.domain.load_report import are_too_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class SimulationSetup:
     The policy is asked every `tick_s`. It gets rates over the last `window_s`, measured
     `measurement_delay_s` ago, and `assumed_tokens` until there are measured ones, all as in
     production. `ready_at_start` are slices that exist and are ready at 0. `drain_s` is how long a
-    slice that goes is still held. After `duration_s` nothing changes about the fleet and nothing is
-    paid; requests on engines then finish.
+    slice that goes is still held. `batches` come beside the requests, in order of submission. After
+    `duration_s` nothing changes about the fleet and nothing is paid; requests on engines then
+    finish.
 
     Raises:
         ValueError: a field is out of range, or two classes have one name.
@@ -48,6 +51,7 @@ class SimulationSetup:
     drain_s: float = 30.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     ready_at_start: Mapping[str, int] = field(default_factory=dict)
+    batches: tuple[SimulatedBatch, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("duration_s", "tick_s", "window_s"):
@@ -78,7 +82,8 @@ def simulate(
         ValueError: a plan has a target for an unknown class.
     """
     requests = setup.requests.until(setup.duration_s)
-    engines = Engines(requests, setup.profile, setup.limits, setup.objectives)
+    engines = Engines(requests, setup.profile, setup.limits, setup.objectives, setup.batches)
+    lane = BatchLane(setup.batches, engines, setup.objectives.tpot_s, setup.tick_s)
     rng = np.random.default_rng(setup.seed)
     fleet = SliceFleet(setup.classes, engines, rng, setup.drain_s)
     for name, count in setup.ready_at_start.items():
@@ -90,9 +95,12 @@ def simulate(
         fleet.advance(now_s)
         traffic = engines.traffic(now_s)
         meter.take(traffic)
+        lane.look(now_s, traffic.work, is_pressed=meter.is_pressed)
         views = fleet.views()
         seen = Fleet(views, fleet.targets, fleet.take_losses())
         load = meter.load(fleet.engines())
+        if load is not None and lane.has_any:
+            load = replace(load, batch_due=lane.due())
         plan = policy.decide(Observation(now_s, load, seen))
         timeline.note(traffic, load, views, plan)
         fleet.apply(plan.targets, plan.drain_order, now_s)
@@ -101,6 +109,7 @@ def simulate(
     fleet.advance(setup.duration_s)
     engines.advance(setup.duration_s)
     fleet.close_books(setup.duration_s)
+    lane.close(setup.duration_s)
     answers = engines.finish()
     return sum_up(
         policy.name,
@@ -111,6 +120,7 @@ def simulate(
         timeline.close(setup.duration_s),
         setup.classes,
         setup.objectives,
+        lane.service(),
     )
 
 
@@ -135,6 +145,13 @@ class SimulatedLoad:
         oldest_s = reading.at_s - self._delay_s - self._window_s
         while len(self._readings) > 1 and self._readings[1].at_s <= oldest_s:
             self._readings.popleft()
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether too many first tokens of the last window were late, as its gateway sees it."""
+        first, last = self._readings[0], self._readings[-1]
+        num_late = last.num_late - first.num_late
+        return are_too_many(num_late, last.num_first_tokens - first.num_first_tokens - num_late)
 
     def load(self, engines: Iterable[tuple[int, str, str, float]] = ()) -> ModelLoad | None:
         """The load as of the latest reading that is not younger than the delay.

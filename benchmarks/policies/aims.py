@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from autoscaling.simulator.policies import SLICEWISE
-from benchmarks.policies.cases import REPORTING, SCALE
-from benchmarks.policies.figures import Table, cost_at, curve
+from benchmarks.policies.batches import WINDOWS_S
+from benchmarks.policies.cases import REPORTING, SCALE, TWO_DAYS
+from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
 from benchmarks.policies.jobs import HEADLINE, HINDSIGHT
 
 _SEED = 1
@@ -18,6 +19,7 @@ def aims(table: Table) -> list[Row]:
         *(_wrong_profile(table, world) for world in ("profile +50 %", "profile -50 %")),
         _equal_service(table),
         _drought(table),
+        *(_batches(table, case, world) for case in TWO_DAYS for world in WINDOWS_S),
         _scale(table),
     ]
 
@@ -66,6 +68,21 @@ def _drought(table: Table) -> Row:
     aim = "`spot-drought`: at most 1.4 of the plan with hindsight"
     over = table.ratios("spot-drought", SLICEWISE, HINDSIGHT)
     return _unknown(aim) if over is None else _row(aim, f"{over.mean:.2f}", is_met=over.mean <= 1.4)
+
+
+def _batches(table: Table, case: str, world: str) -> Row:
+    aim = (
+        f"`{case}`, {world}: at most 20 % of what their tokens cost on spot, requests served as"
+        " before (0.1 points), every line in time"
+    )
+    found = batch_figures(table, case, world)
+    if found is None:
+        return _unknown(aim)
+    return _row(
+        aim,
+        f"{found.added:.0%}, {100 * found.slo_change:+.2f} points, {found.in_time:.2%}",
+        is_met=found.added <= 0.2 and found.slo_change >= -0.001 and found.in_time == 1,
+    )
 
 
 def _scale(table: Table) -> Row:

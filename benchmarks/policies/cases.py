@@ -92,6 +92,11 @@ REPORTING: Mapping[str, RecordedCase] = {
 }
 SHIPPED = ("azure-day", "azure-day-reserved", "azure-code-day", "spot-drought", "llmd-ramp")
 SCALE = "scale-1000"
+# Two days, so that a batch may take one; by the scenario that they are of.
+TWO_DAYS: Mapping[str, str] = {
+    "azure-day-reserved, 48 h": "azure-day-reserved",
+    "spot-drought, 48 h": "spot-drought",
+}
 
 
 def prepared_case(name: str, seed: int, traces: Path | None) -> PreparedRun:
@@ -103,7 +108,10 @@ def prepared_case(name: str, seed: int, traces: Path | None) -> PreparedRun:
     """
     recorded = {**TUNING, **REPORTING}.get(name)
     if recorded is None:
-        return prepare_run(read_scenario(name), seed, price_table(), Replacements())
+        scenario = read_scenario(TWO_DAYS.get(name, name))
+        if name in TWO_DAYS:
+            scenario = scenario.model_copy(update={"duration_s": 2 * DAY_S})
+        return prepare_run(scenario, seed, price_table(), Replacements())
     if traces is None:
         raise ValueError(f"{name} is made from recorded traces; --traces names their folder")
     scenario = recorded_scenario(name, recorded)

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.policies.jobs import Part, in_order, parts
+from benchmarks.policies.jobs import Part, in_order, parts, together
 from benchmarks.policies.records import (
     PolicyRecord,
     PolicyResults,
     append,
     of_commit,
     read_lines,
+    read_results,
     write_results,
 )
 from benchmarks.policies.report import RESULTS, write_report
@@ -24,6 +25,7 @@ from benchmarks.policies.run import Runner
 _SOURCES = (
     *("autoscaling", "loadtest/workload", "serving/domain"),
     *(
+        "benchmarks/policies/batches.py",
         "benchmarks/policies/cases.py",
         "benchmarks/policies/worlds.py",
         "benchmarks/policies/run.py",
@@ -73,11 +75,21 @@ def compare_policies(
         done[job] = record
         print(_told(record), flush=True)
     if done:
-        publish(list(done.values()), commit)
+        stored = read_results(RESULTS) if RESULTS.exists() else None
+        publish(with_stored(list(done.values()), stored), commit)
+
+
+def with_stored(new: Sequence[PolicyRecord], stored: PolicyResults | None) -> list[PolicyRecord]:
+    """Returns the new records, and of those that are stored what none of them is compared with."""
+    kept = () if stored is None else stored.records
+    for jobs in together(parts()):
+        if any(each.job in jobs for each in new):
+            kept = tuple(each for each in kept if each.job not in jobs)
+    return [*new, *kept]
 
 
 def publish(records: Sequence[PolicyRecord], commit: str) -> None:
-    """Writes results and page of these records."""
+    """Writes results and page of these records; `commit` is the one of the last of them."""
     place = {job: number for number, job in enumerate(in_order(parts()))}
     ordered = sorted(records, key=lambda each: place.get(each.job, len(place)))
     results = PolicyResults(

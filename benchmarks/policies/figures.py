@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 from autoscaling.simulator.comparison import SeedSpread
-from autoscaling.simulator.policies import POLICIES
+from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.policies.jobs import LOWER_BOUND, Job
 from benchmarks.policies.records import PolicyRecord
 from benchmarks.policies.worlds import AS_BELIEVED
@@ -53,6 +54,36 @@ class Table:
         values = [figure(each) for each in self.seeds(case, policy).values()]
         known = [value for value in values if value is not None]
         return SeedSpread.of(known) if known and len(known) == len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """What batches of one window did, in pairs with the same seeds without them, on average.
+
+    `added` is the cost that they added as a share of what their tokens cost on spot, `slo_change`
+    what the share of requests within their objectives changed by, `in_time` the share of lines.
+    """
+
+    num_seeds: int
+    added: float
+    slo_change: float
+    in_time: float
+
+
+def batch_figures(table: Table, case: str, world: str) -> BatchFigures | None:
+    """The figures of batches in a case; `None` where there is no pair."""
+    alone, beside = table.seeds(case, SLICEWISE), table.seeds(case, SLICEWISE, world)
+    added, change, in_time = [], [], []
+    for seed in alone.keys() & beside.keys():
+        one, other = alone[seed], beside[seed]
+        if not (one.cost_usd and other.cost_usd and other.lines_spot_usd and other.num_lines):
+            continue
+        added.append((other.cost_usd - one.cost_usd) / other.lines_spot_usd)
+        change.append((other.slo_ratio or 0.0) - (one.slo_ratio or 0.0))
+        in_time.append((other.num_lines_in_time or 0) / other.num_lines)
+    if not added:
+        return None
+    return BatchFigures(len(added), fmean(added), fmean(change), fmean(in_time))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoscaling.simulator.policies import POLICIES, SLICEWISE
-from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING
+from benchmarks.policies.batches import WINDOWS_S
+from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING, TWO_DAYS
 from benchmarks.policies.worlds import AS_BELIEVED, WORLDS
 
 HEADLINE = "azure-day"
@@ -31,10 +32,15 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section of the page, and its runs in order."""
+    """A section of the page, and its runs in order.
+
+    One that `stands_alone` is compared with nothing outside of it: its records may be of another
+    commit than those of the others.
+    """
 
     name: str
     jobs: tuple[Job, ...]
+    stands_alone: bool = False
 
 
 def parts() -> tuple[Part, ...]:
@@ -45,6 +51,7 @@ def parts() -> tuple[Part, ...]:
         Part("curves", tuple(_curves())),
         Part("reporting", tuple(_days(tuple(REPORTING), everyone, range(1, 4)))),
         Part("worlds", tuple(_worlds())),
+        Part("batches", tuple(_batches(range(1, 4))), stands_alone=True),
         Part("shipped", tuple(_days(SHIPPED[1:], everyone, range(1, 4)))),
         Part("tuning", tuple(_days(tuple(TUNING), everyone, range(1, 4)))),
         Part("scale", (Job(SCALE, AS_BELIEVED, SLICEWISE, None, 1),)),
@@ -59,11 +66,25 @@ def in_order(chosen: Sequence[Part]) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.seed, place[part_of[job]]))
 
 
+def together(chosen: Sequence[Part]) -> list[frozenset[Job]]:
+    """The jobs whose records are of one commit: those of each part that stands alone, the rest."""
+    alone = [frozenset(part.jobs) for part in chosen if part.stands_alone]
+    rest = frozenset(job for part in chosen if not part.stands_alone for job in part.jobs)
+    return [rest, *alone]
+
+
 def _days(cases: Sequence[str], names: Sequence[str], seeds: range) -> Iterator[Job]:
     for seed in seeds:
         for case in cases:
             for name in (*names, LOWER_BOUND, HINDSIGHT):
                 yield Job(case, AS_BELIEVED, name, None, seed)
+
+
+def _batches(seeds: range) -> Iterator[Job]:
+    for seed in seeds:
+        for case in TWO_DAYS:
+            for world in (AS_BELIEVED, *WINDOWS_S):
+                yield Job(case, world, SLICEWISE, None, seed)
 
 
 def _curves() -> Iterator[Job]:

@@ -16,7 +16,8 @@ from benchmarks.policies.jobs import Job
 class PolicyRecord(msgspec.Struct, frozen=True):
     """What one run gave. `None` is what a lower bound has not, or no request was served for.
 
-    `later_slo_ratio` is of requests after the first hour. `wall_s` is how long the run took here.
+    `later_slo_ratio` is of requests after the first hour. `num_lines` are those of batches, and
+    `lines_spot_usd` what their tokens cost on spot. `wall_s` is how long the run took here.
     """
 
     case: str
@@ -33,6 +34,9 @@ class PolicyRecord(msgspec.Struct, frozen=True):
     num_requests: int | None = None
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
+    num_lines: int | None = None
+    num_lines_in_time: int | None = None
+    lines_spot_usd: float | None = None
     wall_s: float = 0.0
 
     @property

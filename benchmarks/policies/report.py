@@ -10,9 +10,10 @@ from autoscaling.simulator.comparison import SeedSpread
 from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.measured_part import with_measured
 from benchmarks.policies.aims import aims
-from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING
+from benchmarks.policies.batches import WINDOWS_S
+from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING, TWO_DAYS
 from benchmarks.policies.curves import drawn
-from benchmarks.policies.figures import Table, cost_at, curve
+from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
 from benchmarks.policies.jobs import HEADLINE, HINDSIGHT, IN_WORLDS, LOWER_BOUND, parts
 from benchmarks.policies.records import PolicyRecord, PolicyResults, read_results
 from benchmarks.policies.worlds import AS_BELIEVED, WORLDS
@@ -66,14 +67,22 @@ def _sections(results: PolicyResults) -> Iterator[str]:
     if worlds := list(_worlds(table)):
         heads = ("world", "policy", "USD", "of as believed", "SLO", "after the first hour")
         yield f"### Wrong worlds\n\n`{HEADLINE}`, seed {_CURVE_SEED}.\n\n{_rows(heads, worlds)}"
+    if batches := list(_batches(table)):
+        heads = ("case", "batches", "seeds", "added cost, of spot", "SLO, points", "lines in time")
+        commits = {each.commit for each in results.records if each.case in TWO_DAYS}
+        yield (
+            f"### Batches of a fifth of all tokens\n\nAt {', '.join(sorted(commits))}, in pairs "
+            f"with the same days without them.\n\n{_rows(heads, batches)}"
+        )
     for record in table.seeds(SCALE, SLICEWISE).values():
         yield f"### A thousand slices\n\n{_scale(record)}"
     yield f"### Not run\n\n{_not_run(table)}"
 
 
 def _conditions(results: PolicyResults) -> str:
+    commits = " and ".join(sorted({each.commit for each in results.records}))
     return (
-        f"Simulated on {results.date} at {results.commit}: {len(results.records)} runs. "
+        f"Simulated until {results.date}, at {commits}: {len(results.records)} runs. "
         f"{results.machine}, Python {results.python}. ± is half of the 95 % interval of the "
         "mean over paired seeds (Student's t); without it there was one seed."
     )
@@ -139,6 +148,21 @@ def _worlds(table: Table) -> Iterator[Sequence[str]]:
                 "" if record.slo_ratio is None else f"{record.slo_ratio:.2%}",
                 "" if record.later_slo_ratio is None else f"{record.later_slo_ratio:.2%}",
             )
+
+
+def _batches(table: Table) -> Iterator[Sequence[str]]:
+    for case in TWO_DAYS:
+        for world in WINDOWS_S:
+            found = batch_figures(table, case, world)
+            if found is not None:
+                yield (
+                    f"`{case}`",
+                    world.removeprefix("batches of "),
+                    str(found.num_seeds),
+                    f"{found.added:.0%}",
+                    f"{100 * found.slo_change:+.2f}",
+                    f"{found.in_time:.2%}",
+                )
 
 
 def _scale(record: PolicyRecord) -> str:

@@ -9,6 +9,7 @@ from autoscaling.simulator.comparison import yardsticks_of
 from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.policies import make_policy
 from autoscaling.simulator.run import simulate
+from benchmarks.policies.batches import cost_on_spot
 from benchmarks.policies.cases import prepared_case
 from benchmarks.policies.jobs import HINDSIGHT, LOWER_BOUND, Job
 from benchmarks.policies.records import PolicyRecord
@@ -51,6 +52,7 @@ class Runner:
             num_requests=service.num_requests,
             ttft_p99_s=_finite(service.ttft_s[99]),
             tpot_p99_s=_finite(service.tpot_s[99]),
+            **_of_batches(where, outcome),
         )
 
     def _situation(self, job: Job) -> Situation:
@@ -71,8 +73,18 @@ class Runner:
             commit=self._commit,
             cost_usd=cost_usd,
             wall_s=wall_s,
-            **figures,  # type: ignore[arg-type]  # `num_requests` is whole
+            **figures,  # type: ignore[arg-type]  # counts are whole
         )
+
+
+def _of_batches(where: Situation, outcome: SimulationOutcome) -> dict[str, float]:
+    if not where.setup.batches:
+        return {}
+    return {
+        "num_lines": outcome.batches.num_lines,
+        "num_lines_in_time": outcome.batches.num_in_time,
+        "lines_spot_usd": cost_on_spot(where.run, where.setup.batches),
+    }
 
 
 def slo_after(outcome: SimulationOutcome, from_s: float) -> float | None:

@@ -15,6 +15,7 @@ from autoscaling.simulator.preparation import PreparedRun
 from autoscaling.simulator.run import SimulationSetup
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.slices import ClassSetup, Conditions
+from benchmarks.policies.batches import WINDOWS_S, with_batches
 
 AS_BELIEVED = "as believed"
 # The flood begins so far into the day, and lasts so long.
@@ -34,7 +35,9 @@ class Situation:
 
 
 def situation(run: PreparedRun, world: str) -> Situation:
-    """The run in a world of `WORLDS`."""
+    """The run in a world of `WORLDS`, or with batches of `WINDOWS_S`."""
+    if world in WINDOWS_S:
+        return replace(_as_believed(run), setup=with_batches(setup_of(run), run, WINDOWS_S[world]))
     return WORLDS[world](run)
 
 

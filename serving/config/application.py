@@ -233,10 +233,12 @@ class BatchesConfig(_Section):
     not."""
     batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
     """Batches that one gateway works on."""
-    lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = 64
-    """Lines of one batch that are asked at once; fewer, where others' requests miss their
-    objectives; more, where the batch would not be done in time and lines do not have to wait. All
-    batches of a gateway then have as many as half of `gateway.max_waiting_requests`."""
+    lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = limits.BATCH_LINES_IN_FLIGHT
+    """Lines of one batch that are asked at once, at first. Then, for a model with `objectives`, as
+    many as make the steps of its engines nearly as long as `objectives.tpot_s` allows; for another
+    one more, where the batch would not be done in time and lines do not have to wait. Fewer, where
+    others' requests miss their objectives. All batches of a gateway have at most as many as half of
+    `gateway.max_waiting_requests`."""
     lease_s: Annotated[float, Field(ge=1, le=600)] = 30.0
     """How long a gateway that falls silent keeps its batches; then others go on with them. With
     `store` at least 20 s: a bucket bears few writes."""

@@ -22,6 +22,8 @@ MAX_SEQUENCES = 128
 MAX_INPUTS = 2048
 # A gateway's bytes for the bodies of all its requests, and a client's seconds to send one.
 BODY_BUDGET_BYTES, BODY_TIMEOUT_S = 256 * 1024 * 1024, 60.0
+# Lines of one batch that are asked at once, until more is known.
+BATCH_LINES_IN_FLIGHT = 64
 # How long the head of a stream waits for its first output, and how long a stream is silent after
 # that. Proxies end a connection that is silent, nginx and AWS's load balancers after 60 s.
 HEAD_AFTER_S = COMMENT_EVERY_S = 10.0

@@ -16,6 +16,7 @@ from serving.config.models import ModelConfig
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.plan_store import read_plan_report
 from serving.domain.capacity.batch_due import NOTHING_DUE, due_stats
+from serving.domain.capacity.batch_lines import EnginePace
 from serving.domain.capacity.engine_rates import rate_stats
 from serving.domain.dashboard_messages import GatewaySample
 from serving.domain.limits import STATS_INTERVAL_S
@@ -193,7 +194,7 @@ class GatewayParts:
         if self._config.is_autoscaled:
             self._tasks.append(asyncio.create_task(self._follow_plans()))
         if self._batches is not None:
-            others = OthersWork(self._num_batch_waiting, self._is_pressed)
+            others = OthersWork(self._num_batch_waiting, self._is_pressed, self._line_pace)
             self._batches.start(self.edge.answer_line, self._batch_prices(), others)
             self._tasks.append(asyncio.create_task(self._batches.look_for_due(self._model_of)))
         self._listener.start()
@@ -240,6 +241,12 @@ class GatewayParts:
 
     def _is_pressed(self) -> bool:
         return any(misses_objectives(model.load) for model in self._models.values())
+
+    def _line_pace(self, names: Iterable[str]) -> EnginePace | None:
+        """The pace of the engines that are nearest to what they may take, of several models."""
+        models = {model for name in names if (model := self._model_of(name)) is not None}
+        paces = [pace for name in models if (pace := self._models[name].line_pace()) is not None]
+        return min(paces, key=lambda pace: pace.most_s / pace.step_s, default=None)
 
     def _model_of(self, name: str) -> str | None:
         """The model that answers to a name in a request, its own or an adapter's."""

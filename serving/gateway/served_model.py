@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
+from serving.domain.capacity.batch_lines import STEP_SHARE, EnginePace
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.load_report import LoadSample
 from serving.domain.models.request_fields.service_class import ServiceClass
@@ -38,7 +39,7 @@ from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds
-from serving.gateway.telemetry.engine_work import EngineWork
+from serving.gateway.telemetry.engine_work import EngineSteps, EngineWork, StepPace
 from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, RequestMetrics
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class ServedModel:
         self._versions: dict[str, ModelVersion] = {}
         self._building = asyncio.Lock()
         self._engine_work = EngineWork()
+        self._step_pace = StepPace()
 
     @classmethod
     async def build(cls, config: ModelConfig, gateway: GatewayConfig) -> "ServedModel":
@@ -294,6 +296,25 @@ class ServedModel:
             and stats.is_yours
         )
         return self._engine_work.look(time.monotonic(), engines)
+
+    def line_pace(self) -> EnginePace | None:
+        """Returns the pace that lines of batches keep to; `None`: no objective bounds it.
+
+        It is of all engines, whichever gateway shows them.
+        """
+        objectives = self._config.own_objectives
+        if objectives is None:
+            return None
+        steps = {
+            engine.engine_id: EngineSteps(
+                stats.num_steps,
+                stats.busy_s,
+                len(engine.requests) if engine.room is None else engine.room.num_sequences,
+            )
+            for engine in self.connections
+            if (stats := engine.link.stats.engine_stats) is not None
+        }
+        return self._step_pace.look(time.monotonic(), steps, STEP_SHARE * objectives.tpot_s)
 
     @property
     def metrics(self) -> CollectorRegistry | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from serving.domain.capacity.engine_rates import EngineRate, rate_stats, rates_of_stats
-from serving.gateway.telemetry.engine_work import EngineWork
+from serving.gateway.telemetry.engine_work import EngineSteps, EngineWork, StepPace
 from serving.link.messages import EngineStats
 
 MODEL = "org/m:1"
@@ -63,3 +63,30 @@ def test_rates_come_back_as_they_were() -> None:
     assert rates_of_stats("nobody", stats) == ()
     del stats[f"engine|{MODEL}|spot|a~2|step_s"]
     assert rates_of_stats(MODEL, stats) == rates[1:], "half a report is none"
+
+
+def steps(**engines: tuple[int, float, int]) -> dict[str, EngineSteps]:
+    return {name: EngineSteps(*each) for name, each in engines.items()}
+
+
+def test_pace_is_of_the_steps_since_the_last_look_weighed_by_sequences() -> None:
+    pace = StepPace()
+    assert pace.look(0.0, steps(a=(100, 5.0, 30), b=(100, 5.0, 10)), 0.1) is None
+    seen = pace.look(5.0, steps(a=(200, 9.0, 30), b=(150, 9.0, 10)), 0.1)
+    assert seen is not None
+    # 40 ms with 30 sequences, 80 ms with 10.
+    assert (seen.num_sequences, seen.most_s) == (40, 0.1)
+    assert seen.step_s == pytest.approx(0.05)
+    assert seen.room == 40
+    # Asked again at once it is the same, whatever engines told meanwhile.
+    assert pace.look(6.0, steps(a=(201, 9.9, 30)), 0.1) == seen
+
+
+def test_engine_that_is_new_or_idle_or_has_begun_anew_has_no_part_in_the_pace() -> None:
+    pace = StepPace()
+    pace.look(0.0, steps(a=(100, 5.0, 30), b=(100, 5.0, 10), c=(50, 1.0, 5)), 0.1)
+    later = steps(a=(200, 9.0, 30), b=(3, 0.9, 10), c=(50, 1.0, 5), d=(7, 7.0, 7), e=(9, 9.0, 0))
+    seen = pace.look(5.0, later, 0.1)
+    assert seen is not None
+    assert (seen.num_sequences, seen.step_s) == (30, pytest.approx(0.04))
+    assert pace.look(10.0, later, 0.1) is None

@@ -64,6 +64,23 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedBatch:
+    """A batch that comes at `submitted_s` and may take `window_s`.
+
+    `lines` has their lengths; its arrivals say nothing.
+    """
+
+    submitted_s: float
+    window_s: float
+    lines: Requests
+
+    @property
+    def expires_at_s(self) -> float:
+        """What is not answered by then is not."""
+        return self.submitted_s + self.window_s
+
+
+@dataclass(frozen=True, slots=True)
 class RateProfile:
     """The requests per second over time: straight lines between points, nothing outside of them.
 

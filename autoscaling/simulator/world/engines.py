@@ -4,6 +4,7 @@ Owns the kernel's arrays and the slots of its engines. Does not own when engines
 (`slices`), nor what is asked of them (`arrivals`). Every call first lets happen what is due before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoscaling.simulator.world import kernel
-from autoscaling.simulator.world.arrivals import Requests
+from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
@@ -73,6 +74,16 @@ class EngineSums:
 
 
 @dataclass(frozen=True, slots=True)
+class LineCounts:
+    """The lines of batches: those on engines now, those that have ended, and tokens of these."""
+
+    num_on_engines: int
+    num_finished: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     """The end of each request. Seconds count from its arrival; NaN for what never came.
 
@@ -96,8 +107,9 @@ class Engines:
         profile: CapacityProfile,
         limits: GatewayLimits,
         objectives: Objectives | None = None,
+        batches: Sequence[SimulatedBatch] = (),
     ) -> None:
-        """Nothing is late where there are no `objectives`."""
+        """Nothing is late where there are no `objectives`. Batches are in order of submission."""
         self._ttft_floor_s = profile.ttft_floor_s
         self._law = kernel.StepTimeModel(
             base_s=profile.base_s,
@@ -112,7 +124,8 @@ class Engines:
         if objectives is not None:
             prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
             allowed_s[:] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
-        self._state = _empty(requests, allowed_s, profile.max_num_seqs)
+        self._num_requests = len(requests)
+        self._state = _empty(requests, allowed_s, profile.max_num_seqs, batches)
         self._free = list(range(_FEWEST_SLOTS))[::-1]
 
     def advance(self, until_s: float) -> None:
@@ -148,6 +161,60 @@ class Engines:
             kernel.stop_routing(self._state, slot)
         kernel.move_off(self._state, self._law, slot, now_s, now_s)
         self._free.append(slot)
+
+    def begin_batch(self, batch: int, num_lines: int, now_s: float) -> None:
+        """Opens a batch, the one behind the last one, with so many lines at once."""
+        assert batch == self._state.counts[kernel.BATCHES_KNOWN]
+        self._state.counts[kernel.BATCHES_KNOWN] += 1
+        self.set_lines(batch, num_lines, now_s)
+
+    def set_lines(self, batch: int, num_lines: int, now_s: float) -> None:
+        """Sets how many lines of an open batch may be on engines at once."""
+        self.advance(now_s)
+        self._state.batch_limit[batch] = num_lines
+        kernel.give_lines(self._state, self._law, now_s)
+
+    def end_batch(self, batch: int, now_s: float) -> None:
+        """Gives up what has no engine. Lines that have one go on, as long as it does."""
+        self.set_lines(batch, 0, now_s)
+        state = self._state
+        line = state.batch_back[batch]
+        while line != kernel.NOBODY:
+            state.status[line] = kernel.FAILED
+            line = state.link[line]
+        state.batch_back[batch] = kernel.NOBODY
+        state.status[state.batch_next[batch] : state.batch_end[batch]] = kernel.FAILED
+        state.batch_next[batch] = state.batch_end[batch]
+        counts = state.counts
+        while (first := counts[kernel.BATCHES_OVER]) < counts[kernel.BATCHES_KNOWN]:
+            if state.batch_limit[first]:
+                break
+            counts[kernel.BATCHES_OVER] += 1
+
+    def num_lines_on_engines(self, batch: int) -> int:
+        """The number of a batch's lines that have an engine."""
+        return int(self._state.batch_on_engines[batch])
+
+    def num_lines_left(self, batch: int) -> int:
+        """The number of a batch's lines that have no end yet."""
+        state = self._state
+        num_back = 0
+        line = state.batch_back[batch]
+        while line != kernel.NOBODY:
+            num_back += 1
+            line = state.link[line]
+        num_new = int(state.batch_end[batch] - state.batch_next[batch])
+        return num_new + num_back + self.num_lines_on_engines(batch)
+
+    def lines(self) -> LineCounts:
+        """Returns what there is of lines now."""
+        counts = self._state.counts
+        return LineCounts(
+            int(counts[kernel.LINES_ON_ENGINES]),
+            int(counts[kernel.LINES_FINISHED]),
+            int(counts[kernel.LINES_INPUT_TOKENS]),
+            int(counts[kernel.LINES_OUTPUT_TOKENS]),
+        )
 
     @property
     def num_routable(self) -> int:
@@ -196,26 +263,45 @@ class Engines:
     def finish(self) -> Answers:
         """Lets every request end on the engines there are now, and returns how each ended."""
         self.advance(float("inf"))
-        state = self._state
-        floor_s = np.float32(self._ttft_floor_s)
-        state.stall_s[state.stall_s < 0] = 0
+        self._state.stall_s[self._state.stall_s < 0] = 0
+        return self._answers(slice(0, self._num_requests))
+
+    def line_answers(self) -> Answers:
+        """Returns how lines ended, in order of their batches, once all is finished.
+
+        Seconds count from the submission of their batch.
+        """
+        return self._answers(slice(self._num_requests, None))
+
+    def _answers(self, of: slice) -> Answers:
+        state, floor_s = self._state, np.float32(self._ttft_floor_s)
         return Answers(
-            first_s=state.first_s + floor_s,
-            last_s=state.last_s + floor_s,
-            stall_s=state.stall_s,
-            moves=state.moves,
-            status=state.status,
+            first_s=state.first_s[of] + floor_s,
+            last_s=state.last_s[of] + floor_s,
+            stall_s=state.stall_s[of],
+            moves=state.moves[of],
+            status=state.status[of],
         )
 
 
-def _empty(requests: Requests, allowed_s: kernel.F32, max_num_seqs: int) -> kernel.Kernel:
-    num = len(requests)
+def _empty(
+    requests: Requests,
+    allowed_s: kernel.F32,
+    max_num_seqs: int,
+    batches: Sequence[SimulatedBatch],
+) -> kernel.Kernel:
+    arrival_s, input_tokens, output_tokens = _with_lines(requests, batches)
+    num, num_batches = len(arrival_s), len(batches)
+    sizes = np.array([len(each.lines) for each in batches], np.int32)
+    ends = len(requests) + np.cumsum(sizes, dtype=np.int32)
+    counts = np.zeros(kernel.NUM_COUNTS, np.int64)
+    counts[kernel.LINES_FROM] = len(requests)
     return kernel.Kernel(
-        arrival_s=requests.arrival_s,
+        arrival_s=arrival_s,
         allowed_s=allowed_s,
-        input_tokens=requests.input_tokens,
-        output_tokens=requests.output_tokens,
-        left=requests.output_tokens.copy(),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        left=output_tokens.copy(),
         link=np.full(num, kernel.NOBODY, np.int32),
         first_s=np.full(num, np.nan, np.float32),
         last_s=np.full(num, np.nan, np.float32),
@@ -223,8 +309,30 @@ def _empty(requests: Requests, allowed_s: kernel.F32, max_num_seqs: int) -> kern
         parked_s=np.zeros(num, np.float32),
         moves=np.zeros(num, np.int16),
         status=np.full(num, kernel.PENDING, np.int8),
-        counts=np.zeros(kernel.NUM_COUNTS, np.int64),
+        counts=counts,
+        batch_of=np.repeat(np.arange(num_batches, dtype=np.int32), sizes),
+        batch_next=ends - sizes,
+        batch_end=ends,
+        batch_back=np.full(num_batches, kernel.NOBODY, np.int32),
+        batch_limit=np.zeros(num_batches, np.int32),
+        batch_on_engines=np.zeros(num_batches, np.int32),
         **_slots(0, _FEWEST_SLOTS, max_num_seqs),
+    )
+
+
+def _with_lines(
+    requests: Requests, batches: Sequence[SimulatedBatch]
+) -> tuple[kernel.F64, kernel.I32, kernel.I32]:
+    """Returns arrivals, and tokens in and out, of all requests and then of all lines."""
+    if not batches:
+        return requests.arrival_s, requests.input_tokens, requests.output_tokens
+    submitted_s = [np.full(len(each.lines), each.submitted_s) for each in batches]
+    given = [each.lines.input_tokens for each in batches]
+    taken = [each.lines.output_tokens for each in batches]
+    return (
+        np.concatenate([requests.arrival_s, *submitted_s]),
+        np.concatenate([requests.input_tokens, *given]),
+        np.concatenate([requests.output_tokens, *taken]),
     )
 
 

@@ -14,6 +14,11 @@ order of arrival, up to `max_num_batched_tokens` in all and `max_num_seqs` seque
 computes the last of a prompt gives its first token. Not modelled: the size of the KV cache, and
 prefix caching (give input tokens without what the cache saves).
 
+The lines of batches are requests behind all others. They come when there is room: as many at once
+as their batch may have, each on the engine with the fewest in flight, if that has a place and no
+prompt in line. A line that leaves its engine goes back to its batch. A real gateway has lines leave
+for requests that find no place; here those wait until a sequence ends.
+
 The arrays are the state. Requests are known by their index, engines by their slot, queues are
 linked through `link`, and `NOBODY` ends them.
 """
@@ -48,7 +53,11 @@ IDLE, DECODING, MIXED = 0, 1, 2
 ARRIVED, INPUT_TOKENS, FINISHED, OUTPUT_TOKENS = 0, 1, 2, 3
 ROUTABLE, PARKED, PARKED_HEAD, PARKED_TAIL, ON_ENGINES, MOVES = 4, 5, 6, 7, 8, 9
 FIRST_TOKENS, LATE = 10, 11
-NUM_COUNTS = 12
+# The index of the first line, and batches: those that are over come first, then those that are
+# open. Of lines: those on engines, those that ended, and tokens of these.
+LINES_FROM, BATCHES_OVER, BATCHES_KNOWN = 12, 13, 14
+LINES_ON_ENGINES, LINES_FINISHED, LINES_INPUT_TOKENS, LINES_OUTPUT_TOKENS = 15, 16, 17, 18
+NUM_COUNTS = 19
 
 # An entry of `Kernel.ends` is the step at which a sequence ends, then the request.
 _SHIFT = 32
@@ -84,7 +93,9 @@ class Kernel(NamedTuple):
     `tail` has no prompt computed but `head_done` tokens of the first. `event_heap` holds every slot
     by `event_s`; `route_heap` the first `counts[ROUTABLE]` slots by requests in flight, and
     `route_at` is the place in it or `NOBODY`. `emitted` output tokens and `computed` prompt tokens
-    are sums since it opened, and so is `busy_s`, the time in its finished steps.
+    are sums since it opened, and so is `busy_s`, the time in its finished steps. Per line:
+    `batch_of`. Per batch: the lines from `batch_next` to `batch_end` have not begun, those that
+    came back are linked from `batch_back`, and of `batch_on_engines` there may be `batch_limit`.
     """
 
     arrival_s: F64
@@ -120,13 +131,19 @@ class Kernel(NamedTuple):
     emitted: I64
     computed: I64
     busy_s: F64
+    batch_of: I32
+    batch_next: I32
+    batch_end: I32
+    batch_back: I32
+    batch_limit: I32
+    batch_on_engines: I32
 
 
 @_compiled
 def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
     """Lets everything happen that is due by `until_s`; of equal instants engines come first."""
     counts = k.counts
-    num_requests = k.arrival_s.shape[0]
+    num_requests = counts[LINES_FROM]
     while True:
         slot = k.event_heap[0]
         engine_s = k.event_s[slot]
@@ -145,6 +162,7 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
             k.emitted[slot] += k.event_steps[slot] * k.running[slot]
             k.busy_s[slot] += k.event_steps[slot] * k.step_s[slot]
             _begin_step(k, law, slot, engine_s)
+            give_lines(k, law, engine_s)
         elif expiry_s <= arrival_s:
             _expire_oldest(k, expiry_s)
         else:
@@ -154,6 +172,8 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
                 k.status[arrived] = REFUSED
             else:
                 _dispatch(k, law, arrived, arrival_s)
+                # Another engine may have the fewest now.
+                give_lines(k, law, arrival_s)
 
 
 @_compiled
@@ -176,6 +196,30 @@ def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
     _route_up(k, place)
     while k.counts[PARKED]:
         _dispatch(k, law, _unpark(k), now_s)
+    give_lines(k, law, now_s)
+
+
+@_compiled
+def give_lines(k: Kernel, law: StepTimeModel, now_s: float) -> None:
+    """Gives lines to engines that have room, the batches that are due first first."""
+    for batch in range(k.counts[BATCHES_OVER], k.counts[BATCHES_KNOWN]):
+        while k.batch_on_engines[batch] < k.batch_limit[batch]:
+            if k.counts[ROUTABLE] == 0:
+                return
+            slot = k.route_heap[0]
+            if k.head[slot] != NOBODY or k.in_flight[slot] >= law.max_num_seqs:
+                return
+            line = k.batch_back[batch]
+            if line != NOBODY:
+                k.batch_back[batch] = k.link[line]
+            elif k.batch_next[batch] < k.batch_end[batch]:
+                line = k.batch_next[batch]
+                k.batch_next[batch] += 1
+            else:
+                break
+            k.batch_on_engines[batch] += 1
+            k.counts[LINES_ON_ENGINES] += 1
+            _put(k, law, line, slot, now_s)
 
 
 @_compiled
@@ -234,18 +278,29 @@ def move_off(k: Kernel, law: StepTimeModel, slot: int, now_s: float, until_s: fl
             count += 1
     k.running[slot] = kept
     k.in_flight[slot] = kept
-    k.counts[ON_ENGINES] -= count
-    k.counts[MOVES] += count
     if kept == 0:
         k.mode[slot] = IDLE
         _set_event(k, slot, np.inf)
     elif k.mode[slot] == DECODING:
         k.event_steps[slot] = whole_steps + 1
         _set_event(k, slot, k.anchor_s[slot] + (whole_steps + 1) * k.step_s[slot])
+    # Lines are put back last first, so that the first one goes first again.
     ordered = np.sort(leaving[:count])
-    for request in ordered:
+    first_line = np.searchsorted(ordered, k.counts[LINES_FROM])
+    k.counts[ON_ENGINES] -= first_line
+    k.counts[MOVES] += first_line
+    for place in range(count - 1, first_line - 1, -1):
+        line = ordered[place]
+        batch = k.batch_of[line - k.counts[LINES_FROM]]
+        k.moves[line] += 1
+        k.link[line] = k.batch_back[batch]
+        k.batch_back[batch] = line
+        k.batch_on_engines[batch] -= 1
+        k.counts[LINES_ON_ENGINES] -= 1
+    for request in ordered[:first_line]:
         k.moves[request] += 1
         _dispatch(k, law, request, now_s)
+    give_lines(k, law, now_s)
     return count
 
 
@@ -266,7 +321,13 @@ def _dispatch(k: Kernel, law: StepTimeModel, request: int, now_s: float) -> None
     if k.counts[ROUTABLE] == 0:
         _park(k, request, now_s)
         return
-    slot = k.route_heap[0]
+    k.counts[ON_ENGINES] += 1
+    _put(k, law, request, k.route_heap[0], now_s)
+
+
+@_compiled
+def _put(k: Kernel, law: StepTimeModel, request: int, slot: int, now_s: float) -> None:
+    """Puts a request in line at an engine, the first one of `route_heap`."""
     k.link[request] = NOBODY
     if k.head[slot] == NOBODY:
         k.head[slot] = request
@@ -275,7 +336,6 @@ def _dispatch(k: Kernel, law: StepTimeModel, request: int, now_s: float) -> None
     k.tail[slot] = request
     k.in_flight[slot] += 1
     k.dispatched[slot] += 1
-    k.counts[ON_ENGINES] += 1
     _route_down(k, 0)
     if k.mode[slot] == IDLE:
         _begin_step(k, law, slot, now_s)
@@ -338,8 +398,9 @@ def _note_first_tokens(k: Kernel, first_taken: int, num_taken: int, at_s: float)
         after_s = at_s - k.arrival_s[request]
         if k.left[request] == k.output_tokens[request]:
             k.first_s[request] = after_s
-            k.counts[FIRST_TOKENS] += 1
-            k.counts[LATE] += after_s > k.allowed_s[request]
+            if request < k.counts[LINES_FROM]:
+                k.counts[FIRST_TOKENS] += 1
+                k.counts[LATE] += after_s > k.allowed_s[request]
         else:
             k.stall_s[request] += after_s
         request = k.link[request]
@@ -349,6 +410,7 @@ def _note_first_tokens(k: Kernel, first_taken: int, num_taken: int, at_s: float)
 def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
     running = k.running[slot]
     before = running
+    num_lines = 0
     while running > 0 and (k.ends[slot, 0] >> _SHIFT) <= step:
         request = k.ends[slot, 0] & _MASK
         running -= 1
@@ -357,11 +419,19 @@ def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
         k.left[request] = 0
         k.last_s[request] = now_s - k.arrival_s[request]
         k.status[request] = SERVED
-        k.counts[OUTPUT_TOKENS] += k.output_tokens[request]
+        if request < k.counts[LINES_FROM]:
+            k.counts[OUTPUT_TOKENS] += k.output_tokens[request]
+        else:
+            num_lines += 1
+            k.counts[LINES_INPUT_TOKENS] += k.input_tokens[request]
+            k.counts[LINES_OUTPUT_TOKENS] += k.output_tokens[request]
+            k.batch_on_engines[k.batch_of[request - k.counts[LINES_FROM]]] -= 1
     if running < before:
         k.in_flight[slot] -= before - running
-        k.counts[ON_ENGINES] -= before - running
-        k.counts[FINISHED] += before - running
+        k.counts[ON_ENGINES] -= before - running - num_lines
+        k.counts[FINISHED] += before - running - num_lines
+        k.counts[LINES_ON_ENGINES] -= num_lines
+        k.counts[LINES_FINISHED] += num_lines
         if k.route_at[slot] != NOBODY:
             _route_up(k, k.route_at[slot])
     return int(running)

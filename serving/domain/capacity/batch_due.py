@@ -14,6 +14,8 @@ from itertools import pairwise
 
 _BAR, _DUE = "|", "due"
 _INPUT, _OUTPUT = "input_tokens_mean", "output_tokens_mean"
+# Work that is due by the last moment is late when a line is refused once.
+_EARLIER = 0.05
 # A report stays small however many batches there are.
 MOST_DATES = 8
 
@@ -41,6 +43,11 @@ class BatchDue:
 
 
 NOTHING_DUE = BatchDue()
+
+
+def last_moment_s(created_at_s: float, expires_at_s: float) -> float:
+    """Returns when a batch's lines are to be answered: a little before its window is over."""
+    return expires_at_s - _EARLIER * (expires_at_s - created_at_s)
 
 
 def coalesced(work: Iterable[DueWork], most: int = MOST_DATES) -> tuple[DueWork, ...]:

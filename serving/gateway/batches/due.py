@@ -3,11 +3,8 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from serving.domain.capacity.batch_due import BatchDue, DueWork, coalesced
+from serving.domain.capacity.batch_due import BatchDue, DueWork, coalesced, last_moment_s
 from serving.gateway.batches.records import Batch, BatchStatus, TokenUsage
-
-# Work that is due by the last moment is late when a line is refused once.
-_EARLIER = 0.05
 
 
 def due_by_model(
@@ -45,7 +42,7 @@ def due_by_model(
 
 def due_at_s(batch: Batch) -> float:
     """Returns when a batch's lines are to be answered: a little before its window is over."""
-    return round(batch.expires_at_s - _EARLIER * (batch.expires_at_s - batch.created_at_s))
+    return round(last_moment_s(batch.created_at_s, batch.expires_at_s))
 
 
 def _mean(total: int, count: float) -> float | None:

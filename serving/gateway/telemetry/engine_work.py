@@ -1,15 +1,19 @@
-"""What engines did in the last half minute, from the sums that their hosts tell. Pure."""
+"""What engines did lately, from the sums that their hosts tell. Pure."""
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from serving.domain.capacity.batch_lines import EnginePace
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.gateway.telemetry.request_metrics import WINDOW_S
 from serving.link.messages import EngineStats
 
 # Sums that are closer together than this tell no rate: they are up to a second old.
 _LEAST_S = 0.8 * WINDOW_S
+# Steps are looked at over so long: hosts tell their sums every second.
+_STEPS_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +77,46 @@ class EngineWork:
                 )
         self._sums = kept
         return rates
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSteps:
+    """The steps that one engine has made, the time in them, and the sequences that it has now."""
+
+    num_steps: int
+    busy_s: float
+    num_sequences: int
+
+
+class StepPace:
+    """How long the steps of a model's engines took in the last seconds."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, EngineSteps] = {}
+        self._looked_s = -math.inf
+        self._seen: tuple[float, float] | None = None  # sequences, and the length of their steps
+
+    def look(
+        self, now_s: float, engines: Mapping[str, EngineSteps], most_s: float
+    ) -> EnginePace | None:
+        """Returns the pace of these engines, by id, whose steps are to take `most_s` at most.
+
+        The steps of an engine count by its sequences. `None` before the second look, and where no
+        engine made a step. What is known is of some seconds ago, if it is asked for sooner again.
+        """
+        if now_s - self._looked_s >= _STEPS_S:
+            self._seen = self._between(engines)
+            self._looked_s, self._before = now_s, dict(engines)
+        return None if self._seen is None else EnginePace(*self._seen, most_s)
+
+    def _between(self, engines: Mapping[str, EngineSteps]) -> tuple[float, float] | None:
+        num_all = 0
+        weighed_s = 0.0
+        for engine_id, now in engines.items():
+            before = self._before.get(engine_id)
+            if before is None or now.num_steps <= before.num_steps or not now.num_sequences:
+                continue
+            step_s = (now.busy_s - before.busy_s) / (now.num_steps - before.num_steps)
+            num_all += now.num_sequences
+            weighed_s += now.num_sequences * step_s
+        return (float(num_all), weighed_s / num_all) if weighed_s > 0 else None

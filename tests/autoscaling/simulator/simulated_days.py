@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.run import SimulationSetup, simulate
@@ -96,3 +98,13 @@ def run_day(
         "limits": GatewayLimits(max_waiting_requests=1_000_000),
     }
     return simulate(SimulationSetup(**(fields | changes)), policy)  # type: ignore[arg-type]
+
+
+def varied(num: int, rate: float, seed: int) -> Requests:
+    """Poisson arrivals with lengths that differ much."""
+    rng = np.random.default_rng(seed)
+    return Requests(
+        np.cumsum(rng.exponential(1 / rate, num)),
+        np.ceil(rng.lognormal(5.5, 1.2, num)).astype(np.int32),
+        np.ceil(rng.lognormal(3.0, 1.2, num)).astype(np.int32),
+    )

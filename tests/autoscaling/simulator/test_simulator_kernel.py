@@ -1,12 +1,9 @@
 """The leaping engines against a simulation step by step, and against the closed form."""
 
-import heapq
-from collections import deque
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
-from simulated_days import profile, steady
+from simulated_days import profile, steady, varied
+from step_by_step import StepByStep
 
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
@@ -16,92 +13,11 @@ from serving.domain.capacity.slice_profile import CapacityProfile
 FOREVER = GatewayLimits(request_deadline_s=1e6, max_waiting_requests=1_000_000)
 
 
-@dataclass
-class StepEngine:
-    """One engine, every step of it."""
-
-    law: CapacityProfile
-    queue: deque[list[int]] = field(default_factory=deque)  # request, prompt tokens left
-    running: dict[int, int] = field(default_factory=dict)  # request to tokens left
-    step_end_s: float = np.inf
-    in_flight: int = 0
-    dispatched: int = 0
-
-    def begin_step(self, now_s: float, output_tokens: np.ndarray) -> None:
-        budget = self.law.max_num_batched_tokens - len(self.running)
-        prompt_tokens = 0
-        while self.queue and budget > 0 and len(self.running) < self.law.max_num_seqs:
-            first = self.queue[0]
-            chunk = min(first[1], budget)
-            first[1] -= chunk
-            budget -= chunk
-            prompt_tokens += chunk
-            if first[1] > 0:
-                break
-            self.running[first[0]] = int(output_tokens[first[0]])
-            self.queue.popleft()
-        length_s = self.law.base_s + self.law.per_sequence_s * len(self.running)
-        length_s += self.law.per_prompt_token_s * prompt_tokens
-        is_busy = self.running or prompt_tokens
-        self.step_end_s = now_s + length_s if is_busy else np.inf
-
-
-def step_by_step(
-    requests: Requests, law: CapacityProfile, num_engines: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """First and last token of each request, in seconds since the start."""
-    engines = [StepEngine(law) for _ in range(num_engines)]
-    first_s, last_s = np.full(len(requests), np.nan), np.full(len(requests), np.nan)
-    ends = [(np.inf, place) for place in range(num_engines)]
-    arrived = 0
-    while True:
-        arrival_s = requests.arrival_s[arrived] if arrived < len(requests) else np.inf
-        end_s, place = ends[0]
-        if min(end_s, arrival_s) == np.inf:
-            return first_s, last_s
-        if end_s <= arrival_s:
-            heapq.heappop(ends)
-            engine = engines[place]
-            for request in list(engine.running):
-                if engine.running[request] == requests.output_tokens[request]:
-                    first_s[request] = end_s
-                engine.running[request] -= 1
-                if engine.running[request] == 0:
-                    del engine.running[request]
-                    engine.in_flight -= 1
-                    last_s[request] = end_s
-            engine.begin_step(end_s, requests.output_tokens)
-            heapq.heappush(ends, (engine.step_end_s, place))
-            continue
-        place = min(
-            range(num_engines), key=lambda n: (engines[n].in_flight, engines[n].dispatched, n)
-        )
-        engine = engines[place]
-        engine.queue.append([arrived, int(requests.input_tokens[arrived])])
-        engine.in_flight += 1
-        engine.dispatched += 1
-        arrived += 1
-        if engine.step_end_s == np.inf:
-            engine.begin_step(arrival_s, requests.output_tokens)
-            ends.remove((np.inf, place))
-            heapq.heapify(ends)
-            heapq.heappush(ends, (engine.step_end_s, place))
-
-
 def run_engines(requests: Requests, law: CapacityProfile, num_engines: int) -> Answers:
     engines = Engines(requests, law, FOREVER)
     for _ in range(num_engines):
         engines.open(0.0)
     return engines.finish()
-
-
-def varied(num: int, rate: float, seed: int) -> Requests:
-    rng = np.random.default_rng(seed)
-    return Requests(
-        np.cumsum(rng.exponential(1 / rate, num)),
-        np.ceil(rng.lognormal(5.5, 1.2, num)).astype(np.int32),
-        np.ceil(rng.lognormal(3.0, 1.2, num)).astype(np.int32),
-    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +35,7 @@ def test_engines_give_every_token_when_a_simulation_step_by_step_does(
 ) -> None:
     law = profile(**changes)
     requests = varied(400, rate, seed=7)
-    first_s, last_s = step_by_step(requests, law, num_engines)
+    first_s, last_s = StepByStep(requests, law, num_engines).run()
     answers = run_engines(requests, law, num_engines)
     assert np.all(answers.status == kernel.SERVED)
     # Leaps multiply where steps add, and results are kept in single precision.

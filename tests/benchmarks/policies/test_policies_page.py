@@ -5,10 +5,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.policies.command import chosen_parts
+from benchmarks.policies.aims import aims
+from benchmarks.policies.command import chosen_parts, with_stored
 from benchmarks.policies.curves import drawn
-from benchmarks.policies.figures import CurvePoint, Table, cost_at
-from benchmarks.policies.jobs import HEADLINE, HINDSIGHT, LOWER_BOUND, Job, in_order, parts
+from benchmarks.policies.figures import CurvePoint, Table, batch_figures, cost_at
+from benchmarks.policies.jobs import (
+    HEADLINE,
+    HINDSIGHT,
+    LOWER_BOUND,
+    Job,
+    in_order,
+    parts,
+    together,
+)
 from benchmarks.policies.records import (
     PolicyRecord,
     PolicyResults,
@@ -42,15 +51,51 @@ def test_page_is_what_the_stored_results_say() -> None:
     assert updated(page, read_results(RESULTS)) == page
 
 
-def test_results_are_of_one_commit_and_of_jobs_that_there_are() -> None:
+def test_what_is_compared_is_of_one_commit_and_of_jobs_that_there_are() -> None:
     stored = read_results(RESULTS)
     known = set(in_order(parts()))
 
     assert stored.records
+    assert stored.commit in {each.commit for each in stored.records}
+    for jobs in together(parts()):
+        assert len({each.commit for each in stored.records if each.job in jobs}) <= 1
     for each in stored.records:
-        assert each.commit == stored.commit
         assert "dirty" not in each.commit
         assert each.job in known
+
+
+def test_new_records_take_the_place_of_what_they_are_compared_with_and_of_nothing_else() -> None:
+    day, batch = (next(iter(each)) for each in together(parts()))
+
+    def of(job: Job, commit: str) -> PolicyRecord:
+        return PolicyRecord(*job, commit=commit, cost_usd=1.0)
+
+    stored = results(of(day, "old"), of(batch, "older"))
+    assert with_stored([of(batch, "new")], stored) == [of(batch, "new"), of(day, "old")]
+    assert with_stored([of(day, "new")], stored) == [of(day, "new"), of(batch, "older")]
+    assert with_stored([of(day, "new")], None) == [of(day, "new")]
+
+
+def test_batches_are_told_in_pairs_with_the_same_days_without_them() -> None:
+    case, world = "spot-drought, 48 h", "batches of 4 h"
+    lines = {"num_lines": 1000, "num_lines_in_time": 990, "lines_spot_usd": 50.0}
+    table = Table(
+        [
+            record("slicewise", 1, 100.0, case=case, slo_ratio=0.995),
+            record("slicewise", 2, 200.0, case=case, slo_ratio=0.995),
+            record("slicewise", 1, 105.0, case=case, world=world, slo_ratio=0.994, **lines),
+            record("slicewise", 2, 215.0, case=case, world=world, slo_ratio=0.995, **lines),
+            record("slicewise", 3, 999.0, case=case, world=world, **lines),
+        ]
+    )
+    found = batch_figures(table, case, world)
+    assert found is not None
+    assert (found.num_seeds, found.in_time) == (2, 0.99)
+    assert found.added == pytest.approx(0.2)
+    assert found.slo_change == pytest.approx(-0.0005)
+    assert batch_figures(table, case, "batches of 1 h") is None
+    row = next(each for each in aims(table) if each[0].startswith(f"`{case}`, {world}"))
+    assert row[1:] == ("20%, -0.05 points, 99.00%", "no")
 
 
 def test_costs_are_set_against_the_same_seed_of_another() -> None:

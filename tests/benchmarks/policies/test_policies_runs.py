@@ -11,6 +11,7 @@ from autoscaling.simulator.comparison import simulate_policy
 from autoscaling.simulator.preparation import PreparedRun, Replacements, prepare_run
 from autoscaling.simulator.scenario import Scenario, read_scenario
 from autoscaling.simulator.world.arrivals import Requests
+from benchmarks.policies.batches import batches_of, cost_on_spot
 from benchmarks.policies.cases import REPORTING, TUNING, hour_of, prepared_case, recorded_scenario
 from benchmarks.policies.jobs import HINDSIGHT, LOWER_BOUND, Job
 from benchmarks.policies.run import Runner, slo_after
@@ -20,6 +21,36 @@ from benchmarks.policies.worlds import AS_BELIEVED, WORLDS, doubled, situation, 
 @pytest.fixture(scope="module")
 def ramp() -> PreparedRun:
     return prepare_run(read_scenario("llmd-ramp"), 1, price_table(), Replacements())
+
+
+def test_batches_are_a_fifth_of_all_tokens_and_one_follows_the_other(ramp: PreparedRun) -> None:
+    batches = batches_of(ramp, 600.0)
+
+    duration_s = ramp.scenario.duration_s
+    # A window that would be cut short is left out.
+    assert [each.submitted_s for each in batches] == [600.0 * n for n in range(len(batches))]
+    assert duration_s - 600.0 < 600.0 * len(batches) <= duration_s
+    of_lines = sum(each.lines.output_tokens.sum() for each in batches)
+    whole_s = 600.0 * len(batches)
+    of_requests = ramp.requests.output_tokens.sum() * whole_s / duration_s
+    assert of_lines / (of_lines + of_requests) == pytest.approx(0.2, abs=0.01)
+
+
+def test_tokens_of_batches_cost_the_time_of_spot_slices_that_they_take() -> None:
+    run = prepared_case("spot-drought", 1, None)
+    (one,) = batches_of(run, 12 * 3600.0)
+    # A quarter of the work of 8 slices, for twelve hours; lengths are drawn.
+    spot = min(each.price for each in run.terms if each.is_revocable)
+    assert cost_on_spot(run, (one,)) == pytest.approx(
+        0.25 * run.offered.mean_slices * 12 * spot, rel=0.03
+    )
+
+
+def test_case_of_two_days_is_the_scenario_for_twice_the_time() -> None:
+    run = prepared_case("spot-drought, 48 h", 1, None)
+
+    assert run.scenario.duration_s == 172_800.0
+    assert run.requests.arrival_s[-1] > 172_000.0
 
 
 def evenly(num: int, duration_s: float) -> Requests:

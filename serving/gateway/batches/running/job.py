@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Protocol
 
+from serving.domain.capacity.batch_lines import LineRoom, LinesLeft, LineTuner
 from serving.gateway.batches.answers import LineReply, answer_of, unanswered
 from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.due import due_at_s
@@ -38,12 +39,7 @@ from serving.gateway.batches.records import (
     validated,
 )
 from serving.gateway.batches.running.answer_writer import AnswerWriter
-from serving.gateway.batches.running.line_workers import (
-    LineRoom,
-    LinesLeft,
-    LineTuner,
-    LineWorkers,
-)
+from serving.gateway.batches.running.line_workers import LineWorkers
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
 # Refusals that pass: the model's line is full, a quota is used up, no engine is there.
@@ -308,7 +304,8 @@ class BatchJob:
             num_left = batch.num_total - batch.num_answered
             left = LinesLeft(num_left, due_at_s(batch) - now_s, workers.line_s)
             is_refused = self._counts.num_refused > num_refused
-            workers.want(tuner.lines(now_s, workers.num_wanted, left, is_refused=is_refused))
+            names = batch.lines_by_model
+            workers.want(tuner.lines(now_s, workers.num_wanted, left, names, is_refused=is_refused))
 
     async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
         num_refusals = num_faults = 0

@@ -6,15 +6,15 @@ Owns how many at once, and when to look for more. Does not own what a job does (
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from serving.domain.capacity.batch_lines import EnginePace, LineRoom
 from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCaller, LineCounts
-from serving.gateway.batches.running.line_workers import LineRoom
 from serving.gateway.batches.store import BatchStore, LeaseLostError
 
 logger = logging.getLogger(__name__)
@@ -33,10 +33,13 @@ class OthersWork:
 
     `num_batch_waiting` requests of batches have no engine. `is_pressed` says that interactive and
     standard requests of the last half minute missed their objectives more often than they may.
+    `pace` is that of the engines of the models that requests name so, the least of several; `None`
+    while it is not known, or none has an objective for it.
     """
 
     num_batch_waiting: Callable[[], float] = lambda: math.inf
     is_pressed: Callable[[], bool] = lambda: False
+    pace: Callable[[Iterable[str]], EnginePace | None] = lambda _names: None
 
 
 NO_OTHERS = OthersWork()
@@ -94,6 +97,8 @@ class BatchRunner:
             most=lambda: max_lines // max(1, len(self._jobs)),
             has_room=lambda: others.num_batch_waiting() <= few,
             is_pressed=others.is_pressed,
+            pace=others.pace,
+            num_batches=lambda: len(self._jobs),
         )
         self._jobs: dict[asyncio.Task[None], BatchLease] = {}
         self._is_woken = asyncio.Event()

@@ -1,0 +1,125 @@
+"""Engines simulated step by step, every step an event: what the leaping kernel is held to."""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autoscaling.simulator.world.arrivals import Requests
+from serving.domain.capacity.slice_profile import CapacityProfile
+
+NO_LINES = Requests(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+
+@dataclass
+class StepEngine:
+    """One engine, every step of it."""
+
+    law: CapacityProfile
+    queue: deque[list[int]] = field(default_factory=deque)  # request, prompt tokens left
+    running: dict[int, int] = field(default_factory=dict)  # request to tokens left
+    step_end_s: float = np.inf
+    in_flight: int = 0
+    dispatched: int = 0
+
+    def begin_step(self, now_s: float, output_tokens: np.ndarray) -> None:
+        budget = self.law.max_num_batched_tokens - len(self.running)
+        prompt_tokens = 0
+        while self.queue and budget > 0 and len(self.running) < self.law.max_num_seqs:
+            first = self.queue[0]
+            chunk = min(first[1], budget)
+            first[1] -= chunk
+            budget -= chunk
+            prompt_tokens += chunk
+            if first[1] > 0:
+                break
+            self.running[first[0]] = int(output_tokens[first[0]])
+            self.queue.popleft()
+        length_s = self.law.base_s + self.law.per_sequence_s * len(self.running)
+        length_s += self.law.per_prompt_token_s * prompt_tokens
+        is_busy = self.running or prompt_tokens
+        self.step_end_s = now_s + length_s if is_busy else np.inf
+
+
+class StepByStep:
+    """Engines, requests and lines of one batch, of which so many are on engines at once."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        law: CapacityProfile,
+        num_engines: int,
+        lines: Requests = NO_LINES,
+        num_at_once: int = 0,
+    ) -> None:
+        self.requests = requests
+        self.input_tokens = np.concatenate([requests.input_tokens, lines.input_tokens])
+        self.output_tokens = np.concatenate([requests.output_tokens, lines.output_tokens])
+        self.law, self.num_at_once = law, num_at_once
+        self.engines = [StepEngine(law) for _ in range(num_engines)]
+        self.ends = [(np.inf, place) for place in range(num_engines)]
+        self.next_line = len(requests)
+        self.num_lines = 0
+        self.first_s = np.full(len(self.output_tokens), np.nan)
+        self.last_s = self.first_s.copy()
+
+    def run(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and last token of each request, then of each line, in seconds since the start."""
+        arrived = 0
+        self._give_lines(0.0)
+        while True:
+            is_any = arrived < len(self.requests)
+            arrival_s = self.requests.arrival_s[arrived] if is_any else np.inf
+            end_s, place = self.ends[0]
+            if min(end_s, arrival_s) == np.inf:
+                return self.first_s, self.last_s
+            if end_s <= arrival_s:
+                heapq.heappop(self.ends)
+                self._end_step(place, end_s)
+                heapq.heappush(self.ends, (self.engines[place].step_end_s, place))
+                self._give_lines(end_s)
+                continue
+            self._put(arrived, self._least_used(), arrival_s)
+            arrived += 1
+            self._give_lines(arrival_s)
+
+    def _end_step(self, place: int, end_s: float) -> None:
+        engine = self.engines[place]
+        for request in list(engine.running):
+            if engine.running[request] == self.output_tokens[request]:
+                self.first_s[request] = end_s
+            engine.running[request] -= 1
+            if engine.running[request] == 0:
+                del engine.running[request]
+                engine.in_flight -= 1
+                self.num_lines -= request >= len(self.requests)
+                self.last_s[request] = end_s
+        engine.begin_step(end_s, self.output_tokens)
+
+    def _least_used(self) -> int:
+        engines = self.engines
+        return min(
+            range(len(engines)), key=lambda n: (engines[n].in_flight, engines[n].dispatched, n)
+        )
+
+    def _give_lines(self, now_s: float) -> None:
+        while self.num_lines < self.num_at_once and self.next_line < len(self.output_tokens):
+            place = self._least_used()
+            engine = self.engines[place]
+            if engine.queue or engine.in_flight >= self.law.max_num_seqs:
+                return
+            self._put(self.next_line, place, now_s)
+            self.next_line += 1
+            self.num_lines += 1
+
+    def _put(self, request: int, place: int, now_s: float) -> None:
+        engine = self.engines[place]
+        engine.queue.append([request, int(self.input_tokens[request])])
+        engine.in_flight += 1
+        engine.dispatched += 1
+        if engine.step_end_s == np.inf:
+            engine.begin_step(now_s, self.output_tokens)
+            self.ends.remove((np.inf, place))
+            heapq.heapify(self.ends)
+            heapq.heappush(self.ends, (engine.step_end_s, place))
