@@ -122,8 +122,8 @@ def metrics_of_one_answer() -> RequestMetrics:
     finally:
         REQUEST_CONTEXT.reset(token)
     dispatched(request, "spot", 11.0)
-    step(telemetry, 12.0, (request, 1))
     request.found_cached(4, 12.0)
+    step(telemetry, 12.0, (request, 1))
     context.written(12.25)
     step(telemetry, 13.0, (request, 1))
     step(telemetry, 15.0, (request, 1))
@@ -182,6 +182,24 @@ def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -
     assert value(samples, "slicewise_input_tokens_total", **SPOT, tenant="default") == 7
     assert value(samples, "slicewise_input_tokens_total", **ON_DEMAND, tenant="default") == 0
     assert sum_and_count(samples, "slicewise_queue_time_seconds", **ON_DEMAND) == (0.0, 0)
+
+
+def test_cached_tokens_are_those_of_the_engine_that_gave_the_first_token() -> None:
+    telemetry = ModelTelemetry("chat", 0.0)
+    request = telemetry.arrived("r", 700, 0.0)
+    dispatched(request, "spot", 0.0)
+    request.moved("slow", "the test says so", 1.0)  # before it had a token there
+    dispatched(request, "on-demand", 1.0)
+    request.found_cached(512, 2.0)
+    step(telemetry, 2.0, (request, 3))
+    request.moved("lost", "the test says so", 3.0)
+    dispatched(request, "spot", 3.0)
+    request.found_cached(702, 4.0)  # of the prompt and what was emitted
+    step(telemetry, 4.0, (request, 1))
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
+    name = "slicewise_cached_input_tokens_total"
+    assert value(samples, name, **ON_DEMAND, tenant="default") == 512
+    assert value(samples, name, **SPOT, tenant="default") == 0
 
 
 def test_sequence_without_an_engine_has_an_outcome_and_no_class() -> None:

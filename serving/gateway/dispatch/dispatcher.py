@@ -405,7 +405,7 @@ class Dispatcher:
                 output.request_id = request.request_id
             if output.num_cached is not None:
                 request.telemetry.found_cached(output.num_cached, now_s)
-                if not request.attempt:
+                if not request.num_emitted_at_dispatch:
                     request.num_cached = output.num_cached
             emitted.append((request.telemetry, output))
             if output.finish is not None:

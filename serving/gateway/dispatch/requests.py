@@ -84,7 +84,7 @@ class InFlightRequest:
     num_taken_back: int = 0  # how often it has left an engine that was late to begin it
     waiting_since_s: float | None = None
     is_isolated: bool = False
-    num_cached: int = 0  # tokens of the prompt that its first engine found in its cache
+    num_cached: int = 0  # tokens of the prompt that were in the cache of its first token's engine
     charged: float | None = None  # work that its tenant was charged for it; `None` before its turn
     # The fields that forbid tokens besides the request's grammar; empty if it has no grammar.
     forbidding_fields: Sequence[str] = ()

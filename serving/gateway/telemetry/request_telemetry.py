@@ -362,11 +362,11 @@ class RequestTelemetry:
     def found_cached(self, num_tokens: int, now_s: float) -> None:
         """Counts tokens of the prompt that were in the engine's prefix cache.
 
-        After a move they are not counted: the engine counts what was emitted before as prompt, and
-        may find it.
+        Told before the tokens that came with it. Where others came before those they are not
+        counted: an engine counts as prompt what another one has emitted, and may find it.
         """
         self._tell("found_cached", now_s, tokens=num_tokens)
-        if not self.num_moves:
+        if not self.num_tokens:
             self._load.found_cached(now_s, num_tokens)
             self.tokens.cached_tokens += num_tokens
             if self.choice is not None and self.choice.expected_cached is not None:
